@@ -39,6 +39,12 @@ class GenerationRequest:
     timings: bool = False  # the response includes timings
     include_usage: bool = False  # a stream has the usage in a last chunk
     continuous_usage: bool = False  # a stream has the usage in every chunk
+    return_ids: bool = False  # the response has token ids
+    tokens_as_ids: bool = False  # log-probabilities name tokens by id
+    prompt_logprobs: int | None = None  # the response has those of the prompt, and of this many of the likeliest tokens
+    includes_stop: bool = False  # a choice ends with the stop string that ended it
+    shows_specials: bool = False  # text shows special tokens
+    hides_reasoning: bool = False
     model: str = ""
     cache_salt: str = ""  # this and the next two: see shared.messages.Submit
     deadline_ms: int = 0
@@ -54,6 +60,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int | None = None  # of the completion's; None where nobody counts them
 
     @property
     def total_tokens(self) -> int:
@@ -67,6 +74,7 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0  # of a prompt's token among all tokens, from 1 on
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -86,6 +94,7 @@ class Delta(msgspec.Struct, gc=False):
     timings: Timings | None = None  # set together with `finish`
     seed: int | None = None
     vector: bytes = b""  # packed float32; set together with `finish` if the request asks for vectors
+    prompt_logprobs: list[TokenLogprob] | None = None  # set together with `finish`; NaN for the first token
 
     @property
     def text(self) -> str:

@@ -5,6 +5,8 @@ into `ChatMessage`s.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -16,7 +18,7 @@ from frontend.errors import BadRequest, Unprocessable
 from frontend.output_parser.formats import ModelFormat, Reasoning
 from frontend.output_parser.tool_choice import Function
 from frontend.output_parser.tool_prompt import instructions
-from frontend.text.chat_template import TemplateError
+from frontend.text.chat_template import ChatTemplate, TemplateError
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
@@ -69,6 +71,43 @@ def checked_messages(
 
 
 # the prompt
+
+
+def with_template(context: ModelContext, source: str | None) -> ModelContext:
+    """Returns the context of a request that brings the chat template `source`. The model's output keeps its format.
+
+    Raises Unprocessable if the server does not trust templates of requests.
+    """
+    if source is None:
+        return context
+    if not context.trusts_templates:
+        raise Unprocessable(
+            "`chat_template`: the server renders templates of requests only with --trust-request-chat-template",
+            param="chat_template", code="unsupported_field",
+        )  # fmt: skip
+    shown = ModelFormat.of({"default": source})
+    style = replace(
+        context.style, shows_tools=shown.shows_tools, has_enable_thinking=shown.has_enable_thinking,
+        has_reasoning_effort=shown.has_reasoning_effort,
+    )  # fmt: skip
+    template = _compiled(source, tuple(context.tokenizer.named_tokens.items()))
+    return replace(context, template=template, style=style)
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str, specials: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    return ChatTemplate({"default": source}, dict(specials))
+
+
+def document_arguments(documents: list[dict[str, Any]] | None, context: ModelContext) -> dict[str, Any]:
+    """Returns the template's variable for documents. Raises Unprocessable if the template does not show any."""
+    if not documents:
+        return {}
+    if not context.template.mentions("documents"):
+        raise Unprocessable(
+            "`documents`: this model's chat template has no place for them", param="documents", code="unsupported_field"
+        )
+    return {"documents": documents}
 
 
 class Prompt(NamedTuple):

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any, Self
 
@@ -31,7 +32,7 @@ AsyncDeltas = AsyncIterator[list[Delta]]  # each list has all that arrived since
 
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
-    "min_tokens", "stop_token_ids", "ignore_eos", "logit_bias",
+    "min_tokens", "stop_token_ids", "ignore_eos", "logit_bias", "allowed_token_ids", "bad_words",
 )  # fmt: skip
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what a checkpoint may recommend
 
@@ -50,6 +51,7 @@ class ModelContext:
     recommended: Mapping[str, Any] = field(default_factory=dict)  # defaults of sampling fields, by the model's authors
     task: Task = GENERATE
     hidden_size: int = 0  # dimensions of an embedding; 0 before a worker has reported it
+    trusts_templates: bool = False  # a request may bring its own chat template
 
     @classmethod
     def of(cls, name: str, tokenizer: Tokenizer, config: FrontendConfig) -> Self:
@@ -60,6 +62,7 @@ class ModelContext:
             ModelFormat.of(tokenizer.templates, config.tool_format, config.reasoning_format),
             recommended(tokenizer.generation) if config.sampling_defaults == "model" else {},
             tokenizer.task,
+            trusts_templates=config.trust_request_chat_template,
         )  # fmt: skip
 
     @property
@@ -90,6 +93,10 @@ class ResponseContext:
     @property
     def id(self) -> str:
         return f"{self.prefix}-{self.nonce}"
+
+    def token_text(self, id: int) -> str:
+        """Returns how log-probabilities name a token."""
+        return f"token_id:{id}" if self.request.tokens_as_ids else self.tokenizer.token_text(id)
 
 
 def check_model(name: str | None, context: ModelContext) -> None:
@@ -138,10 +145,41 @@ def _for_worker(name: str, value: Any, context: ModelContext) -> Any:
         case "stop_token_ids":
             check_ids(name, value, context.vocab_size)
             return tuple(value)
+        case "allowed_token_ids":
+            if not value:
+                raise Unprocessable(f"`{name}` is empty, so no token is allowed", param=name, code="out_of_range")
+            check_ids(name, value, context.vocab_size)
+            return tuple(dict.fromkeys(value))
+        case "bad_words":
+            return _bad_words(value, context.tokenizer)
         case "logit_bias":
             check_ids(name, list(value), context.vocab_size)
             return tuple((token, _float32(bias)) for token, bias in value.items())
     return _float32(value) if type(value) is float else value
+
+
+def _bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Returns the ids of each word, as it stands at the beginning of a text and after a space."""
+    bare = [word.lstrip() or word for word in words]
+    encoded = tokenizer.encode_now([*bare, *[" " + word for word in bare]], False)
+    return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
+
+
+def truncated(ids: list[int], most: int | None, kept: int | None, context: ModelContext) -> list[int]:
+    """Returns the last `kept` ids of a prompt; all if it is None, and as many as leave room for the answer if it is -1.
+
+    most: the limit on new tokens, if there is one
+    """
+    if kept is None:
+        return ids
+    if kept == 0 or kept > context.max_seq_len:
+        raise Unprocessable(
+            f"`truncate_prompt_tokens` must be -1 or from 1 to {context.max_seq_len}, got {kept}",
+            param="truncate_prompt_tokens", code="out_of_range",
+        )  # fmt: skip
+    if kept < 0 and (kept := context.max_seq_len - (most or 1)) <= 0:
+        return ids  # check_length says that the answer alone is too long
+    return ids[-kept:]
 
 
 def _float32(value: float) -> float:
@@ -173,8 +211,24 @@ def generation_request(
         prompts=prompts, sampling=chosen, stream=request.stream, timings=request.timings, model=context.model,
         cache_salt=request.cache_salt or "", priority=request.priority, deadline_ms=request.deadline_ms or 0,
         include_usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.continuous_usage_stats), **more,
+        continuous_usage=bool(options and options.continuous_usage_stats), **_shown(request), **more,
     )  # fmt: skip
+
+
+def _shown(request: GenerationFields) -> dict[str, Any]:
+    """Returns what a request of OpenAI's formats asks to see; nothing for a format without these fields."""
+    asks = partial(getattr, request)
+    if asks("prompt_logprobs", None) is not None and request.stream:
+        raise Unprocessable(
+            "`prompt_logprobs` are not available in a stream", param="prompt_logprobs", code="conflicting_fields"
+        )
+    return {
+        "return_ids": asks("return_token_ids", False), "tokens_as_ids": asks("return_tokens_as_token_ids", False),
+        "prompt_logprobs": asks("prompt_logprobs", None),
+        "includes_stop": asks("include_stop_str_in_output", False) or asks("no_stop_trim", False),
+        "shows_specials": not asks("skip_special_tokens", True), 
+        "hides_reasoning": not asks("include_reasoning", True) or getattr(asks("reasoning", None), "exclude", False),
+    }  # fmt: skip
 
 
 class Totals:
@@ -182,6 +236,7 @@ class Totals:
 
     def __init__(self, request: GenerationRequest) -> None:
         self.request = request
+        self.reasoning_tokens: int | None = None  # set by those who count them
         self._completion = [0] * (len(request.prompts) * request.n)
         self._cached: dict[int, int] = {}
         self._timings: list[Timings] = []
@@ -211,7 +266,7 @@ class Totals:
     def usage(self) -> Usage:
         """A prompt counts once, however many choices continue it."""
         prompt = sum(map(len, self.request.prompts))
-        return Usage(prompt, sum(self._completion), sum(self._cached.values()))
+        return Usage(prompt, sum(self._completion), sum(self._cached.values()), self.reasoning_tokens)
 
     @property
     def timings(self) -> response_types.Timings | UnsetType:

@@ -35,6 +35,8 @@ Refused: TypeAlias = None  # a field that is known and not supported: only null 
 
 ModelName = Annotated[Text | None, doc("The served name, see `/v1/models`; absent: the served model")]
 TemplateArguments = Annotated[dict[str, Any] | None, doc("Variables that are passed to the model's chat template")]
+IncludeReasoning = Annotated[bool, doc("false: the answer is without its reasoning, which usage counts all the same")]
+SeparateReasoning = Annotated[bool, doc("false: reasoning stays in the text, as the model wrote it")]
 TopLogprobs = Annotated[
     Rivals | None, doc("The number of the likeliest tokens with each; a chat needs `logprobs`, too")
 ]
@@ -98,6 +100,9 @@ class GenerationFields(RequestModel):
 JsonSchemaValue = dict[str, Any] | bool | str
 _Choices = Annotated[list[str], Meta(max_length=4096)]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
+_AllowedIds = Annotated[list[Count], Meta(max_length=1 << 20)]
+_BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(max_length=256)]
+_Kept = Annotated[int, Meta(ge=-1, le=MOST)]
 _TokenId = Annotated[int, Meta(ge=0, le=9_999_999_999)]  # checked against the vocabulary where that is known
 
 
@@ -109,6 +114,7 @@ class StructuredOutputs(RequestModel):
     regex: Text | None = None
     choice: _Choices | None = None
     grammar: Text | None = None
+    structural_tag: dict[str, Any] | Text | None = None
 
 
 class OpenAIFields(GenerationFields):
@@ -116,11 +122,9 @@ class OpenAIFields(GenerationFields):
 
     # Features of other servers that are not supported, with the values that leave them off.
     ONLY: ClassVar = {
-        **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output", "no_stop_trim"), (False,)),
-        **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), (False,)),
-        **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
-        **dict.fromkeys(("include_reasoning", "separate_reasoning", "stream_reasoning"), (True,)),
-        **dict.fromkeys(("bad_words", "logits_processors"), ([],)),
+        **dict.fromkeys(("use_beam_search", "early_stopping"), (False,)),
+        "stream_reasoning": (True,),
+        "logits_processors": ([],),
         "length_penalty": (1.0,),
     }
 
@@ -143,10 +147,32 @@ class OpenAIFields(GenerationFields):
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
-    allowed_token_ids: Refused = None
-    prompt_logprobs: Refused = None
-    truncate_prompt_tokens: Refused = None
+    allowed_token_ids: Annotated[_AllowedIds | None, doc("The answer has no tokens but these")] = None
+    bad_words: Annotated[
+        _BadWords | None, doc("Texts that the answer does not have, at the start of a word or not")
+    ] = None
+    include_stop_str_in_output: Annotated[bool, doc("The answer ends with the stop text that ended it")] = False
+    no_stop_trim: Annotated[bool, doc("SGLang's name of `include_stop_str_in_output`")] = False
+    skip_special_tokens: Annotated[bool, doc("false: the text shows special tokens, but not those that end it")] = True
+    spaces_between_special_tokens: Annotated[bool, doc("No effect: there are no such spaces")] = True
+    truncate_prompt_tokens: Annotated[
+        _Kept | None,
+        doc("Keep only this many tokens, the last, of the prompt; -1: as many as leave room for the answer"),
+    ] = None
 
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class TokenDetailFields(OpenAIFields):
+    """The fields of completions and chat that ask for tokens in addition to text."""
+
+    return_token_ids: Annotated[bool, doc("Add `token_ids`, and the prompt's as `prompt_token_ids`")] = False
+    return_tokens_as_token_ids: Annotated[bool, doc("Log-probabilities name tokens as `token_id:ID`")] = False
+    prompt_logprobs: Annotated[
+        Rivals | None,
+        doc("Log-probabilities of the prompt's tokens, and of this many of the likeliest; not in streams"),
+    ] = None
+    grammar: Annotated[Text | None, doc("Llama.cpp's name of `guided_grammar`")] = None
+    json_schema: Annotated[JsonSchemaValue | None, doc("Llama.cpp's name of `guided_json`")] = None

@@ -10,12 +10,15 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from msgspec import Meta
 
-from frontend.api.request_model import RequestModel, out_of_range
+from frontend.api.request_model import FieldError, RequestModel, out_of_range
 from frontend.api.request_types import Ignored, JsonSchemaValue, OpenAIFields, Refused, Text, doc
-from frontend.errors import Unprocessable
+from frontend.errors import BadRequest, Unprocessable
 from frontend.text import grammar_builder
+from frontend.text.structural_tag import structural_tag
 
+MAX_TAGS = 128
 MAX_COPIED = 16 << 20  # characters of grammar that one request may send to the worker
 
 
@@ -25,6 +28,14 @@ class PlainText(RequestModel, tag="text"):
 
 class JsonObject(RequestModel, tag="json_object"):
     json_schema: Refused = None
+
+
+class AnyJsonObject(RequestModel, tag="json_object"):
+    """Llama.cpp names a schema here, and TGI does under another name."""
+
+    json_schema: Refused = None
+    schema: JsonSchemaValue | None = None
+    value: JsonSchemaValue | None = None
 
 
 class JsonSchema(RequestModel):
@@ -37,16 +48,57 @@ class JsonSchema(RequestModel):
 
 
 class JsonSchemaFormat(RequestModel, tag="json_schema"):
-    json_schema: JsonSchema
+    """The schema stands in `json_schema`; in `schema` with llama.cpp and in `value` with TGI."""
+
+    json_schema: JsonSchema | None = None
+    schema: JsonSchemaValue | None = None
+    value: JsonSchema | None = None
+
+    def __post_init__(self) -> None:
+        given = [one for one in (self.json_schema, self.schema, self.value) if one is not None]
+        if not given:
+            raise FieldError("json_schema", "is missing", BadRequest, "missing_field")
+        if len(given) > 1:
+            raise FieldError("schema", "cannot go with another schema", code="conflicting_fields")
+
+
+class JsonFormat(RequestModel, tag="json"):
+    """TGI's."""
+
+    value: JsonSchemaValue
+
+
+class RegexFormat(RequestModel, tag="regex"):
+    """TGI's."""
+
+    value: Text
+
+
+class Structure(RequestModel):
+    begin: Text
+    schema: JsonSchemaValue
+    end: str
+
+
+class StructuralTagFormat(RequestModel, tag="structural_tag"):
+    """Free text with tagged parts: `structures` and `triggers`, or xgrammar's `format`."""
+
+    structures: Annotated[list[Structure], Meta(min_length=1, max_length=MAX_TAGS)] | None = None
+    triggers: Annotated[list[Text], Meta(min_length=1, max_length=MAX_TAGS)] | None = None
+    format: dict[str, Any] | None = None
 
 
 class FlatJsonSchemaFormat(JsonSchema, tag="json_schema"):
     """The same in OpenAI's responses."""
 
 
-ResponseFormat = PlainText | JsonObject | JsonSchemaFormat
+ResponseFormat = PlainText | AnyJsonObject | JsonSchemaFormat | JsonFormat | RegexFormat | StructuralTagFormat
 ResponseFormatField = Annotated[
-    ResponseFormat | None, doc("`text`, `json_object`, or `json_schema` with the schema that the answer keeps to")
+    ResponseFormat | None,
+    doc(
+        "`text`, `json_object`, or `json_schema` with the schema that the answer keeps to; also TGI's `json` and "
+        "`regex` with a `value`, llama.cpp's `json_object` with a `schema`, and vLLM's `structural_tag`"
+    ),
 ]
 TextFormat = PlainText | JsonObject | FlatJsonSchemaFormat
 
@@ -96,7 +148,9 @@ GRAMMARS: dict[str, Callable[[Any, str], str]] = {
     "regex": grammar_builder.regex,
     "choice": grammar_builder.one_of,
     "grammar": grammar_builder.lark,
+    "structural_tag": structural_tag,
 }
+LLAMA_CPPS = {"grammar": "grammar", "json_schema": "json"}  # its fields, and the kinds of grammar that they hold
 
 
 def openai(request: OpenAIFields, form: ResponseFormat | TextFormat | None, param: str) -> list[StructuredOutput]:
@@ -106,18 +160,34 @@ def openai(request: OpenAIFields, form: ResponseFormat | TextFormat | None, para
 
 def _by_format(form: ResponseFormat | TextFormat | None, param: str) -> Iterator[StructuredOutput]:
     match form:
-        case JsonObject():
+        case AnyJsonObject(schema=None, value=None) | JsonObject():
             yield StructuredOutput(param, partial(grammar_builder.json_object, param))
+        case AnyJsonObject(schema=schema, value=value):
+            name, named = ("value", value) if schema is None else ("schema", schema)
+            yield _structured_output("json", named, f"{param}.{name}")
         case JsonSchemaFormat(json_schema=JsonSchema(schema=schema)):
             yield _structured_output("json", schema, f"{param}.json_schema.schema")
+        case JsonSchemaFormat(value=JsonSchema(schema=schema)):
+            yield _structured_output("json", schema, f"{param}.value.schema")
+        case JsonSchemaFormat(schema=schema):
+            yield _structured_output("json", schema, f"{param}.schema")
+        case JsonFormat(value=schema):
+            yield _structured_output("json", schema, f"{param}.value")
+        case RegexFormat(value=pattern):
+            yield _structured_output("regex", pattern, f"{param}.value")
+        case StructuralTagFormat():
+            yield _structured_output("structural_tag", msgspec.to_builtins(form), param)
         case FlatJsonSchemaFormat(schema=schema):
             yield _structured_output("json", schema, f"{param}.schema")
 
 
 def _guided(request: OpenAIFields) -> Iterator[StructuredOutput]:
     for kind in GRAMMARS:
-        if (value := getattr(request, f"guided_{kind}")) is not None:
+        if (value := getattr(request, f"guided_{kind}", None)) is not None:
             yield _structured_output(kind, value, f"guided_{kind}")
+    for name, kind in LLAMA_CPPS.items():
+        if (value := getattr(request, name, None)) is not None:
+            yield _structured_output(kind, value, name)
     if (outputs := request.structured_outputs) is None:
         return
     for kind in GRAMMARS:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from frontend.api.chat_prompt import with_template
 from frontend.api.common import ModelContext, check_ids, check_model
 from frontend.api.openai.chat_input import TokenizeRequest, chat_prompt
 from frontend.api.request_model import RequestModel
@@ -29,7 +30,8 @@ async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
             raise Unprocessable(
                 "`add_special_tokens`: a chat template writes its own", param="add_special_tokens", code="out_of_range"
             )
-        ids = (await chat_prompt(request, functions(request.tools), context.unlimited)).ids
+        context = with_template(context.unlimited, request.chat_template)
+        ids = (await chat_prompt(request, functions(request.tools), context)).ids
     else:
         ids = await context.tokenizer.encode(prompt, special is not False) if prompt else []
     return Tokens(tokens=ids, count=len(ids), max_model_len=context.max_seq_len or None)

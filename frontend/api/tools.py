@@ -1,7 +1,7 @@
 """The tools of a request in all chat formats, and what follows for its answer: its grammar, and how to parse it.
 
-Knows the fields; frontend/output_parser knows what a call looks like. A budget for thinking (`budget_tokens`, the
-degrees of `reasoning_effort`) is accepted and cannot be enforced: a model thinks, or does not.
+Knows the fields; frontend/output_parser knows what a call looks like. The degrees of `reasoning_effort` are the
+template's, or else cannot be told apart: a model thinks, or does not.
 """
 
 from collections import Counter
@@ -218,7 +218,7 @@ ReasoningEffort = Annotated[
 ]
 ThinkingField = Annotated[
     Thinking | None,
-    doc("Whether to think; `budget_tokens` is not enforced; with `display: omitted` the text is not sent"),
+    doc("Whether to think, and `budget_tokens` at most; with `display: omitted` the text is not sent"),
 ]
 
 

@@ -81,7 +81,9 @@ class Choice:
         if self._echo is not None:
             prompt, pieces = self._echo
             self._echo = None
-            logprobs = None if logprobs is None else self._take_logprobs(self._prompt_logprobs, prompt, 0) + logprobs
+            logprobs = (
+                None if logprobs is None else self._prompt_scores(prompt, self._request.sampling.logprobs) + logprobs
+            )
             ids, texts = prompt + ids, pieces + texts
         if self.finish is not None:
             return self._last(Delta(self._index, ids, texts, self.finish, stop, logprobs=logprobs), end)
@@ -96,7 +98,15 @@ class Choice:
         delta.timings = timings
         delta.seed = self.stream.seed
         delta.vector = self.stream.vector
+        if self._request.prompt_logprobs is not None:
+            delta.prompt_logprobs = self._prompt_scores(self._prompt, self._request.prompt_logprobs)
         return delta
+
+    def _prompt_scores(self, prompt: list[int], most: int | None) -> list[TokenLogprob]:
+        """Returns the prompt's log-probabilities, with `most` of the likeliest tokens each."""
+        scores = self._prompt_logprobs
+        every = self._take_logprobs(dict(scores), prompt, 0)
+        return [TokenLogprob(one.token_id, one.logprob, one.top[:most], one.rank) for one in every]
 
     def timings(self, end: End | None) -> Timings:
         """Returns the worker's timings.
@@ -108,16 +118,16 @@ class Choice:
         return msgspec.structs.replace(self.stream.started, decode_ms=1e3 * (self.last_at - self.first_at))
 
     def _store(self, logprobs: Logprobs, into: LogprobsByOffset) -> None:
-        chosen = unpack_f32(logprobs.chosen)
+        chosen, ranks = unpack_f32(logprobs.chosen), unpack_u32(logprobs.ranks)
         ids, values, k = unpack_u32(logprobs.top_ids), unpack_f32(logprobs.top_logprobs), logprobs.top
         for i, logprob in enumerate(chosen):
             top = tuple(zip(ids[i * k : i * k + k], values[i * k : i * k + k], strict=True))
-            into[logprobs.start + i] = TokenLogprob(-1, logprob, top)
+            into[logprobs.start + i] = TokenLogprob(-1, logprob, top, ranks[i] if ranks else 0)
 
     def _take_logprobs(self, logprobs: LogprobsByOffset, ids: list[int], start: int) -> list[TokenLogprob]:
         """Removes and returns one log-probability per id: NaN for a token that was never scored (a prompt's first)."""
         taken = [logprobs.pop(start + i, None) for i in range(len(ids))]
         return [
-            TokenLogprob(id, math.nan) if entry is None else TokenLogprob(id, entry.logprob, entry.top)
+            TokenLogprob(id, math.nan) if entry is None else TokenLogprob(id, entry.logprob, entry.top, entry.rank)
             for id, entry in zip(ids, taken, strict=True)
         ]

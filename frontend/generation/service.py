@@ -100,8 +100,16 @@ class Service:
         streams = await self._submit_in_time(request, arrived_at)
         self.metrics.admitted(sum(map(len, request.prompts)))
         stops, parser_config = Stops(request.stops) if request.stops else None, request.parser_config
-        marks = parser_config.marks if parser_config else {}
-        texts = [OutputText(self.tokenizer.detokenizer(marks), stops, searched_text(parser_config)) for _ in streams]
+        shown = self._shown_specials(request)
+        texts = [
+            OutputText(
+                self.tokenizer.detokenizer(shown),
+                stops,
+                searched_text(parser_config),
+                include_stop=request.includes_stop,
+            )
+            for _ in streams
+        ]
         choices = [
             Choice(index, request, stream, text)
             for index, (stream, text) in enumerate(zip(streams, texts, strict=True))
@@ -113,6 +121,16 @@ class Service:
         if request.deadline_ms:
             generation.fail_after(_time_left(request, arrived_at))
         return generation
+
+    def _shown_specials(self, request: GenerationRequest) -> dict[str, str]:
+        """Returns the special tokens that the output's text has, and what stands for each."""
+        marks = dict(request.parser_config.marks) if request.parser_config else {}
+        if not request.shows_specials:
+            return marks
+        sampling, hidden = request.sampling, set[int]()
+        if not request.includes_stop:
+            hidden = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.tokenizer.eos_ids)}
+        return self.tokenizer.specials_except(hidden) | marks
 
     async def _submit_in_time(self, request: GenerationRequest, arrived_at: float) -> list[Stream]:
         if not request.deadline_ms:

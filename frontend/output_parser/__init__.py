@@ -2,6 +2,7 @@
 
 marks               special tokens that a parser must see, as characters
 formats             which formats a model uses, read from its chat template; `ParserConfig` for one answer
+reasoning_marks     what ends reasoning when its budget is used up
 tool_choice         the tools that an answer may or must call
 tool_syntax         how each format writes a tool call: a row of data for each
 parameter_kinds     which parameters are strings, by a function's schema
@@ -21,5 +22,7 @@ json_stream         they are JSON
 tagged_arguments    they stand between tags
 literal_arguments   they are literals of Python, or of a language near JSON
 events              what the parser emits: text, reasoning, parts of tool calls
+unseparated         parses output whose reasoning stays in the text
+counting            counts the tokens of reasoning
 parsed              the same events collected, for responses that are not streamed
 """

@@ -5,7 +5,7 @@ The source of the chat template shows the format; `--tool-format` and `--reasoni
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from frontend.output_parser import marks
@@ -227,3 +227,8 @@ class ParserConfig:
     def marks(self) -> Mapping[str, str]:
         """The special tokens that the parser must see, and what stands for each in the text that it is fed."""
         return MARKS.get(self.tool_format) or {spelling: spelling for spelling in self.shown}
+
+
+def with_reasoning(parser_config: ParserConfig | None, separate: bool) -> ParserConfig | None:
+    """Returns how to parse an output whose reasoning stands beside its text or, unless `separate`, in it."""
+    return parser_config if parser_config is None or separate else replace(parser_config, reasoning_is_text=True)

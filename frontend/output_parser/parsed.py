@@ -1,8 +1,10 @@
 """Collects the events of one output into its parts, for responses that are not streamed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from frontend.output_parser.counting import feed_counting
 from frontend.output_parser.events import CallArguments, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig
 from frontend.output_parser.json_stream import JsonObjectScanner
@@ -30,11 +32,14 @@ class ParsedOutput:
 
     parser: OutputParser
     parts: list[Text | ReasoningText | Call] = field(default_factory=list)
+    reasoning_tokens: int = 0
 
     @classmethod
-    def parse(cls, text: str, parser_config: ParserConfig) -> Self:
+    def parse(cls, texts: Sequence[str], parser_config: ParserConfig, tokens: int = 0) -> Self:
+        """texts: as for `feed_counting`."""
         parsed = cls(output_parser(parser_config))
-        for event in parsed.parser.feed(text) + parsed.parser.finish():
+        events, parsed.reasoning_tokens = feed_counting(parsed.parser, texts, tokens)
+        for event in events + parsed.parser.finish():
             parsed.add(event)
         return parsed
 

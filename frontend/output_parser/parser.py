@@ -6,7 +6,7 @@ cut off before its arguments.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from frontend.output_parser.call_parser import CallParser
@@ -15,6 +15,7 @@ from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
 from frontend.output_parser.harmony import HarmonyParser, UserText
 from frontend.output_parser.mistral_args import AnswerText, MistralParser
 from frontend.output_parser.prefix import partial_tag
+from frontend.output_parser.unseparated import UnseparatedParser
 
 
 class Body(Protocol):
@@ -139,7 +140,15 @@ class Strategy:
     searched: Callable[[ParserConfig], Callable[[str], str]]
 
 
-TAGS = Strategy(TaggedParser, lambda _: str)
+def _tagged(parser_config: ParserConfig) -> OutputParser:
+    if parser_config.reasoning_is_text and parser_config.reasoning is not Reasoning.DONE:
+        return UnseparatedParser(
+            parser_config.reasoning, parser_config.tags, TaggedParser(replace(parser_config, reasoning=Reasoning.DONE))
+        )
+    return TaggedParser(parser_config)
+
+
+TAGS = Strategy(_tagged, lambda _: str)
 STRATEGIES: Mapping[ToolFormat, Strategy] = {
     ToolFormat.HARMONY: Strategy(HarmonyParser, UserText),
     ToolFormat.MISTRAL_ARGS: Strategy(MistralParser, AnswerText),

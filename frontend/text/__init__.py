@@ -7,5 +7,7 @@ chat_template       renders a chat as prompt text
 detokenizer         ids to text as they arrive, without ever cutting a character
 stop_strings        finds stop strings across the pieces of a stream
 grammar_builder     structured-output requests as the text of a grammar; the worker compiles it (worker/grammar)
+fill_in_middle      prompts with a text before the answer and a text after it
+structural_tag      free text with tagged parts that keep to schemas, as the text of a grammar
 closed_schema       JSON schemas whose objects take no unnamed properties
 """

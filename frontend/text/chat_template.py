@@ -82,6 +82,10 @@ class ChatTemplate:
         """Whether the model has a template."""
         return bool(self._templates)
 
+    def mentions(self, variable: str) -> bool:
+        """Whether some template has this word."""
+        return any(variable in source for source in self._templates.values())
+
     def render(
         self,
         messages: Sequence[Mapping[str, object]],

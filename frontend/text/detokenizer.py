@@ -194,15 +194,24 @@ class OutputText:
     string.
     """
 
-    __slots__ = ("_detokenizer", "_ids", "_position", "_search", "_searched", "_texts", "consumed", "stop")
+    __slots__ = (
+        "_detokenizer", "_ids", "_include_stop", "_position", "_search", "_searched", "_texts", "consumed", "stop",
+    )  # fmt: skip
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: Stops | None = None, searched: Callable[[str], str] = str
+        self,
+        detokenizer: Detokenizer,
+        stops: Stops | None = None,
+        searched: Callable[[str], str] = str,
+        *,
+        include_stop: bool = False,
     ) -> None:
         """
         searched: is called with each piece of text in order, and returns it with other characters in the places where
             no stop string may be found
+        include_stop: the text ends behind the stop string, not before it
         """
+        self._include_stop = include_stop
         self._detokenizer = detokenizer
         self._search = None if stops is None else Search(stops)
         self._searched = searched
@@ -267,7 +276,8 @@ class OutputText:
         return ids, texts, None
 
     def _cut(self, search: Search) -> Released:
-        left = search.start - self._position  # characters before the stop string
+        end = search.end if self._include_stop else search.start  # of the text
+        left = end - self._position
         count = self._safe_count(search.end - 1) + 1  # up to the id that completed the stop
         ids, texts, _ = self._release(count)
         for index, text in enumerate(texts):

@@ -39,13 +39,18 @@ def regex(pattern: str, param: str) -> str:
 
     pattern: in Rust's syntax: no look-around, no back-references
     """
+    start = f"start: /{as_lark_regex(pattern, param)}/" if pattern else 'start: ""'
+    return _checked(_of_lark(start), param)
+
+
+def as_lark_regex(pattern: str, param: str) -> str:
+    """Returns a regular expression as it stands between slashes in Lark. Not checked by the library."""
     from llguidance import regex_to_lark
 
     _check_text(pattern, param)
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2:  # the library would drop the last one
         raise _refused(param, "it ends in a lone backslash")
-    start = f"start: /{regex_to_lark(pattern, '')}/" if pattern else 'start: ""'
-    return _checked(_of_lark(start), param)
+    return str(regex_to_lark(pattern, ""))
 
 
 def one_of(options: Sequence[str], param: str) -> str:

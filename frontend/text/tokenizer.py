@@ -7,7 +7,7 @@ stands for; `detokenizer` knows how ids become text while they stream.
 import asyncio
 import ctypes
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -221,6 +221,10 @@ class Tokenizer:
     def special_ids_of(self, texts: Iterable[str]) -> dict[str, int]:
         """Returns the ids of those texts that are special tokens, which no output shows."""
         return {text: self._specials[text] for text in texts if text in self._specials}
+
+    def specials_except(self, ids: Collection[int]) -> dict[str, str]:
+        """Returns the spellings of all special tokens but these, each with itself as what stands for it."""
+        return {text: text for text, id in self._specials.items() if id not in ids}
 
     def close(self) -> None:
         """Ends the encoding threads after the texts that they are encoding."""

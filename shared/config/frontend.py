@@ -20,6 +20,10 @@ class FrontendConfig:
         "openai", "stream format of /v1/completions when the request does not name one", choices=("openai", "events")
     )  # fmt: skip
     chat_template: str = setting("", "file with a chat template (Jinja) that replaces the model's own")
+    trust_request_chat_template: bool = setting(
+        False, "accept a chat template in a request, which is a program that runs in the frontend, without access to "
+        "anything but the request, and without a limit on its time",
+    )  # fmt: skip
     sampling_defaults: str = setting(
         "openai", "sampling parameters of requests that set none; openai: temperature 1, all tokens; model: those "
         "of the checkpoint's generation_config.json (temperature, top_p, top_k, min_p, repetition_penalty)",

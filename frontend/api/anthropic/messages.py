@@ -21,6 +21,7 @@ from frontend.api.common import (
     sampling,
 )
 from frontend.api.context_length import check_length
+from frontend.api.thinking_budget import thinking_budget
 from frontend.api.tools import anthropic_choice, checked_choice, functions, grammar_and_parser
 from frontend.errors import SluiceError, api_status
 from frontend.output_parser.parsed import ParsedOutput
@@ -53,7 +54,9 @@ async def parse(request: MessageRequest, context: ModelContext) -> GenerationReq
     ids, begins = await message_prompt(request, known, context)
     text_grammar = await structured_output.grammar(structured_output.anthropic(request.output_config))
     grammar, parser_config = await grammar_and_parser(tool_choice, begins, text_grammar, context)
-    chosen = sampling(request, request.max_tokens, context, grammar=grammar)
+    tokens = request.thinking.budget_tokens if request.thinking else None
+    budget = thinking_budget(tokens, "thinking.budget_tokens", begins, request.max_tokens, context)
+    chosen = sampling(request, request.max_tokens, context, grammar=grammar, thinking=budget)
     check_length("messages", len(ids), chosen.max_tokens, context)
     display = request.thinking and request.thinking.display
     return generation_request(
@@ -120,5 +123,5 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     text = "".join(texts)
     if context.request.parser_config is None:
         return envelope.complete_message(context, [types.TextBlock(text=text)], last, totals)
-    parsed = ParsedOutput.parse(text, context.request.parser_config)
+    parsed = ParsedOutput.parse([text], context.request.parser_config)
     return envelope.complete_message(context, parsed_blocks(parsed, context), last, totals, parsed.parser.called)

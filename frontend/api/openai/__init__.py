@@ -1,6 +1,7 @@
 """OpenAI's API formats. `…_input` modules read requests and make prompts; `…_output` modules write parsed answers.
 
 completions, completions_input                 text completions
+    token_details                       token ids and the prompt's log-probabilities, in completions and chat
 typed_events                                   typed events, on the route of completions
 chat, chat_input, chat_output                  chat completions; they stream the same kind of chunks as completions
 responses, responses_input, responses_output   responses

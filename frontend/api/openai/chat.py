@@ -6,7 +6,10 @@ and `[DONE]`. Chunks are rendered as in `completions`; this module has the diffe
 
 from collections.abc import Iterable
 
+from msgspec import UNSET, UnsetType
+
 from frontend.api import structured_output
+from frontend.api.chat_prompt import with_template
 from frontend.api.common import (
     AsyncDeltas,
     ModelContext,
@@ -16,14 +19,18 @@ from frontend.api.common import (
     generation_request,
     sampling,
     to_json,
+    truncated,
 )
 from frontend.api.context_length import check_length
 from frontend.api.openai import response_types as types
-from frontend.api.openai.chat_input import ChatRequest, chat_prompt
+from frontend.api.openai.chat_input import ChatRequest, ReasoningOptions, chat_prompt
 from frontend.api.openai.chat_output import ParsedChunkWriter, finish_reason, message
 from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, error, stream_error, usage_of
+from frontend.api.openai.token_details import LEAST, output_ids, prompt_ids, prompt_logprobs
+from frontend.api.thinking_budget import asked, check_budget, thinking_budget
 from frontend.api.tools import checked_choice, functions, grammar_and_parser, openai_choice
 from frontend.errors import SluiceError, Unprocessable, api_status
+from frontend.output_parser.formats import with_reasoning
 from frontend.output_parser.parsed import ParsedOutput
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob
 
@@ -32,7 +39,6 @@ __all__ = ["NAME", "PREFIX", "REQUEST", "complete", "error", "parse", "status", 
 NAME, PREFIX = "chat", "chatcmpl"
 REQUEST = ChatRequest
 status = api_status
-LEAST = -9999.0  # OpenAI's value for a log-probability of minus infinity, which JSON cannot express
 ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
 PARSED_ROLE = b'"delta":{"role":"assistant","content":null,"refusal":null}'
 
@@ -42,17 +48,27 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
     check_model(request.model, context)
     _check_together(request)
     logprobs, most = _logprobs_asked(request), _max_tokens(request)
+    context = with_template(context, request.chat_template)
     known = functions(request.tools)
     tool_choice = checked_choice(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
     ids, begins = await chat_prompt(request, known, context)
+    ids = truncated(ids, most, request.truncate_prompt_tokens, context)
     check_length("messages", len(ids), most or 1, context)
+    most = most or context.max_seq_len - len(ids)
+    options = request.reasoning or ReasoningOptions()
+    budget = thinking_budget(*asked(request, options.max_tokens), begins, most, context)
     requested = structured_output.openai(request, request.response_format, "response_format")
     text_grammar = await structured_output.grammar(requested, request.n)
     grammar, parser_config = await grammar_and_parser(tool_choice, begins, text_grammar, context)
-    chosen = sampling(request, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=grammar)
+    chosen = sampling(
+        request, most, context, logprobs=logprobs, grammar=grammar, thinking=budget,
+        prompt_logprobs=request.prompt_logprobs is not None, prompt_top=request.prompt_logprobs or 0,
+    )  # fmt: skip
+    check_budget(chosen)
     return generation_request(
-        request, context, (ids,), chosen, stops=request.stops, n=request.n, parser_config=parser_config
-    )
+        request, context, (ids,), chosen, stops=request.stops, n=request.n,
+        parser_config=with_reasoning(parser_config, request.separate_reasoning),
+    )  # fmt: skip
 
 
 def _check_together(request: ChatRequest) -> None:
@@ -94,14 +110,17 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
         for delta in deltas:
             totals.add(delta)
             choices[delta.index].add(delta)
+    finished = [choice.finished(totals) for choice in choices]
     return to_json(
         types.ChatCompletion(
             id=context.id,
             created=context.created,
             model=context.request.model,
-            choices=[choice.finished() for choice in choices],
+            choices=finished,
             usage=usage_of(totals.usage),
             timings=totals.timings,
+            prompt_token_ids=prompt_ids(context, 0),
+            prompt_logprobs=choices[0].prompt_logprobs,
         )
     )
 
@@ -117,20 +136,27 @@ class _Choice:
         self._context = context
         self._index = index
         self._texts: list[str] = []
+        self._ids: list[int] = []
         self._scores: list[types.TokenLogprobs] = []
         self._end: Delta | None = None
 
     def add(self, delta: Delta) -> None:
         self._texts += delta.texts
+        self._ids += delta.ids
         self._scores += _logprobs(self._context, delta).content
         self._end = delta
 
-    def finished(self) -> types.ChatChoice:
+    @property
+    def prompt_logprobs(self) -> types.PromptLogprobs | UnsetType:
+        return prompt_logprobs(self._context, self._end) if self._end else UNSET
+
+    def finished(self, totals: Totals) -> types.ChatChoice:
+        """Returns the choice, and adds its tokens of reasoning to the totals."""
         end = self._end
         if end is None or end.finish is None:
             raise SluiceError(f"choice {self._index} has no end")
         scored = self._context.request.sampling.logprobs is not None
-        answer, reason = self._answer("".join(self._texts), end)
+        answer, reason = self._answer(end, totals)
         return types.ChatChoice(
             index=self._index,
             message=answer,
@@ -138,13 +164,15 @@ class _Choice:
             finish_reason=reason,
             stop_reason=end.stop,
             seed=end.seed,
+            token_ids=output_ids(self._context, self._ids),
         )
 
-    def _answer(self, text: str, end: Delta) -> tuple[types.ChatAnswer, types.ChatFinishReason]:
+    def _answer(self, end: Delta, totals: Totals) -> tuple[types.ChatAnswer, types.ChatFinishReason]:
         parser_config = self._context.request.parser_config
         if parser_config is None:
-            return types.ChatAnswer(content=text), FINISH[end.finish or Finish.LENGTH]
-        parsed = ParsedOutput.parse(text, parser_config)
+            return types.ChatAnswer(content="".join(self._texts)), FINISH[end.finish or Finish.LENGTH]
+        parsed = ParsedOutput.parse(self._texts, parser_config, len(self._ids))
+        totals.reasoning_tokens = (totals.reasoning_tokens or 0) + parsed.reasoning_tokens
         return message(parsed, self._context, self._index), finish_reason(parsed.parser, end)
 
 
@@ -156,7 +184,7 @@ def logprob_entries(
     context: ResponseContext, scores: Iterable[TokenLogprob], no_bytes: list[int] | None = None
 ) -> list[types.TokenLogprobs]:
     """Returns an entry for each token. Tokens that add no text are spelled out, with `no_bytes` as their bytes."""
-    text, raw = context.tokenizer.token_text, context.tokenizer.token_bytes
+    text, raw = context.token_text, context.tokenizer.token_bytes
 
     def score(id: int, logprob: float) -> types.TokenScore:
         return types.TokenScore(token=text(id), logprob=max(LEAST, logprob), bytes=list(raw(id)) or no_bytes)

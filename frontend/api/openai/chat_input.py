@@ -11,6 +11,7 @@ from frontend.api.chat_prompt import (
     MAX_PARTS,
     ROLES,
     Prompt,
+    document_arguments,
     join_text,
     parse_arguments,
     render_prompt,
@@ -21,22 +22,28 @@ from frontend.api.request_types import (
     ChoiceCount,
     Count,
     Ignored,
+    IncludeReasoning,
     ModelName,
     OpenAIFields,
     Positive,
     Refused,
+    SeparateReasoning,
     TemplateArguments,
     Text,
+    TokenDetailFields,
     TopLogprobs,
     doc,
 )
 from frontend.api.structured_output import ResponseFormatField
+from frontend.api.thinking_budget import MaxThinkingTokens, OtherBudgetName
 from frontend.api.tools import (
+    Degree,
     FunctionToolChoice,
     FunctionTools,
     ParallelToolCalls,
     ReasoningEffort,
     effort,
+    thinking,
 )
 from frontend.errors import BadRequest, Unprocessable
 from frontend.output_parser.tool_choice import Function
@@ -121,11 +128,31 @@ class MessageParam(RequestModel):
 Messages = Annotated[
     list[MessageParam], Meta(min_length=1, max_length=MAX_MESSAGES), doc("The conversation, oldest first")
 ]
+Template = Annotated[str | None, doc("A chat template in place of the model's; needs `--trust-request-chat-template`")]
+Documents = Annotated[
+    Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None,
+    doc("Passed to the chat template; refused if it does not show documents"),
+]
 AddGenerationPrompt = Annotated[bool | None, doc("false: do not open the assistant's turn")]
 ContinueFinalMessage = Annotated[bool, doc("Continue the last message instead of answering it")]
 
 
-class ChatRequest(OpenAIFields):
+class ReasoningOptions(RequestModel):
+    """`reasoning` of OpenRouter."""
+
+    effort: Degree | None = None
+    max_tokens: Count | None = None
+    exclude: bool = False
+    enabled: bool | None = None
+
+
+ReasoningField = Annotated[
+    ReasoningOptions | None,
+    doc("`effort`: as `reasoning_effort`; `max_tokens`: as `max_thinking_tokens`; `exclude`: do not send it"),
+]
+
+
+class ChatRequest(TokenDetailFields):
     ONLY: ClassVar = {
         **OpenAIFields.ONLY,
         "modalities": (["text"],),
@@ -142,6 +169,8 @@ class ChatRequest(OpenAIFields):
     logprobs: Annotated[bool, doc("Log-probabilities of the answer's tokens")] = False
     top_logprobs: TopLogprobs = None
     response_format: ResponseFormatField = None
+    chat_template: Template = None
+    documents: Documents = None
     chat_template_kwargs: TemplateArguments = None
     add_generation_prompt: AddGenerationPrompt = None
     continue_final_message: ContinueFinalMessage = False
@@ -149,6 +178,12 @@ class ChatRequest(OpenAIFields):
     tool_choice: FunctionToolChoice = None
     parallel_tool_calls: ParallelToolCalls = True
     reasoning_effort: ReasoningEffort = None
+    reasoning: ReasoningField = None
+    max_thinking_tokens: MaxThinkingTokens = None
+    thinking_budget: OtherBudgetName = None
+    thinking_token_budget: OtherBudgetName = None
+    include_reasoning: IncludeReasoning = True
+    separate_reasoning: SeparateReasoning = True
     prediction: Ignored = None
     audio: Refused = None
     moderation: Refused = None
@@ -160,6 +195,8 @@ class TokenizeRequest(RequestModel):
     prompt: Annotated[str | None, doc("A text")] = None
     add_special_tokens: Annotated[bool | None, doc("false: without the tokenizer's special tokens")] = None
     messages: Messages | None = None
+    chat_template: Template = None
+    documents: Documents = None
     chat_template_kwargs: TemplateArguments = None
     add_generation_prompt: AddGenerationPrompt = None
     continue_final_message: ContinueFinalMessage = False
@@ -167,6 +204,19 @@ class TokenizeRequest(RequestModel):
     tool_choice: FunctionToolChoice = None
     parallel_tool_calls: ParallelToolCalls = True
     reasoning_effort: ReasoningEffort = None
+    reasoning: ReasoningField = None
+
+
+def _thinking_arguments(request: ChatRequest | TokenizeRequest, context: ModelContext) -> dict[str, Any]:
+    options = request.reasoning or ReasoningOptions()
+    wanted = request.reasoning_effort or options.effort
+    if options.effort not in (None, wanted):
+        raise Unprocessable(
+            "`reasoning_effort` and `reasoning.effort` differ", param="reasoning.effort", code="conflicting_fields"
+        )
+    if options.enabled is None or (wanted and options.enabled):
+        return effort(wanted, "reasoning_effort", context)
+    return thinking(options.enabled, "reasoning.enabled", context)
 
 
 async def chat_prompt(
@@ -179,6 +229,7 @@ async def chat_prompt(
             "`continue_final_message` cannot go with `add_generation_prompt`",
             param="continue_final_message", code="out_of_range",
         )  # fmt: skip
-    arguments = effort(request.reasoning_effort, "reasoning_effort", context) | (request.chat_template_kwargs or {})
+    arguments = _thinking_arguments(request, context) | document_arguments(request.documents, context)
+    arguments |= request.chat_template_kwargs or {}
     messages = [message.chat_message() for message in request.messages or ()]
     return await render_prompt(messages, context, arguments, functions, generate is not False, resume)

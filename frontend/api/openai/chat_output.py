@@ -9,6 +9,8 @@ from msgspec import UNSET
 from frontend.api.common import ResponseContext, to_json
 from frontend.api.openai import response_types as types
 from frontend.api.openai.completions import FINISH, ChunkWriter, Shape
+from frontend.api.openai.token_details import as_fields, output_ids
+from frontend.output_parser.counting import feed_counting
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig
 from frontend.output_parser.parsed import ParsedOutput
@@ -36,10 +38,11 @@ def message(parsed: ParsedOutput, context: ResponseContext, choice: int) -> type
         )
         for i, call in enumerate(parsed.calls)
     ]
+    thought = UNSET if context.request.hides_reasoning else parsed.reasoning or UNSET
     return types.ChatAnswer(
         content=parsed.text if parsed.text or not calls else None,
-        reasoning_content=parsed.reasoning or UNSET,
-        reasoning=parsed.reasoning or UNSET,
+        reasoning_content=thought,
+        reasoning=thought,
         tool_calls=calls or UNSET,
     )
 
@@ -50,12 +53,16 @@ class ParsedChunkWriter(ChunkWriter):
     def __init__(self, context: ResponseContext, shape: Shape, opening: bytes, parser_config: ParserConfig) -> None:
         super().__init__(context, shape, opening)
         self._choices = [_Choice(parser_config) for _ in range(context.request.n)]
+        self._totals.reasoning_tokens = 0
 
     def _write(self, delta: Delta) -> bytes:
         self._totals.add(delta)
         choice = self._choices[delta.index]
         choice.scores += delta.logprobs or ()
-        events = choice.parser.feed(delta.text)
+        if self._context.request.return_ids:
+            choice.ids += delta.ids
+        events, thought = feed_counting(choice.parser, delta.texts, len(delta.ids))
+        self._totals.reasoning_tokens = (self._totals.reasoning_tokens or 0) + thought
         if delta.finish is not None:
             events += choice.parser.finish()
         data = b"".join([self._chunk(delta.index, self._delta(delta.index, event)) for event in events])
@@ -68,7 +75,9 @@ class ParsedChunkWriter(ChunkWriter):
                 self._choices[choice].has_output = True
                 return types.ChatDelta(content=text)
             case ReasoningText(text):
-                return types.ChatDelta(reasoning_content=text, reasoning=text) if text else None
+                if not text or self._context.request.hides_reasoning:
+                    return None
+                return types.ChatDelta(reasoning_content=text, reasoning=text)
             case CallStart(index, name):
                 self._choices[choice].has_output = True
                 id, function = call_id(self._context, choice, index), types.FunctionCallDelta(name=name, arguments="")
@@ -82,16 +91,18 @@ class ParsedChunkWriter(ChunkWriter):
         if content is None:
             return b""
         scores, self._choices[index].scores = self._choices[index].scores, []
+        ids, self._choices[index].ids = self._choices[index].ids, []
         scored = self._context.request.sampling.logprobs is not None
         delta = Delta(index, [], [], logprobs=scores)
-        return b'%s"delta":%s,"logprobs":%s,"finish_reason":null}]%s}\n\n' % (
+        return b'%s"delta":%s,"logprobs":%s,"finish_reason":null%s}]%s}\n\n' % (
             self._bare[index], to_json(content),
-            to_json(self._shape.logprobs(self._context, delta, 0) if scored else None), self._usage(),
+            to_json(self._shape.logprobs(self._context, delta, 0) if scored else None),
+            as_fields("token_ids", output_ids(self._context, ids)), self._usage(),
         )  # fmt: skip
 
     def _rest_of(self, choice: "_Choice", delta: Delta) -> bytes:
         """Encodes a chunk of empty content with the remaining log-probabilities, if any, or if there was no output."""
-        if choice.has_output and not choice.scores:
+        if choice.has_output and not (choice.scores or choice.ids):
             return b""
         return self._chunk(delta.index, types.ChatDelta(content=""))
 
@@ -108,3 +119,4 @@ class _Choice:
         self.parser = output_parser(parser_config)
         self.has_output = False  # text or a tool call
         self.scores: list[TokenLogprob] = []
+        self.ids: list[int] = []

@@ -8,6 +8,8 @@ same chunks in a slightly different shape.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from frontend.api import structured_output
 from frontend.api.common import (
     AsyncDeltas,
@@ -18,13 +20,16 @@ from frontend.api.common import (
     generation_request,
     sampling,
     to_json,
+    truncated,
 )
 from frontend.api.context_length import check_length
 from frontend.api.openai import response_types as types
-from frontend.api.openai.completions_input import CompletionRequest, prompt_texts, tokenized
+from frontend.api.openai.completions_input import CompletionRequest, Prompt, prompt_texts, tokenized
+from frontend.api.openai.token_details import as_fields, output_ids, prompt_ids, prompt_logprobs
 from frontend.api.response_types import ResponseModel
 from frontend.errors import SluiceError, Unprocessable, own_status
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
+from frontend.text.fill_in_middle import with_suffix
 
 NAME, PREFIX = "completions", "cmpl"
 REQUEST = CompletionRequest
@@ -41,20 +46,37 @@ async def parse(request: CompletionRequest, context: ModelContext) -> Generation
     if request.max_tokens == 0 and not request.echo:
         raise Unprocessable("`max_tokens` must be at least 1 without `echo`", param="max_tokens", code="out_of_range")
     prompts = request.prompts
+    _check_suffix(request)
     grammar = await structured_output.grammar(
         structured_output.openai(request, request.response_format, "response_format"), len(prompts) * request.n
     )
     chosen = sampling(
         request, request.max_tokens, context, grammar=grammar, logprobs=request.logprobs,
-        prompt_logprobs=request.echo and request.logprobs is not None,
+        prompt_logprobs=(request.echo and request.logprobs is not None) or request.prompt_logprobs is not None,
+        prompt_top=request.prompt_logprobs or 0,
     )  # fmt: skip
     tokens = await tokenized(prompts, context)
+    if request.suffix:
+        tokens = await with_suffix(tokens, request.suffix, context.tokenizer)
+    whole, kept = tokens, request.truncate_prompt_tokens
+    tokens = [truncated(ids, request.max_tokens, kept, context) for ids in whole]
     for ids in tokens:
         check_length("prompt", len(ids), chosen.max_tokens, context)
     return generation_request(
         request, context, tuple(tokens), chosen, stops=request.stops, n=request.n,
-        echo=prompt_texts(prompts) if request.echo else (),
+        echo=_echoed(prompts, whole, tokens) if request.echo else (),
     )  # fmt: skip
+
+
+def _check_suffix(request: CompletionRequest) -> None:
+    if request.suffix and request.echo:
+        raise Unprocessable("`suffix` cannot go with `echo`", param="suffix", code="conflicting_fields")
+
+
+def _echoed(prompts: list[Prompt], whole: list[list[int]], kept: list[list[int]]) -> tuple[str, ...]:
+    """Returns the text of each prompt that the client wrote and that was not truncated."""
+    texts = prompt_texts(prompts)
+    return tuple([text if all is some else "" for text, all, some in zip(texts, whole, kept, strict=True)])
 
 
 def stream_writer(context: ResponseContext) -> "ChunkWriter":
@@ -95,6 +117,9 @@ def usage_of(usage: Usage) -> types.Usage:
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
         prompt_tokens_details=types.PromptTokensDetails(cached_tokens=usage.cached_tokens),
+        completion_tokens_details=UNSET
+        if usage.reasoning_tokens is None
+        else types.CompletionTokensDetails(reasoning_tokens=usage.reasoning_tokens),
     )
 
 
@@ -136,9 +161,14 @@ class ChunkWriter:
         self._usage_null = b',"usage":null' if request.include_usage else b""
         self._rest = b',"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
         self._after = shape.after + self._rest
-        self._plain = not request.continuous_usage and request.sampling.logprobs is None
+        self._plain = not (request.continuous_usage or request.sampling.logprobs is not None or request.return_ids)
         self._offsets = [0] * self._left
-        self._opening = b"".join([bare + opening + self._rest for bare in self._bare]) if opening else b""
+        prompts = [as_fields("prompt_token_ids", prompt_ids(context, i)) for i in range(self._left)]
+        rest = self._rest[:-3] + prompts[0] + self._rest[-3:]
+        self._opening = b"".join([bare + opening + rest for bare in self._bare]) if opening else b""
+        self._prompt_ids = (
+            [b""] * self._left if opening else prompts
+        )  # in a choice's first chunk, unless in the opening
 
     def write(self, deltas: list[Delta]) -> bytes:
         data = b"".join([self._write(delta) for delta in deltas])
@@ -168,8 +198,10 @@ class ChunkWriter:
         offset = self._offsets[delta.index]
         self._offsets[delta.index] += len(text)
         logprobs = None if delta.logprobs is None else self._shape.logprobs(self._context, delta, offset)
-        return b'%s%s%s,"logprobs":%s,"finish_reason":null}]%s}\n\n' % (
-            self._before[delta.index], to_json(text), self._shape.after, to_json(logprobs), self._usage(),
+        ids = as_fields("token_ids", output_ids(self._context, delta.ids)) + self._prompt_ids[delta.index]
+        self._prompt_ids[delta.index] = b""
+        return b'%s%s%s,"logprobs":%s,"finish_reason":null%s}]%s}\n\n' % (
+            self._before[delta.index], to_json(text), self._shape.after, to_json(logprobs), ids, self._usage(),
         )  # fmt: skip
 
     def _usage(self) -> bytes:
@@ -209,6 +241,7 @@ class _Choice:
         self._context = context
         self._index = index
         self._texts: list[str] = []
+        self._ids: list[int] = []
         self._length = 0
         self._logprobs: types.CompletionLogprobs | None = None
         self._end: Delta | None = None
@@ -222,6 +255,7 @@ class _Choice:
             else:
                 self._logprobs.extend(more)
         self._texts.append(text)
+        self._ids += delta.ids
         self._length += len(text)
         self._end = delta
 
@@ -236,6 +270,9 @@ class _Choice:
             finish_reason=FINISH[end.finish],
             stop_reason=end.stop,
             seed=end.seed,
+            token_ids=output_ids(self._context, self._ids),
+            prompt_token_ids=prompt_ids(self._context, self._index),
+            prompt_logprobs=prompt_logprobs(self._context, end),
         )
 
 
@@ -244,7 +281,7 @@ def _logprobs(context: ResponseContext, delta: Delta, offset: int) -> types.Comp
     columns = types.CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for token, text in zip(delta.logprobs or (), delta.texts, strict=False):
         scored = token.logprob == token.logprob  # NaN: a prompt's first token
-        columns.tokens.append(context.tokenizer.token_text(token.token_id))
+        columns.tokens.append(context.token_text(token.token_id))
         columns.token_logprobs.append(token.logprob if scored else None)
         columns.top_logprobs.append(_top(context, token) if scored else None)
         columns.text_offset.append(offset)
@@ -254,7 +291,7 @@ def _logprobs(context: ResponseContext, delta: Delta, offset: int) -> types.Comp
 
 def _top(context: ResponseContext, token: TokenLogprob) -> dict[str, float | None]:
     """Returns the likeliest tokens by text; if two ids have the same text, the likelier one stays."""
-    text = context.tokenizer.token_text
+    text = context.token_text
     return {text(id): logprob for id, logprob in reversed(token.top)}
 
 

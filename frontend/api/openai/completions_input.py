@@ -8,7 +8,16 @@ from msgspec import Meta
 from frontend.api.common import ModelContext, check_ids
 from frontend.api.context_length import check_characters
 from frontend.api.request_model import EXACT, FieldError
-from frontend.api.request_types import ChoiceCount, Count, OpenAIFields, Positive, Rivals, Text, doc
+from frontend.api.request_types import (
+    ChoiceCount,
+    Count,
+    OpenAIFields,
+    Positive,
+    Rivals,
+    Text,
+    TokenDetailFields,
+    doc,
+)
 from frontend.api.structured_output import ResponseFormatField
 from frontend.errors import BadRequest
 
@@ -28,8 +37,10 @@ _one: list[dict[str, Any]] = [{"type": "string", "minLength": 1}, _ids]
 _Token = Annotated[int, EXACT]
 
 
-class CompletionRequest(OpenAIFields):
-    ONLY: ClassVar = {**OpenAIFields.ONLY, "suffix": ("",)}
+class CompletionRequest(TokenDetailFields):
+    ONLY: ClassVar = {
+        **OpenAIFields.ONLY, **dict.fromkeys(("include_reasoning", "separate_reasoning"), (True,)),
+    }  # fmt: skip
 
     model: Annotated[Text, doc("The served name, see `/v1/models`; any other is refused")]
     prompt: Annotated[
@@ -41,6 +52,9 @@ class CompletionRequest(OpenAIFields):
     best_of: Annotated[Positive | None, doc("Must equal `n`")] = None
     logprobs: Annotated[
         Rivals | None, doc("Log-probabilities of the answer's tokens, and of this many of the likeliest")
+    ] = None
+    suffix: Annotated[
+        str | None, doc("What follows the answer, for a model that was trained to fill in the middle")
     ] = None
     echo: Annotated[bool, doc("The prompt stands before the answer; with `logprobs` it is scored, too")] = False
     response_format: ResponseFormatField = None

@@ -30,11 +30,28 @@ class PromptTokensDetails(ResponseModel):
     cached_tokens: Count
 
 
+class CompletionTokensDetails(ResponseModel):
+    reasoning_tokens: Count
+
+
 class Usage(ResponseModel):
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class PromptLogprob(ResponseModel):
+    """A token in a place of the prompt; `rank` counts from 1, in order of likelihood."""
+
+    logprob: Annotated[float, Meta(le=0)]
+    rank: Count
+    decoded_token: str
+
+
+# For each token of the prompt, by id: the token itself and the likeliest ones; null for the first token.
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class CompletionHead(ResponseModel):
@@ -66,6 +83,9 @@ class CompletionChoice(ResponseModel):
     finish_reason: FinishReason
     stop_reason: str | int | None
     seed: Count | None
+    token_ids: list[Count] | UnsetType = UNSET
+    prompt_token_ids: list[Count] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(CompletionHead):
@@ -81,6 +101,8 @@ class CompletionChunkChoice(ResponseModel):
     finish_reason: FinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET
     seed: Count | UnsetType | None = UNSET
+    token_ids: list[Count] | UnsetType = UNSET
+    prompt_token_ids: list[Count] | UnsetType = UNSET
 
 
 class CompletionChunk(CompletionHead):
@@ -149,12 +171,15 @@ class ChatChoice(ResponseModel):
     finish_reason: ChatFinishReason
     stop_reason: str | int | None
     seed: Count | None
+    token_ids: list[Count] | UnsetType = UNSET
 
 
 class ChatCompletion(ChatHead):
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings | UnsetType = UNSET
+    prompt_token_ids: list[Count] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class FunctionCallDelta(ResponseModel):
@@ -187,12 +212,14 @@ class ChatChunkChoice(ResponseModel):
     finish_reason: ChatFinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET
     seed: Count | UnsetType | None = UNSET
+    token_ids: list[Count] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(ChatChunkHead):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
+    prompt_token_ids: list[Count] | UnsetType = UNSET
 
 
 class TokenEvent(ResponseModel):

@@ -17,6 +17,7 @@ from frontend.api.common import (
     generation_request,
     sampling,
     to_json,
+    truncated,
 )
 from frontend.api.context_length import check_length
 from frontend.api.openai import responses_types as types
@@ -24,8 +25,10 @@ from frontend.api.openai.completions import error, error_body
 from frontend.api.openai.responses_input import SCORES, ResponseCountRequest, ResponseRequest, response_prompt
 from frontend.api.openai.responses_output import COMPLETED, INCOMPLETE, Output, event
 from frontend.api.structured_output import TextFormat
+from frontend.api.thinking_budget import asked, check_budget, thinking_budget
 from frontend.api.tools import checked_choice, functions, grammar_and_parser, openai_choice
 from frontend.errors import SluiceError, api_status
+from frontend.output_parser.formats import with_reasoning
 from frontend.output_parser.tool_choice import Function
 from frontend.request import Delta, Finish, GenerationRequest
 from shared.messages import Sampling
@@ -56,12 +59,18 @@ async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRe
     known = functions(request.tools)
     tool_choice = checked_choice(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
     ids, begins = await response_prompt(request, known, context)
+    ids = truncated(ids, most, request.truncate_prompt_tokens, context)
     check_length("input", len(ids), most or 1, context)
+    most = most or context.max_seq_len - len(ids)
+    tokens, param = asked(request, request.reasoning.max_tokens if request.reasoning else None)
+    budget = thinking_budget(tokens, param, begins, most, context)
     text_grammar = await structured_output.grammar(structured_output.openai(request, _format(request), "text.format"))
     grammar, parser_config = await grammar_and_parser(tool_choice, begins, text_grammar, context)
-    chosen = sampling(request, most or context.max_seq_len - len(ids), context, logprobs=logprobs, grammar=grammar)
+    chosen = sampling(request, most, context, logprobs=logprobs, grammar=grammar, thinking=budget)
+    check_budget(chosen)
     return generation_request(
-        request, context, (ids,), chosen, stops=request.stops, parser_config=parser_config,
+        request, context, (ids,), chosen, stops=request.stops,
+        parser_config=with_reasoning(parser_config, request.separate_reasoning),
         format_data=_echoed(request, known, chosen),
     )  # fmt: skip
 

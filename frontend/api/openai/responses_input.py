@@ -21,18 +21,22 @@ from frontend.api.chat_prompt import (
 from frontend.api.common import ModelContext
 from frontend.api.request_model import FieldError, RequestModel
 from frontend.api.request_types import (
+    Count,
     Ignored,
+    IncludeReasoning,
     ModelName,
     OpenAIFields,
     Positive,
     Refused,
     ResponseStreamOptions,
+    SeparateReasoning,
     TemplateArguments,
     Text,
     TopLogprobs,
     doc,
 )
 from frontend.api.structured_output import TextOptions
+from frontend.api.thinking_budget import MaxThinkingTokens, OtherBudgetName
 from frontend.api.tools import Degree, FlatFunctionTools, FlatToolChoice, ParallelToolCalls, effort
 from frontend.errors import BadRequest
 from frontend.output_parser.tool_choice import Function
@@ -130,6 +134,7 @@ class ReasoningOptions(RequestModel):
     ONLY: ClassVar = {"context": ("auto",), "mode": ("standard",)}
 
     effort: Degree | None = None
+    max_tokens: Count | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
@@ -142,7 +147,10 @@ Input = Annotated[
 Instructions = Annotated[str | None, doc("What stands before the conversation")]
 ReasoningField = Annotated[
     ReasoningOptions | None,
-    doc("`effort`: as `reasoning_effort`; `summary` has no effect: thoughts are sent as they are"),
+    doc(
+        "`effort`: as `reasoning_effort`; `max_tokens`: as `max_thinking_tokens`; `summary` has no effect: thoughts "
+        "are sent as they are"
+    ),
 ]
 TextField = Annotated[TextOptions | None, doc("`format`: the same as `response_format`; `verbosity`: only `medium`")]
 Included = Literal[
@@ -178,7 +186,10 @@ class ResponseCountRequest(RequestModel):
 
 
 class ResponseRequest(OpenAIFields):
-    ONLY: ClassVar = {**OpenAIFields.ONLY, **_COUNT_ONLY, "background": (False,), "context_management": ([],)}
+    ONLY: ClassVar = {
+        **OpenAIFields.ONLY, **_COUNT_ONLY, "background": (False,), "context_management": ([],),
+        **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), (False,)),
+    }  # fmt: skip
 
     input: Input
     model: ModelName = None
@@ -197,12 +208,18 @@ class ResponseRequest(OpenAIFields):
     tool_choice: FlatToolChoice = None
     parallel_tool_calls: ParallelToolCalls = True
     reasoning: ReasoningField = None
+    max_thinking_tokens: MaxThinkingTokens = None
+    thinking_budget: OtherBudgetName = None
+    thinking_token_budget: OtherBudgetName = None
+    include_reasoning: IncludeReasoning = True
+    separate_reasoning: SeparateReasoning = True
     text: TextField = None
     max_tool_calls: Annotated[Positive | None, doc("A limit for built-in tools, of which there are none")] = None
     client_metadata: Ignored = None
     previous_response_id: Refused = None
     conversation: Refused = None
     prompt: Refused = None
+    prompt_logprobs: Refused = None
     moderation: Refused = None
 
     def __post_init__(self) -> None:

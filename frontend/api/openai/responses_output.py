@@ -195,7 +195,7 @@ class Output:
             case Text(text):
                 return self._say(Message, text)
             case ReasoningText(text):
-                return self._say(Reason, text)
+                return [] if self._context.request.hides_reasoning else self._say(Reason, text)
             case CallStart(call, name):
                 return self._begin(ToolCall(self._context, self._next, call, name))
             case CallArguments(_, fragment):

@@ -9,9 +9,12 @@ import pytest
 
 from frontend.api.call_history import call, chat_message
 from frontend.api.chat_prompt import checked_messages
+from frontend.api.openai import chat
+from frontend.errors import BadRequest, Unprocessable
 from frontend.output_parser.formats import ModelFormat, ToolFormat
 from frontend.text.tokenizer import Tokenizer
-from tests.fakes import MODEL
+from tests.fakes import MODEL, context
+from tests.frontend.api.harness import parse
 from tests.frontend.speaking import Model
 from tests.frontend.text.tokenizers import byte_level, save
 from tests.templates import MISTRAL
@@ -88,3 +91,31 @@ async def test_output_continues_the_final_message_of_a_prompt(gpt_oss: Model) ->
             assert answer.choices[0].message.content == "y."
     assert all(prompt.endswith("<|channel|>final<|message|>Sunn") for prompt in gpt_oss.prompts)
     assert "final" not in gpt_oss.grammars[1]
+
+
+SHOWS_DOCUMENTS = "{% for d in documents or () %}[{{ d.text }}]{% endfor %}{{ messages[0].content }}"
+ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+
+
+async def prompt_of(tokenizer: Tokenizer, *, trusts: bool = True, **more: Any) -> str:
+    request = await parse(chat, ASKED | more, context(tokenizer, trusts_templates=trusts))
+    return tokenizer.decode(request.prompts[0], skip_special=False)
+
+
+async def test_template_of_a_request_replaces_the_models_if_it_is_trusted(tokenizer: Tokenizer) -> None:
+    asked = {"chat_template": "{{ bos_token }}!{{ messages[0].content }}"}
+    assert await prompt_of(tokenizer, **asked) == f"{tokenizer.named_tokens.get('bos_token', '')}!hi"
+    with pytest.raises(Unprocessable, match="--trust-request-chat-template"):
+        await prompt_of(tokenizer, trusts=False, **asked)
+    with pytest.raises(BadRequest, match="does not compile"):
+        await prompt_of(tokenizer, chat_template="{% if %}")
+    with pytest.raises(BadRequest, match="refused"):
+        await prompt_of(tokenizer, chat_template="{{ messages.__class__.__mro__ }}")
+
+
+async def test_documents_are_shown_or_refused(tokenizer: Tokenizer) -> None:
+    documents = [{"title": "A", "text": "one"}, {"text": "two"}]
+    assert await prompt_of(tokenizer, chat_template=SHOWS_DOCUMENTS, documents=documents) == "[one][two]hi"
+    assert "hi" in await prompt_of(tokenizer, documents=[])
+    with pytest.raises(Unprocessable, match="no place"):
+        await prompt_of(tokenizer, documents=documents)

@@ -64,7 +64,7 @@ async def test_it_is_served_to_who_may_come_in(tokenizer: Tokenizer, tmp_path: P
     request = said["components"]["schemas"]["CompletionRequest"]
     valid = Draft202012Validator({**request, "components": said["components"]}).is_valid
     assert valid({"model": "m", "prompt": ["a", [1, 2]], "max_tokens": 0, "echo": True, "seed": None})
-    assert not valid({"model": "m"}) and not valid({"model": "m", "prompt": "a", "suffix": "b"})
+    assert not valid({"model": "m"}) and not valid({"model": "m", "prompt": "a", "use_beam_search": True})
 
 
 def test_request_field_has_a_description() -> None:

@@ -23,7 +23,7 @@ def test_shared_field_accepts_its_values(field: str, value: Any) -> None:
 @pytest.mark.parametrize(("field", "value", "code"), [
     ("seed", 1 << 64, "out_of_range"), ("top_p", 0, "out_of_range"), ("min_p", 1.1, "out_of_range"),
     ("repetition_penalty", 0, "out_of_range"), ("logit_bias", {"a": 1}, "out_of_range"), ("stop", [""], "out_of_range"),
-    ("skip_special_tokens", False, "unsupported_field"), ("allowed_token_ids", [1], "unsupported_field"),
+    ("stream_reasoning", False, "unsupported_field"), ("allowed_token_ids", [-1], "out_of_range"),
     ("nonsense", 1, "unknown_field"),
 ])  # fmt: skip
 def test_shared_field_out_of_range_or_unsupported_is_unprocessable(field: str, value: Any, code: str) -> None:

@@ -10,6 +10,7 @@ from frontend.api.anthropic import messages
 from frontend.api.openai import chat, completions
 from frontend.errors import SluiceError
 from frontend.text import grammar_builder as build
+from frontend.text.structural_tag import structural_tag
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, context
 from tests.frontend.api.harness import parse
@@ -32,6 +33,7 @@ async def grammar_of(tokenizer: Tokenizer, **more: Any) -> str:
 SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
 
 
+TAGGED = {"structures": [{"begin": "<f=a>", "schema": PERSON, "end": "</f>"}], "triggers": ["<f="]}
 FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "text"}}, ""),
     ({"response_format": {"type": "json_object", "json_schema": None}}, build.json_object()),
@@ -45,6 +47,23 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json_object": True}}, build.json_object()),
     ({"structured_outputs": {"json_object": False, "choice": ["a"]}}, build.one_of(["a"], "x")),
     ({"structured_outputs": {}, "guided_json": None, "response_format": None}, ""),
+    ({"response_format": {"type": "json", "value": PERSON}}, build.json_schema(PERSON, "x")),
+    ({"response_format": {"type": "regex", "value": "a+"}}, build.regex("a+", "x")),
+    ({"response_format": {"type": "json_object", "schema": PERSON}}, build.json_schema(PERSON, "x")),
+    ({"response_format": {"type": "json_object", "value": PERSON}}, build.json_schema(PERSON, "x")),
+    ({"response_format": {"type": "json_schema", "schema": PERSON}}, build.json_schema(PERSON, "x")),
+    (
+        {"response_format": {"type": "json_schema", "value": {"name": "p", "schema": PERSON}}},
+        build.json_schema(PERSON, "x"),
+    ),
+    ({"response_format": {"type": "structural_tag", **TAGGED}}, structural_tag(TAGGED, "x")),
+    (
+        {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+        structural_tag({"format": {"type": "any_text"}}, "x"),
+    ),
+    ({"structured_outputs": {"structural_tag": TAGGED}}, structural_tag(TAGGED, "x")),
+    ({"grammar": 'root ::= "a" | "b"'}, build.lark('root ::= "a" | "b"', "x")),
+    ({"json_schema": PERSON}, build.json_schema(PERSON, "x")),
 ]
 
 

@@ -1,0 +1,42 @@
+"""What completions and chat tell of tokens if asked: ids and the prompt's log-probabilities, in vLLM's shapes."""
+
+from msgspec import UNSET, UnsetType
+
+from frontend.api.common import ResponseContext, to_json
+from frontend.api.openai.response_types import PromptLogprob, PromptLogprobs
+from frontend.request import Delta, TokenLogprob
+
+LEAST = -9999.0  # OpenAI's value for a log-probability of minus infinity, which JSON cannot express
+
+
+def prompt_ids(context: ResponseContext, choice: int) -> list[int] | UnsetType:
+    """Returns the ids of a choice's prompt, if the request asks for them."""
+    request = context.request
+    return request.prompts[choice // request.n] if request.return_ids else UNSET
+
+
+def output_ids(context: ResponseContext, ids: list[int]) -> list[int] | UnsetType:
+    """Returns `ids`, if the request asks for them."""
+    return ids if context.request.return_ids else UNSET
+
+
+def prompt_logprobs(context: ResponseContext, last: Delta) -> PromptLogprobs | UnsetType:
+    """Returns those of a choice's prompt, which its last delta has if the request asks for them."""
+    if last.prompt_logprobs is None:
+        return UNSET
+    return [_entry(context, token) if position else None for position, token in enumerate(last.prompt_logprobs)]
+
+
+def _entry(context: ResponseContext, token: TokenLogprob) -> dict[int, PromptLogprob]:
+    text = context.tokenizer.token_text
+    ranked = [(token.token_id, token.logprob, token.rank)]
+    ranked += [(id, logprob, rank) for rank, (id, logprob) in enumerate(token.top, 1) if id != token.token_id]
+    return {
+        id: PromptLogprob(logprob=max(LEAST, logprob), rank=rank, decoded_token=text(id))
+        for id, logprob, rank in ranked
+    }  # fmt: skip
+
+
+def as_fields(name: str, ids: list[int] | UnsetType) -> bytes:
+    """Encodes ids as one more field of an object that is written piece by piece; empty if they are not asked for."""
+    return b"" if ids is UNSET else b',"%s":%s' % (name.encode(), to_json(ids))

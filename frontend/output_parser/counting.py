@@ -1,0 +1,26 @@
+"""Counts the tokens of reasoning while an output is parsed."""
+
+from collections.abc import Sequence
+
+from frontend.output_parser.events import Event
+from frontend.output_parser.formats import Reasoning
+from frontend.output_parser.parser import OutputParser
+
+
+def feed_counting(parser: OutputParser, texts: Sequence[str], tokens: int) -> tuple[list[Event], int]:
+    """Feeds the texts of the next tokens to a parser. Returns its events, and how many of the tokens are reasoning.
+
+    texts: one for each of `tokens` tokens, and perhaps one more, for text that became certain after the last
+
+    The tags count, too, but not an opening tag that is still incomplete. After reasoning, this costs one check a call.
+    """
+    events: list[Event] = []
+    thought = 0
+    for position, text in enumerate(texts):
+        before = parser.reasoning
+        if before is Reasoning.DONE:
+            return events + parser.feed("".join(texts[position:])), thought
+        events += parser.feed(text)
+        if Reasoning.OPEN in (before, parser.reasoning) and position < tokens:
+            thought += 1
+    return events, thought

@@ -1,0 +1,33 @@
+"""What opens and closes reasoning, and what is written in its place when its budget is used up, by output format."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from frontend.output_parser.formats import Tags, ToolFormat
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarks:
+    """The texts that stand around reasoning. Each entry is encoded by itself, so marks become single tokens."""
+
+    opening: tuple[str, ...]
+    closing: str  # one token
+    forced: tuple[str, ...]  # `closing`, and what leads on to the answer
+    anywhere: bool = False  # reasoning may open again, and not only at the beginning of an output
+    forbidden: tuple[str, ...] = ()  # what may not follow each other once the budget is used up
+
+
+_HARMONY = ReasoningMarks(
+    opening=("<|channel|>", "analysis", "<|message|>"),
+    closing="<|end|>",
+    forced=("<|end|>", "<|start|>", "assistant", "<|channel|>"),
+    anywhere=True,
+    forbidden=("<|channel|>", "analysis"),
+)
+_OWN: Mapping[ToolFormat, ReasoningMarks] = {ToolFormat.HARMONY: _HARMONY}
+
+
+def reasoning_marks(tool_format: ToolFormat, tags: Tags) -> ReasoningMarks:
+    """Returns the marks of a model that puts its reasoning between `tags`, unless its format has marks of its own."""
+    opening, closing = tags
+    return _OWN.get(tool_format) or ReasoningMarks((opening,), closing, (closing,))

@@ -1,0 +1,142 @@
+"""Builds the grammar of free text with tagged parts: https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html
+
+A description is a tree of formats: `const_string`, `json_schema`, `regex`, `any_text`, `sequence`, `or`, `tag`,
+`triggered_tags` and `tags_with_separator`. The older form, `structures` and `triggers`, is a `triggered_tags`.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from frontend.errors import Unprocessable
+from frontend.text import grammar_builder
+
+MAX_DEPTH = 32
+META = re.compile(r"[\\.+*?()|\[\]{}^$/]")
+
+
+def structural_tag(value: dict[str, Any] | str, param: str) -> str:
+    """Returns the grammar of text that keeps to a description, given as an object or as its JSON.
+
+    Raises Unprocessable, which names the part that is wrong.
+    """
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise _refused(param, f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise _refused(param, "a description is an object")
+    root = value.get("format")
+    if root is None:
+        root = _older(value, param)
+    rules = _Rules(param)
+    rules.lines.insert(0, f"start: {rules.of(root, 0)}")
+    return grammar_builder.composed("\n".join(rules.lines), param)
+
+
+def _older(value: dict[str, Any], param: str) -> dict[str, Any]:
+    structures, triggers = value.get("structures"), value.get("triggers")
+    if not isinstance(structures, list) or not all(isinstance(one, dict) for one in structures):
+        raise _refused(param, "it has neither `format` nor `structures`")
+    tags = [
+        {"type": "tag", **one, "content": {"type": "json_schema", "json_schema": one.get("schema")}}
+        for one in structures
+    ]  # fmt: skip
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+
+
+class _Rules:
+    """The rules of a grammar in llguidance's Lark. Each method returns the expression of one format."""
+
+    def __init__(self, param: str) -> None:
+        self.lines: list[str] = []
+        self._param = param
+        self._count = 0
+
+    def of(self, form: Any, depth: int) -> str:
+        if not isinstance(form, dict) or depth > MAX_DEPTH:
+            raise _refused(self._param, "a format is an object, and not nested too deeply")
+        match form:
+            case {"type": "const_string", "value": str(text)}:
+                return _quoted(text)
+            case {"type": "json_schema", "json_schema": dict() | bool() as schema}:
+                return self._rule(f"%json {grammar_builder.embedded(schema, self._param)}")
+            case {"type": "regex", "pattern": str(pattern)}:
+                return self._rule(f"/{grammar_builder.as_lark_regex(pattern, self._param)}/")
+            case {"type": "any_text"}:
+                return self._rule("/(?s:.*)/")
+            case {"type": "sequence", "elements": [*elements]}:
+                return "(" + " ".join(self.of(one, depth + 1) for one in elements) + ")" if elements else '""'
+            case {"type": "or", "elements": [_, *_] as elements}:
+                return "(" + " | ".join(self.of(one, depth + 1) for one in elements) + ")"
+            case {"type": "tag"}:
+                return self._tag(form, depth)
+            case {"type": "triggered_tags", "triggers": [_, *_] as triggers, "tags": [_, *_] as tags}:
+                return self._triggered(form, _texts(triggers, self._param), tags, depth)
+            case {"type": "tags_with_separator", "tags": [_, *_] as tags, "separator": str(separator)}:
+                return self._separated(form, tags, separator, depth)
+        raise _refused(self._param, f"a format of the type {form.get('type')!r:.40} is unknown or lacks a field")
+
+    def _rule(self, body: str, *, lazy: bool = False) -> str:
+        name = f"part_{self._count}"
+        self._count += 1
+        self.lines.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
+        return name
+
+    def _tag(self, tag: Any, depth: int, trigger: str = "") -> str:
+        """Returns a tag, without the `trigger` that its beginning starts with."""
+        match tag:
+            case {"begin": str(begin), "content": {"type": "any_text"}, "end": str(end)} if end:
+                body = self._rule(f"/(?s:.*){_escaped(end)}/", lazy=True)
+            case {"begin": str(begin), "content": content, "end": str(end)}:
+                body = f"{self.of(content, depth + 1)} {_quoted(end)}"
+            case _:
+                raise _refused(self._param, "a tag has `begin`, `content` or `schema`, and `end`")
+        return f"({_quoted(begin[len(trigger) :])} {body})"
+
+    def _triggered(self, form: dict[str, Any], triggers: list[str], tags: list[Any], depth: int) -> str:
+        anything = "(?s:.*)"
+        ways = []
+        for trigger in triggers:
+            own = [tag for tag in tags if isinstance(tag, dict) and str(tag.get("begin")).startswith(trigger)]
+            if not own:
+                raise _refused(self._param, f"no tag begins with the trigger {trigger!r:.80}")
+            choices = " | ".join(self._tag(tag, depth, trigger) for tag in own)
+            ways.append(f"{self._rule(f'/{anything}{_escaped(trigger)}/', lazy=True)} ({choices})")
+        if not all(isinstance(tag, dict) and str(tag.get("begin")).startswith(tuple(triggers)) for tag in tags):
+            raise _refused(self._param, "every tag begins with one of the triggers")
+        some = self._rule(" | ".join(ways))
+        name = f"REST_{self._count}"
+        self._count += 1
+        self.lines.append(f"{name}: /{anything}/ & ~/{anything}({'|'.join(map(_escaped, triggers))}){anything}/")
+        once, least = bool(form.get("stop_after_first")), bool(form.get("at_least_one"))
+        if once:
+            return some if least else f"({some} | {name})"
+        return f"({some}{'+' if least else '*'} {name})"
+
+    def _separated(self, form: dict[str, Any], tags: list[Any], separator: str, depth: int) -> str:
+        one = self._rule(" | ".join(self._tag(tag, depth) for tag in tags))
+        several = one if form.get("stop_after_first") else f"{one} ({_quoted(separator)} {one})*"
+        return f"({several})" if form.get("at_least_one") else f"({several})?"
+
+
+def _texts(values: Sequence[Any], param: str) -> list[str]:
+    if not all(isinstance(one, str) and one for one in values):
+        raise _refused(param, "triggers are texts that are not empty")
+    return list(values)
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()
+
+
+def _escaped(text: str) -> str:
+    """Returns a regex that matches the text."""
+    return META.sub(lambda found: "\\" + found[0], text).replace("\n", r"\n").replace("\r", r"\r")
+
+
+def _refused(param: str, reason: str) -> Unprocessable:
+    return Unprocessable(f"`{param}` cannot be enforced: {reason}", param=param, code="invalid_grammar")

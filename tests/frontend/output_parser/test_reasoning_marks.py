@@ -1,0 +1,24 @@
+"""What ends reasoning is what the parser of the format takes for its end."""
+
+import pytest
+
+from frontend.output_parser import marks
+from frontend.output_parser.events import ReasoningText, Text
+from frontend.output_parser.formats import MARKS, TAGS, THINK, ParserConfig, Reasoning, Tags, ToolFormat
+from frontend.output_parser.parsed import ParsedOutput
+from frontend.output_parser.reasoning_marks import reasoning_marks
+
+
+@pytest.mark.parametrize(("tool_format", "tags"), [
+    (ToolFormat.MISTRAL_ARGS, ("[THINK]", "[/THINK]")), (ToolFormat.HARMONY, THINK),
+    *[(ToolFormat.HERMES, tags) for tags in TAGS],
+])  # fmt: skip
+def test_forced_texts_end_the_reasoning_that_the_opening_began(tool_format: ToolFormat, tags: Tags) -> None:
+    one = reasoning_marks(tool_format, tags)
+    answer = "final<|message|>Yes." if tool_format is ToolFormat.HARMONY else "Yes."
+    text = "".join([*one.opening, "Hm", *one.forced, answer])
+    for spelling, stand_in in MARKS.get(tool_format, {}).items():
+        text = text.replace(spelling, stand_in)
+    parsed = ParsedOutput.parse([text], ParserConfig(Reasoning.UNDECIDED, tool_format, tags=tags))
+    assert parsed.parts == [ReasoningText("Hm"), Text("Yes.")] and one.forced[0] == one.closing
+    assert marks.spelled(text).startswith(one.opening[0])
