@@ -120,11 +120,11 @@ def test_special_tokens_are_shown_if_they_are_asked_for(server: Server, sdk: ope
     ids = server.client.post("/tokenize", json={"prompt": "<|im_start|>", "add_special_tokens": False}).json()["tokens"]
     fields: dict[str, Any] = {
         "allowed_token_ids": [*ids, *ids_of(server, "a")],
-        "max_tokens": 8,
+        "max_tokens": 30,
         "return_token_ids": True,
     }
     (hidden,), (shown,) = (
-        completion(sdk, seed=3, temperature=9, **fields, skip_special_tokens=skip).choices for skip in (True, False)
+        completion(sdk, seed=3, temperature=1000, **fields, skip_special_tokens=skip).choices for skip in (True, False)
     )
     assert {*shown.token_ids} == {*fields["allowed_token_ids"]} and hidden.token_ids == shown.token_ids
     assert {*hidden.text} == {"a"} and shown.text.replace("<|im_start|>", "") == hidden.text != shown.text
@@ -133,10 +133,10 @@ def test_special_tokens_are_shown_if_they_are_asked_for(server: Server, sdk: ope
 @QWEN
 def test_bad_words_do_not_occur_and_allowed_tokens_do(server: Server, sdk: openai.OpenAI) -> None:
     allowed = ids_of(server, "abc")
-    (choice,) = completion(sdk, max_tokens=60, temperature=9, allowed_token_ids=allowed).choices
+    (choice,) = completion(sdk, max_tokens=60, temperature=1000, allowed_token_ids=allowed).choices
     assert {*choice.text} == {*"abc"} and "ab" in choice.text and "c" in choice.text
-    (choice,) = completion(sdk, max_tokens=60, temperature=9, allowed_token_ids=allowed, bad_words=["ab", "c"]).choices
-    assert {*choice.text} == {*"ab"} and "ab" not in choice.text
+    (choice,) = completion(sdk, max_tokens=60, temperature=1000, allowed_token_ids=allowed, bad_words=["ab", "c"]).choices
+    assert {*choice.text} <= {*"ab"} and "ab" not in choice.text
     for wrong in ([], [1 << 20]):
         with pytest.raises(openai.APIStatusError, match="allowed_token_ids"):
             completion(sdk, allowed_token_ids=wrong)
