@@ -29,7 +29,7 @@ FLAGS = select(
         "batch_wait_timeout_s", "scheduler_policy", "use_chunked_prefill", "prefill_chunk_size",
         "max_prefill_chunks_per_step", "max_step_tokens", "target_step_s", "max_batch_size",
         "max_waiting_requests", "max_waiting_tokens", "kv_cache_backend", "page_size", "prefix_cache",
-        "batch_invariant",
+        "state_checkpoint_tokens", "batch_invariant",
     ),
 )  # fmt: skip
 SYNTHETIC = "synthetic"
@@ -73,6 +73,13 @@ def parser() -> Parser:
         type=positive_int,
         default=PAGES,
         help="pages of these layers [default %(default)s]",
+    )
+    add(
+        "--state-slots",
+        metavar="N",
+        type=positive_int,
+        default=0,
+        help="states that recurrent layers keep; by default no layer is recurrent",
     )
     add("--rate-scale", metavar="X", type=positive_float, default=1.0, help="multiplies a workload's arrivals a second")
     add(
@@ -128,7 +135,8 @@ def _simulate(args: argparse.Namespace, settings: Settings) -> int:
         print(f"\n{name}: {report.outcome(result)}\n{report.timeline(result, report.width())}")
     if args.json:
         content = {name: {"summary": rows[name], **report.numbers(result)} for name, result in replays.items()}
-        about = {"cost": asdict(cost), "pages": args.pages, "window": args.window, "worker": asdict(settings.worker)}
+        about = {"cost": asdict(cost), "pages": args.pages, "window": args.window, "state_slots": args.state_slots}
+        about["worker"] = asdict(settings.worker)
         args.json.write_text(json.dumps({"about": about, "workloads": content}) + "\n")
     if args.plot:
         report.plot(replays, args.plot)
@@ -148,10 +156,12 @@ def _traffic(name: str, args: argparse.Namespace) -> Traffic:
 def _replay(traffic: Traffic, args: argparse.Namespace, settings: Settings, cost: costs.CostModel) -> Replay:
     try:
         scheduler, pool = build(
-            settings.worker, args.pages, settings.model.max_seq_len, window=args.window, window_pages=args.window_pages
-        )
+            settings.worker, args.pages, settings.model.max_seq_len, window=args.window, window_pages=args.window_pages,
+            state_slots=args.state_slots,
+        )  # fmt: skip
     except ValueError as error:
-        raise ConfigError(f"--pages {args.pages}: {error}") from error
+        slots = f", --state-slots {args.state_slots}" if args.state_slots else ""
+        raise ConfigError(f"--pages {args.pages}{slots}: {error}") from error
     return replay(traffic, scheduler, pool, cost)
 
 

@@ -91,14 +91,21 @@ class Replay:
 
 
 def build(
-    worker: WorkerConfig, pages: int, max_seq_len: int = 0, *, window: int = 0, window_pages: int = 0
+    worker: WorkerConfig,
+    pages: int,
+    max_seq_len: int = 0,
+    *,
+    window: int = 0,
+    window_pages: int = 0,
+    state_slots: int = 0,
 ) -> tuple[Scheduler, PagePool]:
     """Returns a scheduler with these settings over a pool of `pages` pages of `worker.page_size` tokens, and that pool.
 
-    window: if it is not 0, some layers have this sliding window, and `window_pages` pages of their own.
+    window: if it is not 0, some layers have this sliding window, and `window_pages` pages of their own. state_slots: if
+    it is not 0, some layers are recurrent, with so many slots for their states.
 
     With --kv-cache-backend contiguous the same memory is divided into pages of `max_seq_len` tokens (4,096 if 0).
-    Raises ValueError when that memory does not hold one such page.
+    Raises ValueError when that memory does not hold one such page, or the slots not the states of one sequence.
     """
     max_seq_len = max_seq_len or DEFAULT_SEQ_LEN
     size = worker.page_size
@@ -108,7 +115,8 @@ def build(
         raise ValueError(f"the K/V pool does not hold one sequence of {max_seq_len} tokens")
     pool = PagePool(pages + 1, size)
     pools = [pool, PagePool(window_pages + 1, size, window)] if window else [pool]
-    return Scheduler(SchedulerConfig.of(worker, max_seq_len, frozenset()), pools), pool
+    slots = PagePool(state_slots + 1, size) if state_slots else None
+    return Scheduler(SchedulerConfig.of(worker, max_seq_len, frozenset()), pools, slots), pool
 
 
 def replay(

@@ -60,6 +60,7 @@ def test_simulate_faster_traffic_has_a_longer_queue(tmp_path: Path) -> None:
         ("--workload nobody", "--workload: 'nobody' is not one of all, baseline,"),
         ("--cost nothing", "--cost nothing is neither a file nor one of"),
         ("--pages 9 --kv-cache-backend contiguous", "--pages 9: the K/V pool does not hold one sequence"),
+        ("--state-slots 1", "--pages 8192, --state-slots 1: a sequence needs"),
         ("--batching-mode static --use-chunked-prefill", "--use-chunked-prefill needs"),
         ("--page-sise 3", "did you mean --page-size?"),
         ("--port 3", "unknown flag --port"),

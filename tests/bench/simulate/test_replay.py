@@ -62,6 +62,22 @@ def test_replay_of_layers_with_a_window_needs_few_of_their_pages() -> None:
     assert all(request.refused for request in replay(sent, scheduler, pool, SECOND).requests), "too few for a window"
 
 
+def test_replay_of_recurrent_layers_continues_from_checkpoints() -> None:
+    prompt = [number % 50 for number in range(3000)]
+    sent = Traffic([Arrival(0.0, prompt, 4), Arrival(5000.0, prompt, 4), Arrival(10000.0, [*prompt[:1200], 7], 4)])
+    flags = WorkerConfig(page_size=16, max_batch_size=2, state_checkpoint_tokens=512)
+    worker = with_default_sizes(flags, on_gpu=False)
+
+    def cached(**slots: int) -> list[int]:
+        return [request.cached_tokens for request in replay(sent, *build(worker, 500, **slots), SECOND).finished]
+
+    assert cached() == [0, 2992, 1200], "pages only"
+    assert cached(state_slots=20) == [0, 2992, 1024], "the last full page of a prompt, and multiples of 512"
+    assert cached(state_slots=5) == [0, 2992, 0], "few slots keep few checkpoints"
+    with pytest.raises(ValueError, match="slots"):
+        build(worker, 500, state_slots=1)
+
+
 def test_replay_static_batch_waits_in_virtual_time() -> None:
     flags = {"batching_mode": "static", "use_chunked_prefill": False, "batch_wait_timeout_s": 5.0}
     result = simulated(traffic((1, 4, 2), (2, 4, 1)), **flags)
