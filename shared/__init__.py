@@ -6,6 +6,7 @@ config/             the settings
 flags, settings_check   reading the settings; rules between them
 arguments           types of command-line arguments that are not settings
 default_sizes, machine      defaults that depend on the machine; facts about the machine
+byte_level          the alphabet of byte-level vocabularies
 task                what a checkpoint is for: text, embeddings or scores
 hf_hub              checkpoints from the Hugging Face hub
 heartbeat           a process's heartbeat file, read by the launcher

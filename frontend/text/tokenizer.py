@@ -26,6 +26,7 @@ from frontend.text.detokenizer import (
 )
 from frontend.text.token_length import TokenLength
 from frontend.text.tokenizer_files import TokenizerError, TokenizerFiles
+from shared.byte_level import BYTES
 
 __all__ = ["Tokenizer", "TokenizerError"]
 
@@ -54,14 +55,6 @@ class Lazy(dict[int, T]):
         return value
 
 
-def byte_alphabet() -> dict[str, int]:
-    """Maps GPT-2's printable stand-ins to bytes: visible Latin-1 characters are themselves, the rest follow U+0100."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = sorted(set(range(256)) - set(visible))
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
-
-
-BYTES = byte_alphabet()
 BYTE_TOKENS = {f"<0x{byte:{case}}>": byte for byte in range(256) for case in ("02X", "02x")}
 
 

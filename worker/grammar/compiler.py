@@ -10,17 +10,18 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from shared.byte_level import spelled
 from worker.grammar.matcher import Matcher, error_text
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 THREADS = 2
-TAG = re.compile(r"<[!-~]+>")
+TAG = re.compile(r"<.+>", re.DOTALL)
 MAX_CACHED = 64  # grammars
 MAX_CACHED_CHARS = 4 << 20  # total length of their texts; compiled, grammars take up to about twenty times as much
 
@@ -93,9 +94,17 @@ def with_plain_tags(tokenizer: str) -> str:
     if not tags or not isinstance(vocabulary, dict):
         return tokenizer
     # Copies all added tokens, not only the tags: otherwise the others would get new ids.
-    vocabulary |= {entry["content"]: entry["id"] for entry in content["added_tokens"]}
+    spell = spelled if _is_byte_level(content) else str
+    vocabulary |= {
+        spell(entry["content"]) if entry in tags else entry["content"]: entry["id"] for entry in content["added_tokens"]
+    }
     content["added_tokens"] = [entry for entry in content["added_tokens"] if entry not in tags]
     return msgspec.json.encode(content).decode()
+
+
+def _is_byte_level(tokenizer: dict[str, Any]) -> bool:
+    decoder = tokenizer.get("decoder") or {}
+    return any(one.get("type") == "ByteLevel" for one in (decoder, *decoder.get("decoders", ())))
 
 
 def _compile(text: str, vocabulary: "Future[LLTokenizer]") -> Grammar:

@@ -13,17 +13,20 @@ from jsonschema_rs import Draft202012Validator
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken
 
+from frontend.errors import Unprocessable
 from frontend.output_parser.formats import THINK, ModelFormat, Reasoning, Tags, ToolFormat
 from frontend.output_parser.parsed import Call, ParsedOutput
 from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
 from frontend.output_parser.tool_grammar import output_grammar
 from frontend.output_parser.tool_syntax import SYNTAX, specials_of
+from frontend.text import grammar_builder
 from frontend.text.tokenizer import Tokenizer
 from tests.frontend.output_parser.examples import EMPTY, EXAMPLES, FUNCTIONS, SINGLE, function
 from tests.frontend.text.tokenizers import byte_level, save
 
 ALL = {**EXAMPLES, **SINGLE}
 NAMES = frozenset({"get_weather", "add"})
+SEED: Tags = ("<seed:think>", "</seed:think>")
 GEMMA: Tags = ("<|channel>thought", "<channel|>")
 
 
@@ -142,3 +145,43 @@ def test_any_output_of_the_grammar_is_parsed_into_calls_that_fit(
         assert isinstance(call, Call) and parsed.parser.called, text
         schema = LIMITED if call.name == "get_weather" else EMPTY
         assert Draft202012Validator(schema).is_valid(json.loads(call.arguments)), (text, call)
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["special", "text"])
+@pytest.mark.parametrize("tags", [SEED, GEMMA], ids=["seed", "gemma"])
+@pytest.mark.parametrize("tool_format", [ToolFormat.QWEN_XML, ToolFormat.GEMMA4, ToolFormat.PYTHONIC, ToolFormat.LLAMA])
+def test_reasoning_comes_before_text_and_calls(
+    tmp_path: Path, tool_format: ToolFormat, tags: Tags, special: bool
+) -> None:
+    marks = specials(tool_format, tags) if special else []
+    tokenizer = tokenizer_of(tmp_path, [mark for mark in marks if mark != GEMMA[0]])
+    known = tokenizer.special_ids_of(marks)
+    call, opening, closing = ALL[tool_format], *tags
+    thought = "Hm: a call\nwould be good.\n"
+    for mode in (Mode.REQUIRED, Mode.AUTO):
+        undecided = grammar_of(tool_format, mode, known, begins=Reasoning.UNDECIDED, tags=tags)
+        opened = grammar_of(tool_format, mode, known, begins=Reasoning.OPEN, tags=tags)
+        for said in (call, *(["Hi."] if mode is Mode.AUTO else [])):
+            assert accepts(tokenizer, undecided, f"{opening}\n{thought}{closing}\n\n{said}")
+            assert accepts(tokenizer, undecided, said)
+            assert accepts(tokenizer, opened, f"{thought}{closing}\n\n{said}")
+        assert not accepts(tokenizer, opened, call) and not accepts(tokenizer, undecided, f"{opening}\n{thought}")
+        assert accepts(tokenizer, undecided, f"{opening}\n{thought}{closing}\n\n") == (mode is Mode.AUTO)
+
+
+def test_answer_with_a_grammar_follows_reasoning_with_special_tags(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path, ["<|channel>", "<channel|>"])
+    known = tokenizer.special_ids_of(["<|channel>", "<channel|>"])
+    answer = grammar_builder.one_of(["yes", "no"], "guided_choice")
+    made = output_grammar(
+        ToolChoice(), ToolFormat.GEMMA4, Reasoning.UNDECIDED, specials=known, answer=answer, tags=GEMMA
+    )
+    assert accepts(tokenizer, made, "<|channel>thought\nHm.<channel|>yes") and accepts(tokenizer, made, "no")
+    assert not accepts(tokenizer, made, "<|channel>thought\nHm.<channel|>maybe")
+
+
+def test_schema_that_cannot_be_enforced_is_named() -> None:
+    broken = Function("f", {"type": "object", "properties": {"a": {"type": "strin"}}}, False, "tools[0].x", {})
+    for tool_format in (ToolFormat.HERMES, ToolFormat.QWEN_XML, ToolFormat.GEMMA4, ToolFormat.LFM2):
+        with pytest.raises(Unprocessable, match=r"tools\[0\].x"):
+            grammar_of(tool_format, Mode.REQUIRED, {}, functions=(broken,))

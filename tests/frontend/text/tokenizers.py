@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Engine
 
-from frontend.text.tokenizer import byte_alphabet
+from shared.byte_level import BYTES
 
 SPECIALS = ["<s>", "</s>", "<|im_end|>"]
 WORDS = ["th", "the", "he", "an", "in", "lo", "wo", "or", "ld"]
@@ -14,7 +14,7 @@ WORDS = ["th", "the", "he", "an", "in", "lo", "wo", "or", "ld"]
 
 def byte_level() -> Engine:
     """GPT-2's kind: every byte, some merges, partial characters ("Ġâ" is a space and a third of "€")."""
-    alphabet = sorted(byte_alphabet())
+    alphabet = sorted(BYTES)
     pairs = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("l", "o"), ("Ġ", "â"), ("Ã", "©"), ("ð", "Ł"), ("ĺ", "Ģ")]
     vocab = {token: index for index, token in enumerate([*alphabet, *("".join(pair) for pair in pairs)])}
     engine = Engine(models.BPE(vocab=vocab, merges=pairs))

@@ -53,7 +53,9 @@ def test_compile_with_an_unreadable_tokenizer_raises(bench: Bench, tmp_path: Pat
 def tagged(tokenizer: PreTrainedTokenizerFast) -> str:
     """A tokenizer with a hole before the tag, a special token between and a plain word after."""
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
-    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in ("<think>", "<tool_call>", "plain word")])
+    tokenizer.add_tokens(
+        [AddedToken(tag, normalized=False) for tag in ("<think>", "<tool_call>", "<｜tool▁call｜>", "plain word")]
+    )
     return str(tokenizer.backend_tokenizer.to_str())
 
 
