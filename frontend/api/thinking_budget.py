@@ -18,8 +18,6 @@ MaxThinkingTokens = Annotated[
     Count | None, doc("Most tokens of reasoning; then it is ended, and the answer follows. Usage counts them as any")
 ]
 OtherBudgetName = Annotated[Count | None, doc("Another name of `max_thinking_tokens`")]
-
-
 NAMES = ("max_thinking_tokens", "thinking_budget", "thinking_token_budget")  # ours, Qwen's, vLLM's
 
 
@@ -52,7 +50,7 @@ def thinking_budget(
     marks, tokenizer = reasoning_marks(style.tool_format, style.tags), context.tokenizer
     forced = _ids(marks.forced, tokenizer)
     opening, closing = _ids(marks.opening, tokenizer), _ids((marks.closing,), tokenizer)
-    if len(closing) != 1 or len(_ids(marks.opening[:1], tokenizer)) != 1:
+    if len(closing) != 1:
         raise Unprocessable(
             f"`{param}` cannot be enforced: this model's tokenizer has no token {marks.closing}",
             param=param, code="unsupported_field",

@@ -1,7 +1,11 @@
 """Fields of vLLM, SGLang and others in the official SDKs, on untrained models that write at random."""
 
 import itertools
+import json
+import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anthropic
@@ -10,6 +14,7 @@ import pytest
 
 from tests.e2e.conftest import Served
 from tests.e2e.server import Server
+from tests.patience import PATIENCE_S
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello."}]
 QWEN = pytest.mark.parametrize("served", ["qwen3"], indirect=True)
@@ -135,7 +140,9 @@ def test_bad_words_do_not_occur_and_allowed_tokens_do(server: Server, sdk: opena
     allowed = ids_of(server, "abc")
     (choice,) = completion(sdk, max_tokens=60, temperature=1000, allowed_token_ids=allowed).choices
     assert {*choice.text} == {*"abc"} and "ab" in choice.text and "c" in choice.text
-    (choice,) = completion(sdk, max_tokens=60, temperature=1000, allowed_token_ids=allowed, bad_words=["ab", "c"]).choices
+    (choice,) = completion(
+        sdk, max_tokens=60, temperature=1000, allowed_token_ids=allowed, bad_words=["ab", "c"]
+    ).choices
     assert {*choice.text} <= {*"ab"} and "ab" not in choice.text
     for wrong in ([], [1 << 20]):
         with pytest.raises(openai.APIStatusError, match="allowed_token_ids"):
@@ -252,17 +259,63 @@ def test_reasoning_is_left_out_or_left_in(server: Server, sdk: openai.OpenAI) ->
     assert "".join(delta.content or "" for delta in streamed) == told.message.content
 
 
+CITY = {"type": "object", "properties": {"city": {"enum": ["Ulm", "Rom"]}}, "required": ["city"]}
+
+
+@QWEN
+@pytest.mark.parametrize("fields", [
+    {"response_format": {"type": "json", "value": CITY}}, {"response_format": {"type": "json_object", "schema": CITY}},
+    {"json_schema": CITY}, {"grammar": 'root ::= "{\\"city\\": \\"" ("Ulm" | "Rom") "\\"}"'},
+])  # fmt: skip
+def test_structured_output_by_the_names_of_other_servers(sdk: openai.OpenAI, fields: dict[str, Any]) -> None:
+    (choice,) = chat(sdk, 200, **fields, chat_template_kwargs={"enable_thinking": False}).choices
+    assert choice.finish_reason == "stop" and json.loads(choice.message.content)["city"] in ("Ulm", "Rom")
+
+
+@QWEN
+def test_structural_tag_keeps_its_tags_to_their_schemas(sdk: openai.OpenAI) -> None:
+    tag = {"type": "tag", "begin": "<city>", "content": {"type": "json_schema", "json_schema": CITY}, "end": "</city>"}
+    forced = {
+        "type": "triggered_tags",
+        "triggers": ["<city>"],
+        "tags": [tag],
+        "at_least_one": True,
+        "stop_after_first": True,
+    }
+    asked = {"type": "structural_tag", "format": {"type": "sequence", "elements": [tag, forced]}}
+    (choice,) = completion(sdk, max_tokens=400, response_format=asked, ignore_eos=False, bad_words=["\n"]).choices
+    beginning, _, rest = choice.text.partition("</city>")
+    assert json.loads(beginning.removeprefix("<city>"))["city"] in ("Ulm", "Rom")
+    assert choice.finish_reason == "length" or rest.endswith("</city>")
+
+
+def test_rules_about_tokens_hold_when_a_worker_is_killed(demo: Server) -> None:
+    fields = {"allowed_token_ids": list(range(300, 360)), "bad_words": ["e"], "temperature": 1.0, "seed": 4}
+    undisturbed = demo.events("Once upon a time", 200, **fields)
+    pid = demo.stats()["worker"]["pid"]
+    with ThreadPoolExecutor(1) as pool, demo.hold.at(len(undisturbed.ids) // 2):
+        stream = pool.submit(demo.events, "Once upon a time", 200, **fields)
+        demo.hold.wait()
+        os.kill(pid, signal.SIGKILL)
+        demo.hold.release()
+        assert stream.result(timeout=PATIENCE_S) == undisturbed
+    assert len(undisturbed.ids) == 200 and {*undisturbed.ids} <= {*range(300, 360)}
+    demo.until(lambda stats: stats["worker"]["pid"] != pid)
+    demo.until_idle()
+
+
 @pytest.mark.parametrize("served", ["gpt_oss"], indirect=True)
 def test_budget_of_harmony_ends_analysis_for_good(server: Server, sdk: openai.OpenAI) -> None:
-    end, start, channel, message = (
-        ids_of(server, mark)[0] for mark in ("<|end|>", "<|start|>", "<|channel|>", "<|message|>")
-    )
-    begun = [*HELLO, {"role": "assistant", "content": ""}]
-    bias = {str(end): -100.0}  # this model ends messages often
-    (choice,) = chat(sdk, 80, max_thinking_tokens=12, logit_bias=bias, return_token_ids=True, ignore_eos=True,
-                     tools=[{"type": "function", "function": {"name": "now"}}], seed=4).choices  # fmt: skip
+    """The model is made to open its analysis, and not to end it."""
+    end, channel, message = (ids_of(server, mark)[0] for mark in ("<|end|>", "<|channel|>", "<|message|>"))
+    forced = ids_of(server, "<|end|><|start|>assistant<|channel|>")
+    begun = [channel, *ids_of(server, "analysis"), message]
+    tool: Any = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+    bias = {str(end): -100.0, str(begun[1]): 100.0, "0": -100.0}
+    (choice,) = chat(
+        sdk, 120, max_thinking_tokens=12, logit_bias=bias, return_token_ids=True, tools=[tool]
+    ).choices  # fmt: skip
     ids = choice.token_ids
-    assert begun and ids.count(message) >= 1
-    if end in ids:
-        at = ids.index(end)
-        assert ids[at + 1] == start and channel in ids[at:]
+    assert ids[: len(begun)] == begun
+    assert ids[len(begun) + 12 :][: len(forced)] == forced
+    assert begun[1] != ids[len(begun) + 12 + len(forced)], "there is no second analysis"

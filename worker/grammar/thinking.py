@@ -8,13 +8,14 @@ from shared.messages import ThinkingBudget
 class Thinking:
     """The state of one output in its budget for reasoning."""
 
-    __slots__ = ("_budget", "_left", "_may_open", "_open", "due")
+    __slots__ = ("_budget", "_left", "_matched", "_may_open", "_open", "due")
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self.due: tuple[int, ...] = ()  # the ids that must follow now
         self._budget = budget
         self._left = budget.tokens
         self._open = budget.begun
+        self._matched = 0  # ids of the opening that the output begins with
         self._may_open = not budget.begun or budget.blanks is None
         self._end_when_used_up()
 
@@ -39,9 +40,17 @@ class Thinking:
             self._left -= self._open
         elif self._may_open:
             self._open = tuple(output[-len(budget.opening) :]) == budget.opening
-            if budget.blanks is not None and (self._open or token not in budget.blanks):
-                self._may_open = False
+            if budget.blanks is not None:
+                self._may_open = not self._open and self._begins_to_open(token)
         self._end_when_used_up()
+
+    def _begins_to_open(self, token: int) -> bool:
+        """Whether an output that is blank, or the beginning of an opening, is so with this token, too."""
+        budget = self._budget
+        if token == budget.opening[self._matched]:
+            self._matched += 1
+            return True
+        return not self._matched and token in (budget.blanks or ())
 
     def _end_when_used_up(self) -> None:
         self.due = self._budget.forced if self._open and self.used_up else ()

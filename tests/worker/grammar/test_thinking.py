@@ -45,3 +45,13 @@ def test_reasoning_that_may_open_anywhere_shares_one_budget() -> None:
 
 def test_token_that_a_grammar_put_before_the_end_leaves_the_end_due() -> None:
     assert after(OPEN, 1, 2, 3).due == (CLOSE, 9)
+
+
+@pytest.mark.parametrize(("output", "opens"), [
+    ((7, 6, 1, 1), True), ((BLANK, 7, 6, 1, 1), True), ((7, 1, 6, 1, 1), False), ((7, BLANK, 6, 1), False),
+])  # fmt: skip
+def test_opening_of_several_tokens_is_found_at_the_beginning_only(output: tuple[int, ...], opens: bool) -> None:
+    thinking = Thinking(ThinkingBudget(2, (7, 6), CLOSE, (CLOSE,), False, (BLANK,)))
+    for count in range(1, len(output) + 1):
+        thinking.accept(output[:count])
+    assert (thinking.due == (CLOSE,)) is opens and thinking.over is not opens
