@@ -10,6 +10,7 @@ architectures   the architectures that are served, as rows
 dense, mixtures, hybrids    what only some of them have in config.json: dense ones, those with experts, recurrent ones
 windows         which layers have a sliding window
 rotary          its rotary scaling
+pooling         how vectors are pooled, for embedding models
 hyperparameters the values of an architecture, of which none may stay unread
 tokenizer       tokenizer.json
 pre_tokenizers  how byte-level BPE splits text, by tokenizer.ggml.pre

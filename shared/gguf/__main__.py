@@ -18,6 +18,7 @@ from shared.gguf.container import Container
 from shared.gguf.errors import GgufError
 from shared.gguf.index import Entry, Index, TiledHeads
 from shared.gguf.naming import INDEX
+from shared.gguf.pooling import pooling_files
 from shared.gguf.text_settings import generation_config_of, tokenizer_config_of
 from shared.gguf.tokenizer import Vocabulary, tokenizer_of
 
@@ -56,8 +57,10 @@ def _write_text(container: Container, folder: Path, config: dict[str, Any]) -> N
         "config.json": config | ends,
         "generation_config.json": generation,
         "tokenizer_config.json": tokenizer_config_of(vocabulary),
+        **pooling_files(container),
     }
     for name, content in contents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 

@@ -11,7 +11,13 @@ from shared.gguf.errors import GgufError
 
 Config = dict[str, Any]
 
-HARMLESS = ("vocab_size", "rope.scaling.finetuned", "attention.layer_norm_epsilon", "tensor_data_layout")
+HARMLESS = (
+    "vocab_size",
+    "pooling_type",
+    "rope.scaling.finetuned",
+    "attention.layer_norm_epsilon",
+    "tensor_data_layout",
+)
 OF_VISION = ("vision.", "mm.")  # values of a multimodal model's other part; the text model is served
 
 
