@@ -54,7 +54,7 @@ def tagged(tokenizer: PreTrainedTokenizerFast) -> str:
     """A tokenizer with a hole before the tag, a special token between and a plain word after."""
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
     tokenizer.add_tokens(
-        [AddedToken(tag, normalized=False) for tag in ("<think>", "<tool_call>", "<｜tool▁call｜>", "plain word")]
+        [AddedToken(tag, normalized=False) for tag in ("<think>", "<tool_call>", "<｜call｜>", "plain word")]
     )
     return str(tokenizer.backend_tokenizer.to_str())
 
