@@ -70,6 +70,9 @@ PLACES = {
     "GPTQ with act-order": ("gptq", BF16, AS_STORED),
     "recurrent layers, quantized": ("qwen3_5-moe", BF16, INT4),
     "recurrent layers, bfloat16": ("qwen3-next", BF16, AS_STORED),
+    "short convolutions": ("lfm2", BF16, AS_STORED),
+    "layer norms": ("starcoder2", BF16, AS_STORED),
+    "parameters of activations, quantized": ("apertus", BF16, INT4),
     "GGUF in several formats": ("gguf", F32, AS_STORED),
     "GGUF, bfloat16": ("gguf", BF16, AS_STORED),
 }
