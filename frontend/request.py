@@ -76,6 +76,12 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
     rank: int = 0  # of a prompt's token among all tokens, from 1 on
 
+    @property
+    def top_with_token(self) -> tuple[tuple[int, float], ...]:
+        """`top` and, if it is not among them, the token itself."""
+        among = any(id == self.token_id for id, _ in self.top)
+        return self.top if among else (*self.top, (self.token_id, self.logprob))
+
 
 class Delta(msgspec.Struct, gc=False):
     """What one choice gained since its last Delta.

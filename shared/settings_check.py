@@ -50,7 +50,9 @@ def _check_values(settings: Settings) -> None:
         raise ConfigError("--metrics-prefix may contain letters, digits, _ and :, and must not begin with a digit")
     if not settings.model.model:
         raise ConfigError("--model must not be empty")
-    if any("\ud800" <= letter <= "\udfff" for letter in settings.model.name):  # bytes that are not UTF-8
+    if "," in settings.model.model and not settings.model.served_model_name:
+        raise ConfigError("--served-model-name must be given, because --model has a comma, which separates names")
+    if any("\ud800" <= letter <= "\udfff" for letter in "".join(settings.model.names)):  # bytes that are not UTF-8
         raise ConfigError("--served-model-name must be valid UTF-8: clients send it as the model's name")
 
 

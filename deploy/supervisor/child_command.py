@@ -44,8 +44,9 @@ def child_environment() -> dict[str, str]:
 
 def with_local_model(settings: Settings) -> Settings:
     """Replaces the name of a local model by its folder; clients still use the original name."""
+    model = settings.model
     return with_values(
-        settings, {"model": _model_folder(settings.model.model), "served_model_name": settings.model.name}
+        settings, {"model": _model_folder(model.model), "served_model_name": model.served_model_name or model.model}
     )
 
 

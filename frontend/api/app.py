@@ -92,7 +92,7 @@ def create_app(
     Raises ConfigError if the file of API keys cannot be used.
     """
     ended = end_hooks(config, metrics)
-    state = AppState(config, model.name, Service(pool, tokenizer, metrics), metrics)
+    state = AppState(config, model.names, Service(pool, tokenizer, metrics), metrics)
     origins = words(config.cors_origins)
     requests = Middleware(
         RequestMiddleware,

@@ -31,7 +31,7 @@ class AppState:
     """Lives as long as the app. Every route's function gets it, and the request."""
 
     config: FrontendConfig
-    model: str  # the served name
+    names: tuple[str, ...]  # of the model; responses have the first
     service: Service
     metrics: PrometheusMetrics
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
@@ -53,7 +53,7 @@ class AppState:
 
     @cached_property
     def _model_context(self) -> ModelContext:
-        return ModelContext.of(self.model, self.service.tokenizer, self.config)
+        return ModelContext.of(self.names, self.service.tokenizer, self.config)
 
     async def body(self, request: Request) -> bytes:
         """Reads the body. Raises TooLarge as soon as its announced or received length exceeds the limit."""

@@ -41,7 +41,7 @@ RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  
 class ModelContext:
     """Facts about the model that reading a request needs."""
 
-    model: str  # the served name
+    model: str  # the served name, which responses have
     max_seq_len: int  # tokens, prompt + output; 0: no limit, or none known before a worker has reported it
     vocab_size: int
     tokenizer: Tokenizer
@@ -49,19 +49,21 @@ class ModelContext:
     stream_format: str = "openai"  # of /v1/completions, if the body names none
     style: ModelFormat = field(default_factory=ModelFormat)  # how the model writes reasoning and tool calls
     recommended: Mapping[str, Any] = field(default_factory=dict)  # defaults of sampling fields, by the model's authors
+    names: frozenset[str] = frozenset()  # the model's other names
+    any_name: bool = False  # accept every name
     task: Task = GENERATE
     hidden_size: int = 0  # dimensions of an embedding; 0 before a worker has reported it
     trusts_templates: bool = False  # a request may bring its own chat template
 
     @classmethod
-    def of(cls, name: str, tokenizer: Tokenizer, config: FrontendConfig) -> Self:
+    def of(cls, names: Sequence[str], tokenizer: Tokenizer, config: FrontendConfig) -> Self:
         """Returns the context before any worker has reported its limits."""
         return cls(
-            name, 0, tokenizer.vocab_size, tokenizer, ChatTemplate(tokenizer.templates, tokenizer.named_tokens),
+            names[0], 0, tokenizer.vocab_size, tokenizer, ChatTemplate(tokenizer.templates, tokenizer.named_tokens),
             config.completions_stream_format,
             ModelFormat.of(tokenizer.templates, config.tool_format, config.reasoning_format),
             recommended(tokenizer.generation) if config.sampling_defaults == "model" else {},
-            tokenizer.task,
+            frozenset(names), config.any_model_name, tokenizer.task,
             trusts_templates=config.trust_request_chat_template,
         )  # fmt: skip
 
@@ -100,8 +102,8 @@ class ResponseContext:
 
 
 def check_model(name: str | None, context: ModelContext) -> None:
-    """Raises Unprocessable for any name but the served one. None means the served one."""
-    if name not in (None, context.model):
+    """Raises Unprocessable for a name that the model does not have. No name means the served one."""
+    if name and name != context.model and name not in context.names and not context.any_name:
         raise Unprocessable(
             f"`model`: the model `{name}` does not exist; this server serves `{context.model}`",
             param="model",
@@ -141,7 +143,8 @@ def _for_worker(name: str, value: Any, context: ModelContext) -> Any:
         case "seed":
             return value % (1 << 64)  # the same integer of 64 bits, as unsigned
         case "top_k":
-            return min(value, context.vocab_size)  # a larger one means the same, and may not fit the wire
+            # 0 and -1: from all tokens; a number above the vocabulary's means the same, and may not fit the wire
+            return min(value, context.vocab_size) if value > 0 else 0
         case "stop_token_ids":
             check_ids(name, value, context.vocab_size)
             return tuple(value)
@@ -163,6 +166,11 @@ def _bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...],
     bare = [word.lstrip() or word for word in words]
     encoded = tokenizer.encode_now([*bare, *[" " + word for word in bare]], False)
     return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
+
+
+def before_truncation(kept: int | None, context: ModelContext) -> ModelContext:
+    """Returns the context in which a prompt is read that `truncated` shortens: any length is right."""
+    return context if kept is None else context.unlimited
 
 
 def truncated(ids: list[int], most: int | None, kept: int | None, context: ModelContext) -> list[int]:
@@ -190,7 +198,7 @@ def _float32(value: float) -> float:
 def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the sampling fields that a checkpoint's generation_config.json recommends; none if it says not to sample.
 
-    A value that no request could have (such as a `top_k` of 0) is ignored.
+    A value that no request could have is ignored.
     """
     if generation.get("do_sample") is False:
         return {}

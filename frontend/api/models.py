@@ -1,5 +1,6 @@
-"""The list of models: the served one, with OpenAI's and Anthropic's fields."""
+"""The list of models: the served one under each of its names, with OpenAI's and Anthropic's fields."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from frontend.api.response_types import Model, ModelList
@@ -21,12 +22,12 @@ def model_of(name: str, created: int, limits: Limits | None) -> Model:
     )
 
 
-def model_list(name: str, created: int, limits: Limits | None) -> ModelList:
-    return ModelList(data=[model_of(name, created, limits)], first_id=name, last_id=name)
+def model_list(names: Sequence[str], created: int, limits: Limits | None) -> ModelList:
+    return ModelList(data=[model_of(name, created, limits) for name in names], first_id=names[0], last_id=names[-1])
 
 
-def find_model(wanted: str, name: str, created: int, limits: Limits | None) -> Model:
-    """Returns the served model. Raises NotFound for any other name."""
-    if wanted != name:
-        raise NotFound(f"the model `{wanted}` is not served here", param="model", code="model_not_found")
-    return model_of(name, created, limits)
+def find_model(wanted: str, names: Sequence[str], created: int, limits: Limits | None) -> Model:
+    """Returns the served model under one of its names. Raises NotFound for any other name."""
+    if wanted not in names:
+        raise NotFound(f"the model `{wanted}` does not exist", param="model", code="model_not_found")
+    return model_of(wanted, created, limits)

@@ -31,7 +31,7 @@ async def version(app: AppState, request: Request) -> Response:
 
 
 async def stats(app: AppState, request: Request) -> Response:
-    return json_response(statistics.stats(app.pool.membership.statuses(), app.model, app.service.draining))
+    return json_response(statistics.stats(app.pool.membership.statuses(), app.names[0], app.service.draining))
 
 
 async def metrics(app: AppState, request: Request) -> Response:
@@ -44,11 +44,13 @@ async def document(app: AppState, request: Request) -> Response:
 
 
 async def model_list(app: AppState, request: Request) -> Response:
-    return json_response(models.model_list(app.model, app.created, app.limits))
+    return json_response(models.model_list(app.names, app.created, app.limits))
 
 
 async def model(app: AppState, request: Request) -> Response:
-    return json_response(models.find_model(request.path_params["name"], app.model, app.created, app.limits))
+    wanted = request.path_params["name"]
+    names = (*app.names, wanted) if app.config.any_model_name else app.names
+    return json_response(models.find_model(wanted, names, app.created, app.limits))
 
 
 async def tokenizer_info(app: AppState, request: Request) -> Response:

@@ -115,7 +115,7 @@ def description(field: nodes.Field) -> str:
 
 
 def _default(kind: type[RequestModel], field: nodes.Field) -> Any:
-    """Returns the value that null means; None if a client could not send that value (no `top_k` is 0 internally)."""
+    """Returns the value that null means; None if a client could not send that value (a `top_k` of 0)."""
     value = field.default
     if value is None and issubclass(kind, GenerationFields):
         value = SAMPLING_DEFAULTS.get(field.name)

@@ -27,13 +27,14 @@ PositiveShare = Annotated[float, Meta(ge=SMALLEST, le=1)]
 Temperature = Annotated[float, Meta(ge=0, le=LARGEST)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
+TopK = Annotated[int, Meta(ge=-1, le=MOST)]
 Rivals = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]  # how many likely tokens to report in addition to the chosen one
 TokenIds = Annotated[list[Count], Meta(max_length=1024)]
 StopTexts = Annotated[list[Text], Meta(max_length=MAX_STOPS)]
 Ignored = Annotated[Any, doc("Accepted, no effect")]
 Refused: TypeAlias = None  # a field that is known and not supported: only null is accepted
 
-ModelName = Annotated[Text | None, doc("The served name, see `/v1/models`; absent: the served model")]
+ModelName = Annotated[str | None, doc("A served name, see `/v1/models`; absent or empty: the served model")]
 TemplateArguments = Annotated[dict[str, Any] | None, doc("Variables that are passed to the model's chat template")]
 IncludeReasoning = Annotated[bool, doc("false: the answer is without its reasoning, which usage counts all the same")]
 SeparateReasoning = Annotated[bool, doc("false: reasoning stays in the text, as the model wrote it")]
@@ -64,7 +65,7 @@ class GenerationFields(RequestModel):
     top_p: Annotated[
         PositiveShare | None, doc("Draw from the likeliest tokens that together have this probability")
     ] = None
-    top_k: Annotated[Positive | None, doc("Draw from this many of the likeliest tokens; null: from all")] = None
+    top_k: Annotated[TopK | None, doc("Draw from this many of the likeliest tokens; null, 0 and -1: from all")] = None
     seed: Annotated[
         _Seed | None, doc("The same seed gives the same bytes; absent: drawn, and reported in the answer")
     ] = None

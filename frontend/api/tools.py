@@ -261,23 +261,19 @@ def _check_format(context: ModelContext) -> None:
         )  # fmt: skip
 
 
-def thinking(wanted: bool | None, param: str, context: ModelContext) -> dict[str, Any]:
-    """Returns the template's variables that turn thinking on or off. Raises Unprocessable if `wanted` is impossible."""
-    style = context.style
-    if wanted and not (style.has_reasoning or style.has_enable_thinking):
-        raise Unprocessable(
-            f"`{param}`: this model does not think before it answers", param=param, code="unsupported_field"
-        )
-    return {"enable_thinking": wanted} if wanted is not None and style.has_enable_thinking else {}
+def thinking(wanted: bool | None, context: ModelContext) -> dict[str, Any]:
+    """Returns the template's variables that turn thinking on or off; none for a model that cannot be told, such as one
+    that never thinks."""
+    return {"enable_thinking": wanted} if wanted is not None and context.style.has_enable_thinking else {}
 
 
-def effort(wanted: str | None, param: str, context: ModelContext) -> dict[str, Any]:
+def effort(wanted: str | None, context: ModelContext) -> dict[str, Any]:
     """Returns the template's variables for an OpenAI effort; thinking on or off if the template knows no degrees."""
     if wanted is None:
         return {}
     if context.style.has_reasoning_effort:
         return {"reasoning_effort": context.style.degree(wanted)}
-    return thinking(wanted not in ("none", "minimal"), param, context)
+    return thinking(wanted not in ("none", "minimal"), context)
 
 
 async def grammar_and_parser(

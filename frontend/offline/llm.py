@@ -328,6 +328,6 @@ async def _ready(worker: EmbeddedWorker, pool: WorkerPool, tokenizer: Tokenizer,
         await asyncio.sleep(POLL_S)
     worker.mark_ready()
     sizes = with_default_sizes(settings.worker, on_gpu=settings.worker.device != "cpu" and bool(visible_gpus()))
-    context = ModelContext.of(settings.model.name, tokenizer, settings.frontend).within(pool.membership.welcome.limits)
+    context = ModelContext.of(settings.model.names, tokenizer, settings.frontend).within(pool.membership.welcome.limits)
     concurrency = sizes.max_batch_size + min(sizes.max_batch_size, sizes.max_waiting_requests)
     return BatchRunner(service, context, concurrency, settings.frontend.recovery_timeout)

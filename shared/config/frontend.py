@@ -37,6 +37,7 @@ class FrontendConfig:
         "auto", "how the model marks its reasoning; auto: detected from its chat template",
         choices=("auto", "think", "none"),
     )  # fmt: skip
+    any_model_name: bool = setting(False, "accept every model name in a request; responses have the served one")
     unknown_fields: str = setting(
         "auto", "fields of a request that this server does not know; refuse: with an error; ignore: name them in the "
         "response's header X-Sluice-Ignored-Fields and once in the log; auto: refuse on /v1/completions, else ignore",

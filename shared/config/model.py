@@ -14,7 +14,11 @@ class ModelConfig:
         "org/repository:NAME for a GGUF file on the hub, where NAME is its quantization (Q4_K_M) or its file name",
     )  # fmt: skip
     revision: str = setting("", "branch, tag or commit of a hub id; empty: the head of its main branch")
-    served_model_name: str = setting("", "model name that clients use; empty: the value of --model")
+    served_model_name: str = setting(
+        "", "model names that clients use, separated by commas or given one after the other; responses have the first; "
+        "empty: the value of --model",
+        many=True,
+    )  # fmt: skip
     max_seq_len: int = setting(
         0, "maximum tokens of one sequence, prompt plus output; 0: the model's context length, or less if the K/V pool "
         "cannot hold it",
@@ -28,5 +32,12 @@ class ModelConfig:
     )  # fmt: skip
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names that clients use; never empty."""
+        given = [name.strip() for name in self.served_model_name.split(",")]
+        return tuple(dict.fromkeys(filter(None, given))) or (self.model,)
+
+    @property
     def name(self) -> str:
-        return self.served_model_name or self.model
+        """The name that responses have."""
+        return self.names[0]

@@ -80,7 +80,7 @@ OTHERS = {  # flags of the smaller commands
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
-    with serving("demo", folder / "log", "--served-model-name", "demo") as one:
+    with serving("demo", folder / "log", name="demo") as one:
         yield one
 
 

@@ -106,17 +106,19 @@ def serving(
     trust: ssl.SSLContext | None = None,
     entry: Sequence[str] = ("-m", "deploy.cli.main"),
     held: bool = False,
+    name: str = "m",
 ) -> Iterator[Server]:
     """`sluice serve` on a free port, ready; afterwards SIGTERM, exit code 0 and no process left.
 
     With `trust`, over https to a certificate that this context trusts; `entry` is what Python runs. With `held` the
-    test can hold its workers (held.py).
+    test can hold its workers (held.py). Without a `name`, the model has that of its folder.
     """
     hold = Hold(log.with_suffix(".hold"))
     port = free_port()
     url = f"{'https' if trust else 'http'}://127.0.0.1:{port}"
     command = [sys.executable, *(hold.entry if held else entry), "serve", "--model", str(model)]
-    command += ["--served-model-name", "m", "--port", str(port), "--worker-metrics-port", "0", "--threads", "1"]
+    command += ["--served-model-name", name] if name else []
+    command += ["--port", str(port), "--worker-metrics-port", "0", "--threads", "1"]
     command += ["--drain-timeout", str(PATIENCE_S / 2), "--stop-timeout", str(PATIENCE_S * 0.8), *flags]
     with log.open("wb") as out, httpx.Client(base_url=url, timeout=PATIENCE_S, verify=trust or True) as client:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=_environment())

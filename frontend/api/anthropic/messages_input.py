@@ -22,6 +22,7 @@ from frontend.api.request_model import RequestModel, out_of_range
 from frontend.api.request_types import (
     GenerationFields,
     Ignored,
+    ModelName,
     Positive,
     Refused,
     StopTexts,
@@ -145,7 +146,6 @@ class SystemMessage(RequestModel, tag_field="role", tag="system"):
 
 # the request
 
-ModelField = Annotated[Text, doc("The served name, see `/v1/models`; any other is refused")]
 Messages = Annotated[
     Annotated[list[UserMessage | AssistantMessage | SystemMessage], Meta(min_length=1, max_length=MAX_MESSAGES)],
     doc("The conversation, oldest first"),
@@ -168,7 +168,7 @@ _ONLY: dict[str, Sequence[Any]] = {
 class MessageCountRequest(RequestModel):
     ONLY: ClassVar = _ONLY
 
-    model: ModelField
+    model: ModelName = None
     messages: Messages
     system: System = None
     chat_template_kwargs: TemplateArguments = None
@@ -182,7 +182,7 @@ class MessageCountRequest(RequestModel):
 class MessageRequest(GenerationFields):
     ONLY: ClassVar = {**_ONLY, "speed": ("standard",)}
 
-    model: ModelField
+    model: ModelName = None
     messages: Messages
     max_tokens: Annotated[Positive, doc("Most tokens of the answer")]
     system: System = None
@@ -248,4 +248,4 @@ def _template_arguments(request: MessageRequest | MessageCountRequest, context: 
     wanted = kind == "enabled" or (kind == "adaptive" and (style.has_reasoning or style.has_enable_thinking))
     degree = request.output_config.effort if request.output_config else None
     effort = {"reasoning_effort": style.degree(degree)} if degree is not None and style.has_reasoning_effort else {}
-    return effort | thinking(wanted, "thinking", context)
+    return effort | thinking(wanted, context)

@@ -15,6 +15,7 @@ from frontend.api.common import (
     ModelContext,
     ResponseContext,
     Totals,
+    before_truncation,
     check_model,
     generation_request,
     sampling,
@@ -51,7 +52,7 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
     context = with_template(context, request.chat_template)
     known = functions(request.tools)
     tool_choice = checked_choice(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
-    ids, begins = await chat_prompt(request, known, context)
+    ids, begins = await chat_prompt(request, known, before_truncation(request.truncate_prompt_tokens, context))
     ids = truncated(ids, most, request.truncate_prompt_tokens, context)
     check_length("messages", len(ids), most or 1, context)
     most = most or context.max_seq_len - len(ids)
@@ -194,7 +195,7 @@ def logprob_entries(
             token=text(token.token_id),
             logprob=max(LEAST, token.logprob),
             bytes=list(raw(token.token_id)) or no_bytes,
-            top_logprobs=[score(*rival) for rival in token.top],
+            top_logprobs=[score(*rival) for rival in (token.top_with_token if token.top else ())],
         )
         for token in scores
     ]

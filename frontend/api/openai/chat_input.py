@@ -215,8 +215,8 @@ def _thinking_arguments(request: ChatRequest | TokenizeRequest, context: ModelCo
             "`reasoning_effort` and `reasoning.effort` differ", param="reasoning.effort", code="conflicting_fields"
         )
     if options.enabled is None or (wanted and options.enabled):
-        return effort(wanted, "reasoning_effort", context)
-    return thinking(options.enabled, "reasoning.enabled", context)
+        return effort(wanted, context)
+    return thinking(options.enabled, context)
 
 
 async def chat_prompt(

@@ -16,6 +16,7 @@ from frontend.api.common import (
     ModelContext,
     ResponseContext,
     Totals,
+    before_truncation,
     check_model,
     generation_request,
     sampling,
@@ -55,7 +56,7 @@ async def parse(request: CompletionRequest, context: ModelContext) -> Generation
         prompt_logprobs=(request.echo and request.logprobs is not None) or request.prompt_logprobs is not None,
         prompt_top=request.prompt_logprobs or 0,
     )  # fmt: skip
-    tokens = await tokenized(prompts, context)
+    tokens = await tokenized(prompts, before_truncation(request.truncate_prompt_tokens, context))
     if request.suffix:
         tokens = await with_suffix(tokens, request.suffix, context.tokenizer)
     whole, kept = tokens, request.truncate_prompt_tokens
@@ -290,9 +291,9 @@ def _logprobs(context: ResponseContext, delta: Delta, offset: int) -> types.Comp
 
 
 def _top(context: ResponseContext, token: TokenLogprob) -> dict[str, float | None]:
-    """Returns the likeliest tokens by text; if two ids have the same text, the likelier one stays."""
+    """Returns the likeliest tokens and the drawn one by text; if two ids have the same text, the likelier one stays."""
     text = context.token_text
-    return {text(id): logprob for id, logprob in reversed(token.top)}
+    return {text(id): logprob for id, logprob in reversed(token.top_with_token)}
 
 
 SHAPE = Shape(_head, before=b'"text":', after=b"", without=b'"text":""', logprobs=_logprobs)

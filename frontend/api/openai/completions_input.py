@@ -42,11 +42,12 @@ class CompletionRequest(TokenDetailFields):
         **OpenAIFields.ONLY, **dict.fromkeys(("include_reasoning", "separate_reasoning"), (True,)),
     }  # fmt: skip
 
-    model: Annotated[Text, doc("The served name, see `/v1/models`; any other is refused")]
+    model: Annotated[Text | None, doc("A served name, see `/v1/models`; absent: the served model")] = None
     prompt: Annotated[
         str | list[str | _Token | list[_Token]],
         Meta(description="A text, token ids, or several of either", extra_json_schema=prompts_schema(MAX_PROMPTS)),
     ]
+    top_k: Annotated[Positive | None, doc("Draw from this many of the likeliest tokens; null: from all")] = None
     max_tokens: Annotated[Count, doc("Most tokens of the answer")] = 128
     n: ChoiceCount = 1
     best_of: Annotated[Positive | None, doc("Must equal `n`")] = None

@@ -13,6 +13,7 @@ from frontend.api.common import (
     ModelContext,
     ResponseContext,
     Totals,
+    before_truncation,
     check_model,
     generation_request,
     sampling,
@@ -58,7 +59,7 @@ async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRe
     logprobs, most = _logprobs_asked(request), request.max_output_tokens
     known = functions(request.tools)
     tool_choice = checked_choice(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
-    ids, begins = await response_prompt(request, known, context)
+    ids, begins = await response_prompt(request, known, before_truncation(request.truncate_prompt_tokens, context))
     ids = truncated(ids, most, request.truncate_prompt_tokens, context)
     check_length("input", len(ids), most or 1, context)
     most = most or context.max_seq_len - len(ids)

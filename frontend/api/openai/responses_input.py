@@ -234,7 +234,7 @@ async def response_prompt(
     instructions = [chat_message("system", request.instructions)] if request.instructions else []
     items = request.input
     messages = [chat_message("user", items)] if isinstance(items, str) else [_chat_message(item) for item in items]
-    arguments = effort(request.reasoning.effort if request.reasoning else None, "reasoning.effort", context)
+    arguments = effort(request.reasoning.effort if request.reasoning else None, context)
     arguments |= request.chat_template_kwargs or {}
     return await render_prompt(
         merge_same_role([*instructions, *messages]), context, arguments, functions, param="input"

@@ -81,7 +81,7 @@ async def test_response_reports_its_sampling_parameters(model: Model) -> None:
         ({}, {}),
         ({"do_sample": False, "temperature": 0.1}, {}),
         ({"top_k": 64, "top_p": 0.95, "cache_implementation": "hybrid"}, {"top_k": 64, "top_p": 0.95}),
-        ({"temperature": 1, "top_k": 0, "top_p": 1.0, "min_p": None}, {"temperature": 1.0, "top_p": 1.0}),
+        ({"temperature": 1, "top_k": -2, "top_p": 1.0, "min_p": None}, {"temperature": 1.0, "top_p": 1.0}),
         ({"temperature": "warm", "top_p": 7, "min_p": 0.05}, {"min_p": 0.05}),
     ],
 )

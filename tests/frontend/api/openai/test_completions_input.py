@@ -107,7 +107,7 @@ async def test_prompt_that_is_empty_is_400(tokenizer: Tokenizer, prompt: Any) ->
     assert refused.value.param == "prompt"
 
 
-@pytest.mark.parametrize("missing", ["model", "prompt"])
+@pytest.mark.parametrize("missing", ["prompt"])
 async def test_required_field_missing_is_400(tokenizer: Tokenizer, missing: str) -> None:
     with pytest.raises(BadRequest) as refused:
         await parsed(tokenizer, body(**{missing: None}))

@@ -108,9 +108,10 @@ async def test_log_probabilities_are_those_of_the_text(qwen: Model) -> None:
     entries = message["content"][0]["logprobs"]
     qwen.says = ["Well."]
     (message,) = (await post(qwen, top_logprobs=1))["output"]
-    assert [len(entry["top_logprobs"]) for entry in message["content"][0]["logprobs"]] == [1] * 5
+    scores = message["content"][0]["logprobs"]
+    assert [len(entry["top_logprobs"]) for entry in scores] == [2] * 5  # a rival and, as it is another one, the token
     joined = bytes(byte for entry in entries for byte in entry["bytes"]).decode()
-    assert joined.endswith("Well.") and "Hm" not in joined and len(entries[0]["top_logprobs"]) == 2
+    assert joined.endswith("Well.") and "Hm" not in joined and len(entries[0]["top_logprobs"]) == 3
 
 
 @pytest.mark.parametrize("streamed", [False, True])
