@@ -140,7 +140,8 @@ def test_bad_words_do_not_occur_and_allowed_tokens_do(server: Server, sdk: opena
     allowed = ids_of(server, "abc")
     (choice,) = completion(sdk, max_tokens=60, temperature=1000, allowed_token_ids=allowed).choices
     assert {*choice.text} == {*"abc"} and "ab" in choice.text and "c" in choice.text
-    (choice,) = completion(
+    restricted = {"allowed_token_ids": allowed, "bad_words": ["ab", "c"]}
+    (choice,) = completion(sdk, max_tokens=60, temperature=1000, **restricted).choices
         sdk, max_tokens=60, temperature=1000, allowed_token_ids=allowed, bad_words=["ab", "c"]
     ).choices
     assert {*choice.text} <= {*"ab"} and "ab" not in choice.text
