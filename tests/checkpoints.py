@@ -28,6 +28,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
     GptOssConfig,
@@ -195,6 +197,59 @@ def _gemma3() -> PreTrainedModel:
         **sizes, sliding_window=WINDOW, layer_types=types, rope_parameters=GEMMA_ROPE, query_pre_attn_scalar=24
     )
     return Gemma3ForCausalLM(config)
+
+
+GEMMA4_SIZES: dict[str, Any] = {
+    **{name: size for name, size in SIZES.items() if name not in ("num_hidden_layers", "initializer_range")},
+    "hidden_size": 96, "sliding_window": WINDOW, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "global_head_dim": 32, "hidden_size_per_layer_input": 0, "initializer_range": 0.2,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}  # fmt: skip
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def _gemma4(**more: Any) -> PreTrainedModel:
+    """A model whose scores, which are not scaled, are small enough that rounding errors are not amplified."""
+    model = Gemma4ForCausalLM(Gemma4TextConfig(**{**GEMMA4_SIZES, **more}))
+    for name, weight in model.named_parameters():
+        if name.endswith("q_norm.weight"):
+            weight.data.uniform_(0.2, 0.4)
+    for name, scale in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            scale.fill_(0.5 + 0.25 * (int(name.split(".")[2]) % 3))
+    return model
+
+
+def _gemma4_small() -> PreTrainedModel:
+    """Per-layer embeddings; the last three layers share the K/V of earlier ones and have wider MLPs (E2B)."""
+    return _gemma4(
+        num_hidden_layers=6, layer_types=[SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL], num_kv_shared_layers=3,
+        use_double_wide_mlp=True, hidden_size_per_layer_input=24, vocab_size_per_layer_input=VOCAB,
+        final_logit_softcapping=30.0,
+    )  # fmt: skip
+
+
+def _gemma4_dense() -> PreTrainedModel:
+    """One key head for all query heads where attention is full, and values from the projection of keys (31B)."""
+    return _gemma4(
+        num_hidden_layers=4, layer_types=[SLIDING, FULL, SLIDING, FULL], attention_k_eq_v=True,
+        num_global_key_value_heads=1, final_logit_softcapping=30.0,
+    )  # fmt: skip
+
+
+def _gemma4_moe() -> PreTrainedModel:
+    experts = {"num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 48, "enable_moe_block": True}
+    model = _gemma4(
+        num_hidden_layers=3, layer_types=[SLIDING, SLIDING, FULL], attention_k_eq_v=True,
+        num_global_key_value_heads=1, **experts,
+    )  # fmt: skip
+    for name, weight in model.named_parameters():
+        if name.endswith(("router.scale", "per_expert_scale")):
+            weight.data.uniform_(0.5, 2.0)
+    return model
 
 
 def _phi3(**more: Any) -> PreTrainedModel:
@@ -382,6 +437,9 @@ KINDS = {
     "qwen3-tied": Kind(lambda: _qwen3(tied=True)),
     "gemma2": Kind(_gemma2, byte_fallback_tokenizer),
     "gemma3": Kind(_gemma3, byte_fallback_tokenizer),
+    "gemma4": Kind(_gemma4_small, byte_fallback_tokenizer),
+    "gemma4-dense": Kind(_gemma4_dense, byte_fallback_tokenizer),
+    "gemma4-moe": Kind(_gemma4_moe, byte_fallback_tokenizer),
     "phi3": Kind(lambda: _phi3(rope_type="default")),
     "phi3-longrope": Kind(lambda: _phi3(**LONG_ROPE)),
     "smollm3": Kind(_smollm3),
@@ -416,6 +474,7 @@ KINDS = {
 SPARSE = ("qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss", "olmoe", "granite-moe")  # kinds with experts
 GATED_DELTA = ("qwen3_5", "qwen3_5-moe", "qwen3-next")
 HYBRID = (*GATED_DELTA, "lfm2")  # kinds with recurrent layers
+GEMMA4 = ("gemma4", "gemma4-dense", "gemma4-moe")
 
 
 def build(kind: str, seed: int = 0) -> PreTrainedModel:

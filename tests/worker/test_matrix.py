@@ -23,7 +23,7 @@ from shared.config import WorkerConfig
 from shared.default_sizes import with_default_sizes
 from shared.gguf.translated import translated
 from shared.messages import Sampling
-from tests.checkpoints import EOS, HYBRID, VOCAB, Checkpoints
+from tests.checkpoints import EOS, GEMMA4, HYBRID, VOCAB, Checkpoints
 from tests.gguf_files import mixed, write
 from tests.worker.kernels.harness.cpu_tiers import HERE, MOST, TIERS, tier  # noqa: F401
 from tests.worker.model.expert_checkpoints import in_mxfp4
@@ -50,7 +50,7 @@ from worker.schedule.sequence import Row, Sequence
 PROMPT, NEW, CROWD = 70, 12, 16
 CHECKPOINTS = 8  # slots for recurrent states besides those of running sequences: too few for all, so some are evicted
 FEW = 5  # others, beside whom there are rows left for drafts
-FAMILIES = ("llama", "qwen3", "gemma3", "qwen3-moe", "mixtral", "gpt-oss", "cohere2", *HYBRID)
+FAMILIES = ("llama", "qwen3", "gemma3", "qwen3-moe", "mixtral", "gpt-oss", "cohere2", *GEMMA4, *HYBRID)
 DTYPES = (torch.float32, torch.bfloat16)
 GGUF = ("GGUF Q4_K_M", "llama")  # Q6_K beside Q4_K in one stacked linear
 MXFP4_EXPERTS = ("MXFP4 experts", "gpt-oss")
@@ -218,7 +218,7 @@ def _crowd(target: Sequence) -> list[Sequence]:
     return crowd
 
 
-THOROUGH = ("llama", "gemma3", "qwen3-moe", "qwen3_5")  # one of each kind of layer, in every mode
+THOROUGH = ("llama", "gemma3", "gemma4", "qwen3-moe", "qwen3_5")  # one of each kind of layer, in every mode
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -256,7 +256,9 @@ def in_eight_bits(kept: str, modes: list[Mode]) -> list[Mode]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("kept", "family"), [("int8", "llama"), ("fp8", "qwen3"), ("int8", "gemma3")])
+@pytest.mark.parametrize(
+    ("kept", "family"), [("int8", "llama"), ("fp8", "qwen3"), ("int8", "gemma3"), ("fp8", "gemma4")]
+)
 def test_bits_of_an_eight_bit_cache_depend_on_the_request_alone(
     kept: str, family: str, dtype: torch.dtype, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ class Experts:
     router: PackedLinear  # H → E
     gate_up: PackedExperts  # H → 2 I: gate, then up
     down: PackedExperts  # I → H
+    scales: Tensor | None = None  # [E] float32: factors of the experts' weights
     loads: Tensor | None = None  # [E] int64: how many rows have chosen each expert is counted here
 
 
@@ -76,7 +77,7 @@ def in_c(layer: Experts, chosen: int, activation: Activation, *, normalized: boo
     if layer.router.cpu is None or layer.gate_up.cpu is None or layer.down.cpu is None:
         return None
     return CExperts(
-        router=layer.router.cpu, gate_up=layer.gate_up.cpu, down=layer.down.cpu, loads=layer.loads,
+        router=layer.router.cpu, gate_up=layer.gate_up.cpu, down=layer.down.cpu, scales=layer.scales, loads=layer.loads,
         chosen=chosen, normalized=normalized, activation=ACTIVATIONS.index(activation),
     )  # fmt: skip
 
@@ -140,15 +141,19 @@ def _peek(items: Iterable[Item]) -> tuple[Item, Iterable[Item]]:
     return first, chain((first,), rest)
 
 
-def choose_experts(logits: Tensor, chosen: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
+def choose_experts(
+    logits: Tensor, chosen: int, *, normalized: bool, scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Returns the experts of each row from the most to the least likely [T, chosen] int64, and their weights.
 
     logits [T, E] float32. If two logits are equal, the expert with the lower number comes first. normalized: the
-    weights are the softmax over the chosen experts, else over all.
+    weights are the softmax over the chosen experts, else over all. scales [E] float32: the weights are multiplied by
+    them.
     """
     ordered, numbers = logits.sort(dim=1, descending=True, stable=True)
-    over = ordered[:, :chosen] if normalized else ordered
-    return numbers[:, :chosen], over.softmax(dim=1)[:, :chosen]
+    over, numbers = ordered[:, :chosen] if normalized else ordered, numbers[:, :chosen]
+    weights = over.softmax(dim=1)[:, :chosen]
+    return numbers, weights if scales is None else weights * scales[numbers]
 
 
 def experts(
@@ -158,22 +163,28 @@ def experts(
     activation: Activation,
     *,
     normalized: bool,
+    router_input: Tensor | None = None,
     add: Tensor | None = None,
     add_gate: Tensor | None = None,
 ) -> Tensor:
     """Returns the sum over each row's experts of weight * down(act_and_mul(gate_up(h))), plus `add`, in h's dtype.
 
+    router_input [T, H]: what the router reads, h by default.
     h, `add` (the output of the shared expert) and the result are [T, H]. add_gate [T, 1] float32: `add` is multiplied
     by its sigmoid. The router's logits, the weights, the outputs of `down` and the sum are float32.
     """
     found = in_c(layer, chosen, activation, normalized=normalized)
     if found is not None:
-        return experts_c.experts(h, found, add=add, add_gate=add_gate)
+        return experts_c.experts(h, found, router_input=router_input, add=add, add_gate=add_gate)
     if h.is_cuda:
         from worker.kernels.gpu.experts import experts_triton
 
-        return experts_triton(h, layer, chosen, activation, normalized=normalized, add=add, add_gate=add_gate)
-    return experts_torch(h, layer, chosen, activation, normalized=normalized, add=add, add_gate=add_gate)
+        return experts_triton(
+            h, layer, chosen, activation, normalized=normalized, router_input=router_input, add=add, add_gate=add_gate
+        )
+    return experts_torch(
+        h, layer, chosen, activation, normalized=normalized, router_input=router_input, add=add, add_gate=add_gate
+    )
 
 
 def experts_torch(
@@ -183,11 +194,13 @@ def experts_torch(
     activation: Activation,
     *,
     normalized: bool,
+    router_input: Tensor | None = None,
     add: Tensor | None = None,
     add_gate: Tensor | None = None,
 ) -> Tensor:
     """Computes the same as `experts`, without Triton."""
-    numbers, weights = choose_experts(_logits(h, layer.router), chosen, normalized=normalized)
+    logits = _logits(h if router_input is None else router_input, layer.router)
+    numbers, weights = choose_experts(logits, chosen, normalized=normalized, scales=layer.scales)
     if layer.loads is not None:
         layer.loads.add_(numbers.flatten().bincount(minlength=len(layer.loads)))
     out = torch.empty(*numbers.shape, h.shape[1], device=h.device)  # [T, chosen, H]

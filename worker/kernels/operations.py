@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from worker.kernels.act_and_mul import act_and_mul, act_and_mul_torch
 from worker.kernels.activate import activate, activate_torch
 from worker.kernels.attention import attention, attention_torch
 from worker.kernels.delta_net import delta_net, delta_net_torch
@@ -31,6 +32,7 @@ class Operations:
     linear: Callable[..., Tensor]
     gated_linear: Callable[..., Tensor]
     activate: Callable[..., Tensor]
+    act_and_mul: Callable[..., Tensor]
     experts: Callable[..., Tensor]
     sample_plain: Callable[..., Tensor]
 
@@ -46,6 +48,7 @@ FAST = Operations(
     linear,
     gated_linear,
     activate,
+    act_and_mul,
     experts,
     sample_plain,
 )
@@ -62,6 +65,7 @@ TORCH = Operations(
     linear_torch,
     gated_linear_torch,
     activate_torch,
+    act_and_mul_torch,
     experts_torch,
     sample_torch,
 )

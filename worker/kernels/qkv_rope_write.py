@@ -27,6 +27,7 @@ def qkv_rope_write(
     *,
     q_norm: Tensor | None,
     k_norm: Tensor | None,
+    v_norm: Tensor | None = None,
     eps: float,
     offset: bool,
     dtype: torch.dtype,
@@ -36,24 +37,25 @@ def qkv_rope_write(
 
     qkv [T, (Hq + 2 Hk) * D] in `dtype`, or its split-K partial sums (see split_k.py); cache_k, cache_v [pages,
     page_size, Hk, D] or as store_kv.py says; cos, sin [M, D] float32. Norm weights are None without norms, [D] for a
-    norm of each head, or [Hq * D] and [Hk * D] for one norm of all query heads and one of all key heads.
-    norm_last: whether norms of each head follow the rotation instead of preceding it.
+    norm of each head, or [Hq * D] and [Hk * D] for one norm of all query heads and one of all key heads; v_norm [D].
+    norm_last: whether norms of each head follow the rotation instead of preceding it. Hk may be 0: then there are only
+    queries.
     """
     if qkv.is_cuda and (q_norm is None or len(q_norm) == cos.shape[1]):
         from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
 
         return qkv_rope_write_triton(
             qkv, cache_k, cache_v, cos, sin, positions, slot_mapping,
-            q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, dtype=dtype, norm_last=norm_last,
+            q_norm=q_norm, k_norm=k_norm, v_norm=v_norm, eps=eps, offset=offset, dtype=dtype, norm_last=norm_last,
         )  # fmt: skip
     if bindings.supports_cache(dtype, cache_k, cos.shape[1]):
         return bindings.qkv_rope_write(
             sum_split_k(qkv, 2, dtype), cache_k, cache_v, cos, sin, positions, slot_mapping,
-            q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, norm_last=norm_last,
+            q_norm=q_norm, k_norm=k_norm, v_norm=v_norm, eps=eps, offset=offset, norm_last=norm_last,
         )  # fmt: skip
     return qkv_rope_write_unfused(
         qkv, cache_k, cache_v, cos, sin, positions, slot_mapping,
-        q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset, dtype=dtype, norm_last=norm_last,
+        q_norm=q_norm, k_norm=k_norm, v_norm=v_norm, eps=eps, offset=offset, dtype=dtype, norm_last=norm_last,
     )  # fmt: skip
 
 
@@ -68,6 +70,7 @@ def qkv_rope_write_unfused(
     *,
     q_norm: Tensor | None,
     k_norm: Tensor | None,
+    v_norm: Tensor | None = None,
     eps: float,
     offset: bool,
     dtype: torch.dtype,
@@ -86,10 +89,13 @@ def qkv_rope_write_unfused(
         if len(q_norm) != dim:
             q, k = q.flatten(1), k.flatten(1)
         q, k = norm(q, q_norm, eps, offset=offset), norm(k, k_norm, eps, offset=offset)
-        q, k = q.view(len(q), -1, dim), k.view(len(k), -1, dim)
+        q, k = q.view(len(q), -1, dim), k.view(len(k), kv_heads, dim)
+    if v_norm is not None:
+        v = norm(v, v_norm, eps, offset=offset)
     if not norm_last:
         q, k = rotate(q, k, cos, sin, positions)
-    write(k, v, cache_k, cache_v, slot_mapping)
+    if kv_heads:
+        write(k, v, cache_k, cache_v, slot_mapping)
     return q
 
 

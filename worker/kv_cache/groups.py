@@ -1,13 +1,13 @@
 """Divides the layers of a model into groups by what they keep of a sequence.
 
 The layers of a group share a page table: a page of the group holds K and V of `page_size` tokens in all its layers.
-Layers with a recurrent state keep no K/V and are in no group.
+Layers with a recurrent state keep no K/V, nor do layers that share those of another one; they are in no group.
 Each group has its own tensors (tensors.py) and its own pool of pages (pages.py).
 """
 
 from dataclasses import dataclass
 
-from worker.model.spec import ModelSpec
+from worker.model.spec import LayerSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,13 @@ class CacheGroup:
         )
 
 
+def _keeps(layer: LayerSpec) -> bool:
+    return not layer.recurrent and layer.shares is None
+
+
 def one_group(spec: ModelSpec) -> tuple[CacheGroup]:
     """Returns a group of all layers with K/V that keeps everything."""
-    return (CacheGroup(0, tuple(index for index, layer in enumerate(spec.layers) if not layer.recurrent)),)
+    return (CacheGroup(0, tuple(index for index, layer in enumerate(spec.layers) if _keeps(layer))),)
 
 
 def cache_groups(spec: ModelSpec, max_seq_len: int, *, paged: bool) -> tuple[CacheGroup, ...]:
@@ -43,7 +47,7 @@ def cache_groups(spec: ModelSpec, max_seq_len: int, *, paged: bool) -> tuple[Cac
     windows = {
         index: layer.window if layer.window < max_seq_len else 0
         for index, layer in enumerate(spec.layers)
-        if not layer.recurrent
+        if _keeps(layer)
     }
     return tuple(
         CacheGroup(window, tuple(index for index, other in windows.items() if other == window))

@@ -15,7 +15,8 @@ from worker.model.spec import ModelSpec
 
 class KVCache:
     """Holds K and V of all layers: for each group of layers `k` and `v`, each [layer of the group, page, offset,
-    kv_head, head_dim], initially zero. Page 0 of a group is its scratch page.
+    kv_head, head_dim], initially zero. Page 0 of a group is its scratch page. A group whose layers have heads of
+    several shapes has tensors for each.
 
     On the CPU, rows of eight bits are 4 bytes longer, for their scale (kernels/eight_bit_kv.py).
 
@@ -40,17 +41,20 @@ class KVCache:
         """
         self.groups = tuple(groups) or one_group(spec)
         self.pages, self.page_size, self.device = tuple(pages), page_size, torch.device(device)
-        row = row_elements(spec.head_dim, dtype, device)
-        shapes = [
-            (len(group.layers), count, page_size, spec.kv_heads, row)
-            for group, count in zip(self.groups, pages, strict=True)
-        ]
-        self.k, self.v = ([_zeros(shape, dtype, self.device) for shape in shapes] for _ in "kv")
-        places = {
-            layer: (number, at) for number, group in enumerate(self.groups) for at, layer in enumerate(group.layers)
-        }
-        self.group_of = {layer: group for layer, (group, _) in places.items()}  # the index of each layer's group
-        self._layers = {layer: (self.k[group][at], self.v[group][at]) for layer, (group, at) in places.items()}
+        self.k, self.v = [], []
+        self.group_of: dict[int, int] = {}  # the index of each layer's group
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        for number, (group, count) in enumerate(zip(self.groups, pages, strict=True)):
+            for (kv_heads, head_dim), layers in _by_shape(spec, group).items():
+                shape = (len(layers), count, page_size, kv_heads, row_elements(head_dim, dtype, device))
+                k, v = (_zeros(shape, dtype, self.device) for _ in "kv")
+                self.k.append(k)
+                self.v.append(v)
+                self._layers |= dict(zip(layers, zip(k, v, strict=True), strict=True))
+                self.group_of |= dict.fromkeys(layers, number)
+        for index, layer in enumerate(spec.layers):
+            if layer.shares is not None:
+                self._layers[index], self.group_of[index] = self._layers[layer.shares], self.group_of[layer.shares]
         self.states = {
             index: RecurrentState.zeros(spec.recurrent, state_slots, state_dtype, self.device)
             for index, layer in enumerate(spec.layers)
@@ -59,7 +63,7 @@ class KVCache:
         self._prefaulters: list[Prefaulter] = []
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Returns K and V of one layer that keeps them, each [page, offset, kv_head, head_dim]."""
+        """Returns K and V that one layer reads, its own or those it shares, each [page, offset, kv_head, head_dim]."""
         return self._layers[index]
 
     def prefault_ahead(self, touch: Touch) -> None:
@@ -85,8 +89,19 @@ def bytes_per_page(
     spec: ModelSpec, group: CacheGroup, page_size: int, dtype: torch.dtype, device: torch.device | str
 ) -> int:
     """Returns the size in bytes of the K and V of `page_size` tokens in the layers of a group."""
-    row = row_elements(spec.head_dim, dtype, device)
-    return 2 * len(group.layers) * page_size * spec.kv_heads * row * dtype.itemsize
+    elements = sum(
+        len(layers) * kv_heads * row_elements(head_dim, dtype, device)
+        for (kv_heads, head_dim), layers in _by_shape(spec, group).items()
+    )
+    return 2 * page_size * elements * dtype.itemsize
+
+
+def _by_shape(spec: ModelSpec, group: CacheGroup) -> dict[tuple[int, int], list[int]]:
+    """Returns the layers of a group by the number and size of their K/V heads."""
+    shapes: dict[tuple[int, int], list[int]] = {}
+    for index in group.layers:
+        shapes.setdefault(spec.kv_shape(spec.layers[index]), []).append(index)
+    return shapes
 
 
 def bytes_per_state(spec: ModelSpec, dtype: torch.dtype) -> int:

@@ -8,6 +8,7 @@ rope                tables of rotary embeddings
 families, rope_settings     make a spec from config.json
 family, family_table        what a family is, and the supported ones as rows of data
 recurrence          the kinds of recurrent layers, with sizes from a config
+gemma4_layers       what differs between the layers of Gemma 4
 checkpoint          finds a checkpoint and reads its tensors by name
 stacked_tensors     cuts a tensor of all experts into one for each
 staging             reads files ahead into device memory
@@ -18,6 +19,7 @@ gguf/               weights from GGUF files
 weights_cache, tensor_file  keep the packed weights on disk
 modules, expert_modules, delta_modules  which modules of a checkpoint a layer consists of
 stacked_linear      linears of a checkpoint that are one in memory
+layer_inputs        per-layer embeddings
 weights             makes the weights of the decoder from those of a checkpoint
 weights_size        predicts how many bytes they take
 device              chooses and checks the device

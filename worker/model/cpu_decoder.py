@@ -12,7 +12,7 @@ from worker.kernels.activate import ACTIVATIONS
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu import delta_net as delta_net_c
 from worker.kernels.cpu import short_conv as short_conv_c
-from worker.kernels.cpu.decoder_c import AttentionC, ConvC, DecoderC, DecoderCLayer, DeltaC
+from worker.kernels.cpu.decoder_c import EXPERT_NORMS, NORMS, AttentionC, ConvC, DecoderC, DecoderCLayer, DeltaC
 from worker.kernels.delta_net import DeltaNetShape
 from worker.kernels.experts import in_c
 from worker.kernels.operations import FAST
@@ -50,16 +50,20 @@ class CpuDecoder:
         torch.index_select(decoder.weights.embed, 0, inputs.token_ids, out=x)
         if decoder.embed_scale != 1.0:
             x *= decoder.embed_scale
+        own = decoder.layer_inputs(inputs.token_ids, x)
         return layers.run(
             inputs.positions, inputs.slot_mappings, inputs.query_start_loc, inputs.seq_lens, inputs.page_tables,
-            inputs.logits_indices, inputs.read_slots, inputs.write_slots,
+            inputs.logits_indices, inputs.read_slots, inputs.write_slots, own,
         )  # fmt: skip
 
 
 def fastest_decoder(decoder: Decoder, cache: KVCache) -> Decoder | CpuDecoder:
     """Returns a CpuDecoder if the C library has packed all weights and supports the cache's format; else `decoder`."""
-    dtype, head_dim = decoder.weights.embed.dtype, decoder.spec.head_dim
-    if decoder.operations is not FAST or not bindings.supports_cache(dtype, cache.k[0], head_dim):
+    dtype, spec = decoder.weights.embed.dtype, decoder.spec
+    caches = [
+        (cache.layer(index)[0], spec.kv_shape(layer)[1]) for index, layer in enumerate(spec.layers) if not layer.recurrent
+    ]
+    if decoder.operations is not FAST or not all(bindings.supports_cache(dtype, *each) for each in caches):
         return decoder
     if not _recurs_in_c(decoder.spec.recurrent, dtype):
         return decoder
@@ -80,7 +84,7 @@ def _recurs_in_c(shape: DeltaNetShape | ShortConvShape | None, dtype: torch.dtyp
 
 def _layer_in_c(decoder: Decoder, index: int, cache: KVCache) -> DecoderCLayer | None:
     layer, kind = decoder.weights.layers[index], decoder.spec.layers[index]
-    names = ("qkv", "gates", "o", "gate_up", "down", "shared_gate")
+    names = ("qkv", "gates", "o", "gate_up", "down", "shared_gate", "input_gate", "input_out")
     linears: dict[str, Any] = {name: getattr(layer, name) for name in names}
     if any(linear is not None and linear.cpu is None for linear in linears.values()):
         return None
@@ -92,8 +96,8 @@ def _layer_in_c(decoder: Decoder, index: int, cache: KVCache) -> DecoderCLayer |
             return None
     return DecoderCLayer(
         **{name: linear and linear.cpu for name, linear in linears.items()},
-        before_attention=layer.before_attention, after_attention=layer.after_attention, before_mlp=layer.before_mlp,
-        after_mlp=layer.after_mlp, activation=layer.activation, experts=experts,
+        **{name: getattr(layer, name) for name in (*NORMS, *EXPERT_NORMS, "after_input")},
+        scale=None if layer.scale is None else layer.scale.float(), activation=layer.activation, experts=experts,
         delta=_delta_in_c(decoder, index, cache), conv=_conv_in_c(decoder, index, cache),
         attention=None if kind.recurrent else _attention_in_c(decoder, index, cache),
     )  # fmt: skip
@@ -103,8 +107,9 @@ def _attention_in_c(decoder: Decoder, index: int, cache: KVCache) -> AttentionC:
     layer, kind = decoder.weights.layers[index], decoder.spec.layers[index]
     (cos, sin), (cache_k, cache_v) = decoder.ropes[kind.rope], cache.layer(index)
     return AttentionC(
-        q_norm=layer.q_norm, k_norm=layer.k_norm, cos=cos, sin=sin, sinks=layer.sinks, cache_k=cache_k, cache_v=cache_v,
-        norm_last=decoder.spec.qk_norm_last, window=kind.window, group=cache.group_of[index],
+        q_norm=layer.q_norm, k_norm=layer.k_norm, v_norm=layer.v_norm, cos=cos, sin=sin, sinks=layer.sinks,
+        cache_k=cache_k, cache_v=cache_v, norm_last=decoder.spec.qk_norm_last, window=kind.window,
+        group=cache.group_of[index], shares=kind.shares is not None,
     )  # fmt: skip
 
 

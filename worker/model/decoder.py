@@ -20,6 +20,7 @@ from worker.kernels.recurrent_state import RecurrentState
 from worker.kv_cache.tensors import KVCache
 from worker.model import rope
 from worker.model.forward_inputs import ForwardInputs
+from worker.model.layer_inputs import LayerInputs, vectors_of_layers
 from worker.model.spec import LayerSpec, ModelSpec
 
 
@@ -27,9 +28,9 @@ from worker.model.spec import LayerSpec, ModelSpec
 class Layer:
     """The weights of one layer. Norms are [H], or [2, H] if they are layer norms; those of queries and keys are [D].
 
-    H: hidden size; I: intermediate size; D: head_dim. Each comment begins with the names in Hugging Face checkpoints.
-    A recurrent layer has `delta` or `conv`, and qkv, gates and o are those of the gated delta rule or of the
-    convolution.
+    H: hidden size; I: intermediate size; D: head_dim; P: size of a layer's input. Each comment begins with the names in
+    Hugging Face checkpoints. A recurrent layer has `delta` or `conv`, and qkv, gates and o are those of the gated delta
+    rule or of the convolution.
     """
 
     before_attention: Tensor | None = None  # input_layernorm
@@ -40,6 +41,7 @@ class Layer:
     conv: Tensor | None = None  # conv [taps, H] float32
     q_norm: Tensor | None = None  # q_norm
     k_norm: Tensor | None = None  # k_norm
+    v_norm: Tensor | None = None  # ones: of values that are divided by their root mean square
     sinks: Tensor | None = None  # sinks [query heads] float32: logits of a key whose value is zero
     o: PackedLinear  # o_proj: query heads → H; delta, conv: out_proj: values → H
     after_attention: Tensor | None = None  # post_attention_layernorm of Gemma, before the residual sum
@@ -50,12 +52,29 @@ class Layer:
     activation: Tensor | None = None  # act_fn: parameters of the activation [4] float32
     shared_gate: PackedLinear | None = None  # shared_expert_gate: H → 1
     experts: Experts | None = None
+    after_dense: Tensor | None = None  # post_feedforward_layernorm_1: of an MLP beside experts, before they are added
+    before_router: Tensor | None = None  # router.scale / sqrt(H)
+    before_experts: Tensor | None = None  # pre_feedforward_layernorm_2
+    after_experts: Tensor | None = None  # post_feedforward_layernorm_2
     after_mlp: Tensor | None = None  # post_feedforward_layernorm of Gemma, before the residual sum
+    input_gate: PackedLinear | None = None  # per_layer_input_gate: H → P
+    input_out: PackedLinear | None = None  # per_layer_projection: P → H
+    after_input: Tensor | None = None  # post_per_layer_input_norm
+    scale: Tensor | None = None  # layer_scalar [1]
 
     @property
     def linears(self) -> Iterator[PackedLinear | PackedExperts]:
         """All linears of this layer."""
-        every = (self.qkv, self.gates, self.o, self.gate_up, self.down, self.shared_gate)
+        every = (
+            self.qkv,
+            self.gates,
+            self.o,
+            self.gate_up,
+            self.down,
+            self.shared_gate,
+            self.input_gate,
+            self.input_out,
+        )
         yield from (linear for linear in every if linear is not None)
         if self.experts is not None:
             yield from (self.experts.router, self.experts.gate_up, self.experts.down)
@@ -69,12 +88,14 @@ class Weights:
     layers: list[Layer]
     norm: Tensor  # norm [H]
     head: PackedLinear  # lm_head: H → vocab
+    layer_inputs: LayerInputs | None = None
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the embedding and of all linears in memory."""
+        """The bytes of the embeddings and of all linears in memory."""
         linears = (linear for layer in self.layers for linear in layer.linears)
-        return self.embed.nbytes + sum(linear.nbytes for linear in (*linears, self.head))
+        inputs = 0 if self.layer_inputs is None else self.layer_inputs.nbytes
+        return self.embed.nbytes + inputs + sum(linear.nbytes for linear in (*linears, self.head))
 
 
 class Decoder:
@@ -101,6 +122,7 @@ class Decoder:
         x = embedding(inputs.token_ids, self.weights.embed)  # [T, H]
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
+        own = self.layer_inputs(inputs.token_ids, x)
         h = x if self.norms[0] is None else do.rms_norm(x, self.norms[0], eps, offset=offset)
         for index, (layer, kind) in enumerate(zip(self.weights.layers, self.spec.layers, strict=True)):
             self.layers_started.value += 1
@@ -114,13 +136,27 @@ class Decoder:
                     return x[:0]
                 if not inputs.all_logits:
                     h, x, normed = (rows[inputs.logits_indices] for rows in (h, x, normed))
+                    own = None if own is None else own[inputs.logits_indices]
             h = do.linear(h, layer.o, split_k=True)
             after, before = layer.after_attention, layer.before_mlp
             h, x = do.add_rms_norm(h, x, before, eps, offset=offset, x_norm=after, scale=scale)
-            h = self._feed_forward(normed if self.spec.parallel else h, layer)
-            before = self.norms[index + 1]
+            h = self._feed_forward(normed if self.spec.parallel else h, x, layer)
+            before = self.norms[index + 1] if own is None and layer.scale is None else None
             h, x = do.add_rms_norm(h, x, before, eps, offset=offset, x_norm=layer.after_mlp, scale=scale)
+            if own is not None:
+                h, x = self._add_input(x, own[:, index], layer)
+            if layer.scale is not None:
+                h = x = x * layer.scale
+            if before is None and (weight := self.norms[index + 1]) is not None:
+                h = do.rms_norm(x, weight, eps, offset=offset)
         return h
+
+    def layer_inputs(self, token_ids: Tensor, x: Tensor) -> Tensor | None:
+        """Returns the vectors of all layers [T, L, P], None if the model has none. x [T, H]: scaled embeddings."""
+        weights, do = self.weights.layer_inputs, self.operations
+        if weights is None:
+            return None
+        return vectors_of_layers(weights, token_ids, x, self.spec.norm_eps, do.linear, do.rms_norm)
 
     def logits(self, h: Tensor) -> Tensor:
         """Computes the logits [R, vocab] float32. h: the normed output of the last layer [R, H]."""
@@ -159,10 +195,12 @@ class Decoder:
     ) -> Tensor:
         do, spec, slots = self.operations, self.spec, inputs.slot_mappings[group]
         gate = None if layer.gates is None else do.linear(h, layer.gates)
+        shares = kind.shares is not None  # then the layer has query heads only
+        written, k_norm = ([part[:, :, :0] for part in kv], layer.q_norm) if shares else (kv, layer.k_norm)
         q = do.qkv_rope_write(
-            do.linear(h, layer.qkv, split_k=True), *kv, *self.ropes[kind.rope], inputs.positions, slots,
-            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=spec.norm_eps, offset=spec.norm_offset, dtype=h.dtype,
-            norm_last=spec.qk_norm_last,
+            do.linear(h, layer.qkv, split_k=True), *written, *self.ropes[kind.rope], inputs.positions, slots,
+            q_norm=layer.q_norm, k_norm=k_norm, v_norm=layer.v_norm, eps=spec.norm_eps, offset=spec.norm_offset,
+            dtype=h.dtype, norm_last=spec.qk_norm_last,
         )  # fmt: skip
         if self.query_scales is not None:
             q = (q.float() * self.query_scales[inputs.positions, None, None]).to(q.dtype)
@@ -181,7 +219,16 @@ class Decoder:
         gates, eps = do.linear(h, layer.gates), self.spec.norm_eps
         return do.delta_net(projected, gates, layer.delta, self.spec.recurrent, state, *sequences, eps)
 
-    def _feed_forward(self, h: Tensor, layer: Layer) -> Tensor:
+    def _add_input(self, x: Tensor, own: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        """Adds to x [T, H] what the layer makes of its vectors [T, P]. Returns the sum twice."""
+        do, spec = self.operations, self.spec
+        assert layer.input_gate is not None and layer.input_out is not None
+        gated = do.act_and_mul(torch.cat((do.linear(x, layer.input_gate), own), dim=1), spec.activation)
+        added = do.linear(gated, layer.input_out, split_k=True)
+        return do.add_rms_norm(added, x, None, spec.norm_eps, offset=spec.norm_offset, x_norm=layer.after_input)
+
+    def _feed_forward(self, h: Tensor, x: Tensor, layer: Layer) -> Tensor:
+        """h: the normed rows [T, H]; x: the residual stream, which experts beside an MLP read by norms of their own."""
         do, activation, spec = self.operations, self.spec.activation, self.spec.experts
         dense = None
         if layer.gate_up is not None and layer.down is not None:
@@ -193,7 +240,21 @@ class Decoder:
         if layer.experts is None or spec is None:
             assert dense is not None
             return dense
+        if spec.beside_mlp:
+            return self._add_experts(dense, x, layer)
         gate = None if layer.shared_gate is None else do.linear(h, layer.shared_gate, fp32_out=True)
         return do.experts(
             h, layer.experts, spec.chosen, activation, normalized=spec.normalized, add=dense, add_gate=gate
         )
+
+    def _add_experts(self, dense: Tensor | None, x: Tensor, layer: Layer) -> Tensor:
+        """Returns the normed outputs of an MLP [T, H] and of experts, added."""
+        do, spec, eps, offset = self.operations, self.spec.experts, self.spec.norm_eps, self.spec.norm_offset
+        assert spec is not None and layer.experts is not None and dense is not None
+        normed = do.rms_norm(x, layer.before_experts, eps, offset=offset)
+        chosen = do.experts(
+            normed, layer.experts, spec.chosen, self.spec.activation, normalized=spec.normalized,
+            router_input=do.rms_norm(x, layer.before_router, eps),
+        )  # fmt: skip
+        dense = do.rms_norm(dense, layer.after_dense, eps, offset=offset)
+        return do.add_rms_norm(chosen, dense, None, eps, offset=offset, x_norm=layer.after_experts)[1]

@@ -7,6 +7,7 @@ import torch
 
 from worker.model.spec import ExpertsSpec
 from worker.model.stacked_linear import StackedLinear
+from worker.model.stored_weight import PlainWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ SPELLINGS = (
     Spelling("block_sparse_moe.router.layer", (_GRANITE.format("in"),), _GRANITE.format("out")),
     Spelling("mlp.router", _FUSED, _DOWN, interleaved=True),  # gpt-oss
     Spelling("mlp.gate", _FUSED, _DOWN),  # what transformers 5 has in memory, and may save
+    Spelling("router.proj", ("experts.{}.gate_up_proj",), "experts.{}.down_proj"),  # Gemma 4
+    Spelling("router.proj", ("experts.{}.gate_proj", "experts.{}.up_proj"), "experts.{}.down_proj"),
 )
 
 
@@ -46,6 +49,8 @@ class ExpertLinears:
     router: StackedLinear
     gate_up: Sequence[StackedLinear]
     down: Sequence[StackedLinear]
+    count: int
+    scaled: bool  # whether each expert has a factor of its weight
 
     @classmethod
     def of(cls, spec: ExpertsSpec, hidden: int, names: Spelling) -> "ExpertLinears":
@@ -59,7 +64,11 @@ class ExpertLinears:
             module = (names.down.format(expert),)
             down.append(StackedLinear(module, (hidden,), inner, spec.bias, transposed=names.interleaved))
         router = StackedLinear((names.router,), (spec.count,), hidden, spec.router_bias, exact=True)
-        return cls(router, gate_up, down)
+        return cls(router, gate_up, down, spec.count, spec.beside_mlp)
+
+    def scales(self, prefix: str) -> PlainWeight | None:
+        """Returns the factors of the experts' weights, if there are any. prefix: what the layer's names begin with."""
+        return PlainWeight(f"{prefix}router.per_expert_scale", (self.count,)) if self.scaled else None
 
 
 def spelling(names: Sequence[str], prefix: str) -> Spelling:

@@ -17,6 +17,7 @@ from worker.kernels.short_conv import ShortConvShape
 from worker.model.checkpoint import UnsupportedModel
 from worker.model.family import FULL, SLIDING, Config, Family
 from worker.model.family_table import COMMON, FAMILIES
+from worker.model.gemma4_layers import layer_inputs
 from worker.model.quantization.methods import method_of
 from worker.model.rope_settings import NO_ROPE, rope_spec
 from worker.model.spec import ExpertsSpec, LayerSpec, ModelSpec, QueryScaling, RopeSpec
@@ -27,15 +28,16 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16")
 SERVED: Mapping[str, tuple[Any, ...]] = {  # settings of which only some values are supported, and these values
-    "use_bidirectional_attention": (None, False), "is_causal": (None, True), "conv_bias": (False, None),
-    "clip_qkv": (None,),
+    "use_bidirectional_attention": (None, False, "vision"),  # vision: between the tokens of an image
+    "is_causal": (None, True), "conv_bias": (False, None), "clip_qkv": (None,),
     "attn_output_gate": (True, None), "output_gate_type": ("swish", None),
     "swiglu_limit": (CLAMP, None), "swiglu_alpha": (SWIGLU_ALPHA, None), "scoring_func": ("softmax", None),
 }  # fmt: skip
-COUNTS = {"decoder_sparse_step", "full_attention_interval", "moe_intermediate_size", "shared_expert_intermediate_size"}
+COUNTS = ("decoder_sparse_step", "full_attention_interval")
 # multimodal model_type → the family of its text model, if `text_config` names none
 TEXT_MODELS = {
-    "gemma3": "gemma3_text", "mistral3": "mistral", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"
+    "gemma3": "gemma3_text", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text", "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"
 }  # fmt: skip
 GENERATORS = ("forcausallm", "forconditionalgeneration")  # the names of classes that generate text end so
 
@@ -106,13 +108,16 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         qk_norm=family.qk_norm,
         qk_norm_last=family.qk_norm_last,
         whole_qk_norm=family.whole_qk_norm,
+        value_norm=family.value_norm,
+        layer_scales=family.layer_scales,
+        layer_inputs=layer_inputs(config) if family.layer_inputs else None,
         qkv_bias=qkv_bias,
         o_bias=o_bias,
         mlp_bias=config[family.mlp_bias],
         sinks=family.sinks,
         attention_gate=family.attention_gate,
         recurrent=_recurrent(family, config, layers),
-        experts=_experts(family, config),
+        experts=_experts(family, config) if any(layer.sparse for layer in layers) else None,
         activation=_activation(family, config["hidden_act"]),
         gated=family.gated,
         attention_scale=factors.attention,
@@ -164,28 +169,34 @@ def _check_settings(config: Config) -> None:
     for name, served in SERVED.items():
         if config.get(name) not in served:
             raise UnsupportedModel(f"{name} {config[name]!r} is not supported; supported is {served[0]!r}")
-    for name in COUNTS & config.keys():
-        if not config[name] or config[name] < 1:
-            raise UnsupportedModel(f"{name} {config[name]!r} is not supported; supported are numbers from 1 on")
+    for name in COUNTS:
+        if name in config:
+            _count(config, name)
 
 
-def _experts(family: Family, config: Config) -> ExpertsSpec | None:
-    row = family.experts
-    if row is None:
-        return None
-    stated = config.get("num_local_experts")
-    count, chosen = config["num_experts"] if stated is None else stated, config["num_experts_per_tok"]
+def _count(config: Config, name: str) -> int:
+    if not config[name] or config[name] < 1:
+        raise UnsupportedModel(f"{name} {config[name]!r} is not supported; supported are numbers from 1 on")
+    return int(config[name])
+
+
+def _experts(family: Family, config: Config) -> ExpertsSpec:
+    row, of_row = family.experts, family.names.get("num_experts_per_tok", "num_experts_per_tok")
+    assert row is not None
+    count_name = "num_experts" if config.get("num_local_experts") is None else "num_local_experts"
+    count, chosen = config[count_name] or 0, config[of_row] or 0
     if not 0 < chosen <= count:
-        raise UnsupportedModel(f"the config chooses {chosen} of {count} experts (num_experts_per_tok, num_experts)")
+        raise UnsupportedModel(f"the config chooses {chosen} of {count} experts ({of_row}, {count_name})")
     return ExpertsSpec(
         count=count,
         chosen=chosen,
-        intermediate_size=config[row.size],
+        intermediate_size=_count(config, row.size),
         normalized=config["norm_topk_prob"] if row.normalized is None else row.normalized,
         router_bias=row.biases,
         bias=row.biases,
-        shared_size=config[row.shared_size] if row.shared_size else 0,
+        shared_size=_count(config, row.shared_size) if row.shared_size else 0,
         shared_gated=bool(row.shared_size),
+        beside_mlp=row.beside_mlp,
     )
 
 
@@ -225,12 +236,14 @@ def _layers(family: Family, config: Config) -> tuple[tuple[LayerSpec, ...], tupl
         raise UnsupportedModel(f"a model without a layer of type {FULL} is not supported")
     count = config["num_hidden_layers"]
     sparse = [False] * count if family.experts is None else family.experts.sparse(config)
+    details = family.layer_details(config, types[:count])
     ropes: dict[RopeSpec, int] = {}
     layers = []
-    for kind, rotates, has_experts in zip(types[:count], family.rotates(config), sparse, strict=False):
-        rope = ropes.setdefault(_rope(family, config, kind) if rotates else NO_ROPE, len(ropes))
+    for kind, rotates, has_experts, more in zip(types[:count], family.rotates(config), sparse, details, strict=False):
+        settings = _rope(family, config, kind, more.get("head_dim", 0)) if rotates else NO_ROPE
+        rope = ropes.setdefault(settings, len(ropes))
         window = config["sliding_window"] if kind == SLIDING else 0
-        layers.append(LayerSpec(window=window, rope=rope, sparse=has_experts, recurrent=kind == recurrent))
+        layers.append(LayerSpec(window=window, rope=rope, sparse=has_experts, recurrent=kind == recurrent, **more))
     return tuple(layers), tuple(ropes)
 
 
@@ -250,10 +263,11 @@ def _max_positions(config: Config, ropes: Sequence[RopeSpec]) -> int:
     return positions
 
 
-def _rope(family: Family, config: Config, kind: str) -> RopeSpec:
+def _rope(family: Family, config: Config, kind: str, head_dim: int) -> RopeSpec:
+    """head_dim: of layers whose heads are not those of the model."""
     settings = _rope_settings(family, config, kind)
-    spec = rope_spec(settings, config, _head_dim(config), partial=family.partial_rotary)
-    return replace(spec, neighbours=family.rotates_neighbours)
+    spec = rope_spec(settings, config, head_dim or _head_dim(config), partial=family.partial_rotary)
+    return replace(spec, neighbours=family.rotates_neighbours, head_dim=head_dim)
 
 
 def _rope_settings(family: Family, config: Config, kind: str) -> Config:
@@ -261,7 +275,7 @@ def _rope_settings(family: Family, config: Config, kind: str) -> Config:
     local = family.local_rope and kind == SLIDING
     theta = config["rope_local_base_freq"] if local else config["rope_theta"]
     old = {"rope_theta": theta, "partial_rotary_factor": config.get("partial_rotary_factor")}
-    new = config.get("rope_parameters") or {}
+    new = config.get("rope_parameters") or family.defaults.get("rope_parameters") or {}
     if kind in new or FULL in new or SLIDING in new:
         return {**old, **(new.get(kind) or {})}
     scaling = {} if local else {**(config.get("rope_scaling") or {}), **new}

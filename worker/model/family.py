@@ -1,6 +1,6 @@
 """What a model family is: defaults and switches, and functions for what its configs say layer by layer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,15 @@ def conv_but_listed(config: Config) -> list[str]:
     """The layers `full_attn_idxs` have attention, if it is null all; the others are short convolutions (LFM2)."""
     count, listed = config["num_hidden_layers"], config["full_attn_idxs"]
     return [FULL if listed is None or i in listed else CONV for i in range(count)]
+
+
+def window_but_every_sixth_and_last(config: Config) -> list[str]:
+    count = config["num_hidden_layers"]
+    return [SLIDING if (i + 1) % 6 and i + 1 < count else FULL for i in range(count)]
+
+
+def every_layer_alike(config: Config, types: Sequence[str]) -> list[dict[str, Any]]:
+    return [{} for _ in types]
 
 
 def every_layer_rotates(config: Config) -> list[bool]:
@@ -116,6 +125,10 @@ def every_layer_sparse(config: Config) -> list[bool]:
     return [True] * config["num_hidden_layers"]
 
 
+def sparse_if_enabled(config: Config) -> list[bool]:
+    return [config["enable_moe_block"]] * config["num_hidden_layers"]
+
+
 def sparse_by_step(config: Config) -> list[bool]:
     """Returns for each layer whether it has experts (Qwen).
 
@@ -151,6 +164,7 @@ class FamilyExperts:
     size: the setting that has the experts' intermediate size.
     normalized: whether the weights of a row's experts add up to 1; None if `norm_topk_prob` says it.
     shared_size: the setting that has the intermediate size of a shared expert with a gate; "" if there is none.
+    beside_mlp: whether layers with experts have the MLP, too.
     """
 
     size: str
@@ -158,6 +172,7 @@ class FamilyExperts:
     sparse: Callable[[Config], list[bool]] = every_layer_sparse
     biases: bool = False  # of the router and of the experts
     shared_size: str = ""
+    beside_mlp: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +181,7 @@ class Family:
 
     defaults: Config
     layer_types: Callable[[Config], list[str]] = every_layer_full
+    layer_details: Callable[[Config, Sequence[str]], list[dict[str, Any]]] = every_layer_alike  # more of each LayerSpec
     rotates: Callable[[Config], list[bool]] = every_layer_rotates
     partial_rotary: bool = False  # a config may rotate only a part of each head
     rotates_neighbours: bool = False  # pairs of neighbours are rotated, not dimensions half a head apart
@@ -179,6 +195,9 @@ class Family:
     whole_qk_norm: bool = False
     parallel: bool = False
     gated: bool = True
+    value_norm: bool = False
+    layer_scales: bool = False
+    layer_inputs: bool = False  # configs may state per-layer embeddings
     biases: Callable[[Config], tuple[bool, bool]] = as_attention_bias  # of queries, keys and values; of the output
     mlp_bias: str = "mlp_bias"  # the setting that says whether the feed-forward has biases
     scale_embeddings: bool = False

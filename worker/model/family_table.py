@@ -19,7 +19,9 @@ from worker.model.family import (
     rotates_but_every_nth,
     rotates_where_windowed,
     sparse_by_step,
+    sparse_if_enabled,
     window_but_every_nth,
+    window_but_every_sixth_and_last,
     window_everywhere,
     window_everywhere_if_used,
     window_from_layer,
@@ -27,6 +29,7 @@ from worker.model.family import (
     window_in_every_other_first,
     window_where_nothing_rotates,
 )
+from worker.model.gemma4_layers import gemma4_layers
 from worker.model.recurrence import DELTA_RULE, SHORT_CONV
 
 COMMON = {
@@ -60,7 +63,22 @@ GEMMA3 = {
     "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0, "tie_word_embeddings": True,
     "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
-
+GEMMA4_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}  # fmt: skip
+GEMMA4 = {
+    "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
+    "eos_token_id": 1, "tie_word_embeddings": True, "rope_parameters": GEMMA4_ROPE, "sliding_window": 512,
+    "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 1, "global_head_dim": 512,
+    "num_global_key_value_heads": None, "attention_k_eq_v": False, "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144,
+    "enable_moe_block": False,
+}  # fmt: skip
+GEMMA4_UNIFIED = {
+    **GEMMA4, "max_position_embeddings": 262_144, "sliding_window": 1024, "hidden_size_per_layer_input": 0,
+}  # fmt: skip
 QWEN_EXPERTS = {
     "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": None, "max_position_embeddings": 32_768,
     "vocab_size": 151_936, "hidden_size": 2048, "num_hidden_layers": 24, "use_sliding_window": False,
@@ -206,6 +224,17 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3_text": Family(
         GEMMA3, layer_types=window_but_every_nth, norm_offset=True, post_norms=True, qk_norm=True,
         scale_embeddings=True, local_rope=True, names={"hidden_act": "hidden_activation"},
+    ),
+    "gemma4_text": Family(
+        GEMMA4, layer_types=window_but_every_sixth_and_last, layer_details=gemma4_layers, post_norms=True,
+        qk_norm=True, value_norm=True, scale_embeddings=True, layer_scales=True, layer_inputs=True,
+        experts=FamilyExperts("moe_intermediate_size", normalized=True, sparse=sparse_if_enabled, beside_mlp=True),
+        names={"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
+    ),
+    "gemma4_unified_text": Family(
+        GEMMA4_UNIFIED, layer_types=window_but_every_sixth_and_last, layer_details=gemma4_layers, post_norms=True,
+        qk_norm=True, value_norm=True, scale_embeddings=True, layer_scales=True, layer_inputs=True,
+        names={"hidden_act": "hidden_activation"},
     ),
     "phi3": Family(PHI3, layer_types=window_everywhere, partial_rotary=True),
     "smollm3": Family(SMOLLM3, layer_types=window_where_nothing_rotates, rotates=rotates_but_every_nth),

@@ -1,8 +1,10 @@
 """Which modules of a checkpoint a layer consists of, under the names that Hugging Face gives them.
 
-The modules of experts are in expert_modules.py, those of recurrent layers in delta_modules.py.
+The modules of experts are in expert_modules.py, those of recurrent layers in delta_modules.py, those of per-layer
+embeddings in layer_inputs.py.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +15,7 @@ from torch.nn.functional import softplus
 from worker.kernels.delta_net import DeltaNetShape
 from worker.kernels.short_conv import ShortConvShape
 from worker.model.delta_modules import INTERLEAVED, delta_linears
+from worker.model.layer_inputs import layer_input_linears
 from worker.model.spec import LayerSpec, ModelSpec
 from worker.model.stacked_linear import WEIGHT, StackedLinear
 from worker.model.stored_weight import PlainWeight, Shape
@@ -21,6 +24,10 @@ _PRE = {"before_attention": "input_layernorm", "before_mlp": "post_attention_lay
 _POST = {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"}
 _BOTH = {**_POST, "before_attention": "input_layernorm", "before_mlp": "pre_feedforward_layernorm"}
 _GLM = {**_PRE, "after_attention": "post_self_attn_layernorm", "after_mlp": "post_mlp_layernorm"}
+_BESIDE_MLP = {  # norms where a layer has experts beside the MLP (Gemma 4)
+    "after_dense": "post_feedforward_layernorm_1", "before_experts": "pre_feedforward_layernorm_2",
+    "after_experts": "post_feedforward_layernorm_2",
+}  # fmt: skip
 OTHER_NAMES = {  # of modules, as some families have them → common name
     "attention_layernorm": "input_layernorm", "feedforward_layernorm": "post_attention_layernorm",
     "self_attn.query_layernorm": "self_attn.q_norm", "self_attn.key_layernorm": "self_attn.k_norm",
@@ -79,9 +86,15 @@ def layer_linears(spec: ModelSpec, layer: LayerSpec, names: LayerSpelling) -> di
 def _common_linears(spec: ModelSpec, layer: LayerSpec, names: LayerSpelling) -> dict[str, StackedLinear]:
     if layer.recurrent:
         return _recurrent(spec, names) | _feed_forward(spec, layer, names)
-    q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    kv_heads, head_dim = spec.kv_shape(layer)
+    q, kv = spec.heads * head_dim, kv_heads * head_dim
     hidden, order = spec.hidden_size, _row_order(spec)
-    if spec.attention_gate:
+    if layer.shares is not None:
+        qkv = StackedLinear(("self_attn.q_proj",), (q,), hidden, spec.qkv_bias)
+    elif layer.key_is_value:
+        attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.k_proj")
+        qkv = StackedLinear(attention, (q, kv, kv), hidden, spec.qkv_bias)
+    elif spec.attention_gate:
         attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         qkv = StackedLinear(attention, (2 * q, kv, kv), hidden, spec.qkv_bias, order, apart=q)
     elif names.fused_qkv:
@@ -90,7 +103,7 @@ def _common_linears(spec: ModelSpec, layer: LayerSpec, names: LayerSpelling) -> 
         attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         qkv = StackedLinear(attention, (q, kv, kv), hidden, spec.qkv_bias, order)
     o = StackedLinear(("self_attn.o_proj",), (hidden,), q, spec.o_bias)
-    return {"qkv": qkv, "o": o, **_feed_forward(spec, layer, names)}
+    return {"qkv": qkv, "o": o, **_feed_forward(spec, layer, names), **layer_input_linears(spec)}
 
 
 def _recurrent(spec: ModelSpec, names: LayerSpelling) -> dict[str, StackedLinear]:
@@ -108,8 +121,8 @@ def _recurrent(spec: ModelSpec, names: LayerSpelling) -> dict[str, StackedLinear
 def _feed_forward(spec: ModelSpec, layer: LayerSpec, names: LayerSpelling) -> dict[str, StackedLinear]:
     """Returns the linears that every row is multiplied by: of the MLP, or of the shared expert if there are experts."""
     hidden = spec.hidden_size
-    if not layer.sparse or spec.experts is None:
-        return _gated("mlp.", spec.intermediate_size, spec, fused=names.fused_gate_up)
+    if not layer.sparse or spec.experts is None or spec.experts.beside_mlp:
+        return _gated("mlp.", layer.intermediate_size or spec.intermediate_size, spec, fused=names.fused_gate_up)
     if not spec.experts.shared_size:
         return {}
     gate = {"shared_gate": StackedLinear(("mlp.shared_expert_gate",), (1,), hidden, False, exact=True)}
@@ -165,23 +178,40 @@ def layer_vectors(
     spec: ModelSpec, layer: LayerSpec, prefix: str, names: LayerSpelling
 ) -> dict[str, Sequence[PlainWeight]]:
     """Returns what the norms and the other small weights of a Layer are made of, by field name."""
+    beside_mlp = layer.sparse and spec.experts is not None and spec.experts.beside_mlp
+    inputs = {} if spec.layer_inputs is None else {"after_input": "post_per_layer_input_norm"}
+    modules = {**names.norms, **(_BESIDE_MLP if beside_mlp else {}), **inputs}
     found = {
         field: norm_weights(spec, prefix + names.spelled(module), spec.hidden_size)
-        for field, module in names.norms.items()
+        for field, module in modules.items()
         if field != "before_mlp" or not spec.parallel
     }
     if spec.qk_norm and not layer.recurrent:
-        heads = (spec.heads, spec.kv_heads) if spec.whole_qk_norm else (1, 1)
-        for field, count in zip(OF_HEADS, heads, strict=True):
+        kv_heads, head_dim = spec.kv_shape(layer)
+        heads = (spec.heads, kv_heads) if spec.whole_qk_norm else (1, 1)
+        for field, count in zip(OF_HEADS if layer.shares is None else OF_HEADS[:1], heads, strict=False):
             module = prefix + names.spelled(f"self_attn.{field}")
-            found[field] = norm_weights(spec, module, count * spec.head_dim)
+            found[field] = norm_weights(spec, module, count * head_dim)
     if spec.sinks and not layer.recurrent:
         found[SINKS] = [PlainWeight(f"{prefix}self_attn.sinks", (spec.heads,))]
+    if beside_mlp:
+        found["before_router"] = [PlainWeight(f"{prefix}router.scale", (spec.hidden_size,))]
+    if spec.layer_scales:
+        found["scale"] = [PlainWeight(f"{prefix}layer_scalar", (1,))]
     if layer.recurrent and isinstance(spec.recurrent, ShortConvShape):
         found[CONV] = [PlainWeight(f"{prefix}conv.conv{WEIGHT}", (spec.recurrent.channels, 1, spec.recurrent.taps))]
     if spec.activation == "xielu":
         found[ACTIVATION] = [PlainWeight(f"{prefix}mlp.act_fn.{name}", shape) for name, shape in XIELU.items()]
     return found
+
+
+def unread(layer: LayerSpec, prefix: str) -> tuple[str, ...]:
+    """Returns what the names of tensors of a layer begin with that a checkpoint may have, but the layer does not use.
+
+    A layer that shares the K/V of another one was trained without the projections that some checkpoints have for it.
+    """
+    shares = ("k_proj.", "v_proj.", "k_norm.", "v_norm.") if layer.shares is not None else ()
+    return tuple(f"{prefix}self_attn.{module}" for module in shares)
 
 
 def norm_weights(spec: ModelSpec, module: str, size: int) -> Sequence[PlainWeight]:
@@ -197,6 +227,10 @@ def layer_vector(spec: ModelSpec, field: str, parts: Sequence[Tensor]) -> Tensor
         return _xielu(*parts)
     if field == CONV:
         return parts[0][:, 0].T.contiguous()
+    if field == "before_router":  # the factor of the router's input, after a norm without a weight
+        return (parts[0].float() / math.sqrt(spec.hidden_size)).to(parts[0].dtype)
+    if field == "scale":
+        return parts[0]
     return norm(spec, parts) if spec.layer_norm else _in_memory_order(spec, field, parts[0])
 
 

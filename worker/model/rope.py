@@ -20,6 +20,7 @@ def tables(spec: RopeSpec, head_dim: int, positions: int, device: Device) -> tup
     Both halves of a row are equal. Dimensions that are not rotated have cos 1 and sin 0. The tables are computed on the
     CPU, so that every device uses the same bits.
     """
+    head_dim = spec.head_dim or head_dim
     rotated = 0 if spec.kind == "none" else spec.rotated or head_dim
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse_frequencies(spec, rotated)  # [M, R/2]
     unrotated = (0, (head_dim - rotated) // 2)
@@ -46,6 +47,8 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
         return plain / torch.tensor(spec.factors)
     if spec.kind == "linear":
         return plain / spec.factor
+    if spec.kind == "proportional":
+        return torch.where(torch.arange(len(plain)) < spec.pairs, plain / spec.factor, 0.0)
     if spec.kind == "llama3":
         return _llama3(spec, plain)
     if spec.kind == "yarn":

@@ -28,7 +28,7 @@ def rope_spec(settings: Config, config: Config, head_dim: int, *, partial: bool)
     before = settings.get("original_max_position_embeddings")
     before = before or (config.get("original_max_position_embeddings") if kind == "longrope" else None) or positions
     spec = read({**settings, "original_positions": before, "positions": positions, "head_dim": head_dim})
-    return replace(spec, rotated=_rotated(settings, head_dim, partial))
+    return spec if kind == "proportional" else replace(spec, rotated=_rotated(settings, head_dim, partial))
 
 
 def _rotated(settings: Config, head_dim: int, partial: bool) -> int:
@@ -53,6 +53,12 @@ def _dynamic_rope(settings: Config) -> RopeSpec:
 
 def _linear_rope(settings: Config) -> RopeSpec:
     return RopeSpec("linear", float(settings["rope_theta"]), float(settings["factor"]))
+
+
+def _proportional_rope(settings: Config) -> RopeSpec:
+    part = settings.get("partial_rotary_factor")
+    pairs = int((1.0 if part is None else part) * settings["head_dim"] // 2)
+    return RopeSpec("proportional", float(settings["rope_theta"]), float(settings.get("factor") or 1.0), pairs=pairs)
 
 
 def _llama3_rope(settings: Config) -> RopeSpec:
@@ -115,6 +121,7 @@ ROPE_KINDS: Mapping[str, Callable[[Config], RopeSpec]] = {
     "default": _default_rope,
     "dynamic": _dynamic_rope,
     "linear": _linear_rope,
+    "proportional": _proportional_rope,
     "llama3": _llama3_rope,
     "yarn": _yarn_rope,
     "longrope": _longrope,

@@ -18,7 +18,7 @@ Activations = Literal["unquantized", "dynamic", "other"]  # dynamic: quantized a
 class RopeSpec:
     """Describes one table of rotary embeddings. rope.py shows how each kind uses the numbers."""
 
-    kind: str  # default, linear, llama3, yarn, longrope; none: nothing is rotated
+    kind: str  # default, linear, proportional, llama3, yarn, longrope; none: nothing is rotated
     theta: float
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
@@ -31,6 +31,8 @@ class RopeSpec:
     factors: tuple[float, ...] = ()  # longrope: one factor for each pair of dimensions
     rotated: int = 0  # how many dimensions of a head are rotated, 0 for all; weights.py reorders them
     neighbours: bool = False  # whether the checkpoint rotates pairs of neighbours; weights.py reorders them
+    pairs: int = 0  # proportional: so many pairs of dimensions rotate, as they would if all did
+    head_dim: int = 0  # of the heads that are rotated, 0 for ModelSpec.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,11 @@ class LayerSpec:
     rope: int  # index into ModelSpec.ropes
     sparse: bool = False  # whether the feed-forward has experts (ModelSpec.experts)
     recurrent: bool = False  # whether a recurrent state (ModelSpec.recurrent) takes the place of attention
+    kv_heads: int = 0  # 0 for ModelSpec.kv_heads
+    head_dim: int = 0  # 0 for ModelSpec.head_dim
+    intermediate_size: int = 0  # of the MLP, 0 for ModelSpec.intermediate_size
+    key_is_value: bool = False  # values come from the projection of keys, before its norm and rotation
+    shares: int | None = None  # the layer whose K/V this layer reads; it has none of its own then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +65,7 @@ class ExpertsSpec:
     bias: bool = False  # whether the linears of experts have biases
     shared_size: int = 0  # intermediate size of the shared expert, 0 if there is none
     shared_gated: bool = False  # whether the shared expert's output is multiplied by sigmoid(a linear of the input)
+    beside_mlp: bool = False  # whether sparse layers have the MLP, too, and each of both its own norms (Gemma 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,17 @@ class StoredQuantization:
 
     def __str__(self) -> str:
         return f"{self.kind}, one scale for {self.shared}" if self.shared else self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputsSpec:
+    """Describes per-layer embeddings: every layer adds to the residual stream what it makes of a vector of its own.
+
+    The vectors of a token come from a table of its own, and from a linear of the embedded token (Gemma 4 E2B, E4B).
+    """
+
+    vocab_size: int
+    size: int  # of the vector of a layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +139,9 @@ class ModelSpec:
     qk_norm: bool = False  # norms over head_dim on queries and keys, before the rotation
     qk_norm_last: bool = False  # with qk_norm: after the rotation
     whole_qk_norm: bool = False  # with qk_norm: one norm over all query heads, and one over all key heads
+    value_norm: bool = False  # each value is divided by its root mean square
+    layer_scales: bool = False  # each layer's output is multiplied by a number of the layer
+    layer_inputs: LayerInputsSpec | None = None
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -145,3 +167,7 @@ class ModelSpec:
     @property
     def qkv_size(self) -> int:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    def kv_shape(self, layer: LayerSpec) -> tuple[int, int]:
+        """Returns the number of heads of a layer's keys and values, and their size."""
+        return layer.kv_heads or self.kv_heads, layer.head_dim or self.head_dim

@@ -23,6 +23,7 @@ from worker.model.checkpoint import CheckpointError
 from worker.model.decoder import Layer, Weights
 from worker.model.delta_modules import delta_vectors, delta_weights
 from worker.model.expert_modules import ExpertLinears, spelling
+from worker.model.layer_inputs import LayerInputs, StoredLayerInputs
 from worker.model.modules import (
     EXACT,
     LayerSpelling,
@@ -31,6 +32,7 @@ from worker.model.modules import (
     layer_vectors,
     norm,
     norm_weights,
+    unread,
 )
 from worker.model.quantization.codes import check_finite
 from worker.model.quantization.in_memory import AS_STORED, InMemory, in_memory
@@ -45,6 +47,7 @@ EMBED, HEAD, NORM = "embed_tokens", "lm_head", "norm"
 CLASSIFIER = "score"  # the head of a classifier
 GATES = "gates"  # the field of Layer for rows that are `apart`
 DRAFTER = "mtp."  # what names of layers that predict several tokens begin with; they are not read
+KEPT_IN_16_BITS = {"BF16": torch.bfloat16, "F16": torch.float16}
 Kept = tuple[StoredWeight, Layout | None]  # a weight, and how it is kept in few bits
 
 
@@ -101,6 +104,7 @@ class Loader:
         tied, size = head is None and self.spec.tied, (labels or self.spec.vocab_size, hidden)
         self.head = None if tied else self.source.weight((head or own_head) + WEIGHT, size)
         self.names = LayerSpelling.of(self.spec, tensors.names())
+        self.inputs = StoredLayerInputs.of(self.spec, self.source, self.prefix)
         sparse = [prefix for prefix, layer in self._layers() if layer.sparse]
         self.experts: ExpertLinears | None = None
         if sparse and self.spec.experts is not None:
@@ -117,9 +121,10 @@ class Loader:
         table = embed.dequantize(self.dtype) if isinstance(embed, QuantizedWeight) else embed
         shared = embed if self.head is None or self.spec.tied else table
         del embed  # its codes are needed no more unless the head is tied
+        inputs = self._layer_inputs()
         layers = [self._layer(*each) for each in self._layers()]
         last = norm(self.spec, [self._vector(part) for part in self._norm()])
-        return Weights(table, layers, last, self._head(shared))
+        return Weights(table, layers, last, self._head(shared), inputs)
 
     def _layer(self, prefix: str, layer: LayerSpec) -> Layer:
         linears = {
@@ -131,6 +136,8 @@ class Loader:
             name: layer_vector(self.spec, name, [part.read(self._tensor, self._dtype_of(name)) for part in parts])
             for name, parts in layer_vectors(self.spec, layer, prefix, self.names).items()
         }
+        if self.spec.value_norm and layer.shares is None:
+            vectors["v_norm"] = torch.ones(self.spec.kv_shape(layer)[1], dtype=self.dtype, device=self.device)
         delta = self._delta(shape, prefix) if (shape := self._delta_shape(layer)) else None
         experts = self._experts(prefix) if layer.sparse else None
         return Layer(**linears, **vectors, delta=delta, experts=experts)  # type: ignore[arg-type]  # keys are its fields
@@ -141,6 +148,20 @@ class Loader:
     def _delta_shape(self, layer: LayerSpec) -> DeltaNetShape | None:
         return self.spec.recurrent if layer.recurrent and isinstance(self.spec.recurrent, DeltaNetShape) else None
 
+    def _layer_inputs(self) -> LayerInputs | None:
+        if self.inputs is None:
+            return None
+        stored, projection = self.inputs.table, self._linear(self.inputs.projection, self.prefix)
+        table = stored.read(self._tensor, self._dtype_of_table(stored))
+        table = table.dequantize(self.dtype) if isinstance(table, QuantizedWeight) else table
+        return LayerInputs(table, projection, self._vector(self.inputs.norm))
+
+    def _dtype_of_table(self, stored: StoredWeight) -> torch.dtype:
+        """Returns the dtype that per-layer embeddings keep: the table is large, and only rows of tokens are read."""
+        if stored.layout is not None or self.dtype != torch.float32:
+            return self.dtype
+        return KEPT_IN_16_BITS.get(self.source.tensors.format(stored.name), self.dtype)
+
     def _delta(self, shape: DeltaNetShape, prefix: str) -> DeltaNetWeights:
         stored = {
             field: vector.read(self._tensor, torch.float32) for field, vector in delta_vectors(shape, prefix).items()
@@ -149,9 +170,9 @@ class Loader:
 
     def _experts(self, prefix: str) -> Experts:
         assert self.experts is not None
-        router = self._linear(self.experts.router, prefix)
+        router, scales = self._linear(self.experts.router, prefix), self.experts.scales(prefix)
         gate_up, down = (self._packed(linears, prefix) for linears in (self.experts.gate_up, self.experts.down))
-        return Experts(router, gate_up, down)
+        return Experts(router, gate_up, down, None if scales is None else scales.read(self._tensor, torch.float32))
 
     def _packed(self, experts: Sequence[StackedLinear], prefix: str) -> PackedExperts:
         """Reads and packs one linear of all experts of a layer, expert by expert."""
@@ -259,8 +280,13 @@ class Loader:
                     f"{tensors.where(name)}: tensor {name} is stored as {stored}; "
                     f"supported are {', '.join(tensor.formats)}"
                 )
+        unread_names = tuple(name for prefix, layer in self._layers() for name in unread(layer, prefix))
         for name in sorted(set(tensors.names()) - expected.keys()):
-            if name.startswith(self.prefix) and not name.endswith(self.source.ignored):
+            if (
+                name.startswith(self.prefix)
+                and not name.endswith(self.source.ignored)
+                and not name.startswith(unread_names)
+            ):
                 raise CheckpointError(f"{tensors.where(name)}: tensor {name} does not belong to this model")
         self.total = sum(tensors.nbytes(name) for name in expected)
 
@@ -268,7 +294,12 @@ class Loader:
         """Returns how many bytes all weights take in memory."""
         keeper, layout = Keeper(self.dtype, self.device), None if self.memory.widen else self.embed.layout
         head = [(self.embed, layout)] if self.head is None and keeper.copies_head(layout) else []
-        return keeper.nbytes([*weights, *head])
+        narrow = 0
+        if self.inputs is not None:
+            table = self.inputs.table
+            spared = self.dtype.itemsize - self._dtype_of_table(table).itemsize
+            narrow = spared * torch.Size(table.shape).numel()
+        return keeper.nbytes([*weights, *head]) - narrow
 
     def _needed_with_int4(self) -> int | None:
         """Returns how many bytes they would take with --quantization int4; None if they are quantized already."""
@@ -280,6 +311,10 @@ class Loader:
     def _weights(self) -> Iterator[Kept]:
         """Yields all weights that the checkpoint must hold, in the order in which they are read."""
         yield self.embed, None
+        if self.inputs is not None:
+            yield from self._weights_of(self.inputs.projection, self.prefix)
+            yield self.inputs.table, None
+            yield self.inputs.norm, None
         for prefix, layer in self._layers():
             for linear in layer_linears(self.spec, layer, self.names).values():
                 yield from self._weights_of(linear, prefix)
@@ -297,6 +332,8 @@ class Loader:
     def _expert_weights(self, experts: ExpertLinears, prefix: str) -> Iterator[Kept]:
         yield from self._weights_of(experts.router, prefix)
         yield from ((bias, None) for bias in experts.router.biases(prefix))
+        if (scales := experts.scales(prefix)) is not None:
+            yield scales, None
         for linears in (experts.gate_up, experts.down):
             yield from ((bias, None) for linear in linears for bias in linear.biases(prefix))
             for linear in linears:

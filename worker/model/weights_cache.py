@@ -30,6 +30,7 @@ from worker.kernels.linear import PackedLinear, packed_in_c
 from worker.model import tensor_file
 from worker.model.checkpoint import CheckpointError, read_config, weight_files
 from worker.model.decoder import Layer, Weights
+from worker.model.layer_inputs import LayerInputs
 from worker.model.quantization.in_memory import InMemory
 from worker.model.tensor_file import BrokenFile
 
@@ -37,6 +38,8 @@ log = logging.getLogger("sluice.load")
 
 EMBED, NORM, HEAD = "embed", "norm", "head"
 PARTS = {"experts": Experts, "delta": DeltaNetWeights}  # fields of Layer with fields of their own
+COUNTER = "loads"  # a field of Experts that is not a weight
+INPUTS, INPUTS_FIELDS = "layer_inputs", tuple(field.name for field in dataclasses.fields(LayerInputs))
 LAYER_FIELDS = tuple(field.name for field in dataclasses.fields(Layer))
 
 
@@ -129,18 +132,21 @@ def _taken_apart(weights: Weights) -> tuple[dict[str, Tensor], dict[str, dict[st
 
 def _fields(weights: Weights) -> Iterator[tuple[str, Packed]]:
     yield from ((EMBED, weights.embed), (NORM, weights.norm), (HEAD, weights.head))
+    if weights.layer_inputs is not None:
+        yield from ((f"{INPUTS}.{part}", getattr(weights.layer_inputs, part)) for part in INPUTS_FIELDS)
     for index, layer in enumerate(weights.layers):
         for name in LAYER_FIELDS:
             value = getattr(layer, name)
             if value is not None and name in PARTS:
-                yield from ((f"layers.{index}.{name}.{part}", getattr(value, part)) for part in _parts_of(name))
+                parts = {part: getattr(value, part) for part in _parts_of(name)}
+                yield from ((f"layers.{index}.{name}.{part}", x) for part, x in parts.items() if x is not None)
             elif value is not None:
                 yield f"layers.{index}.{name}", value
 
 
 def _parts_of(field: str) -> list[str]:
     """Returns the fields of a field of Layer, without counters."""
-    return [part.name for part in dataclasses.fields(PARTS[field]) if part.default is dataclasses.MISSING]
+    return [part.name for part in dataclasses.fields(PARTS[field]) if part.name != COUNTER]
 
 
 def _assembled(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Weights:
@@ -158,10 +164,13 @@ def _assembled(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Weights:
         prefix = f"layers.{len(layers)}."
         fields: dict[str, Any] = {name: found.get(prefix + name) for name in LAYER_FIELDS}
         for name, kind in PARTS.items():
-            if (values := [found.get(f"{prefix}{name}.{part}") for part in _parts_of(name)])[0] is not None:
-                fields[name] = kind(*values)
+            parts = {part: found.get(f"{prefix}{name}.{part}") for part in _parts_of(name)}
+            if any(value is not None for value in parts.values()):
+                fields[name] = kind(**parts)
         layers.append(Layer(**fields))
-    return Weights(found[EMBED], layers, found[NORM], found[HEAD])
+    inputs = {part: found.get(f"{INPUTS}.{part}") for part in INPUTS_FIELDS}
+    shared: Any = None if inputs["table"] is None else LayerInputs(**inputs)  # type: ignore[arg-type]  # all are there
+    return Weights(found[EMBED], layers, found[NORM], found[HEAD], shared)
 
 
 def _part(prefix: str, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> PackedPart:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.checkpoints import HYBRID, KINDS, Checkpoints
+from tests.checkpoints import GEMMA4, HYBRID, KINDS, Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import MOST, dtypes, needs_library, tier  # noqa: F401
 from tests.worker.model.harness import Row, all_logits, cache_for, decoder_of, pack, prompts_of, rows_for
 from tests.worker.model.sparse import CHOSEN, MIXES, sparse
@@ -20,7 +20,7 @@ pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 LENGTHS = [1, 5, 16, 17, 40, 70]
 EVERYWHERE = (  # on every instruction set
     "llama-biased", "gemma3", "phi3", "olmo2", "qwen2-moe", "gpt-oss", "cohere2", "starcoder2", "hunyuan", "apertus",
-    *HYBRID,
+    *GEMMA4, *HYBRID,
 )  # fmt: skip
 
 
@@ -39,7 +39,8 @@ def test_cpu_decoder_gives_the_bits_of_the_plain_loop_for_other_families(
 
 @dtypes
 @pytest.mark.parametrize(
-    ("kind", "kept"), [*((kind, "auto") for kind in EVERYWHERE), ("gemma3", "int8"), ("llama", "fp8")]
+    ("kind", "kept"),
+    [*((kind, "auto") for kind in EVERYWHERE), ("gemma3", "int8"), ("gemma4", "int8"), ("llama", "fp8")],
 )
 def test_cpu_decoder_gives_the_bits_of_the_plain_loop(
     checkpoints: Checkpoints, kind: str, kept: str, dtype: torch.dtype

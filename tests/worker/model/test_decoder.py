@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints import HYBRID, KINDS, WINDOW, Checkpoints
+from tests.checkpoints import GEMMA4, HYBRID, KINDS, WINDOW, Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import tier  # noqa: F401
 from tests.worker.model.harness import Oracle, all_logits, cache_for, decoder_of, pack, prompts_of, rows_for, run_greedy
 
@@ -155,7 +155,7 @@ def test_logits_are_those_of_logits_indices_in_order(checkpoints: Checkpoints) -
 
 
 @pytest.mark.usefixtures("tier")
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "qwen3-moe", "gpt-oss", *SWITCHED, *HYBRID])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "qwen3-moe", "gpt-oss", *GEMMA4[:2], *SWITCHED, *HYBRID])
 def test_bfloat16_is_as_close_as_transformers(checkpoints: Checkpoints, kind: str) -> None:
     folder = checkpoints(kind, dtype=torch.bfloat16)
     decoder = decoder_of(folder, dtype=torch.bfloat16)

@@ -25,7 +25,7 @@ from worker.kernels.cpu.packed_weight import PANEL, CpuWeight, GemmJob
 from worker.kernels.eight_bit_kv import has_scales
 
 AnyWeight = CpuWeight | ExpertWeight
-MAX_HEAD_DIM = 256  # the largest head size that attention supports
+MAX_HEAD_DIM = 512  # the largest head size that attention supports
 PLAIN, PAIRED = 0, 1  # formats of the K/V cache, as in csrc/kv_format.h
 HEADS, WHOLE, ROTATED_HEADS = 0, 1, 2  # what norms of queries and keys cover, as in csrc/rowwise.c
 EIGHT_BITS = {torch.int8: 2, torch.float8_e4m3fn: 3}
@@ -132,7 +132,10 @@ def act_and_mul(x: Tensor, activation: int) -> Tensor:
     assert x.ndim == 2 and x.is_contiguous() and x.shape[1] % 2 == 0 and activation in (0, 1, 2, 3)
     n = x.shape[1] // 2
     out = torch.empty(x.shape[0], n, dtype=x.dtype)
-    kernels()[x.dtype].act_and_mul(x.data_ptr(), out.data_ptr(), x.shape[0], n, activation, torch.get_num_threads())
+    up = x.data_ptr() + n * x.element_size()
+    kernels()[x.dtype].act_and_mul(
+        x.data_ptr(), up, out.data_ptr(), x.shape[0], n, 2 * n, 2 * n, activation, torch.get_num_threads()
+    )
     return out
 
 
@@ -211,6 +214,7 @@ def qkv_rope_write(
     *,
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
+    v_norm: Tensor | None = None,
     eps: float = 0.0,
     offset: bool = False,
     norm_last: bool = False,
@@ -220,7 +224,7 @@ def qkv_rope_write(
     norm_last: whether the norm follows the rotation.
 
     Returns q [T, Hq, D]. qkv [T, (Hq + 2 Hk) * D] contiguous; caches [pages, page_size, Hk, D]; norm weights [D], or
-    [Hq * D] and [Hk * D].
+    [Hq * D] and [Hk * D]; v_norm [D]. Without key heads (Hk 0), only queries are made.
     Gives the same bits as `rms_norm`, `rotary` and `store_kv` in order.
     """
     kv_heads, d = cache_k.shape[2], cos.shape[1]
@@ -230,13 +234,14 @@ def qkv_rope_write(
     _check_tables(cos, sin, positions, qkv.shape[0], d)
     assert slot_mapping.dtype == torch.int64 and slot_mapping.shape == (qkv.shape[0],) and slot_mapping.is_contiguous()
     normed = normed_heads(q_norm, d, norm_last)
+    assert v_norm is None or (v_norm.dtype == qkv.dtype and v_norm.is_contiguous() and v_norm.shape == (d,))
     for weight, heads in ((q_norm, q_heads), (k_norm, kv_heads)):
         assert weight is None or (weight.dtype == qkv.dtype and weight.is_contiguous())
         assert weight is None or weight.shape == (heads * d if normed == WHOLE else d,)
     q = torch.empty(qkv.shape[0], q_heads, d, dtype=qkv.dtype)
     kernels()[qkv.dtype].qkv_rope_write(
         qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), address(q_norm), address(k_norm),
-        cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(), eps, offset,
+        address(v_norm), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(), eps, offset,
         qkv.shape[0], q_heads, kv_heads, d, normed, kv_format(cache_v), torch.get_num_threads(),
     )  # fmt: skip
     return q
@@ -262,7 +267,7 @@ def attention(
     sinks: Tensor | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
-    """Computes the same as `attention_torch`, but reads pages in place. q [T, Hq, D], with D at most 256.
+    """Computes the same as `attention_torch`, but reads pages in place. q [T, Hq, D], with D at most 512.
 
     Raises MemoryError when there is no memory for the threads' buffers.
     """

@@ -47,7 +47,15 @@ class DecoderCLayer:
     shared_gate: CpuWeight | None  # H → 1
     activation: Tensor | None  # parameters of the activation
     experts: CExperts | None
+    after_dense: Tensor | None  # norms of an MLP beside experts
+    before_router: Tensor | None
+    before_experts: Tensor | None
+    after_experts: Tensor | None
     after_mlp: Tensor | None
+    input_gate: CpuWeight | None  # H → P, for vectors [P] of the layer's own
+    input_out: CpuWeight | None  # P → H
+    after_input: Tensor | None
+    scale: Tensor | None  # [1] float32, of the layer's output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +64,7 @@ class AttentionC:
 
     q_norm: Tensor | None  # or [Hq * D], and k_norm [Hk * D]: one norm of all heads
     k_norm: Tensor | None
+    v_norm: Tensor | None
     cos: Tensor  # [positions, D] float32
     sin: Tensor
     sinks: Tensor | None  # [Hq] float32
@@ -64,6 +73,7 @@ class AttentionC:
     norm_last: bool  # whether the norms of queries and keys follow the rotation
     window: int
     group: int  # which of the step's slot mappings and page tables are for this cache
+    shares: bool  # whether the cache is another layer's, which writes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,31 +102,34 @@ KERNELS = (
 
 NORMS = ("before_attention", "after_attention", "before_mlp", "after_mlp")
 LINEARS = ("gate_up", "down", "shared_gate")  # of the feed-forward
+EXPERT_NORMS = ("after_dense", "before_router", "before_experts", "after_experts")
+INPUT_LINEARS = ("input_gate", "input_out")
 
 
 class _Layer(Structure):
     _fields_ = [
         *((name, c_void_p) for name in (*NORMS, "qkv", "gates", "o", "delta", "conv", *LINEARS)),
         ("activation", c_void_p), ("experts", c_void_p),
-        *((name, c_void_p) for name in ("q_norm", "k_norm", "cos", "sin", "sinks", "cache_k", "cache_v")),
-        ("window", c_long), ("group", c_long), ("normed", c_int),
+        *((name, c_void_p) for name in (*EXPERT_NORMS, *INPUT_LINEARS, "after_input", "scale")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm", "v_norm", "cos", "sin", "sinks", "cache_k", "cache_v")),
+        *((name, c_long) for name in ("window", "group", "kv_heads", "own_kv_heads", "d")),
+        ("normed", c_int), ("kv_format", c_int),
     ]  # fmt: skip
 
 
 class _Model(Structure):
     _fields_ = [
         ("kernels", c_void_p * (2 + len(KERNELS))), ("layers", POINTER(_Layer)), ("last_norm", c_void_p),
-        *((name, c_long) for name in ("num_layers", "hidden_size", "heads", "kv_heads", "d")),
-        ("page_size", c_long), ("element_size", c_long),
+        *((name, c_long) for name in ("num_layers", "hidden_size", "heads", "page_size", "element_size", "input_size")),
         *((name, c_float) for name in ("eps", "offset", "scale", "softcap", "residual_scale")),
         ("query_scales", c_void_p), ("activation", c_int), ("parallel", c_int),
-        ("is_bf16", c_int), ("kv_format", c_int), ("layers_started", POINTER(c_uint64)),
+        ("is_bf16", c_int), ("layers_started", POINTER(c_uint64)),
     ]  # fmt: skip
 
 
 class _Step(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("x", "h", "projected", "gates", "q", "inner", "scratch")),
+        *((name, c_void_p) for name in ("x", "h", "projected", "gates", "q", "inner", "scratch", "inputs")),
         *((name, c_void_p) for name in ("positions", "logits_indices", "query_start_loc", "seq_lens")),
         *((name, c_void_p) for name in ("read_slots", "write_slots")),
         *((name, POINTER(c_void_p)) for name in ("slot_mappings", "page_tables")),
@@ -152,7 +165,7 @@ class DecoderC:
         assert loaded is not None
         self._library, dtype = loaded, last_norm.dtype
         heads, first = next((layer.o.k, layer.attention) for layer in layers if layer.attention is not None)
-        (page_size, kv_heads), d = first.cache_k.shape[1:3], first.cos.shape[1]
+        page_size, d = first.cache_k.shape[1], first.cos.shape[1]
         self._referenced = (
             tuple(layers),
             last_norm,
@@ -169,16 +182,16 @@ class DecoderC:
         floats = [scratch_floats(delta.shape) for delta in deltas if delta is not None]
         floats += [short_conv.scratch_floats(conv.weight.shape[1]) for conv in convs if conv is not None]
         self._row_scratch = 4 * max(floats, default=0)  # bytes
-        projected = max(self._hidden, *(max(layer.qkv.n, layer.gate_up.n if layer.gate_up else 0) for layer in layers))
+        projected = max(self._hidden, *(max(_rows(layer, "qkv", "gate_up", "input_gate")) for layer in layers))
         gates = max(layer.gates.n if layer.gates else 0 for layer in layers)
-        inner = max(max(layer.o.k, layer.down.k if layer.down else 0) for layer in layers)
-        self._widths = (self._hidden, self._hidden, projected, gates, heads, inner)
+        inner = max(self._hidden, *(max(_columns(layer, "o", "down", "input_out")) for layer in layers))
+        queries = max(layer.o.k for layer in layers if layer.attention is not None)
+        self._widths = (self._hidden, self._hidden, projected, gates, queries, inner)
         self._model = _Model(
             _functions(dtype, bindings.norm_kind(last_norm)), self._layers, last_norm.data_ptr(),
-            len(layers), self._hidden, heads // d, kv_heads, d, page_size, dtype.itemsize,
+            len(layers), self._hidden, heads // d, page_size, dtype.itemsize, max(_columns(layers[0], "input_out")),
             eps, float(offset), scale, softcap, residual_scale, bindings.address(query_scales), activation, parallel,
-            dtype == torch.bfloat16,
-            bindings.kv_format(first.cache_v), ctypes.pointer(layers_started),
+            dtype == torch.bfloat16, ctypes.pointer(layers_started),
         )  # fmt: skip
         self._buffers: list[Tensor] = []
 
@@ -202,6 +215,7 @@ class DecoderC:
         logits_indices: Tensor,
         read_slots: Tensor | None = None,
         write_slots: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> Tensor:
         """Runs a step, which writes the K/V of every row and the state of every sequence. Returns the normed output
         [R, H] of `logits_indices`.
@@ -210,7 +224,8 @@ class DecoderC:
 
         positions [T] and logits_indices [R], which ascend, int64; query_start_loc [S+1] and seq_lens [S] int32; for
         each group of layers, slot_mappings [T] int64 and page_tables [S, P] int32; read_slots and write_slots [S] int32
-        where there are recurrent layers. Raises MemoryError when a kernel's scratch memory cannot be allocated.
+        where there are recurrent layers; inputs [T, L, P], which is overwritten, where layers have vectors. Raises
+        MemoryError when a kernel's scratch memory cannot be allocated.
         """
         if self._row_scratch:
             assert read_slots is not None and write_slots is not None
@@ -222,8 +237,12 @@ class DecoderC:
         for slots, table in zip(slot_mappings, page_tables, strict=True):
             assert len(slots) == len(positions) and len(table) == len(seq_lens) and table.dtype == torch.int32
             assert table.stride() == first.stride() and table.stride(1) == 1
+        width = len(self._layers) * self._model.input_size
+        assert (inputs is None) == (not width)
+        assert inputs is None or (inputs.is_contiguous() and inputs.numel() == len(positions) * width)
+        assert inputs is None or inputs.dtype == self._dtype
         step = _Step(
-            *(buffer.data_ptr() for buffer in self._buffers),
+            *(buffer.data_ptr() for buffer in self._buffers), bindings.address(inputs),
             positions.data_ptr(), logits_indices.data_ptr(), query_start_loc.data_ptr(), seq_lens.data_ptr(),
             bindings.address(read_slots), bindings.address(write_slots),
             _pointers(slot_mappings), _pointers(page_tables),
@@ -244,15 +263,29 @@ def _functions(dtype: torch.dtype, norm: str) -> "ctypes.Array[c_void_p]":
     return (c_void_p * len(names))(*(ctypes.cast(getattr(functions, name), c_void_p) for name in names))
 
 
+def _rows(layer: DecoderCLayer, *names: str) -> list[int]:
+    """Returns the outputs of linears of a layer, 0 for one that it lacks."""
+    return [0 if (linear := getattr(layer, name)) is None else linear.n for name in names]
+
+
+def _columns(layer: DecoderCLayer, *names: str) -> list[int]:
+    """Returns the inputs of linears of a layer, 0 for one that it lacks."""
+    return [0 if (linear := getattr(layer, name)) is None else linear.k for name in names]
+
+
 def _addresses(
     layer: DecoderCLayer, experts: ExpertsStruct | None, delta: DeltaNetStruct | None, conv: ShortConvStruct | None
 ) -> _Layer:
     assert (layer.gate_up is None) == (layer.down is None) and (layer.experts is not None or layer.down is not None)
     assert [layer.attention, delta, conv].count(None) == 2 and (delta is None or layer.gates is not None)
-    norms: dict[str, Tensor | None] = {name: getattr(layer, name) for name in NORMS}
+    norms: dict[str, Tensor | None] = {
+        name: getattr(layer, name) for name in (*NORMS, *EXPERT_NORMS, "after_input", "scale")
+    }
     assert all(norm is None or norm.is_contiguous() for norm in norms.values())
     bindings.check_parameters(layer.activation)
-    linears: dict[str, CpuWeight | None] = {name: getattr(layer, name) for name in ("qkv", "gates", "o", *LINEARS)}
+    linears: dict[str, CpuWeight | None] = {
+        name: getattr(layer, name) for name in ("qkv", "gates", "o", *LINEARS, *INPUT_LINEARS)
+    }
     return _Layer(
         **{name: bindings.address(norm) for name, norm in norms.items()},
         **{name: ctypes.addressof(weight.struct) for name, weight in linears.items() if weight is not None},
@@ -266,12 +299,14 @@ def _addresses(
 
 def _attention(attention: AttentionC, width: int) -> dict[str, int | None]:
     """Returns the fields of _Layer that belong to attention. width: of all query heads."""
-    names = ("q_norm", "k_norm", "cos", "sin", "sinks", "cache_k", "cache_v")
+    names = ("q_norm", "k_norm", "v_norm", "cos", "sin", "sinks", "cache_k", "cache_v")
     read: dict[str, Tensor | None] = {name: getattr(attention, name) for name in names}
     assert all(tensor is None or tensor.is_contiguous() for tensor in read.values())
-    d = attention.cos.shape[1]
+    d, kv_heads = attention.cos.shape[1], attention.cache_k.shape[2]
     bindings.check_sinks(attention.sinks, width // d)
     return {name: bindings.address(tensor) for name, tensor in read.items()} | {
-        "window": attention.window, "group": attention.group,
+        "window": attention.window, "group": attention.group, "kv_heads": kv_heads,
+        "own_kv_heads": 0 if attention.shares else kv_heads, "d": d,
         "normed": bindings.normed_heads(attention.q_norm, d, attention.norm_last),
+        "kv_format": bindings.kv_format(attention.cache_v),
     }  # fmt: skip

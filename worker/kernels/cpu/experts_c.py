@@ -23,7 +23,7 @@ class ExpertKernelsStruct(Structure):
 
 class ExpertsStruct(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("router", "gate_up", "down", "loads")),
+        *((name, c_void_p) for name in ("router", "gate_up", "down", "scales", "loads")),
         ("count", c_long), ("chosen", c_long), ("normalized", c_int), ("activation", c_int),
     ]  # fmt: skip
 
@@ -35,6 +35,7 @@ class CExperts:
     router: CpuWeight  # H → E
     gate_up: CpuExperts  # H → 2 I: gate, then up
     down: CpuExperts  # I → H
+    scales: Tensor | None  # [E] float32: factors of the experts' weights
     loads: Tensor | None  # [E] int64: the rows that chose each expert are added
     chosen: int
     normalized: bool
@@ -45,12 +46,14 @@ class CExperts:
         count, hidden, inner = self.gate_up.count, self.gate_up.k, self.down.k
         assert self.router.n == self.down.count == count and 0 < self.chosen <= count
         assert self.router.k == self.down.n == hidden and self.gate_up.n == 2 * inner
+        scales = self.scales
+        assert scales is None or (scales.dtype == torch.float32 and scales.shape == (count,) and scales.is_contiguous())
         assert self.loads is None or (self.loads.dtype == torch.int64 and self.loads.shape == (count,))
         return ExpertsStruct(
             ctypes.addressof(self.router.struct),
             ctypes.addressof(self.gate_up.structs),
             ctypes.addressof(self.down.structs),
-            address(self.loads),
+            address(self.scales), address(self.loads),
             count, self.chosen, self.normalized, self.activation,
         )  # fmt: skip
 
@@ -69,19 +72,28 @@ def scratch_bytes(experts: ExpertsStruct, dtype: torch.dtype, rows: int) -> int:
     return int(found.experts_scratch(ctypes.byref(experts), c_int(dtype == torch.bfloat16), c_long(rows)))
 
 
-def experts(h: Tensor, layer: CExperts, *, add: Tensor | None = None, add_gate: Tensor | None = None) -> Tensor:
+def experts(
+    h: Tensor,
+    layer: CExperts,
+    *,
+    router_input: Tensor | None = None,
+    add: Tensor | None = None,
+    add_gate: Tensor | None = None,
+) -> Tensor:
     """Computes the same as `experts_torch` in worker/kernels/experts.py. h [T, H] contiguous.
 
     Raises MemoryError when there is no memory for the threads' buffers.
     """
     (t, hidden), dtype, found, struct = h.shape, h.dtype, library(), layer.struct()
     assert found is not None and h.is_contiguous() and hidden == layer.router.k and dtype == layer.gate_up.dtype
-    assert add is None or (add.shape == h.shape and add.dtype == dtype and add.is_contiguous())
+    for rows in (router_input, add):
+        assert rows is None or (rows.shape == h.shape and rows.dtype == dtype and rows.is_contiguous())
     assert add_gate is None or (add_gate.numel() == t and add_gate.dtype == torch.float32 and add_gate.is_contiguous())
     out = torch.empty_like(h)
     scratch = torch.empty(scratch_bytes(struct, dtype, t), dtype=torch.uint8)
     if found.experts_forward(
-        ctypes.byref(struct), ctypes.byref(expert_kernels(dtype)), c_void_p(h.data_ptr()), c_void_p(address(add)),
+        ctypes.byref(struct), ctypes.byref(expert_kernels(dtype)), c_void_p(address(router_input)),
+        c_void_p(h.data_ptr()), c_void_p(address(add)),
         c_void_p(address(add_gate)), c_void_p(out.data_ptr()), c_long(t), c_void_p(scratch.data_ptr()),
         c_int(torch.get_num_threads()),
     ):  # fmt: skip

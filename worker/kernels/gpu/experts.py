@@ -58,13 +58,14 @@ def experts_triton(
     activation: Activation,
     *,
     normalized: bool,
+    router_input: Tensor | None = None,
     add: Tensor | None = None,
     add_gate: Tensor | None = None,
 ) -> Tensor:
     """Computes the same as `experts` in worker/kernels/experts.py: [T, H] in h's dtype."""
     assert activation in ACTIVATIONS and len(h)
-    logits = linear(h, layer.router, fp32_out=True)
-    numbers, weights = choose_experts_triton(logits, chosen, normalized=normalized)
+    logits = linear(h if router_input is None else router_input, layer.router, fp32_out=True)
+    numbers, weights = choose_experts_triton(logits, chosen, normalized=normalized, scales=layer.scales)
     if layer.loads is not None:
         count_loads_triton(numbers, layer.loads)
     out, rows = torch.empty_like(h, memory_format=torch.contiguous_format), max(1, MAX_SLOTS // chosen)

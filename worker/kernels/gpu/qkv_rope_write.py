@@ -20,10 +20,11 @@ ELEMENTS_PER_PROGRAM = 1024
 
 @triton.jit
 def _qkv_rope_write_kernel(
-    qkv_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, positions_ptr, slot_mapping_ptr,
+    qkv_ptr, q_weight_ptr, k_weight_ptr, v_weight_ptr, cos_ptr, sin_ptr, positions_ptr, slot_mapping_ptr,
     out_ptr, cache_k_ptr, cache_v_ptr,
     token_stride, partial_stride, q_heads, kv_heads, eps,
-    SPLIT_K: tl.constexpr, NORM: tl.constexpr, NORM_LAST: tl.constexpr, OFFSET: tl.constexpr, CLAMP: tl.constexpr,
+    SPLIT_K: tl.constexpr, NORM: tl.constexpr, V_NORM: tl.constexpr, NORM_LAST: tl.constexpr, OFFSET: tl.constexpr,
+    CLAMP: tl.constexpr,
     HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = out_ptr.dtype.element_ty
@@ -49,6 +50,11 @@ def _qkv_rope_write_kernel(
         weight = tl.load(q_weight_ptr + partner_column, mask=in_head, other=0.0)
         weight_k = tl.load(k_weight_ptr + partner_column, mask=in_head, other=0.0)
         partner = apply_weight(partner.to(tl.float32) * scale, tl.where(is_q[:, None], weight, weight_k), dtype, OFFSET)
+    if V_NORM:
+        weight = tl.load(v_weight_ptr + column, mask=in_head, other=0.0)
+        squares = unrotated.to(tl.float32) * unrotated.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(squares, axis=1) / HEAD + eps)[:, None]
+        unrotated = apply_weight(unrotated.to(tl.float32) * scale, weight, dtype, OFFSET)
     table_offsets = tl.load(positions_ptr + token) * HEAD + column
     cos = tl.load(cos_ptr + table_offsets, mask=in_head, other=0.0)
     sin = tl.load(sin_ptr + table_offsets, mask=in_head, other=0.0)
@@ -79,6 +85,7 @@ def qkv_rope_write_triton(
     *,
     q_norm: Tensor | None,
     k_norm: Tensor | None,
+    v_norm: Tensor | None = None,
     eps: float,
     offset: bool,
     dtype: torch.dtype,
@@ -94,15 +101,15 @@ def qkv_rope_write_triton(
     assert positions.dtype == slot_mapping.dtype == torch.int64
     assert cos.shape == sin.shape and cos.shape[1] == size and cos.is_contiguous() and sin.is_contiguous()
     assert cos.dtype == sin.dtype == torch.float32 and (q_norm is None) == (k_norm is None)
-    assert all(one is None or (one.shape == (size,) and one.is_contiguous()) for one in (q_norm, k_norm))
+    assert all(one is None or (one.shape == (size,) and one.is_contiguous()) for one in (q_norm, k_norm, v_norm))
     out = torch.empty(tokens, q_heads, size, dtype=dtype, device=qkv.device)
     block_d = triton.next_power_of_2(size)
     block_h = max(1, ELEMENTS_PER_PROGRAM // block_d)
     _qkv_rope_write_kernel[(tokens, -(-(q_heads + 2 * kv_heads) // block_h))](
         qkv, q_norm if q_norm is not None else out, k_norm if k_norm is not None else out,
-        cos, sin, positions, slot_mapping, out, cache_k, cache_v,
+        v_norm if v_norm is not None else out, cos, sin, positions, slot_mapping, out, cache_k, cache_v,
         qkv.stride(-2), partial_stride, q_heads, kv_heads, eps,
-        SPLIT_K=split_k, NORM=q_norm is not None, NORM_LAST=norm_last, OFFSET=offset,
+        SPLIT_K=split_k, NORM=q_norm is not None, V_NORM=v_norm is not None, NORM_LAST=norm_last, OFFSET=offset,
         CLAMP=check_caches(cache_k, cache_v, dtype), HEAD=size, BLOCK_D=block_d, BLOCK_H=block_h,
         num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip

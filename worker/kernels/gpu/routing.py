@@ -33,7 +33,7 @@ class Groups:
 
 @triton.jit
 def _choose_experts_kernel(
-    logits_ptr, numbers_ptr, weights_ptr, experts, stride,
+    logits_ptr, scales_ptr, numbers_ptr, weights_ptr, experts, stride,
     CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Chooses the experts of one row in each program."""
@@ -57,7 +57,10 @@ def _choose_experts_kernel(
     weights = tl.where(slot < CHOSEN, tl.exp(chosen - highest), 0.0)
     total = tl.sum(weights if NORMALIZED else tl.where(exists, tl.exp(logits - highest), 0.0), axis=0)
     tl.store(numbers_ptr + row * CHOSEN + slot, numbers, mask=slot < CHOSEN)
-    tl.store(weights_ptr + row * CHOSEN + slot, tl.div_rn(weights, total), mask=slot < CHOSEN)
+    weights = tl.div_rn(weights, total)
+    if scales_ptr is not None:
+        weights *= tl.load(scales_ptr + numbers, mask=slot < CHOSEN, other=0.0)
+    tl.store(weights_ptr + row * CHOSEN + slot, weights, mask=slot < CHOSEN)
 
 
 @triton.jit
@@ -121,17 +124,20 @@ def load_group(numbers_ptr, order_ptr, table_ptr, tile, m, COLUMNS: tl.constexpr
     return expert.to(tl.int64), slots.to(tl.int64), rows
 
 
-def choose_experts_triton(logits: Tensor, chosen: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
+def choose_experts_triton(
+    logits: Tensor, chosen: int, *, normalized: bool, scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Computes the same as `choose_experts` in worker/kernels/experts.py. The numbers are int32.
 
     A row of NaNs gets NaNs as weights, and numbers of experts that exist.
     """
     rows, experts = logits.shape
     assert rows and chosen <= experts and logits.stride(1) == 1 and logits.dtype == torch.float32
+    assert scales is None or (scales.shape == (experts,) and scales.dtype == torch.float32 and scales.is_contiguous())
     numbers = torch.empty(rows, chosen, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, chosen, device=logits.device)
     _choose_experts_kernel[(rows,)](
-        logits, numbers, weights, experts, logits.stride(0), CHOSEN=chosen, NORMALIZED=normalized,
+        logits, scales, numbers, weights, experts, logits.stride(0), CHOSEN=chosen, NORMALIZED=normalized,
         BLOCK_E=triton.next_power_of_2(experts), BLOCK_C=triton.next_power_of_2(chosen),
         num_warps=1 if experts <= 256 else 4, enable_fp_fusion=False,
     )  # fmt: skip

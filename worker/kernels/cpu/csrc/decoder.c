@@ -14,7 +14,7 @@ typedef void Norm(const char *x, const void *w, char *out, long t, long heads, l
 typedef void AddNorm(const char *x, const char *residual, const void *w, char *out, char *sum, long t, long n,
                         float eps, float offset, float scale, int threads);
 typedef void QkvRopeWrite(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,
-                          const void *k_norm, const float *cos, const float *sin, const int64_t *positions,
+                          const void *k_norm, const void *v_norm, const float *cos, const float *sin, const int64_t *positions,
                           const int64_t *slot_mapping, float eps, float offset, long t, long q_heads, long kv_heads,
                           long d, int normed, int kv_format, int threads);
 typedef void Activate(const char *x, char *out, const float *parameters, long t, long n, int activation, int threads);
@@ -50,27 +50,34 @@ typedef struct {
     const Weight *gate_up, *down, *shared_gate; /* of the shared expert if there are experts; may be NULL then */
     const float *activation;                    /* parameters, which may be NULL */
     const Experts *experts;                     /* may be NULL */
+    /* Norms of an MLP and of experts that are beside it; NULL otherwise. */
+    const void *after_dense, *before_router, *before_experts, *after_experts;
+    const Weight *input_gate, *input_out; /* what a layer makes of its vectors in Step.inputs; may be NULL */
+    const void *after_input;              /* the norm of that */
+    const float *scale;                   /* of the layer's output; may be NULL */
     /* From here on, of attention. */
-    const void *q_norm, *k_norm;    /* may be NULL */
+    const void *q_norm, *k_norm, *v_norm; /* may be NULL */
     const float *cos, *sin, *sinks; /* sinks may be NULL */
     char *cache_k, *cache_v;
     long window, group; /* group: which page tables and slots of the step are for this cache */
-    int normed; /* what q_norm and k_norm cover (rowwise.c) */
+    long kv_heads, own_kv_heads, d; /* own: those that the layer writes, none if the cache is another layer's */
+    int normed, kv_format; /* normed: what q_norm and k_norm cover (rowwise.c) */
 } Layer;
 
 typedef struct {
     Kernels kernels;
     const Layer *layers;
     const void *last_norm;
-    long num_layers, hidden_size, heads, kv_heads, d, page_size, element_size;
+    long num_layers, hidden_size, heads, page_size, element_size, input_size; /* input_size: of a layer's vector */
     float eps, offset, scale, softcap, residual_scale;
     const float *query_scales; /* by position, or NULL */
-    int activation, parallel, is_bf16, kv_format; /* parallel: the feed-forward reads what attention reads */
+    int activation, parallel, is_bf16; /* parallel: the feed-forward reads what attention reads */
     volatile uint64_t *layers_started; /* counted over all steps; shows that a long step makes progress */
 } Model;
 
 typedef struct {
     char *x, *h, *projected, *gates, *q, *inner, *scratch; /* scratch: of the gated delta rule, and of the experts */
+    char *inputs; /* [t][num_layers][input_size], or NULL */
     const int64_t *positions, *logits_indices; /* logits_indices: ascending */
     const int32_t *query_start_loc, *seq_lens, *read_slots, *write_slots; /* slots: NULL without recurrent states */
     const int64_t *const *slot_mappings; /* one for each group of layers */
@@ -121,25 +128,27 @@ static int conv_block(const Model *m, const Step *s, const Layer *l) {
 
 static int attention_block(const Model *m, const Step *s, const Layer *l) {
     if (project(m, s, l)) return 1;
-    m->kernels.qkv_rope_write(s->projected, s->q, l->cache_k, l->cache_v, l->q_norm, l->k_norm, l->cos, l->sin,
-                              s->positions, s->slot_mappings[l->group], m->eps, m->offset, s->t, m->heads,
-                              m->kv_heads, m->d, l->normed, m->kv_format, s->threads);
+    m->kernels.qkv_rope_write(s->projected, s->q, l->cache_k, l->cache_v, l->q_norm, l->k_norm, l->v_norm,
+                              l->cos, l->sin, s->positions, s->slot_mappings[l->group], m->eps, m->offset, s->t,
+                              m->heads, l->own_kv_heads, l->d, l->normed, l->kv_format, s->threads);
     if (m->query_scales)
-        m->kernels.scale_rows(s->q, m->query_scales, s->positions, s->t, m->heads * m->d, s->threads);
+        m->kernels.scale_rows(s->q, m->query_scales, s->positions, s->t, m->heads * l->d, s->threads);
     if (m->kernels.attention(s->q, l->cache_k, l->cache_v, s->query_start_loc, s->seq_lens, s->page_tables[l->group],
-                             l->sinks, s->inner, s->seqs, m->heads * m->d, m->heads, m->kv_heads, m->d, m->page_size,
-                             s->page_table_stride, l->window, m->kv_format, m->scale, m->softcap, s->threads))
+                             l->sinks, s->inner, s->seqs, m->heads * l->d, m->heads, l->kv_heads, l->d, m->page_size,
+                             s->page_table_stride, l->window, l->kv_format, m->scale, m->softcap, s->threads))
         return 1;
-    if (l->gates) m->kernels.output_gate(s->inner, s->gates, s->inner, s->t, m->heads * m->d, s->threads);
+    if (l->gates) m->kernels.output_gate(s->inner, s->gates, s->inner, s->t, m->heads * l->d, s->threads);
     return 0;
 }
 
 static int mlp(const Model *m, const Step *s, const Layer *l, char *out) {
     if (linear(m, s, s->h, l->gate_up, s->projected)) return 1;
-    if (l->gate_up->n == l->down->k)
-        m->kernels.activate(s->projected, s->inner, l->activation, s->t, l->down->k, m->activation, s->threads);
+    long n = l->down->k;
+    if (l->gate_up->n == n)
+        m->kernels.activate(s->projected, s->inner, l->activation, s->t, n, m->activation, s->threads);
     else
-        m->kernels.act_and_mul(s->projected, s->inner, s->t, l->down->k, m->activation, s->threads);
+        m->kernels.act_and_mul(s->projected, s->projected + n * m->element_size, s->inner, s->t, n, 2 * n, 2 * n,
+                               m->activation, s->threads);
     return linear(m, s, s->inner, l->down, out);
 }
 
@@ -148,8 +157,36 @@ static int mixture(const Model *m, const Step *s, const Layer *l) {
     ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.combine, m->is_bf16};
     if (l->gate_up && mlp(m, s, l, s->projected)) return 1;
     if (l->shared_gate && m->kernels.gemm(&(GemmJob){l->shared_gate, s->h, s->q, s->t}, 1, 0, s->threads)) return 1;
-    return experts_forward(l->experts, &kernels, s->h, l->gate_up ? s->projected : NULL,
+    return experts_forward(l->experts, &kernels, NULL, s->h, l->gate_up ? s->projected : NULL,
                            l->shared_gate ? (const float *)s->q : NULL, s->h, s->t, s->scratch, s->threads);
+}
+
+/* Replaces h by the MLP's output plus that of the experts, both normed. Router and experts read x through own norms. */
+static int mlp_beside_experts(const Model *m, const Step *s, const Layer *l) {
+    ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.combine, m->is_bf16};
+    if (mlp(m, s, l, s->h)) return 1;
+    norm(m, s, s->h, l->after_dense, s->h);
+    norm(m, s, s->x, l->before_router, s->projected);
+    norm(m, s, s->x, l->before_experts, s->inner);
+    if (experts_forward(l->experts, &kernels, s->projected, s->inner, NULL, NULL, s->inner, s->t, s->scratch,
+                        s->threads))
+        return 1;
+    norm(m, s, s->inner, l->after_experts, s->inner);
+    m->kernels.add_norm(s->inner, s->h, NULL, s->inner, s->h, s->t, m->hidden_size, m->eps, m->offset, 1,
+                            s->threads);
+    return 0;
+}
+
+/* Adds to x what the layer makes of its vectors, and sets h to the sum, too. */
+static int add_input(const Model *m, const Step *s, const Layer *l) {
+    long n = m->input_size;
+    const char *inputs = s->inputs + (l - m->layers) * n * m->element_size;
+    if (linear(m, s, s->x, l->input_gate, s->projected)) return 1;
+    m->kernels.act_and_mul(s->projected, inputs, s->inner, s->t, n, n, m->num_layers * n, m->activation, s->threads);
+    if (linear(m, s, s->inner, l->input_out, s->h)) return 1;
+    norm(m, s, s->h, l->after_input, s->h);
+    add_norm(m, s, s->h, NULL);
+    return 0;
 }
 
 static int feed_forward_block(const Model *m, const Step *s, const Layer *l, const void *next_norm) {
@@ -157,9 +194,19 @@ static int feed_forward_block(const Model *m, const Step *s, const Layer *l, con
     if (linear(m, s, s->inner, l->o, mixed)) return 1;
     norm(m, s, mixed, l->after_attention, mixed);
     add_norm(m, s, mixed, l->before_mlp);
-    if (l->experts ? mixture(m, s, l) : mlp(m, s, l, s->h)) return 1;
+    if (l->after_experts ? mlp_beside_experts(m, s, l) : l->experts ? mixture(m, s, l) : mlp(m, s, l, s->h)) return 1;
     norm(m, s, s->h, l->after_mlp, s->h);
-    add_norm(m, s, s->h, next_norm);
+    if (!l->input_gate && !l->scale) {
+        add_norm(m, s, s->h, next_norm);
+        return 0;
+    }
+    add_norm(m, s, s->h, NULL);
+    if (l->input_gate && add_input(m, s, l)) return 1;
+    if (l->scale) m->kernels.scale_rows(s->x, l->scale, NULL, s->t, m->hidden_size, s->threads);
+    if (next_norm)
+        norm(m, s, s->x, next_norm, s->h);
+    else
+        memcpy(s->h, s->x, s->t * m->hidden_size * m->element_size);
     return 0;
 }
 
@@ -185,6 +232,7 @@ __attribute__((visibility("default"))) int decoder_forward(const Model *m, const
             move_rows_to_front(s->inner, s, l->o->k * m->element_size);
             move_rows_to_front(s->x, s, m->hidden_size * m->element_size);
             if (m->parallel) move_rows_to_front(s->h, s, m->hidden_size * m->element_size);
+            if (s->inputs) move_rows_to_front(s->inputs, s, m->num_layers * m->input_size * m->element_size);
             s->t = s->num_outputs;
         }
         if (s->t && feed_forward_block(m, s, l, i + 1 < m->num_layers ? l[1].before_attention : m->last_norm)) return 1;

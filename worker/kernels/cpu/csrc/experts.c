@@ -86,7 +86,7 @@ static void choose(const Experts *e, const float *logits, int32_t *numbers, floa
         sum = 0;
         for (long i = 0; i < e->count; i++) sum += expf(logits[i] - logits[numbers[0]]);
     }
-    for (long i = 0; i < e->chosen; i++) weights[i] /= sum;
+    for (long i = 0; i < e->chosen; i++) weights[i] = weights[i] / sum * (e->scales ? e->scales[numbers[i]] : 1);
 }
 
 /* Sorts the slots by expert. Those of one expert keep their order. */
@@ -123,20 +123,22 @@ static int multiply(Call *c, const Weight *weights, const char *x, long k, char 
     return c->kernels->gemm(c->jobs, jobs, out_bf16, c->threads);
 }
 
-EXPORT int experts_forward(const Experts *e, const ExpertKernels *kernels, const char *h, const char *add,
-                           const float *add_gate, char *out, long t, char *scratch, int threads) {
+EXPORT int experts_forward(const Experts *e, const ExpertKernels *kernels, const char *router_input, const char *h,
+                           const char *add, const float *add_gate, char *out, long t, char *scratch, int threads) {
     char *end;
     int is_bf16 = kernels->is_bf16;
     Call c = call_in(e, is_bf16, t, scratch, &end);
     c.kernels = kernels, c.h = h, c.threads = threads;
-    if (kernels->gemm(&(GemmJob){e->router, h, (char *)c.logits, t}, 1, 0, threads)) return 1;
+    GemmJob router = {e->router, router_input ? router_input : h, (char *)c.logits, t};
+    if (kernels->gemm(&router, 1, 0, threads)) return 1;
 #pragma omp parallel for num_threads(threads) if (t >= MIN_PARALLEL_ROWS)
     for (long row = 0; row < t; row++)
         choose(e, c.logits + row * e->count, c.numbers + row * e->chosen, c.weights + row * e->chosen);
     sort_slots(&c);
     gather(&c);
     if (multiply(&c, e->gate_up, t == 1 ? NULL : c.narrow, c.hidden, c.wide, 2 * c.inner * c.size, is_bf16)) return 1;
-    kernels->act_and_mul(c.wide, c.narrow, c.slots, c.inner, e->activation, threads);
+    kernels->act_and_mul(c.wide, c.wide + c.inner * c.size, c.narrow, c.slots, c.inner, 2 * c.inner, 2 * c.inner,
+                         e->activation, threads);
     if (multiply(&c, e->down, c.narrow, c.inner, c.wide, c.hidden * 4, 0)) return 1;
     kernels->combine((const float *)c.wide, c.places, c.weights, add, add_gate, out, t, e->chosen, c.hidden, threads);
     return 0;

@@ -3,7 +3,8 @@
 #include "gemm/weight.h"
 
 typedef int Gemm(const GemmJob *jobs, long count, int out_bf16, int threads);
-typedef void ActAndMul(const char *x, char *out, long t, long n, int activation, int threads);
+typedef void ActAndMul(const char *gate, const char *up, char *out, long t, long n, long gate_stride, long up_stride,
+                       int activation, int threads);
 typedef void Combine(const float *results, const int32_t *places, const float *weights, const char *add,
                      const float *add_gate, char *out, long t, long chosen, long n, int threads);
 
@@ -17,6 +18,7 @@ typedef struct {
 
 typedef struct {
     const Weight *router, *gate_up, *down; /* gate_up, down: [count], by expert */
+    const float *scales;                   /* [count] or NULL: factors of the experts' weights */
     int64_t *loads;                        /* [count] or NULL: the rows that chose each expert are added */
     long count, chosen;
     int normalized, activation;
@@ -25,7 +27,7 @@ typedef struct {
 /* Returns the bytes that `experts_forward` needs for t rows. */
 long experts_scratch(const Experts *e, int is_bf16, long t);
 
-/* Computes out [t, H] from h [t, H]: see experts() in worker/kernels/experts.py. add [t, H] and add_gate [t] may be
- * NULL, and `out` may be h or `add`. Returns 0, or 1 when memory is exhausted. */
-int experts_forward(const Experts *e, const ExpertKernels *kernels, const char *h, const char *add,
-                    const float *add_gate, char *out, long t, char *scratch, int threads);
+/* Computes out [t, H] from h [t, H]: see experts() in worker/kernels/experts.py. router_input [t, H], add [t, H] and
+ * add_gate [t] may be NULL, and `out` may be h or `add`. Returns 0, or 1 when memory is exhausted. */
+int experts_forward(const Experts *e, const ExpertKernels *kernels, const char *router_input, const char *h,
+                    const char *add, const float *add_gate, char *out, long t, char *scratch, int threads);

@@ -97,10 +97,9 @@ INLINE vf gated(vf gate, vf up, int activation, int is_bf16) {
     return rounded(gate * sigmoid(1.702f * gate), is_bf16) * (up + 1.0f);
 }
 
-INLINE void act_and_mul_row(const void *x, void *out, long n, int activation, int is_bf16) {
-    const char *up = (const char *)x + n * element_size(is_bf16);
+INLINE void act_and_mul_row(const void *gate, const void *up, void *out, long n, int activation, int is_bf16) {
     for (long i = 0; i < n; i += SIMD_WIDTH)
-        store(out, i, n, gated(load(x, i, n, is_bf16), load(up, i, n, is_bf16), activation, is_bf16), is_bf16);
+        store(out, i, n, gated(load(gate, i, n, is_bf16), load(up, i, n, is_bf16), activation, is_bf16), is_bf16);
 }
 
 /* Computes `add` [n] times the sigmoid of `gate`, plus the sum over a row's slots of weights * results [][n]. */
@@ -165,18 +164,21 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
     }                                                                                                                    \
     NORM(rms_norm, dtype, is_bf16)                                                                                       \
     NORM(layer_norm, dtype, is_bf16)                                                                                     \
-    EXPORT(act_and_mul_##dtype)(const char *x, char *out, long t, long n, int activation, int threads) {                 \
-        size_t step = n * element_size(is_bf16);                                                                         \
+    /* Strides are in elements. */                                                                                       \
+    EXPORT(act_and_mul_##dtype)(const char *gate, const char *up, char *out, long t, long n, long gate_stride,           \
+                                long up_stride, int activation, int threads) {                                           \
+        size_t step = n * element_size(is_bf16), next_gate = gate_stride * element_size(is_bf16);                        \
+        size_t next_up = up_stride * element_size(is_bf16);                                                              \
         _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * n >= MIN_PARALLEL_ELEMENTS)")                    \
         for (long i = 0; i < t; i++)                                                                                     \
             if (activation == SILU)                                                                                      \
-                act_and_mul_row(x + 2 * i * step, out + i * step, n, SILU, is_bf16);                                     \
+                act_and_mul_row(gate + i * next_gate, up + i * next_up, out + i * step, n, SILU, is_bf16);               \
             else if (activation == GELU_TANH)                                                                            \
-                act_and_mul_row(x + 2 * i * step, out + i * step, n, GELU_TANH, is_bf16);                                \
+                act_and_mul_row(gate + i * next_gate, up + i * next_up, out + i * step, n, GELU_TANH, is_bf16);          \
             else if (activation == RELU2)                                                                                \
-                act_and_mul_row(x + 2 * i * step, out + i * step, n, RELU2, is_bf16);                                    \
+                act_and_mul_row(gate + i * next_gate, up + i * next_up, out + i * step, n, RELU2, is_bf16);              \
             else                                                                                                         \
-                act_and_mul_row(x + 2 * i * step, out + i * step, n, CLAMPED_SWIGLU, is_bf16);                           \
+                act_and_mul_row(gate + i * next_gate, up + i * next_up, out + i * step, n, CLAMPED_SWIGLU, is_bf16);     \
     }                                                                                                                    \
     /* out may be x. */                                                                                                  \
     EXPORT(activate_##dtype)(const char *x, char *out, const float *parameters, long t, long n, int activation,          \
@@ -193,13 +195,14 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
             else                                                                                                         \
                 activate_row(x + i * step, out + i * step, n, XIELU, parameters, is_bf16);                               \
     }                                                                                                                    \
-    /* Multiplies each row in place by the factor of its position. */                                                    \
+    /* Multiplies each row in place by the factor of its position, or all by the only one. */                            \
     EXPORT(scale_rows_##dtype)(char *x, const float *scales, const int64_t *positions, long t, long n, int threads) {    \
         size_t step = n * element_size(is_bf16);                                                                         \
         _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * n >= MIN_PARALLEL_ELEMENTS)")                    \
         for (long i = 0; i < t; i++)                                                                                     \
             for (long j = 0; j < n; j += SIMD_WIDTH) {                                                                   \
-                vf scaled = load(x + i * step, j, n, is_bf16) * broadcast(scales[positions[i]]);                         \
+                vf scale = broadcast(scales[positions ? positions[i] : 0]);                                              \
+                vf scaled = load(x + i * step, j, n, is_bf16) * scale;                                                   \
                 store(x + i * step, j, n, scaled, is_bf16);                                                              \
             }                                                                                                            \
     }                                                                                                                    \
@@ -289,24 +292,27 @@ INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long 
 /* Does the work between the qkv matmul and attention. Norm weights may be NULL. */
 #define QKV_ROPE_WRITE(dtype, is_bf16)                                                                                             \
     EXPORT(qkv_rope_write_##dtype)(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,                     \
-                                   const void *k_norm, const float *cos, const float *sin, const int64_t *positions,               \
-                                   const int64_t *slot_mapping, float eps, float offset, long t, long q_heads,                     \
-                                   long kv_heads, long d, int normed, int kv_format, int threads) {                                \
+                                   const void *k_norm, const void *v_norm, const float *cos, const float *sin,                     \
+                                   const int64_t *positions, const int64_t *slot_mapping, float eps, float offset, long t,         \
+                                   long q_heads, long kv_heads, long d, int normed, int kv_format, int threads) {                  \
         HeadParams shared = {cos, sin, eps, offset, d, normed};                                                                    \
         size_t step = d * element_size(is_bf16), row = (q_heads + 2 * kv_heads) * step, kv = kv_heads * step;                      \
         _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * (long)row >= MIN_PARALLEL_ELEMENTS)")                      \
         for (long i = 0; i < t; i++) {                                                                                             \
-            const char *x = qkv + i * row, *k = x + q_heads * step;                                                                \
+            const char *x = qkv + i * row, *k = x + q_heads * step, *v = k + kv;                                                   \
             norm_and_rotate(&shared, x, q + i * q_heads * step, q_heads, q_norm, positions[i], rms_norm_one_##dtype,               \
                             rotary_one_##dtype, step);                                                                             \
+            if (!kv_heads) continue;                                                                                               \
+            char heads[kv]; /* of one token */                                                                                     \
             if (in_eight_bits(kv_format)) {                                                                                        \
-                char keys[kv]; /* of one token */                                                                                  \
-                norm_and_rotate(&shared, k, keys, kv_heads, k_norm, positions[i], rms_norm_one_##dtype, rotary_one_##dtype, step); \
-                store_token_##dtype(keys, cache_k, slot_mapping[i], kv_heads, d, kv_format, 0);                                    \
+                norm_and_rotate(&shared, k, heads, kv_heads, k_norm, positions[i], rms_norm_one_##dtype, rotary_one_##dtype, step);\
+                store_token_##dtype(heads, cache_k, slot_mapping[i], kv_heads, d, kv_format, 0);                                   \
             } else                                                                                                                 \
                 norm_and_rotate(&shared, k, cache_k + slot_mapping[i] * kv, kv_heads, k_norm, positions[i],                        \
                                 rms_norm_one_##dtype, rotary_one_##dtype, step);                                                   \
-            store_token_##dtype(k + kv, cache_v, slot_mapping[i], kv_heads, d, kv_format, 1);                                      \
+            for (long h = 0; v_norm && h < kv_heads; h++)                                                                          \
+                rms_norm_one_##dtype(v + h * step, v_norm, heads + h * step, d, eps, offset);                                      \
+            store_token_##dtype(v_norm ? heads : v, cache_v, slot_mapping[i], kv_heads, d, kv_format, 1);                          \
         }                                                                                                                          \
     }                                                                                                                              \
     /* Writes keys and values to the cache. Strides are in elements. */                                                            \

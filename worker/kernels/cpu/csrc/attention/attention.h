@@ -12,12 +12,13 @@
 #pragma once
 #include "kv_format.h"
 #include <omp.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define BLOCK_KEYS 64   /* keys of a block; it affects the bits of the result */
 #define SPLIT_KEYS 1024 /* keys of a split; it affects the bits of the result */
-#define MAX_HEAD_DIM 256
+#define MAX_HEAD_DIM 512
 #define MAX_HEAD_TILES 16     /* tiles of one head in a work item: they share the work done once per block */
 #define MAX_ITEM_TILES 16     /* tiles of a work item */
 #define MASKED_SCORE (-1e30f) /* the score of a masked key, and the maximum before the first score */
@@ -131,6 +132,11 @@ INLINE void reset_state(const AttentionArgs *a, SoftmaxState *state) {
     memset(state->out, 0, 16 * out_stride(a) * sizeof(float));
 }
 
+/* Copies a state without the rest of its output that heads of this size do not use. */
+INLINE void copy_state(const AttentionArgs *a, SoftmaxState *to, const SoftmaxState *from) {
+    memcpy(to, from, offsetof(SoftmaxState, out) + 16 * out_stride(a) * sizeof(float));
+}
+
 static int load_tiles(const AttentionArgs *a, Scratch *s, const WorkItem *item) {
     int tiles = 0;
     for (int h = item->head; h < item->head + item->heads; h++)
@@ -191,7 +197,7 @@ static void process_item(const AttentionArgs *a, Scratch *s, const WorkItem *ite
     for (int i = 0; i < tiles; i++) {
         Tile *tile = &s->tiles[i];
         if (partial)
-            partial[i] = tile->split;
+            copy_state(a, &partial[i], &tile->split);
         else
             finish_tile(a, tile, merge ? &tile->total : &tile->split, item);
     }

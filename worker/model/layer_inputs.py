@@ -1,0 +1,77 @@
+"""Per-layer embeddings: a vector of every token for each layer, from a table and from the embedded token (Gemma 4)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from worker.kernels.linear import PackedLinear
+from worker.model.spec import ModelSpec
+from worker.model.stacked_linear import WEIGHT, StackedLinear
+from worker.model.stored_weight import PlainWeight, StoredWeight, WeightSource
+
+TABLE = "embed_tokens_per_layer"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """The weights that all layers share. L: the number of layers; P: the size of a vector."""
+
+    table: Tensor  # embed_tokens_per_layer [vocab, L * P], in 16 bits if it is stored so
+    projection: PackedLinear  # per_layer_model_projection: H → L * P
+    norm: Tensor  # per_layer_projection_norm [P]
+
+    @property
+    def nbytes(self) -> int:
+        return self.table.nbytes + self.projection.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayerInputs:
+    """Where a checkpoint has them."""
+
+    table: StoredWeight
+    projection: StackedLinear
+    norm: PlainWeight
+
+    @classmethod
+    def of(cls, spec: ModelSpec, source: WeightSource, prefix: str) -> "StoredLayerInputs | None":
+        """prefix: what the names of the model's tensors begin with."""
+        inputs = spec.layer_inputs
+        if inputs is None:
+            return None
+        width = len(spec.layers) * inputs.size
+        return cls(
+            source.weight(f"{prefix}{TABLE}{WEIGHT}", (inputs.vocab_size, width)),
+            StackedLinear(("per_layer_model_projection",), (width,), spec.hidden_size, False),
+            PlainWeight(f"{prefix}per_layer_projection_norm{WEIGHT}", (inputs.size,)),
+        )
+
+
+def layer_input_linears(spec: ModelSpec) -> dict[str, StackedLinear]:
+    """Returns the linears of a Layer that use its vector, by field name."""
+    if spec.layer_inputs is None:
+        return {}
+    size, hidden = spec.layer_inputs.size, spec.hidden_size
+    return {
+        "input_gate": StackedLinear(("per_layer_input_gate",), (size,), hidden, False),
+        "input_out": StackedLinear(("per_layer_projection",), (hidden,), size, False),
+    }
+
+
+def vectors_of_layers(
+    weights: LayerInputs,
+    token_ids: Tensor,
+    x: Tensor,
+    eps: float,
+    linear: Callable[[Tensor, PackedLinear], Tensor],
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor],
+) -> Tensor:
+    """Returns the vectors [T, L, P] of tokens [T], whose scaled embeddings are x [T, H]."""
+    size = len(weights.norm)
+    scale = torch.tensor(size**0.5).to(x.dtype).item()  # rounded as in training
+    of_tokens = embedding(token_ids, weights.table).to(x.dtype).view(len(x), -1, size) * scale
+    of_context = (linear(x, weights.projection) * x.shape[1] ** -0.5).view(len(x), -1, size)
+    return (rms_norm(of_context, weights.norm, eps) + of_tokens) * 2**-0.5
