@@ -64,8 +64,8 @@ class Experts:
     router: PackedLinear  # H → E
     gate_up: PackedExperts  # H → 2 I: gate, then up
     down: PackedExperts  # I → H
-    scales: Tensor | None = None  # [E] float32: factors of the experts' weights
     loads: Tensor | None = None  # [E] int64: how many rows have chosen each expert is counted here
+    scales: Tensor | None = None  # [E] float32: factors of the experts' weights
 
 
 def packed_in_c(packed: CpuExperts) -> PackedExperts:

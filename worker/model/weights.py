@@ -172,7 +172,8 @@ class Loader:
         assert self.experts is not None
         router, scales = self._linear(self.experts.router, prefix), self.experts.scales(prefix)
         gate_up, down = (self._packed(linears, prefix) for linears in (self.experts.gate_up, self.experts.down))
-        return Experts(router, gate_up, down, None if scales is None else scales.read(self._tensor, torch.float32))
+        factors = None if scales is None else scales.read(self._tensor, torch.float32)
+        return Experts(router, gate_up, down, scales=factors)
 
     def _packed(self, experts: Sequence[StackedLinear], prefix: str) -> PackedExperts:
         """Reads and packs one linear of all experts of a layer, expert by expert."""
