@@ -14,13 +14,15 @@ def feed_counting(parser: OutputParser, texts: Sequence[str], tokens: int) -> tu
 
     The tags count, too, but not an opening tag that is still incomplete. After reasoning, this costs one check a call.
     """
-    events: list[Event] = []
-    thought = 0
+    if len(texts) == 1:
+        before, events = parser.reasoning, parser.feed(texts[0])
+        return events, tokens if before is Reasoning.OPEN or parser.reasoning is Reasoning.OPEN else 0
+    events, thought = [], 0
     for position, text in enumerate(texts):
         before = parser.reasoning
         if before is Reasoning.DONE:
             return events + parser.feed("".join(texts[position:])), thought
         events += parser.feed(text)
-        if Reasoning.OPEN in (before, parser.reasoning) and position < tokens:
+        if (before is Reasoning.OPEN or parser.reasoning is Reasoning.OPEN) and position < tokens:
             thought += 1
     return events, thought

@@ -12,7 +12,7 @@ from frontend.api.openai.completions import FINISH, ChunkWriter, Shape
 from frontend.api.openai.token_details import as_fields, output_ids
 from frontend.output_parser.counting import feed_counting
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
-from frontend.output_parser.formats import ParserConfig
+from frontend.output_parser.formats import ParserConfig, Reasoning
 from frontend.output_parser.parsed import ParsedOutput
 from frontend.output_parser.parser import OutputParser, output_parser
 from frontend.request import Delta, Finish, TokenLogprob
@@ -53,16 +53,20 @@ class ParsedChunkWriter(ChunkWriter):
     def __init__(self, context: ResponseContext, shape: Shape, opening: bytes, parser_config: ParserConfig) -> None:
         super().__init__(context, shape, opening)
         self._choices = [_Choice(parser_config) for _ in range(context.request.n)]
-        self._totals.reasoning_tokens = 0
+        self._hides = context.request.hides_reasoning
+        self._reasoning_tokens = self._totals.reasoning_tokens = 0
 
     def _write(self, delta: Delta) -> bytes:
         self._totals.add(delta)
         choice = self._choices[delta.index]
-        choice.scores += delta.logprobs or ()
-        if self._context.request.return_ids:
-            choice.ids += delta.ids
-        events, thought = feed_counting(choice.parser, delta.texts, len(delta.ids))
-        self._totals.reasoning_tokens = (self._totals.reasoning_tokens or 0) + thought
+        if not self._plain:
+            choice.add_details(delta, self._context.request.return_ids)
+        if choice.parser.reasoning is Reasoning.DONE:
+            events = choice.parser.feed(delta.text)
+        else:
+            events, thought = feed_counting(choice.parser, delta.texts, len(delta.ids))
+            self._reasoning_tokens += thought
+            self._totals.reasoning_tokens = self._reasoning_tokens
         if delta.finish is not None:
             events += choice.parser.finish()
         data = b"".join([self._chunk(delta.index, self._delta(delta.index, event)) for event in events])
@@ -75,9 +79,7 @@ class ParsedChunkWriter(ChunkWriter):
                 self._choices[choice].has_output = True
                 return types.ChatDelta(content=text)
             case ReasoningText(text):
-                if not text or self._context.request.hides_reasoning:
-                    return None
-                return types.ChatDelta(reasoning_content=text, reasoning=text)
+                return None if self._hides or not text else types.ChatDelta(reasoning_content=text, reasoning=text)
             case CallStart(index, name):
                 self._choices[choice].has_output = True
                 id, function = call_id(self._context, choice, index), types.FunctionCallDelta(name=name, arguments="")
@@ -90,6 +92,8 @@ class ParsedChunkWriter(ChunkWriter):
     def _chunk(self, index: int, content: types.ChatDelta | None) -> bytes:
         if content is None:
             return b""
+        if self._plain:
+            return self._bare[index] + b'"delta":' + to_json(content) + self._rest
         scores, self._choices[index].scores = self._choices[index].scores, []
         ids, self._choices[index].ids = self._choices[index].ids, []
         scored = self._context.request.sampling.logprobs is not None
@@ -120,3 +124,8 @@ class _Choice:
         self.has_output = False  # text or a tool call
         self.scores: list[TokenLogprob] = []
         self.ids: list[int] = []
+
+    def add_details(self, delta: Delta, with_ids: bool) -> None:
+        """Keeps what the next chunk tells of the tokens besides their text."""
+        self.scores += delta.logprobs or ()
+        self.ids += delta.ids if with_ids else ()
