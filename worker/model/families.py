@@ -151,6 +151,8 @@ class Factors:
             attention, embed = config["attention_multiplier"], config["embedding_multiplier"]
             return cls(attention, embed, config["residual_multiplier"], 1 / config["logits_scaling"])
         attention = config.get("query_pre_attn_scalar", head_dim) ** -0.5
+        if not config["logit_scale"]:
+            raise UnsupportedModel(f"logit_scale {config['logit_scale']!r} is not supported: it multiplies logits")
         embed = config["hidden_size"] ** 0.5 if family.scale_embeddings else 1.0
         return cls(attention, embed, logit=config["logit_scale"])
 

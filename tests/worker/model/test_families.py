@@ -397,6 +397,7 @@ def test_longrope_is_served_up_to_its_original_positions() -> None:
         ({"model_type": "mistral3", "text_config": {"model_type": "mamba"}}, ["'mistral3'", "'mamba'"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
         ({"hidden_act": "relu"}, ["'relu'", "silu"]),
+        ({"model_type": "cohere2", "logit_scale": None}, ["logit_scale None"]),
         ({"hidden_act": "xielu"}, ["'xielu'", "gate"]),
         ({"model_type": "mistral4"}, ["'mistral4'", "ministral3", "cohere2"]),
         ({"layer_types": ["linear_attention"] * 16}, ["'linear_attention'", "full_attention"]),
