@@ -8,8 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MAPPED = (
-    "frontend", "frontend/api", "frontend/api/anthropic", "frontend/api/openai", "frontend/generation",
-    "frontend/observability", "frontend/offline", "frontend/output_parser", "frontend/server", "frontend/text",
+    "frontend", "frontend/api", "frontend/api/anthropic", "frontend/api/ollama", "frontend/api/openai",
+    "frontend/generation", "frontend/observability", "frontend/offline", "frontend/output_parser", "frontend/server",
+    "frontend/text",
     "frontend/workers", "shared", "shared/config", "shared/gguf", "worker", "worker/engine", "worker/grammar",
     "worker/kernels", "worker/kernels/cpu", "worker/kernels/gpu", "worker/kv_cache", "worker/model",
     "worker/model/gguf", "worker/model/quantization", "worker/observability", "worker/run", "worker/schedule",

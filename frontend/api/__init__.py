@@ -6,6 +6,7 @@
     generate            the routes that generate: parse the body, start the generation, write the response
     openai/             completions, typed events, chat completions, responses
     anthropic/          messages
+    ollama/             chat, generate, embed, and the routes around them
     pooling/            the routes that answer with vectors or scores
     reports             the routes that report: health, statistics, metrics, models, the description of the API
     models, tokenize, prefix_cache      routes that need no generation

@@ -5,26 +5,29 @@ from typing import Any, Protocol
 
 from frontend.api.anthropic import messages
 from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext
+from frontend.api.ollama import chat as ollama_chat
+from frontend.api.ollama import generate as ollama_generate
 from frontend.api.openai import chat, completions, responses, typed_events
 from frontend.api.openai.completions_input import requested_stream_format
 from frontend.api.request_model import RequestModel
 from frontend.errors import SluiceError
 from frontend.request import GenerationRequest
 from frontend.server.middleware import Envelope
-from frontend.server.sse import StreamWriter
+from frontend.server.sse import Framing, StreamWriter
 from shared.config import FrontendConfig
 
 
 class ApiFormat(Protocol):
-    """The interface of a module in `openai/` or `anthropic/` that handles one format."""
+    """The interface of a module in `openai/`, `anthropic/` or `ollama/` that handles one format."""
 
     NAME: str  # in logs and traces
     PREFIX: str  # of a response's id
+    FRAMING: Framing  # of a stream
 
     @property
     def REQUEST(self) -> type[RequestModel]: ...  # the type that a body is decoded into
 
-    async def parse(self, request: Any, context: ModelContext, /) -> GenerationRequest: ...
+    async def parse(self, request: Any, context: ModelContext, /) -> GenerationRequest | bytes: ...
     def stream_writer(self, context: ResponseContext) -> StreamWriter: ...
     async def complete(self, context: ResponseContext, arriving: AsyncDeltas) -> bytes: ...
     def status(self, exc: SluiceError, /) -> int: ...
@@ -37,9 +40,12 @@ API_FORMATS: Mapping[str, ApiFormat] = {  # the routes that generate
     "/v1/chat/completions": chat,
     "/v1/responses": responses,
     "/v1/messages": messages,
+    "/api/chat": ollama_chat,
+    "/api/generate": ollama_generate,
 }
 ERRORS: Mapping[str, Envelope] = {  # the format of errors under other paths, by how they begin; else OpenAI's
     "/v1/messages/": messages,
+    "/api/": ollama_chat,
 }
 
 

@@ -34,6 +34,8 @@ async def generate(app: AppState, request: Request) -> Response:
     context = app.context
     check_task(request.scope["path"], ("generate",), context)
     generation_request = await chosen.parse(decoded, context)
+    if isinstance(generation_request, bytes):  # the answer to a request that needs no generation
+        return Response(generation_request, media_type="application/json")
     if record.tenant:
         generation_request = replace(generation_request, tenant=record.tenant)
     record.generation_request = generation_request
@@ -59,6 +61,7 @@ def _stream(
         stream_error=lambda exc: chosen.stream_error(client_error(exc, request_id), request_id, context),
         close=lambda: generation.close(request.scope.get(CLOSED, "client")),
         keepalive_s=app.config.keepalive_s,
+        framing=chosen.FRAMING,
         send=request.scope[SEND],
         direct=request.scope.get(DIRECT),
     )

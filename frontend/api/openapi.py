@@ -10,6 +10,12 @@ from typing import Any
 from frontend.api import response_types
 from frontend.api.anthropic import response_types as anthropic
 from frontend.api.anthropic.messages_input import MessageCountRequest, MessageRequest
+from frontend.api.ollama import chat as ollama_chat
+from frontend.api.ollama import embed as ollama_embed
+from frontend.api.ollama import embeddings as ollama_embeddings
+from frontend.api.ollama import generate as ollama_generate
+from frontend.api.ollama import models as ollama_models
+from frontend.api.ollama import response_types as ollama
 from frontend.api.openai import response_types as openai
 from frontend.api.openai import responses_types as responses
 from frontend.api.openai.chat_input import ChatRequest, TokenizeRequest
@@ -34,6 +40,11 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "RerankRequest": rerank.RerankRequest,
     "TokenizeRequest": TokenizeRequest,
     "DetokenizeRequest": DetokenizeRequest,
+    "OllamaChatRequest": ollama_chat.OllamaChatRequest,
+    "OllamaTextRequest": ollama_generate.OllamaTextRequest,
+    "EmbedRequest": ollama_embed.EmbedRequest,
+    "OneEmbeddingRequest": ollama_embeddings.OneEmbeddingRequest,
+    "ShowRequest": ollama_models.ShowRequest,
 }
 RESPONSES: Mapping[str, Any] = {
     "Completion": openai.Completion,
@@ -54,6 +65,15 @@ RESPONSES: Mapping[str, Any] = {
     "Embeddings": pooling.Embeddings,
     "Scores": pooling.Scores,
     "Ranking": pooling.Ranking,
+    "OllamaChat": ollama.OllamaChat,
+    "OllamaText": ollama.OllamaText,
+    "OllamaEmbeddings": ollama.OllamaEmbeddings,
+    "OllamaEmbedding": ollama.OllamaEmbedding,
+    "OllamaModels": ollama.OllamaModels,
+    "OllamaProcesses": ollama.OllamaProcesses,
+    "OllamaShown": ollama.OllamaShown,
+    "OllamaVersion": ollama.OllamaVersion,
+    "OllamaError": ollama.OllamaError,
     "Tokens": response_types.Tokens,
     "Prompt": response_types.Prompt,
     "TokenizerInfo": response_types.TokenizerInfo,
@@ -92,7 +112,7 @@ def document() -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Sluice", "version": version(), "description": "Serves an open-weight language model."},
-        "paths": {**_generating(), **_pooling(), **_counting(), **_reporting()},
+        "paths": {**_generating(), **_pooling(), **_counting(), **_ollama(), **_reporting()},
         "security": [{}, {"bearer": []}, {"key": []}],
         "components": {
             "schemas": {
@@ -171,6 +191,23 @@ def _pooling() -> dict[str, Any]:
     }
 
 
+def _ollama() -> dict[str, Any]:
+    """Returns the routes of Ollama's API."""
+    error = ref("OllamaError")
+    lines = "application/x-ndjson"
+    chat, text = ({"anyOf": [ref(name), error]} for name in ("OllamaChat", "OllamaText"))
+    return {
+        "/api/chat": _post("Answer a chat, as Ollama does", "OllamaChatRequest", "OllamaChat", error, chat, lines),
+        "/api/generate": _post("Answer a text", "OllamaTextRequest", "OllamaText", error, text, lines),
+        "/api/embed": _post("Texts as vectors", "EmbedRequest", "OllamaEmbeddings", error),
+        "/api/embeddings": _post("A text as a vector", "OneEmbeddingRequest", "OllamaEmbedding", error),
+        "/api/tags": _get("The model that is served", _json(ref("OllamaModels")), error=error),
+        "/api/ps": _get("The model, if it is loaded", _json(ref("OllamaProcesses")), error=error),
+        "/api/show": _post("What the model is and can do", "ShowRequest", "OllamaShown", error),
+        "/api/version": _get("The version of Ollama's API", _json(ref("OllamaVersion")), error=error),
+    }
+
+
 def _counting() -> dict[str, Any]:
     openai_error, anthropic_error = ref("OpenAIError"), ref("AnthropicError")
     return {
@@ -213,16 +250,24 @@ def _reporting() -> dict[str, Any]:
 
 
 def _post(
-    summary: str, takes: str, gives: str, error: Schema, events: Schema | None = None, *, operation: str = ""
+    summary: str,
+    takes: str,
+    gives: str,
+    error: Schema,
+    events: Schema | None = None,
+    stream: str = "text/event-stream",
+    *,
+    operation: str = "",
 ) -> dict[str, Any]:
     """Describes a POST route.
 
     operation: its id; the name of the request's type if empty
-    events: the schema of the JSON of each `data:` line, for which OpenAPI 3.1 has no keyword
+    events: the schema of the JSON of each event of a stream, for which OpenAPI 3.1 has no keyword
+    stream: the media type of a stream
     """
     content = _json(ref(gives))
     if events is not None:
-        content["text/event-stream"] = {"x-event-data": events}
+        content[stream] = {"x-event-data": events}
     answers = {"200": _answer("Done", content)}
     for status in ERRORS.keys() - ({404} if takes in STRICT else {422}):
         reason = ERRORS[status]
@@ -232,9 +277,11 @@ def _post(
     return {"post": {"summary": summary, "operationId": operation or takes, "requestBody": body, "responses": answers}}
 
 
-def _get(summary: str, content: dict[str, Any], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    error = _json(ref("OpenAIError"))
-    denied = {str(status): _answer(ERRORS[status], error) for status in (401, 403, 431, 500)}
+def _get(
+    summary: str, content: dict[str, Any], more: Mapping[str, Any] | None = None, error: Schema | None = None
+) -> dict[str, Any]:
+    said = _json(error or ref("OpenAIError"))
+    denied = {str(status): _answer(ERRORS[status], said) for status in (401, 403, 431, 500)}
     return {"get": {"summary": summary, "responses": {"200": _answer("Done", content), **denied, **(more or {})}}}
 
 

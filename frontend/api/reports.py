@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from frontend.api import models, openapi, tokenize
 from frontend.api.app_state import AppState, json_response
+from frontend.api.ollama import models as ollama
 from frontend.api.response_types import Health, NotReady, Ready, Version
 from frontend.observability import stats as statistics
 from frontend.workers.status import ConnectionState
@@ -55,3 +56,20 @@ async def model(app: AppState, request: Request) -> Response:
 
 async def tokenizer_info(app: AppState, request: Request) -> Response:
     return json_response(tokenize.info(app.context))
+
+
+async def ollama_tags(app: AppState, request: Request) -> Response:
+    return json_response(ollama.tags(app.context, app.created))
+
+
+async def ollama_processes(app: AppState, request: Request) -> Response:
+    return json_response(ollama.running(app.context))
+
+
+async def ollama_show(app: AppState, request: Request) -> Response:
+    decoded = app.decode(request, await app.body(request), ollama.ShowRequest)
+    return json_response(ollama.show(decoded, app.context, app.created))
+
+
+async def ollama_version(app: AppState, request: Request) -> Response:
+    return json_response(ollama.version())

@@ -1,4 +1,4 @@
-"""Server-sent events: writes deltas to a client as they arrive. Knows HTTP messages and no API format.
+"""Streams: writes deltas to a client as they arrive, in server-sent events or lines of JSON. Knows no API format.
 
 The source calls back once in a turn of the event loop, however much has arrived. The stream polls the source, has the
 API format's writer turn the deltas into bytes, and sends these with one write: docs/pictures/token_path.svg draws it.
@@ -11,6 +11,7 @@ and meanwhile deltas accumulate: a client that reads slowly gets larger writes a
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from sse_starlette import EventSourceResponse
@@ -19,7 +20,20 @@ from starlette.types import Message, Receive, Scope, Send
 from frontend.request import Delta
 from frontend.server.http_protocol import DirectWriter
 
-KEEP_ALIVE = b": keep-alive\n\n"
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """What a stream is made of.
+
+    keep_alive: the bytes that break a long silence; empty: it is not broken
+    """
+
+    media_type: str
+    keep_alive: bytes
+
+
+SERVER_SENT_EVENTS = Framing("text/event-stream", b": keep-alive\n\n")
+JSON_LINES = Framing("application/x-ndjson", b"")  # a line that is no JSON would end a client
 
 
 class DeltaSource(Protocol):
@@ -41,7 +55,7 @@ class DeltaSource(Protocol):
 
 
 class StreamWriter(Protocol):
-    """How an API format writes one response as server-sent events."""
+    """How an API format writes one response as a stream."""
 
     def write(self, deltas: list[Delta]) -> bytes:
         """Returns the events for these deltas; empty when there is nothing to send."""
@@ -59,6 +73,7 @@ class EventStream(EventSourceResponse):
 
     stream_error: makes the last event from the error, if the source ended with one or something raised one
     close: called in any case, when nothing more will be polled
+    framing: what the writer writes
     send: the server's `send`; the headers go through the middleware, the events directly to this function
     """
 
@@ -70,11 +85,16 @@ class EventStream(EventSourceResponse):
         stream_error: Callable[[Exception], bytes],
         close: Callable[[], None],
         keepalive_s: float,
+        framing: Framing,
         send: Send,
         direct: DirectWriter | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(iter(()), headers=headers, ping=keepalive_s, client_close_handler_callable=self._on_disconnect)
+        super().__init__(
+            iter(()), headers=headers, media_type=framing.media_type, ping=keepalive_s,
+            client_close_handler_callable=self._on_disconnect,
+        )  # fmt: skip
+        self._framing = framing
         self._source = source
         self._writer = writer
         self._stream_error = stream_error
@@ -162,4 +182,4 @@ class EventStream(EventSourceResponse):
         if self._ended or time.monotonic() - self._written_at < self.ping_interval:
             return b""
         self._written_at = time.monotonic()
-        return KEEP_ALIVE
+        return self._framing.keep_alive

@@ -27,8 +27,10 @@ from frontend.errors import SluiceError, api_status
 from frontend.output_parser.parsed import ParsedOutput
 from frontend.output_parser.tool_choice import Function, ToolChoice
 from frontend.request import Delta, GenerationRequest
+from frontend.server.sse import SERVER_SENT_EVENTS
 
 __all__ = [
+    "FRAMING",
     "NAME",
     "PREFIX",
     "REQUEST",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 NAME = "messages"
+FRAMING = SERVER_SENT_EVENTS
 REQUEST = MessageRequest
 status = api_status
 

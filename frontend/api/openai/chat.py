@@ -34,10 +34,14 @@ from frontend.errors import SluiceError, Unprocessable, api_status
 from frontend.output_parser.formats import with_reasoning
 from frontend.output_parser.parsed import ParsedOutput
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob
+from frontend.server.sse import SERVER_SENT_EVENTS
 
-__all__ = ["NAME", "PREFIX", "REQUEST", "complete", "error", "parse", "status", "stream_error", "stream_writer"]
+__all__ = [
+    "FRAMING", "NAME", "PREFIX", "REQUEST", "complete", "error", "parse", "status", "stream_error", "stream_writer",
+]  # fmt: skip
 
 NAME, PREFIX = "chat", "chatcmpl"
+FRAMING = SERVER_SENT_EVENTS
 REQUEST = ChatRequest
 status = api_status
 ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'

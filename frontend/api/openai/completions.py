@@ -30,9 +30,11 @@ from frontend.api.openai.token_details import as_fields, output_ids, prompt_ids,
 from frontend.api.response_types import ResponseModel
 from frontend.errors import SluiceError, Unprocessable, own_status
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
+from frontend.server.sse import SERVER_SENT_EVENTS
 from frontend.text.fill_in_middle import with_suffix
 
 NAME, PREFIX = "completions", "cmpl"
+FRAMING = SERVER_SENT_EVENTS
 REQUEST = CompletionRequest
 status = own_status
 DONE = b"data: [DONE]\n\n"

@@ -32,9 +32,11 @@ from frontend.errors import SluiceError, api_status
 from frontend.output_parser.formats import with_reasoning
 from frontend.output_parser.tool_choice import Function
 from frontend.request import Delta, Finish, GenerationRequest
+from frontend.server.sse import SERVER_SENT_EVENTS
 from shared.messages import Sampling
 
 __all__ = [
+    "FRAMING",
     "NAME",
     "PREFIX",
     "REQUEST",
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 NAME, PREFIX = "responses", "resp"
+FRAMING = SERVER_SENT_EVENTS
 REQUEST = ResponseRequest
 status = api_status
 OPENING = (types.Created, types.InProgress)

@@ -11,8 +11,10 @@ from frontend.api.openai import completions
 from frontend.api.openai.completions_input import CompletionRequest
 from frontend.errors import SluiceError, Unprocessable, own_status
 from frontend.request import Delta, GenerationRequest
+from frontend.server.sse import SERVER_SENT_EVENTS
 
 NAME, PREFIX = "events", completions.PREFIX
+FRAMING = SERVER_SENT_EVENTS
 REQUEST = CompletionRequest
 status = own_status
 

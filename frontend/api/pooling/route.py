@@ -12,6 +12,8 @@ from starlette.responses import Response
 from frontend.api.app_state import AppState
 from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, check_task
 from frontend.api.generate import while_connected
+from frontend.api.ollama import embed as ollama_embed
+from frontend.api.ollama import embeddings as ollama_embeddings
 from frontend.api.pooling import embeddings, rerank, score
 from frontend.api.request_model import RequestModel
 from frontend.errors import SluiceError
@@ -45,6 +47,8 @@ POOLING_FORMATS: Mapping[str, PoolingFormat] = {
     "/v1/rerank": rerank,
     "/v2/rerank": rerank,
     "/rerank": rerank,
+    "/api/embed": ollama_embed,
+    "/api/embeddings": ollama_embeddings,
 }
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.request import Delta
-from frontend.server.sse import KEEP_ALIVE, EventStream
+from frontend.server.sse import JSON_LINES, SERVER_SENT_EVENTS, EventStream
 from tests.patience import PATIENCE_S
 
 PIECES = st.lists(st.binary(max_size=4), max_size=20)
@@ -83,7 +83,7 @@ async def answer(pieces: list[bytes], how: str, socket: Socket, pauses: list[boo
     closed: list[bool] = []
     stream = EventStream(
         source, Writer(), stream_error=lambda exc: b"!", close=lambda: closed.append(True),
-        keepalive_s=60.0, send=socket.send, direct=socket,  # type: ignore[arg-type]
+        keepalive_s=60.0, framing=SERVER_SENT_EVENTS, send=socket.send, direct=socket,  # type: ignore[arg-type]
     )  # fmt: skip
     task = asyncio.create_task(stream({"type": "http"}, never, socket.send))  # type: ignore[arg-type]
     while not source.callbacks:
@@ -118,15 +118,38 @@ async def test_event_stream_sends_keep_alive_comments_until_the_client_leaves() 
 
     stream = EventStream(
         source, Writer(), stream_error=lambda exc: b"!", close=lambda: closed.append(True),
-        keepalive_s=0.02, send=socket.send, direct=socket,  # type: ignore[arg-type]
+        keepalive_s=0.02, framing=SERVER_SENT_EVENTS, send=socket.send, direct=socket,  # type: ignore[arg-type]
     )  # fmt: skip
     task = asyncio.create_task(stream({"type": "http"}, receive, socket.send))  # type: ignore[arg-type]
     while not source.callbacks:
         await asyncio.sleep(0)
     source.callbacks[0]()
-    while KEEP_ALIVE not in socket.out:
+    while SERVER_SENT_EVENTS.keep_alive not in socket.out:
         await asyncio.sleep(0.005)
     assert socket.out[0] == b"a" and not closed
     left.set()
     await asyncio.wait_for(task, PATIENCE_S)
     assert closed
+
+
+async def test_lines_of_json_are_their_type_and_have_no_keep_alive() -> None:
+    source = Source(chain([b"a"], repeat(b"")))
+    socket, left = Socket([True], [False]), asyncio.Event()
+
+    async def receive() -> dict[str, object]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    stream = EventStream(
+        source, Writer(), stream_error=lambda exc: b"!", close=lambda: None,
+        keepalive_s=0.01, framing=JSON_LINES, send=socket.send, direct=socket,  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert stream.headers["content-type"].startswith("application/x-ndjson")
+    task = asyncio.create_task(stream({"type": "http"}, receive, socket.send))  # type: ignore[arg-type]
+    while not source.callbacks:
+        await asyncio.sleep(0)
+    source.callbacks[0]()
+    await asyncio.sleep(0.1)
+    left.set()
+    await asyncio.wait_for(task, PATIENCE_S)
+    assert b"".join(socket.out) == b"a"

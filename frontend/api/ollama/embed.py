@@ -1,0 +1,54 @@
+"""Ollama's embeddings: /api/embed, and /api/embeddings, which is older and takes one text."""
+
+import time
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, to_json
+from frontend.api.ollama import response_types as types
+from frontend.api.ollama.envelope import MODEL, check_model, error, status
+from frontend.api.ollama.options import OllamaModelName
+from frontend.api.pooling.embeddings import embedding_request
+from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields
+from frontend.api.pooling.vectors import collect
+from frontend.api.request_model import RequestModel
+from frontend.api.request_types import Ignored, Positive, Text, doc
+from frontend.request import GenerationRequest
+
+__all__ = ["NAME", "PREFIX", "REQUEST", "TASKS", "complete", "error", "parse", "status"]
+
+NAME, PREFIX, TASKS = "ollama embed", "embed", ("embed",)
+BEGUN = "begun"  # key of GenerationRequest.format_data: when the request was read
+
+
+class EmbedRequest(RequestModel):
+    model: OllamaModelName
+    input: Annotated[Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS)], doc("A text, or several")]
+    dimensions: Annotated[Positive | None, doc("Only so many numbers, normalized again; for models trained so")] = None
+    truncate: Annotated[Any, doc("Accepted, no effect: a text that is too long is refused")] = None
+    options: Ignored = None
+    keep_alive: Ignored = None
+
+
+REQUEST = EmbedRequest
+
+
+async def parse(request: EmbedRequest, context: ModelContext) -> GenerationRequest:
+    """Makes a request for the vectors. Raises NotFound, BadRequest or Unprocessable."""
+    check_model(request.model, context)
+    texts = [request.input] if isinstance(request.input, str) else request.input
+    data: dict[str, Any] = {MODEL: request.model, BEGUN: time.perf_counter()}
+    return await embedding_request(PoolingFields(), texts, context, dimensions=request.dimensions or 0, **data)
+
+
+async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+    vectors, data = await collect(context, arriving), context.request.format_data
+    return to_json(
+        types.OllamaEmbeddings(
+            model=data[MODEL],
+            embeddings=[vectors.floats(index).tolist() for index in range(len(vectors.packed))],
+            total_duration=round((time.perf_counter() - data[BEGUN]) * 1e9),
+            prompt_eval_count=vectors.usage.prompt_tokens,
+        )
+    )

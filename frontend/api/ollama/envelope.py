@@ -1,0 +1,81 @@
+"""What all answers of Ollama's API share: model names, the head and the end of an answer, errors."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from frontend.api import common
+from frontend.api.common import ModelContext, ResponseContext, to_json
+from frontend.api.ollama import response_types as types
+from frontend.api.ollama.options import AnswerFields
+from frontend.errors import NotFound, SluiceError, api_status
+from frontend.request import Delta, Finish, Usage
+from shared.messages import Timings
+
+TAG = ":latest"
+MODEL = "model"  # key of GenerationRequest.format_data: the name that the client wrote
+status = api_status
+FINISH: dict[Finish, types.DoneReason] = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
+
+
+def check_model(name: str, context: ModelContext) -> None:
+    """Raises NotFound for a model that is not served; the tag `:latest` may be left out or added."""
+    for known in (name, name.removesuffix(TAG) or name, name + TAG):
+        with suppress(SluiceError):
+            return common.check_model(known, context)
+    raise NotFound(f"model '{name}' not found", param="model", code="model_not_found")
+
+
+def tagged(name: str) -> str:
+    """Returns the name as Ollama lists it: with a tag."""
+    return name if ":" in name.rpartition("/")[2] else name + TAG
+
+
+def rfc3339(seconds: int) -> str:
+    """Returns a time, given in seconds since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def head(context: ResponseContext) -> dict[str, str]:
+    """Returns the first fields of every object of an answer."""
+    return {"model": context.request.format_data[MODEL], "created_at": rfc3339(context.created)}
+
+
+def loaded(request: AnswerFields, make: Callable[[dict[str, Any]], types.OllamaAnswer]) -> bytes:
+    """Returns the answer to a request that only loads or, with `keep_alive` 0, unloads the model.
+
+    Nothing happens: the model is loaded, and stays so.
+    """
+    unload = request.keep_alive in (0, "0")
+    fields = {"model": request.model, "created_at": rfc3339(int(time.time()))}
+    return to_json(make(fields | {"done": True, "done_reason": "unload" if unload else "load"})) + b"\n"
+
+
+def end(delta: Delta, usage: Usage) -> dict[str, Any]:
+    """Returns the fields that only the last object of an answer has. The worker measured the times."""
+    times = delta.timings or Timings()
+    return {
+        "done": True,
+        "done_reason": FINISH[delta.finish or Finish.LENGTH],
+        "total_duration": _ns(times.queue_ms + times.prefill_ms + times.decode_ms),
+        "load_duration": 0,
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_duration": _ns(times.prefill_ms),
+        "eval_count": usage.completion_tokens,
+        "eval_duration": _ns(times.decode_ms),
+    }
+
+
+def error(exc: SluiceError, request_id: str) -> bytes:
+    return to_json(types.OllamaError(error=exc.message))
+
+
+def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
+    """Encodes the line that ends a failed stream; none with `done` follows."""
+    return error(exc, request_id) + b"\n"
+
+
+def _ns(ms: float) -> int:
+    return round(ms * 1e6)

@@ -1,0 +1,112 @@
+"""Ollama's /api/generate: lines with parts of a text that answers or, with `raw`, continues a prompt."""
+
+from typing import Annotated, Any, ClassVar
+
+from msgspec import UNSET, Meta
+
+from frontend.api.call_history import chat_message
+from frontend.api.chat_prompt import Prompt, render_prompt
+from frontend.api.common import (
+    AsyncDeltas,
+    ModelContext,
+    ResponseContext,
+    check_ids,
+    generation_request,
+    sampling,
+)
+from frontend.api.context_length import check_characters, check_length
+from frontend.api.ollama import envelope, output
+from frontend.api.ollama import response_types as types
+from frontend.api.ollama.envelope import MODEL, check_model, error, status, stream_error
+from frontend.api.ollama.messages import IMAGES
+from frontend.api.ollama.options import AnswerFields
+from frontend.api.ollama.output import LineWriter, Said
+from frontend.api.request_types import Count, doc
+from frontend.api.tools import checked_choice, grammar_and_parser, openai_choice
+from frontend.errors import BadRequest
+from frontend.output_parser.formats import Reasoning
+from frontend.request import GenerationRequest
+from frontend.server.sse import JSON_LINES
+from frontend.text.fill_in_middle import with_suffix
+
+__all__ = [
+    "FRAMING", "NAME", "PREFIX", "REQUEST", "complete", "error", "parse", "status", "stream_error", "stream_writer",
+]  # fmt: skip
+
+NAME, PREFIX = "ollama generate", "text"
+FRAMING = JSON_LINES
+TELLS_CONTEXT = "context"  # key of GenerationRequest.format_data: the ids before the answer, if they are told
+
+
+class OllamaTextRequest(AnswerFields):
+    ONLY: ClassVar = {**AnswerFields.ONLY, "images": IMAGES, "template": ("",)}
+
+    prompt: Annotated[str, doc("The text to answer; empty: answer at once that the model is loaded")] = ""
+    suffix: Annotated[str, doc("The text after the answer, for models that fill in the middle")] = ""
+    system: Annotated[str, doc("What stands before the prompt")] = ""
+    raw: Annotated[bool, doc("Continue the prompt as it is, without the chat template")] = False
+    context: Annotated[
+        Annotated[list[Count], Meta(max_length=1 << 24)] | None, doc("The `context` of the previous answer")
+    ] = None
+
+
+REQUEST = OllamaTextRequest
+
+
+async def parse(request: OllamaTextRequest, context: ModelContext) -> GenerationRequest | bytes:
+    """Makes a GenerationRequest, or the answer to a request without a prompt, which only loads the model.
+
+    Raises NotFound, BadRequest or Unprocessable.
+    """
+    check_model(request.model, context)
+    if not request.prompt:
+        return envelope.loaded(request, lambda fields: types.OllamaText(response="", **fields))
+    before = request.context or []
+    check_ids("context", before, context.vocab_size)
+    ids, begins = await _prompt(request, context)
+    prompt = before + ids
+    check_length("prompt", len(prompt), 1, context)
+    free = checked_choice((), openai_choice(None), True, context)
+    grammar, parser_config = await grammar_and_parser(free, begins, await request.text_grammar(), context)
+    fields = request.chosen.fields(stream=request.stream)
+    chosen = sampling(fields, request.max_tokens(len(prompt), context), context, grammar=grammar)
+    return generation_request(
+        fields, context, (prompt,), chosen, stops=fields.stops, parser_config=None if request.raw else parser_config,
+        format_data={MODEL: request.model, TELLS_CONTEXT: None if request.raw else prompt},
+    )  # fmt: skip
+
+
+async def _prompt(request: OllamaTextRequest, context: ModelContext) -> Prompt:
+    """Returns the prompt: a chat of one turn or, with `raw` or `suffix` or without a template, the text itself."""
+    if context.template and not (request.raw or request.suffix):
+        system = [chat_message("system", request.system)] if request.system else []
+        messages = [*system, chat_message("user", request.prompt)]
+        return await render_prompt(messages, context, request.template_arguments(context), param="prompt")
+    text = "\n\n".join([one for one in (request.system, request.prompt) if one])
+    check_characters("prompt", text, context)
+    ids = await context.tokenizer.encode(text, not request.context)
+    if not ids:
+        raise BadRequest("`prompt` has no tokens", param="prompt", code="empty_prompt")
+    check_ids("prompt", ids, context.vocab_size)
+    if request.suffix:
+        [ids] = await with_suffix([ids], request.suffix, context.tokenizer)
+    return Prompt(ids, Reasoning.DONE)
+
+
+def stream_writer(context: ResponseContext) -> LineWriter:
+    return LineWriter(context, _answers(context))
+
+
+async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+    """Writes the answer in one piece."""
+    return await output.complete(context, arriving, _answers(context))
+
+
+def _answers(context: ResponseContext) -> output.Make:
+    before = context.request.format_data[TELLS_CONTEXT]
+
+    def answer(said: Said, ids: list[int], fields: dict[str, Any]) -> types.OllamaText:
+        told = UNSET if before is None or not fields.get("done") else [*before, *ids]
+        return types.OllamaText(response=said.text, thinking=said.thinking or UNSET, context=told, **fields)
+
+    return answer

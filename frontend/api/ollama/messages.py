@@ -1,0 +1,81 @@
+"""Ollama's chat messages, and the prompt that they make.
+
+A result of a tool need not say which call it answers, so results belong to the calls in their order.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from frontend.api.call_history import ChatMessage, call, chat_message
+from frontend.api.chat_prompt import Prompt, render_prompt
+from frontend.api.common import ModelContext
+from frontend.api.request_model import RequestModel
+from frontend.api.request_types import Ignored, Text
+from frontend.output_parser.tool_choice import Function
+
+MAX_CALLS = 128
+IMAGES: Sequence[Any] = ([],)  # the values that leave them off: no model here sees images
+
+
+class CalledTool(RequestModel):
+    name: Text
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
+    index: Ignored = None
+    description: Ignored = None
+
+
+class ToolCall(RequestModel):
+    function: CalledTool
+    id: Text | None = None
+    type: Literal["function"] | None = None
+
+
+class Message(RequestModel):
+    ONLY: ClassVar = {"images": IMAGES}
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    thinking: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+async def messages_prompt(
+    messages: Sequence[Message], functions: Sequence[Function], arguments: dict[str, Any], context: ModelContext
+) -> Prompt:
+    """Renders the prompt of a conversation; an assistant's message at its end is continued."""
+    resume = messages[-1].role == "assistant" and not messages[-1].tool_calls
+    return await render_prompt(chat_messages(messages), context, arguments, functions, not resume, resume)
+
+
+def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
+    """Returns the messages as chat templates know them: every call has an id, and every result the id of its call."""
+    open_calls: list[tuple[str, str]] = []  # ids and names of calls without a result
+    shown: list[ChatMessage] = []
+    for place, one in enumerate(messages):
+        calls = [
+            call(each.id or f"call_{place}_{index}", each.function.name, each.function.arguments)
+            for index, each in enumerate(one.tool_calls or ())
+        ]
+        open_calls += [(each["id"], each["function"]["name"]) for each in calls]
+        also = _answered(one, open_calls) if one.role == "tool" else {}
+        shown.append(chat_message(one.role, one.content, one.thinking, calls) | also)
+    return shown
+
+
+def _answered(result: Message, open_calls: list[tuple[str, str]]) -> ChatMessage:
+    """Returns what a result says about its call, and takes the call off the open ones."""
+    said = result.tool_name or result.name
+    fitting = [
+        one for one in open_calls if result.tool_call_id in (None, "", one[0]) and said in (None, "", one[1])
+    ] or open_calls[:1]
+    if not fitting:
+        return {"name": said} if said else {}
+    open_calls.remove(fitting[0])
+    id, name = fitting[0]
+    return {"tool_call_id": result.tool_call_id or id, "name": said or name}

@@ -1,0 +1,81 @@
+"""The served model as Ollama lists and describes it. What this server does not report of a model is empty or 0."""
+
+from typing import Annotated, Any
+
+from frontend.api.common import ModelContext
+from frontend.api.ollama import response_types as types
+from frontend.api.ollama.envelope import check_model, rfc3339, tagged
+from frontend.api.ollama.options import OllamaModelName
+from frontend.api.request_model import FieldError, RequestModel
+from frontend.api.request_types import Ignored, Text, doc
+from frontend.errors import BadRequest
+
+VERSION = "0.12.6"  # of Ollama's API that these routes follow; clients compare it with what they need
+ARCHITECTURE = "sluice"  # clients look up `<architecture>.context_length`
+NEVER = "9999-12-31T23:59:59Z"  # when the model is unloaded
+PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # Ollama's names, where they differ
+
+
+class ShowRequest(RequestModel):
+    model: OllamaModelName | None = None
+    name: Annotated[Text | None, doc("The older name of `model`")] = None
+    verbose: Ignored = None
+
+    def __post_init__(self) -> None:
+        if not (self.model or self.name):
+            raise FieldError("model", "is missing", BadRequest, "missing_field")
+
+
+def tags(context: ModelContext, created: int) -> types.OllamaModels:
+    """Lists the model. created: the start of this process, in seconds since 1970"""
+    name = tagged(context.model)
+    model = types.OllamaModel(
+        name=name, model=name, modified_at=rfc3339(created), digest=context.tokenizer.hash,
+        details=types.OllamaDetails(),
+    )  # fmt: skip
+    return types.OllamaModels(models=[model])
+
+
+def running(context: ModelContext) -> types.OllamaProcesses:
+    """Lists the model if a worker has loaded it."""
+    if not context.max_seq_len:
+        return types.OllamaProcesses(models=[])
+    name = tagged(context.model)
+    model = types.OllamaRunning(
+        name=name, model=name, digest=context.tokenizer.hash, details=types.OllamaDetails(), expires_at=NEVER,
+        context_length=context.max_seq_len,
+    )  # fmt: skip
+    return types.OllamaProcesses(models=[model])
+
+
+def show(request: ShowRequest, context: ModelContext, created: int) -> types.OllamaShown:
+    """Describes the model. Raises NotFound for another one."""
+    check_model(request.model or request.name or "", context)
+    info: dict[str, Any] = {"general.architecture": ARCHITECTURE, "general.basename": context.model}
+    if context.max_seq_len:
+        info[f"{ARCHITECTURE}.context_length"] = context.max_seq_len
+    if context.hidden_size:
+        info[f"{ARCHITECTURE}.embedding_length"] = context.hidden_size
+    return types.OllamaShown(
+        modelfile=f"FROM {context.model}",
+        parameters="\n".join(f"{PARAMETERS.get(name, name)} {value}" for name, value in context.recommended.items()),
+        template=context.tokenizer.templates.get("default", ""),
+        details=types.OllamaDetails(),
+        model_info=info,
+        capabilities=[name for name, has in _capabilities(context).items() if has],  # type: ignore[misc]
+        modified_at=rfc3339(created),
+    )
+
+
+def version() -> types.OllamaVersion:
+    return types.OllamaVersion(version=VERSION)
+
+
+def _capabilities(context: ModelContext) -> dict[str, bool]:
+    style, generates = context.style, context.task.name == "generate"
+    return {
+        "completion": generates,
+        "embedding": context.task.name == "embed",
+        "tools": generates and (style.shows_tools or style.tools_as_text),
+        "thinking": generates and (style.has_reasoning or style.has_enable_thinking),
+    }

@@ -1,0 +1,120 @@
+"""The fields that /api/chat and /api/generate share, and what their options mean in this server's own terms."""
+
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+
+from frontend.api import structured_output
+from frontend.api.common import ModelContext
+from frontend.api.request_model import MOST, RequestModel
+from frontend.api.request_types import (
+    Factor,
+    Ignored,
+    OpenAIFields,
+    Penalty,
+    PositiveShare,
+    Share,
+    StopTexts,
+    Temperature,
+    Text,
+    doc,
+)
+from frontend.api.structured_output import GRAMMARS, StructuredOutput
+from frontend.api.tools import effort, thinking
+from frontend.text import grammar_builder
+
+Unlimited = Annotated[int, Meta(ge=-2, le=MOST)]  # 0 and less: no limit
+OllamaModelName = Annotated[Text, doc("The served name, see `/api/tags`; `:latest` may follow it")]
+
+
+class Options(RequestModel):
+    """What Ollama calls the parameters of a model. Those of loading it have no effect: it is loaded."""
+
+    ONLY: ClassVar = {
+        "mirostat": (0,),
+        "typical_p": (1.0,),
+        "tfs_z": (1.0,),
+        "repeat_last_n": (64, -1),  # Ollama's default, and the whole context, which is what `repeat_penalty` means here
+        "penalize_newline": (True,),
+    }
+
+    temperature: Temperature | None = None
+    top_k: Unlimited | None = None
+    top_p: PositiveShare | None = None
+    min_p: Share | None = None
+    seed: int | None = None
+    num_predict: Unlimited | None = None
+    stop: Text | StopTexts | None = None
+    repeat_penalty: Factor | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    mirostat_eta: Ignored = None
+    mirostat_tau: Ignored = None
+    num_ctx: Ignored = None
+    num_keep: Ignored = None
+    num_batch: Ignored = None
+    num_gpu: Ignored = None
+    num_thread: Ignored = None
+    main_gpu: Ignored = None
+    numa: Ignored = None
+    low_vram: Ignored = None
+    f16_kv: Ignored = None
+    logits_all: Ignored = None
+    vocab_only: Ignored = None
+    use_mmap: Ignored = None
+    use_mlock: Ignored = None
+    embedding_only: Ignored = None
+
+    def fields(self, **more: Any) -> OpenAIFields:
+        """Returns the options by OpenAI's names; `more` are fields that have no option."""
+        return OpenAIFields(
+            temperature=self.temperature, top_k=None if self.top_k is None else max(0, self.top_k), top_p=self.top_p,
+            min_p=self.min_p, seed=self.seed, stop=self.stop or None, repetition_penalty=self.repeat_penalty,
+            presence_penalty=self.presence_penalty, frequency_penalty=self.frequency_penalty, **more,
+        )  # fmt: skip
+
+
+class AnswerFields(RequestModel):
+    """What both routes take."""
+
+    ONLY: ClassVar = {"logprobs": (False,), "top_logprobs": (0,)}
+
+    model: OllamaModelName
+    stream: Annotated[bool, doc("false: one object instead of lines")] = True
+    options: Annotated[Options | None, doc("Sampling, `num_predict` (tokens of the answer) and `stop`")] = None
+    format: Annotated[
+        Literal["", "json"] | dict[str, Any] | None, doc("`json`, or a JSON schema that the answer keeps to")
+    ] = None
+    think: Annotated[
+        bool | Literal["low", "medium", "high"] | None,
+        doc("Whether to think, and how much if a model knows degrees"),
+    ] = None
+    keep_alive: Annotated[Any, doc("Accepted, no effect: the model stays loaded")] = None
+
+    @property
+    def chosen(self) -> Options:
+        return self.options or Options()
+
+    def max_tokens(self, prompt: int, context: ModelContext) -> int:
+        """Returns the most tokens of the answer to a prompt of that many: to the context's end, or `num_predict`."""
+        room = max(1, context.max_seq_len - prompt)
+        limit = self.chosen.num_predict or 0
+        return min(room, limit) if limit > 0 else room
+
+    def template_arguments(self, context: ModelContext) -> dict[str, Any]:
+        """Returns the chat template's variables for `think`; none for a model that cannot be told."""
+        if isinstance(self.think, str):
+            return effort(self.think, context)
+        return thinking(self.think, context)
+
+    async def text_grammar(self) -> str:
+        """Builds the grammar of `format`; empty if the text is free. Raises Unprocessable."""
+        if not self.format:
+            return ""
+        make = partial(GRAMMARS["json"], self.format) if isinstance(self.format, dict) else _json_object
+        return await structured_output.grammar([StructuredOutput("format", partial(make, "format"))])
+
+
+def _json_object(param: str) -> str:
+    return grammar_builder.json_object(param)

@@ -1,0 +1,111 @@
+"""The lines of Ollama's streams, and whole answers, which are the same lines put together."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from frontend.api.common import AsyncDeltas, ResponseContext, Totals, to_json
+from frontend.api.ollama import envelope
+from frontend.api.ollama import response_types as types
+from frontend.errors import SluiceError
+from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
+from frontend.output_parser.parser import output_parser
+from frontend.request import Delta
+
+
+class Said(NamedTuple):
+    """A part of what the model said."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: tuple[types.OllamaCall, ...] = ()
+
+
+# Makes an object of an answer of what was said, of all ids of the answer, and of the object's other fields.
+Make = Callable[[Said, list[int], dict[str, Any]], types.OllamaAnswer]
+
+
+class Listener:
+    """Turns deltas into what was said. Calls are said when they are complete: their arguments are objects."""
+
+    def __init__(self, context: ResponseContext) -> None:
+        config = context.request.parser_config
+        self._nonce = context.nonce
+        self._parser = None if config is None else output_parser(config)
+        self._names: list[str] = []
+        self._arguments: list[str] = []
+
+    def hear(self, delta: Delta) -> Iterable[Said]:
+        if self._parser is None:
+            return [Said(delta.text)] if delta.text else []
+        events = self._parser.feed(delta.text) + (self._parser.finish() if delta.finish is not None else [])
+        return [said for event in events if any(said := self._said(event))]
+
+    def _said(self, event: Event) -> Said:
+        match event:
+            case Text(text):
+                return Said(text)
+            case ReasoningText(text):
+                return Said(thinking=text)
+            case CallStart(_, name):
+                self._names.append(name)
+                self._arguments.append("")
+            case CallArguments(index, fragment):
+                self._arguments[index] += fragment
+            case CallEnd(index):
+                return Said(calls=(self._call(index),))
+        return Said()
+
+    def _call(self, index: int) -> types.OllamaCall:
+        arguments = msgspec.json.decode(self._arguments[index], type=dict[str, Any])
+        function = types.OllamaFunction(index=index, name=self._names[index], arguments=arguments)
+        return types.OllamaCall(id=f"call_{self._nonce}{index:02x}", function=function)
+
+
+class LineWriter:
+    """Writes one answer as lines."""
+
+    def __init__(self, context: ResponseContext, make: Make) -> None:
+        self._head = envelope.head(context)
+        self._make = make
+        self._totals = Totals(context.request)
+        self._listener = Listener(context)
+        self._ids: list[int] = []
+
+    def write(self, deltas: list[Delta]) -> bytes:
+        lines = []
+        for delta in deltas:
+            self._totals.add(delta)
+            self._ids += delta.ids
+            lines += [self._line(said, {}) for said in self._listener.hear(delta)]
+            if delta.finish is not None:
+                lines.append(self._line(Said(), envelope.end(delta, self._totals.usage)))
+        return b"".join(lines)
+
+    def end(self) -> bytes:
+        return b""
+
+    def _line(self, said: Said, more: dict[str, Any]) -> bytes:
+        return to_json(self._make(said, self._ids, self._head | more)) + b"\n"
+
+
+async def complete(context: ResponseContext, arriving: AsyncDeltas, make: Make) -> bytes:
+    """Writes the answer in one piece."""
+    totals, listener = Totals(context.request), Listener(context)
+    parts: list[Said] = []
+    ids: list[int] = []
+    last: Delta | None = None
+    async for deltas in arriving:
+        for last in deltas:
+            totals.add(last)
+            ids += last.ids
+            parts += listener.hear(last)
+    if last is None or last.finish is None:
+        raise SluiceError("the answer has no end")
+    whole = Said(
+        "".join([part.text for part in parts]),
+        "".join([part.thinking for part in parts]),
+        tuple([one for part in parts for one in part.calls]),
+    )
+    return to_json(make(whole, ids, envelope.head(context) | envelope.end(last, totals.usage)))

@@ -1,0 +1,120 @@
+"""Ollama's /api/chat over HTTP: what a request means, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from frontend.text.tokenizer import Tokenizer
+from tests.fakes import MODEL, FakePool
+from tests.frontend.serving import completing, http_client
+from tests.frontend.speaking import Model
+
+USER: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+BODY: dict[str, Any] = {"model": MODEL, "messages": USER, "stream": False}
+
+
+async def test_answer_is_one_object_without_stream(tokenizer: Tokenizer) -> None:
+    async with http_client(completing(tokenizer), tokenizer) as http:
+        answer = await http.post("/api/chat", json=BODY)
+    body = answer.json()
+    assert answer.headers["content-type"] == "application/json"
+    assert body["message"] == {"role": "assistant", "content": "hello"} and body["done"] is True
+    ids = tokenizer.encode_now(["hello"], False)[0]
+    assert (body["done_reason"], body["eval_count"], body["load_duration"]) == ("length", len(ids), 0)
+
+
+async def test_options_become_sampling(tokenizer: Tokenizer) -> None:
+    options = {
+        "temperature": 0.5, "top_k": 0, "top_p": 0.9, "min_p": 0.1, "seed": 7, "num_predict": 9, "stop": ["x"],
+        "repeat_penalty": 1.25, "presence_penalty": 0.5, "frequency_penalty": 0.25, "num_ctx": 8192, "num_gpu": 1,
+        "mirostat": 0, "typical_p": 1.0, "repeat_last_n": 64, "num_thread": 8,
+    }  # fmt: skip
+    pool = completing(tokenizer)
+    async with http_client(pool, tokenizer) as http:
+        answer = await http.post("/api/chat", json=BODY | {"options": options, "keep_alive": "5m"})
+    assert answer.status_code == 200, answer.text
+    [one] = pool.submitted
+    chosen = one.sampling
+    assert (chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p, chosen.seed) == (0.5, 0, 0.9, 0.1, 7)
+    assert (chosen.max_tokens, chosen.repetition_penalty) == (9, 1.25)
+    assert (chosen.presence_penalty, chosen.frequency_penalty) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize("limit", [-1, -2, 0, 100_000])
+async def test_answer_without_a_limit_goes_to_the_contexts_end(tokenizer: Tokenizer, limit: int) -> None:
+    pool = completing(tokenizer)
+    async with http_client(pool, tokenizer) as http:
+        await http.post("/api/chat", json=BODY | {"options": {"num_predict": limit}})
+    [one] = pool.submitted
+    assert one.sampling.max_tokens == 512 - len(one.prompt)
+
+
+@pytest.mark.parametrize("form", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}])
+async def test_format_becomes_a_grammar(tokenizer: Tokenizer, form: Any) -> None:
+    pool = completing(tokenizer)
+    async with http_client(pool, tokenizer) as http:
+        plain = await http.post("/api/chat", json=BODY | {"format": ""})
+        asked = await http.post("/api/chat", json=BODY | {"format": form})
+    assert plain.status_code == asked.status_code == 200
+    assert [bool(one.sampling.grammar) for one in pool.submitted] == [False, True]
+
+
+@pytest.mark.parametrize(("more", "reason"), [({}, "load"), ({"keep_alive": 0}, "unload"), ({"messages": []}, "load")])
+async def test_request_without_messages_is_answered_at_once(
+    tokenizer: Tokenizer, more: dict[str, Any], reason: str
+) -> None:
+    pool = FakePool()
+    async with http_client(pool, tokenizer) as http:
+        answer = await http.post("/api/chat", json={"model": MODEL} | more)
+    body = answer.json()
+    assert (body["done"], body["done_reason"], body["message"]["content"]) == (True, reason, "") and pool.calls == 0
+
+
+async def test_another_model_is_404_in_ollamas_words(tokenizer: Tokenizer) -> None:
+    async with http_client(FakePool(), tokenizer) as http:
+        for path in ("chat", "generate", "show", "embed", "embeddings"):
+            body = {"model": "other:latest", "messages": USER, "prompt": "hi", "input": "hi"}
+            fields = {"chat": ("messages",), "generate": ("prompt",), "embed": ("input",), "embeddings": ("prompt",)}
+            wanted = {name: body[name] for name in ("model", *fields.get(path, ()))}
+            answer = await http.post(f"/api/{path}", json=wanted)
+            if path.startswith("embed"):  # the server's task comes first
+                assert answer.status_code == 400 and set(answer.json()) == {"error"}
+                continue
+            assert (answer.status_code, answer.json()) == (404, {"error": "model 'other:latest' not found"})
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images"),
+        ({"options": {"temperature": -1}}, "options.temperature"),
+        ({"options": {"mirostat": 2}}, "options.mirostat"),
+        ({"options": {"repeat_last_n": 5}}, "options.repeat_last_n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"format": {"type": "nonsense"}}, "format"),
+        ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"think": "deeply"}, "think"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_by_name(tokenizer: Tokenizer, change: dict[str, Any], word: str) -> None:
+    pool = FakePool()
+    async with http_client(pool, tokenizer) as http:
+        answer = await http.post("/api/chat", json=BODY | change)
+    assert answer.status_code == 400 and list(answer.json()) == ["error"] and pool.calls == 0
+    assert word in answer.json()["error"]
+
+
+async def test_think_turns_thinking_on_and_off(qwen: Model) -> None:
+    qwen.says = ["a", "b", "c"]
+    async with http_client(qwen.pool, qwen.tokenizer) as http:
+        for think in (False, True, "low"):
+            assert (await http.post("/api/chat", json=BODY | {"think": think})).status_code == 200
+    assert [prompt.endswith("</think>\n\n") for prompt in qwen.prompts] == [True, False, False]
+
+
+async def test_assistants_message_at_the_end_is_continued(tokenizer: Tokenizer) -> None:
+    pool = completing(tokenizer)
+    async with http_client(pool, tokenizer) as http:
+        await http.post("/api/chat", json=BODY | {"messages": [*USER, {"role": "assistant", "content": "Well, "}]})
+    assert tokenizer.decode(pool.submitted[0].prompt).endswith("Well, ")

@@ -1,0 +1,48 @@
+"""What Ollama's clients ask about the server and its model."""
+
+from datetime import datetime
+
+import ollama
+import pytest
+
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.status import not_ready
+from tests.fakes import MODEL, FakePool
+from tests.frontend.serving import http_client
+from tests.frontend.speaking import Model
+
+
+async def test_official_client_finds_the_model(qwen: Model) -> None:
+    async with qwen.served() as url, ollama.AsyncClient(url) as client:
+        [listed] = (await client.list()).models
+        [loaded] = (await client.ps()).models
+        shown = await client.show(MODEL)
+    assert listed.model == loaded.model == f"{MODEL}:latest"
+    assert isinstance(listed.modified_at, datetime) and listed.digest == qwen.tokenizer.hash
+    assert loaded.context_length == 8192
+    assert shown.capabilities == ["completion", "tools", "thinking"]
+    info = dict(shown.modelinfo or {})
+    assert info[f"{info['general.architecture']}.context_length"] == 8192
+    assert shown.template == qwen.tokenizer.templates["default"]
+
+
+@pytest.mark.parametrize("body", [{"model": MODEL}, {"name": MODEL}, {"model": f"{MODEL}:latest", "verbose": True}])
+async def test_show_takes_the_name_in_either_field(tokenizer: Tokenizer, body: dict[str, object]) -> None:
+    async with http_client(FakePool(), tokenizer) as http:
+        assert (await http.post("/api/show", json=body)).status_code == 200
+        assert (await http.post("/api/show", json={})).status_code == 400
+
+
+async def test_version_is_one_that_clients_can_compare(tokenizer: Tokenizer) -> None:
+    async with http_client(FakePool(), tokenizer) as http:
+        version = (await http.get("/api/version")).json()["version"]
+        heads = [(await http.head(path)).status_code for path in ("/", "/api/version", "/api/tags")]
+        gone = await http.post("/api/pull", json={"model": MODEL})
+    assert tuple(map(int, version.split("."))) > (0, 6, 4) and heads == [200] * 3
+    assert gone.status_code == 404 and list(gone.json()) == ["error"]
+
+
+async def test_model_that_no_worker_has_is_listed_and_not_running(tokenizer: Tokenizer) -> None:
+    async with http_client(FakePool(readiness=not_ready("loading 42%"), welcome=None), tokenizer) as http:
+        assert len((await http.get("/api/tags")).json()["models"]) == 1
+        assert (await http.get("/api/ps")).json() == {"models": []}
