@@ -139,7 +139,7 @@ def test_anthropic_tool_runner_calls_tools_and_thread_is_refused(claude: anthrop
         tool_choice={"type": "any", "disable_parallel_tool_use": True}, extra_body=SEED,
     )  # fmt: skip
     assert next(iter(runner)).stop_reason == "tool_use"
-    with pytest.raises(anthropic.UnprocessableEntityError) as refused:
+    with pytest.raises(anthropic.BadRequestError) as refused:
         claude.messages.create(**ASKED, extra_body={"thread": {"type": "create"}})
     told: Any = refused.value.body
     assert told["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
