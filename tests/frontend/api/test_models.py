@@ -2,7 +2,7 @@
 
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import not_ready
-from tests.fakes import MODEL, FakePool
+from tests.fakes import MODEL, FakePool, sending
 from tests.frontend.serving import http_client
 
 
@@ -25,3 +25,12 @@ async def test_models_have_no_length_before_a_worker_is_known(tokenizer: Tokeniz
         counted = (await http.post("/tokenize", json={"prompt": "ab"})).json()
     assert [it["max_model_len"] for it in (*listing["data"], one, counted)] == [None] * 3
     assert counted["count"] > 0
+
+
+async def test_any_model_name_is_accepted_on_demand(tokenizer: Tokenizer) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "model": "gpt"}
+    for any_name, status in ((True, 200), (False, 404)):
+        async with http_client(FakePool(sending([104])), tokenizer, any_model_name=any_name) as http:
+            answers = [await http.post("/v1/chat/completions", json=body), await http.get("/v1/models/gpt")]
+        assert [answer.status_code for answer in answers] == [status, status]
+        assert not any_name or (answers[0].json()["model"], answers[1].json()["id"]) == (MODEL, "gpt")
