@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from bench.peers import gguf_file
 from bench.peers.gguf_file import add_metadata, finish, name_map, stored_name
 from bench.peers.gguf_layout import original_columns, stored_columns, stored_numbers, stored_rows
-from bench.peers.gguf_values import hyperparameters
+from bench.peers.gguf_values import hyperparameters, rotary_factors
 from tests.checkpoints import VOCAB
 from tests.gguf_blocks import dequantized, random_rows
 from tests.gguf_kinds import HEAD_DIM, KINDS
@@ -122,6 +122,8 @@ def _stacked_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
         elif name.endswith("block_sparse_moe.input_linear.weight"):  # Granite
             for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2, 1), strict=True):
                 found[name.replace("block_sparse_moe.input_linear", f"mlp.experts.{part}")] = half
+        elif ".mlp.experts." not in name and ".experts." in name:  # Gemma 4
+            found[_as_module(name)] = weight
         elif ".experts.gate_up_proj" in name:  # gpt-oss: weights are [inputs, outputs], gate and up alternate
             rows = weight if name.endswith("_bias") else weight.mT
             for at, part in enumerate(("gate_proj", "up_proj")):
@@ -173,6 +175,8 @@ def _add(
 def _rope_factors(writer: gguf.GGUFWriter, config: Metadata) -> None:
     """Writes rotary scaling that has a factor for each pair of dimensions."""
     rope, head_dim = config["rope_parameters"], config.get("head_dim") or HEAD_DIM
+    if config["model_type"] == "gemma4_text":
+        writer.add_tensor("rope_freqs.weight", rotary_factors(config))
     match rope.get("rope_type"):
         case "longrope":
             original = rope["original_max_position_embeddings"]

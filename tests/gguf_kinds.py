@@ -17,6 +17,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
     GptOssConfig,
@@ -157,6 +159,38 @@ def _exaone4() -> PreTrainedModel:
     )
 
 
+def _gemma4(**more: Any) -> PreTrainedModel:
+    """A model whose scores, which are not scaled, are small enough that rounding errors are not amplified."""
+    rope = {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    sizes = SIZES | {"global_head_dim": 128, "sliding_window": WINDOW, "hidden_size_per_layer_input": 0}
+    model = Gemma4ForCausalLM(Gemma4TextConfig(**sizes | {"rope_parameters": rope} | more))
+    for name, weight in model.named_parameters():
+        if name.endswith("q_norm.weight"):
+            weight.data.uniform_(0.2, 0.4)
+        if name.endswith(("router.scale", "per_expert_scale")):
+            weight.data.uniform_(0.5, 2.0)
+    for name, scale in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            scale.fill_(0.5 + 0.25 * (int(name.split(".")[2]) % 3))
+    return model
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA4_SMALL: dict[str, Any] = {  # per-layer embeddings; the last layers share K/V and have wider MLPs (E2B)
+    "num_hidden_layers": 4, "layer_types": [SLIDING, FULL, SLIDING, FULL], "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": VOCAB,
+    "final_logit_softcapping": 30.0,
+}  # fmt: skip
+GEMMA4_DENSE: dict[str, Any] = {  # values are keys where attention is full, with another number of heads (31B)
+    "num_hidden_layers": 3, "layer_types": [SLIDING, SLIDING, FULL], "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1, "final_logit_softcapping": 30.0,
+}  # fmt: skip
+GEMMA4_EXPERTS: dict[str, Any] = {
+    **GEMMA4_DENSE, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 256, "enable_moe_block": True,
+}  # fmt: skip
 DELTA: dict[str, Any] = {
     **SIZES, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64,
     "linear_value_head_dim": 64, "num_hidden_layers": 3,
@@ -204,6 +238,9 @@ KINDS = {
     ),
     "gpt-oss": Kind("gpt-oss", _gpt_oss),
     "gemma2": Kind("gemma2", _gemma2, byte_fallback_tokenizer),
+    "gemma4": Kind("gemma4", lambda: _gemma4(**GEMMA4_SMALL), byte_fallback_tokenizer),
+    "gemma4-dense": Kind("gemma4", lambda: _gemma4(**GEMMA4_DENSE), byte_fallback_tokenizer),
+    "gemma4-moe": Kind("gemma4", lambda: _gemma4(**GEMMA4_EXPERTS), byte_fallback_tokenizer),
     "olmo2": Kind("olmo2", lambda: Olmo2ForCausalLM(Olmo2Config(**SIZES))),
     "olmo3": Kind("olmo2", _olmo3),
     "glm4": Kind("glm4", _glm4),
@@ -215,7 +252,12 @@ KINDS = {
     ),
     "exaone4": Kind("exaone4", _exaone4),
     "seed-oss": Kind("seed_oss", lambda: SeedOssForCausalLM(SeedOssConfig(**SIZES, attention_bias=True))),
-    "olmoe": Kind("olmoe", lambda: OlmoeForCausalLM(OlmoeConfig(**SIZES, num_experts=6, num_experts_per_tok=3))),
+    "olmoe": Kind(
+        "olmoe",
+        lambda: OlmoeForCausalLM(
+            OlmoeConfig(**SIZES | {"num_key_value_heads": 4}, num_experts=6, num_experts_per_tok=3)
+        ),
+    ),
     "granite-moe": Kind(
         "granitemoe",
         lambda: GraniteMoeForCausalLM(GraniteMoeConfig(**_granite(num_local_experts=6, num_experts_per_tok=3))),

@@ -16,12 +16,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bench.peers.gguf_layout import stored_columns, stored_numbers, stored_rows
-from bench.peers.gguf_values import hyperparameters
+from bench.peers.gguf_values import hyperparameters, rotary_factors
 
 ARCHITECTURES = {  # model_type → architecture, where they differ
     "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
-    "gemma3_text": "gemma3", "ministral3": "mistral3", "olmo3": "olmo2", "qwen3_next": "qwen3next",
+    "gemma3_text": "gemma3", "gemma4_text": "gemma4", "ministral3": "mistral3", "olmo3": "olmo2",
+    "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
+}  # fmt: skip
+RENAMED = {  # ends of names that the converter changes before it looks them up
+    ".dt_bias": ".dt_proj.bias", ".layer_scalar": ".layer_scalar.weight", ".router.scale": ".router.proj.scale",
+    ".router.per_expert_scale": ".experts.down_proj.scale",
 }  # fmt: skip
 
 Config = Mapping[str, Any]
@@ -33,6 +38,8 @@ def main(folder: Path, out: Path) -> None:
     writer = gguf.GGUFWriter(str(out), architecture(config))
     write_metadata(writer, folder, config, gguf.LlamaFileType.MOSTLY_BF16)
     names = name_map(config)
+    if config["model_type"] == "gemma4_text":
+        writer.add_tensor("rope_freqs.weight", rotary_factors(config))
     for name, weight in load_file(folder / "model.safetensors").items():
         if not name.startswith("lm_head"):
             _tensor(writer, stored_name(names, name), name, weight, config)
@@ -51,7 +58,9 @@ def name_map(config: Config) -> gguf.TensorNameMap:
 
 def stored_name(names: gguf.TensorNameMap, name: str) -> str:
     """Returns the name of a tensor in GGUF. name: of Hugging Face."""
-    found = names.get_name(name.replace(".dt_bias", ".dt_proj.bias"), (".weight", ".bias"))
+    for end, other in RENAMED.items():
+        name = f"{name.removesuffix(end)}{other}" if name.endswith(end) else name
+    found = names.get_name(name, (".weight", ".bias", ".scale"))
     assert found is not None, name
     return str(found)
 

@@ -4,12 +4,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gguf
+import numpy as np
+import numpy.typing as npt
 
 Config = Mapping[str, Any]
 
 SCALINGS = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
 WITHOUT_HEAD_DIM = ("granite", "granitemoe", "olmo2", "olmoe")  # the converter does not write it for these
-WITH_PATTERN = ("olmo3", "exaone4")  # it writes which layers have a window
+WITH_PATTERN = ("olmo3", "exaone4", "gemma4_text")  # it writes which layers have a window
 
 
 def hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:
@@ -19,14 +21,11 @@ def hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    if config.get("intermediate_size"):
-        writer.add_feed_forward_length(config["intermediate_size"])
-    if config["model_type"] not in WITHOUT_HEAD_DIM:
-        writer.add_key_length(head_dim)
-        writer.add_value_length(head_dim)
-    _rotary(writer, config["rope_parameters"], head_dim)
+    if config["model_type"] == "gemma4_text":
+        _gemma4(writer, config)
+    else:
+        _same_in_all_layers(writer, config, head_dim)
     _windows(writer, config)
     _experts(writer, config)
     if config.get("linear_num_key_heads"):
@@ -34,6 +33,16 @@ def hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:
     for name, write in OF_FAMILIES.items():
         if config.get(name) is not None:
             write(writer, config[name])
+
+
+def _same_in_all_layers(writer: gguf.GGUFWriter, config: Config, head_dim: int) -> None:
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    if config.get("intermediate_size"):
+        writer.add_feed_forward_length(config["intermediate_size"])
+    if config["model_type"] not in WITHOUT_HEAD_DIM:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    _rotary(writer, config["rope_parameters"], head_dim)
 
 
 OF_FAMILIES: Mapping[str, Callable[[gguf.GGUFWriter, Any], None]] = {
@@ -63,6 +72,39 @@ def _rotary(writer: gguf.GGUFWriter, by_kind: Config, head_dim: int) -> None:
         _yarn(writer, rope)
 
 
+def _gemma4(writer: gguf.GGUFWriter, config: Config) -> None:
+    types, shared = config["layer_types"], config["num_kv_shared_layers"]
+    full = next(iter(config["per_layer_config"].values()))
+    kv_heads, inner = config["num_key_value_heads"], config["intermediate_size"]
+    if "num_key_value_heads" in full:
+        kv_heads = [full["num_key_value_heads"] if kind == "full_attention" else kv_heads for kind in types]
+    if config["use_double_wide_mlp"]:
+        inner = [inner] * (len(types) - shared) + [2 * inner] * shared
+    writer.add_head_count_kv(kv_heads)
+    writer.add_feed_forward_length(inner)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"] or 0)
+    for add, size in (
+        (writer.add_key_length, full["head_dim"]),
+        (writer.add_value_length, full["head_dim"]),
+        (writer.add_key_length_swa, config["head_dim"]),
+        (writer.add_value_length_swa, config["head_dim"]),
+        (writer.add_rope_dimension_count, full["head_dim"]),
+        (writer.add_rope_dimension_count_swa, config["head_dim"]),
+    ):
+        add(size)
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+
+
+def rotary_factors(config: Config) -> npt.NDArray[np.float32]:
+    """Returns what Gemma 4's frequencies of layers without a window are divided by: 1e30 means not rotated."""
+    half = next(iter(config["per_layer_config"].values()))["head_dim"] // 2
+    rotated = int(half * config["rope_parameters"]["full_attention"]["partial_rotary_factor"])
+    return np.array([1.0] * rotated + [1e30] * (half - rotated), np.float32)
+
+
 def _yarn(writer: gguf.GGUFWriter, rope: Config) -> None:
     if rope.get("attention_factor"):
         writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
@@ -84,7 +126,7 @@ def _experts(writer: gguf.GGUFWriter, config: Config) -> None:
     if not count:
         return
     writer.add_expert_count(count)
-    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_used_count(config.get("num_experts_per_tok") or config["top_k_experts"])
     size = config["intermediate_size"] if config["model_type"] == "gpt_oss" else config.get("moe_intermediate_size")
     if size:
         writer.add_expert_feed_forward_length(size)

@@ -8,6 +8,7 @@ container       reads metadata and the places of tensors, with the library `gguf
 config          config.json
 architectures   the architectures that are served, as rows
 dense, mixtures, hybrids    what only some of them have in config.json: dense ones, those with experts, recurrent ones
+gemma4          what only Gemma 4 has in it
 windows         which layers have a sliding window
 rotary          its rotary scaling
 pooling         how vectors are pooled, for embedding models

@@ -1,23 +1,27 @@
 """The architectures that are served: each is a row, and a function for the values that only it has in config.json.
 
-The functions are in dense.py, mixtures.py and hybrids.py. Values that GGUF files do not store are those that llama.cpp
-builds into an architecture.
+The functions are in dense.py, mixtures.py, hybrids.py and gemma4.py. Values that GGUF files do not store are those that
+llama.cpp builds into an architecture.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from shared.gguf import dense, hybrids, mixtures
+from shared.gguf import dense, gemma4, hybrids, mixtures
 from shared.gguf.hyperparameters import Config, Hyperparameters
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """model_type: of the Hugging Face family. extra: the values that only this family has."""
+    """model_type: of the Hugging Face family. extra: the values that only this family has.
+
+    shared: the values that most families have once for all layers.
+    """
 
     model_type: str
     generator: str
     extra: Callable[[Hyperparameters, Config], Config]
+    shared: Callable[[Hyperparameters], Config] = dense.same_in_all_layers
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -32,6 +36,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", mixtures.gpt_oss),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", dense.gemma2),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", dense.gemma3),
+    "gemma4": Architecture("gemma4_text", "Gemma4ForCausalLM", gemma4.extra, gemma4.sizes),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", dense.phi3),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", dense.smollm3),
     "mistral3": Architecture("mistral", "MistralForCausalLM", dense.mistral3),

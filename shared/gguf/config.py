@@ -4,7 +4,6 @@ from shared.gguf.architectures import ARCHITECTURES
 from shared.gguf.container import Container
 from shared.gguf.errors import GgufError
 from shared.gguf.hyperparameters import Config, Hyperparameters
-from shared.gguf.rotary import rope_scaling
 
 
 def config_of(container: Container) -> Config:
@@ -17,7 +16,7 @@ def config_of(container: Container) -> Config:
         supported = ", ".join(ARCHITECTURES)
         raise GgufError(f"{container.name}: architecture {name!r} is not supported; supported are {supported}")
     values = Hyperparameters(container, name)
-    config = _common(values)
+    config = _common(values) | architecture.shared(values)
     config |= {"model_type": architecture.model_type, "architectures": [architecture.generator]}
     config |= architecture.extra(values, config)
     values.check_all_seen()
@@ -31,30 +30,17 @@ def _common(values: Hyperparameters) -> Config:
     layers = values.integer("block_count") - values.integer("nextn_predict_layers", 0)
     if hidden < 1 or heads < 1 or layers < 1:
         raise GgufError(f"{container.name} describes a model without layers, heads or hidden size")
-    head_dim = values.integer("attention.key_length", hidden // heads)
-    for name in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
-        values.expect(name, head_dim)
     return {
         "vocab_size": _vocabulary_size(container),
         "hidden_size": hidden,
-        "intermediate_size": _intermediate_size(values),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": values.integer("attention.head_count_kv", heads),
-        "head_dim": head_dim,
         "max_position_embeddings": values.integer("context_length"),
         "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in container.tensors,
         "dtype": _dtype(container),
         "rope_theta": values.number("rope.freq_base", 10_000.0),
-        "rope_scaling": rope_scaling(values, head_dim),
     }
-
-
-def _intermediate_size(values: Hyperparameters) -> int:
-    """Returns the size of dense layers. Models with experts need not have any."""
-    sparse = values.container.metadata.get(f"{values.architecture}.expert_count")
-    return values.integer("feed_forward_length", 0 if sparse else None)
 
 
 def _vocabulary_size(container: Container) -> int:

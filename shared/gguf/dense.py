@@ -2,7 +2,7 @@
 
 from shared.gguf.errors import GgufError
 from shared.gguf.hyperparameters import Config, Hyperparameters
-from shared.gguf.rotary import LONG_FACTORS, SHORT_FACTORS, pair_factors
+from shared.gguf.rotary import LONG_FACTORS, SHORT_FACTORS, pair_factors, rope_scaling
 from shared.gguf.windows import unscaled_in_windows, windows
 
 # The only Gemma 2 and Gemma 3 whose attention is not scaled by the size of a head, by their number of layers.
@@ -15,6 +15,21 @@ MULTIPLIERS = {  # of Granite: name in GGUF → name in config.json
     "embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }  # fmt: skip
+
+
+def same_in_all_layers(values: Hyperparameters) -> Config:
+    """Returns heads, the size of the feed-forward and rotary scaling, which are those of all layers."""
+    heads = values.integer("attention.head_count")
+    head_dim = values.integer("attention.key_length", values.integer("embedding_length") // heads)
+    for name in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
+        values.expect(name, head_dim)
+    sparse = values.container.metadata.get(f"{values.architecture}.expert_count")  # may be without dense layers
+    return {
+        "head_dim": head_dim,
+        "num_key_value_heads": values.integer("attention.head_count_kv", heads),
+        "intermediate_size": values.integer("feed_forward_length", 0 if sparse else None),
+        "rope_scaling": rope_scaling(values, head_dim),
+    }
 
 
 def has_bias(values: Hyperparameters, module: str) -> bool:

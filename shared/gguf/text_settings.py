@@ -15,6 +15,7 @@ ENDS = ("eos", "eot", "eom")  # the tokens that a file names as ends: of a text,
 # other end of a turn.
 END_TEXTS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>",
+    "<turn|>", "<|tool_response>",  # Gemma 4
     "<｜end▁of▁sentence｜>",
 )  # fmt: skip
 # Gpt-oss ends a turn with these, and each message of the turn with <|end|>, whatever a file names.

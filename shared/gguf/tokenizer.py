@@ -1,8 +1,8 @@
 """Makes tokenizer.json from the vocabulary in the metadata of a GGUF file.
 
 Two kinds of tokenizers are served: byte-level BPE (tokenizer.ggml.model `gpt2`), and SentencePiece's BPE with tokens
-for single bytes (`llama`). The result gives the ids of the original tokenizer: what the file does not say (patterns,
-normalization) is in pre_tokenizers.py, and is refused where it is not known.
+for single bytes (`llama`; with merges, `gemma4`). The result gives the ids of the original tokenizer: what the file
+does not say (patterns, normalization) is in pre_tokenizers.py, and is refused where it is not known.
 """
 
 import json
@@ -131,6 +131,15 @@ def _stored_merges(container: Container) -> list[tuple[str, str]]:
 
 
 def _sentencepiece(vocabulary: Vocabulary) -> Json:
+    return _pieces(vocabulary, _merges_by_score(vocabulary))
+
+
+def _gemma4(vocabulary: Vocabulary) -> Json:
+    """Pieces as SentencePiece's, but with merges."""
+    return _pieces(vocabulary, _stored_merges(vocabulary.container))
+
+
+def _pieces(vocabulary: Vocabulary, merges: list[tuple[str, str]]) -> Json:
     container = vocabulary.container
     for key in ("tokenizer.ggml.remove_extra_whitespaces", "tokenizer.ggml.precompiled_charsmap"):
         if container.metadata.get(key):
@@ -149,7 +158,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> Json:
         "pre_tokenizer": None,
         "post_processor": _post_processor(vocabulary, add_bos=True),
         "decoder": {"type": "Sequence", "decoders": [to_space, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
-        "model": _bpe(vocabulary, _merges_by_score(vocabulary))
+        "model": _bpe(vocabulary, merges)
         | {
             "unk_token": None if unknown is None else vocabulary.texts[unknown],
             "fuse_unk": True,
@@ -226,4 +235,4 @@ def _post_processor(vocabulary: Vocabulary, add_bos: bool) -> Json | None:
     }  # fmt: skip
 
 
-MODELS = {"gpt2": _byte_level, "llama": _sentencepiece}
+MODELS = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _gemma4}

@@ -61,7 +61,9 @@ def fastest_decoder(decoder: Decoder, cache: KVCache) -> Decoder | CpuDecoder:
     """Returns a CpuDecoder if the C library has packed all weights and supports the cache's format; else `decoder`."""
     dtype, spec = decoder.weights.embed.dtype, decoder.spec
     caches = [
-        (cache.layer(index)[0], spec.kv_shape(layer)[1]) for index, layer in enumerate(spec.layers) if not layer.recurrent
+        (cache.layer(index)[0], spec.kv_shape(layer)[1])
+        for index, layer in enumerate(spec.layers)
+        if not layer.recurrent
     ]
     if decoder.operations is not FAST or not all(bindings.supports_cache(dtype, *each) for each in caches):
         return decoder

@@ -167,6 +167,18 @@ def test_sentencepiece_tokenizer_equals_the_original(prefix: bool) -> None:
     assert_equal(original, translated(original, scores=scores), hostile(3000))
 
 
+def test_tokenizer_of_gemma4_equals_the_original() -> None:
+    """Its file has merges instead of scores."""
+    original, _ = sentencepiece(prefix=False)
+    state = json.loads(original.to_str())
+    metadata = vocabulary(state, original.get_vocab_size() + 9) | {
+        "tokenizer.ggml.model": "gemma4", "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.unknown_token_id": state["model"]["vocab"]["<unk>"],
+    }  # fmt: skip
+    found = Tokenizer.from_str(tokenizer_of(Vocabulary.read(Container("model.gguf", metadata, {}))))
+    assert_equal(original, found, hostile(3000))
+
+
 def test_hostile_texts_tell_the_patterns_apart() -> None:
     """Otherwise the comparisons above could pass with a wrong pattern."""
     texts, vocabularies = hostile(3000), {}
@@ -196,7 +208,7 @@ def test_phi3_strips_spaces_after_its_special_tokens() -> None:
         ({"tokenizer.ggml.pre": "mystery"}, r"tokenizer.ggml.pre 'mystery' is not known; known are llama-bpe, "),
         ({"tokenizer.ggml.pre": "default"}, r"tokenizer.ggml.pre 'default' is not known"),
         ({"tokenizer.ggml.pre": None}, r"has no tokenizer.ggml.pre"),
-        ({"tokenizer.ggml.model": "t5"}, r"tokenizer 't5' is not supported; supported are gpt2, llama"),
+        ({"tokenizer.ggml.model": "t5"}, r"tokenizer 't5' is not supported; supported are gpt2, llama, gemma4"),
         ({"tokenizer.ggml.model": "llama"}, r"has no tokenizer.ggml.scores"),
         ({"tokenizer.ggml.merges": ["ab"]}, r"merges holds 'ab', which is no pair"),
         ({"tokenizer.ggml.merges": ["qq zz"]}, r"its tokenizer does not fit together: .*qq"),

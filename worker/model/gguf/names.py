@@ -3,7 +3,12 @@
 import re
 from collections.abc import Mapping
 
-WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+WHOLE = {
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}  # fmt: skip
 LAYER = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj", "attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj",
@@ -15,6 +20,11 @@ LAYER = {
 GEMMA = {
     "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+GEMMA4 = {
+    **GEMMA, "pre_ffw_norm_2": "pre_feedforward_layernorm_2", "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2", "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection", "post_norm": "post_per_layer_input_norm", "ffn_gate_inp": "router.proj",
 }  # fmt: skip
 ONLY_POST_NORMS = {
     "post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"
@@ -29,6 +39,7 @@ DELTA_NET = {
 SPECIAL: Mapping[str, Mapping[str, str]] = {
     "gemma2": GEMMA,
     "gemma3": GEMMA,
+    "gemma4": GEMMA4,
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
     "glm4": {
         "ffn_up": "mlp.gate_up_proj", "post_attention_norm": "post_self_attn_layernorm",
@@ -48,7 +59,11 @@ PARAMETERS = {
     "ffn_down_exps": "mlp.experts.down_proj", "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
 }  # fmt: skip
 # Those that Hugging Face calls by a parameter, by their whole name in GGUF.
-NO_MODULES = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
+NO_MODULES = {
+    "ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias", "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale",
+}  # fmt: skip
+BESIDE_MLP = ("gemma4",)  # architectures whose experts are no part of an `mlp`
 ONE_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d+)")  # old files of Mixtral
 NOT_READ = re.compile(
     r"rope_freqs\.weight|rope_factors_(short|long)\.weight"  # shared/gguf/config.py reads them
@@ -70,8 +85,9 @@ def _in_layer(name: str, architecture: str) -> str | None:
     if name in NO_MODULES:
         return NO_MODULES[name]
     module, _, kind = name.rpartition(".")
-    if module in PARAMETERS:
-        return PARAMETERS[module] if kind == "weight" else f"{PARAMETERS[module]}_{kind}"
+    if parameter := PARAMETERS.get(module):
+        parameter = parameter.removeprefix("mlp.") if architecture in BESIDE_MLP else parameter
+        return parameter if kind == "weight" else f"{parameter}_{kind}"
     if expert := ONE_EXPERT.fullmatch(module):
         return f"mlp.experts.{expert[2]}.{expert[1]}_proj.{kind}"
     found = (LAYER | dict(SPECIAL.get(architecture, {}))).get(module)
