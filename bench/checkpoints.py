@@ -31,6 +31,13 @@ SHAPES = {
             "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10],
         },
     },
+    "gemma4-e2b": {
+        "model_type": "gemma4_text", "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35,
+        "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512,
+        "sliding_window": 512, "num_kv_shared_layers": 20, "use_double_wide_mlp": True,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7, "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": VOCAB, "final_logit_softcapping": 30.0, "max_position_embeddings": 32_768,
+    },
     "tiny": {
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 32_768,

@@ -20,6 +20,7 @@ weights_cache, tensor_file  keep the packed weights on disk
 modules, expert_modules, delta_modules  which modules of a checkpoint a layer consists of
 stacked_linear      linears of a checkpoint that are one in memory
 layer_inputs        per-layer embeddings
+expected_tensors    checks a checkpoint's tensors before any is read
 weights             makes the weights of the decoder from those of a checkpoint
 weights_size        predicts how many bytes they take
 device              chooses and checks the device

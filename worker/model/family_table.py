@@ -74,7 +74,7 @@ GEMMA4 = {
     "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 1, "global_head_dim": 512,
     "num_global_key_value_heads": None, "attention_k_eq_v": False, "num_kv_shared_layers": 0,
     "use_double_wide_mlp": False, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144,
-    "enable_moe_block": False,
+    "enable_moe_block": False, "num_experts": None, "top_k_experts": None, "moe_intermediate_size": None,
 }  # fmt: skip
 GEMMA4_UNIFIED = {
     **GEMMA4, "max_position_embeddings": 262_144, "sliding_window": 1024, "hidden_size_per_layer_input": 0,

@@ -8,11 +8,13 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from worker.kernels.linear import PackedLinear
+from worker.kernels.quantized_weight import QuantizedWeight
 from worker.model.spec import ModelSpec
 from worker.model.stacked_linear import WEIGHT, StackedLinear
-from worker.model.stored_weight import PlainWeight, StoredWeight, WeightSource
+from worker.model.stored_weight import PlainWeight, ReadTensor, StoredWeight, WeightSource
 
 TABLE = "embed_tokens_per_layer"
+IN_16_BITS = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +32,43 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class StoredLayerInputs:
-    """Where a checkpoint has them."""
+    """Where a checkpoint has them.
+
+    The table is large, and only rows of tokens are read: one that is stored in 16 bits stays so in a float32 model.
+    """
 
     table: StoredWeight
     projection: StackedLinear
     norm: PlainWeight
+    dtype: torch.dtype  # of the model
+    kept: torch.dtype  # of the table in memory
 
     @classmethod
-    def of(cls, spec: ModelSpec, source: WeightSource, prefix: str) -> "StoredLayerInputs | None":
+    def of(cls, spec: ModelSpec, source: WeightSource, prefix: str, dtype: torch.dtype) -> "StoredLayerInputs | None":
         """prefix: what the names of the model's tensors begin with."""
         inputs = spec.layer_inputs
         if inputs is None:
             return None
         width = len(spec.layers) * inputs.size
+        table, kept = source.weight(f"{prefix}{TABLE}{WEIGHT}", (inputs.vocab_size, width)), dtype
+        if table.layout is None and dtype == torch.float32 and table.name in source.tensors:
+            kept = IN_16_BITS.get(source.tensors.format(table.name), dtype)
         return cls(
-            source.weight(f"{prefix}{TABLE}{WEIGHT}", (inputs.vocab_size, width)),
+            table,
             StackedLinear(("per_layer_model_projection",), (width,), spec.hidden_size, False),
             PlainWeight(f"{prefix}per_layer_projection_norm{WEIGHT}", (inputs.size,)),
+            dtype,
+            kept,
         )
+
+    @property
+    def spared(self) -> int:
+        """How many bytes less the table takes than in the model's dtype."""
+        return torch.Size(self.table.shape).numel() * (self.dtype.itemsize - self.kept.itemsize)
+
+    def read_table(self, read: ReadTensor) -> Tensor:
+        table = self.table.read(read, self.kept)
+        return table.dequantize(self.kept) if isinstance(table, QuantizedWeight) else table
 
 
 def layer_input_linears(spec: ModelSpec) -> dict[str, StackedLinear]:

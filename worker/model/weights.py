@@ -22,6 +22,7 @@ from worker.kv_cache.sizing import WeightsSize
 from worker.model.checkpoint import CheckpointError
 from worker.model.decoder import Layer, Weights
 from worker.model.delta_modules import delta_vectors, delta_weights
+from worker.model.expected_tensors import check_tensors
 from worker.model.expert_modules import ExpertLinears, spelling
 from worker.model.layer_inputs import LayerInputs, StoredLayerInputs
 from worker.model.modules import (
@@ -47,7 +48,6 @@ EMBED, HEAD, NORM = "embed_tokens", "lm_head", "norm"
 CLASSIFIER = "score"  # the head of a classifier
 GATES = "gates"  # the field of Layer for rows that are `apart`
 DRAFTER = "mtp."  # what names of layers that predict several tokens begin with; they are not read
-KEPT_IN_16_BITS = {"BF16": torch.bfloat16, "F16": torch.float16}
 Kept = tuple[StoredWeight, Layout | None]  # a weight, and how it is kept in few bits
 
 
@@ -104,7 +104,7 @@ class Loader:
         tied, size = head is None and self.spec.tied, (labels or self.spec.vocab_size, hidden)
         self.head = None if tied else self.source.weight((head or own_head) + WEIGHT, size)
         self.names = LayerSpelling.of(self.spec, tensors.names())
-        self.inputs = StoredLayerInputs.of(self.spec, self.source, self.prefix)
+        self.inputs = StoredLayerInputs.of(self.spec, self.source, self.prefix, self.dtype)
         sparse = [prefix for prefix, layer in self._layers() if layer.sparse]
         self.experts: ExpertLinears | None = None
         if sparse and self.spec.experts is not None:
@@ -113,7 +113,8 @@ class Loader:
 
     def load(self) -> Weights:
         weights = [*self._weights()]
-        self._check([weight for weight, _ in weights])
+        unread_names = tuple(name for prefix, layer in self._layers() for name in unread(layer, prefix))
+        self.total = check_tensors(self.source, [weight for weight, _ in weights], self.prefix, unread_names)
         self.on_size(WeightsSize(self._needed(weights), self._needed_with_int4()))
         self.source.tensors.expect(tensor.name for weight, _ in weights for tensor in weight.tensors())
         self.on_progress(0, self.total)
@@ -151,16 +152,8 @@ class Loader:
     def _layer_inputs(self) -> LayerInputs | None:
         if self.inputs is None:
             return None
-        stored, projection = self.inputs.table, self._linear(self.inputs.projection, self.prefix)
-        table = stored.read(self._tensor, self._dtype_of_table(stored))
-        table = table.dequantize(self.dtype) if isinstance(table, QuantizedWeight) else table
-        return LayerInputs(table, projection, self._vector(self.inputs.norm))
-
-    def _dtype_of_table(self, stored: StoredWeight) -> torch.dtype:
-        """Returns the dtype that per-layer embeddings keep: the table is large, and only rows of tokens are read."""
-        if stored.layout is not None or self.dtype != torch.float32:
-            return self.dtype
-        return KEPT_IN_16_BITS.get(self.source.tensors.format(stored.name), self.dtype)
+        table = self.inputs.read_table(self._tensor)
+        return LayerInputs(table, self._linear(self.inputs.projection, self.prefix), self._vector(self.inputs.norm))
 
     def _delta(self, shape: DeltaNetShape, prefix: str) -> DeltaNetWeights:
         stored = {
@@ -264,43 +257,11 @@ class Loader:
         self.on_progress(self.done, self.total)
         return into
 
-    def _check(self, weights: Sequence[StoredWeight]) -> None:
-        """Checks names, shapes and formats of the tensors, without reading a weight."""
-        tensors = self.source.tensors
-        expected = {tensor.name: tensor for weight in weights for tensor in weight.tensors()}
-        for name, tensor in expected.items():
-            if name not in tensors:
-                raise CheckpointError(f"{tensors.folder}: tensor {name} is missing")
-            if tensors.shape(name) != tensor.shape:
-                raise CheckpointError(
-                    f"{tensors.where(name)}: tensor {name} has shape {list(tensors.shape(name))}; "
-                    f"by the model's config it is {list(tensor.shape)}"
-                )
-            if (stored := tensors.format(name)) not in tensor.formats:
-                raise CheckpointError(
-                    f"{tensors.where(name)}: tensor {name} is stored as {stored}; "
-                    f"supported are {', '.join(tensor.formats)}"
-                )
-        unread_names = tuple(name for prefix, layer in self._layers() for name in unread(layer, prefix))
-        for name in sorted(set(tensors.names()) - expected.keys()):
-            if (
-                name.startswith(self.prefix)
-                and not name.endswith(self.source.ignored)
-                and not name.startswith(unread_names)
-            ):
-                raise CheckpointError(f"{tensors.where(name)}: tensor {name} does not belong to this model")
-        self.total = sum(tensors.nbytes(name) for name in expected)
-
     def _needed(self, weights: Iterable[Kept]) -> int:
         """Returns how many bytes all weights take in memory."""
         keeper, layout = Keeper(self.dtype, self.device), None if self.memory.widen else self.embed.layout
         head = [(self.embed, layout)] if self.head is None and keeper.copies_head(layout) else []
-        narrow = 0
-        if self.inputs is not None:
-            table = self.inputs.table
-            spared = self.dtype.itemsize - self._dtype_of_table(table).itemsize
-            narrow = spared * torch.Size(table.shape).numel()
-        return keeper.nbytes([*weights, *head]) - narrow
+        return keeper.nbytes([*weights, *head]) - (0 if self.inputs is None else self.inputs.spared)
 
     def _needed_with_int4(self) -> int | None:
         """Returns how many bytes they would take with --quantization int4; None if they are quantized already."""
@@ -313,8 +274,8 @@ class Loader:
         """Yields all weights that the checkpoint must hold, in the order in which they are read."""
         yield self.embed, None
         if self.inputs is not None:
-            yield from self._weights_of(self.inputs.projection, self.prefix)
             yield self.inputs.table, None
+            yield from self._weights_of(self.inputs.projection, self.prefix)
             yield self.inputs.norm, None
         for prefix, layer in self._layers():
             for linear in layer_linears(self.spec, layer, self.names).values():

@@ -75,7 +75,8 @@ def story(lengths: list[int], heads: int, kv_heads: int, d: int, dtype: torch.dt
 
 @dtypes
 @pytest.mark.parametrize(
-    "heads, kv_heads, d", [(4, 2, 16), (6, 1, 24), (8, 8, 64), (4, 4, 96), (16, 8, 128), (4, 1, 256), (20, 1, 7)]
+    "heads, kv_heads, d",
+    [(4, 2, 16), (6, 1, 24), (8, 8, 64), (4, 4, 96), (16, 8, 128), (4, 1, 256), (6, 2, 512), (20, 1, 7)],
 )
 def test_attention_agrees_with_torch(dtype: torch.dtype, heads: int, kv_heads: int, d: int) -> None:
     some = story([150, 1, 64, 65, 200], heads, kv_heads, d, dtype)
@@ -89,7 +90,7 @@ def test_attention_agrees_with_torch(dtype: torch.dtype, heads: int, kv_heads: i
 @dtypes
 @pytest.mark.parametrize("codes", list(LARGEST))
 @pytest.mark.parametrize(
-    "heads, kv_heads, d", [(6, 1, 24), (8, 8, 64), (4, 4, 96), (16, 8, 128), (4, 1, 256), (20, 1, 7)]
+    "heads, kv_heads, d", [(6, 1, 24), (8, 8, 64), (4, 4, 96), (16, 8, 128), (4, 1, 256), (6, 2, 512), (20, 1, 7)]
 )
 def test_attention_to_eight_bits_agrees_with_torch(
     dtype: torch.dtype, codes: torch.dtype, heads: int, kv_heads: int, d: int
