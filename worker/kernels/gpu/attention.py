@@ -61,6 +61,8 @@ def choose_tiles(head: int, group: int, dtype: torch.dtype) -> Tiles:
     group_rows = triton.next_power_of_2(group)
     if dtype == torch.float32:
         return Tiles(32, max(16, group_rows), 4, max(16, group_rows), 4, 1)
+    if head > 256:  # more rows, or more stages, need more registers and shared memory than there are
+        return Tiles(32, max(32, group_rows), 8, max(16, group_rows), 8, 2)
     if head > 128:
         return Tiles(32, max(64, group_rows), 8, max(64, group_rows), 8, 5)
     return Tiles(
