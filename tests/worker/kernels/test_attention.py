@@ -181,6 +181,7 @@ def test_public_function_takes_a_strided_query() -> None:
     ("heads", "kv_heads", "size", "page_size", "window"),
     [
         (2, 1, 64, 16, 0), (3, 1, 96, 1, 24), (4, 4, 64, 64, 1), (8, 1, 32, 16, 0), (4, 2, 256, 32, 40),
+        (4, 1, 512, 16, 24),
         (6, 2, 128, 256, 0), (5, 1, 80, 45, 50),
     ],
 )  # fmt: skip
