@@ -22,6 +22,7 @@ class CallParser:
         self._suffix: list[str] = []  # the words after the last call that may still follow
         self._within = False  # nothing has ended the calls since the last one
         self._any_text = False  # the output has text
+        self._after_a_call = False  # nothing but white space has come since
         self.calls = Calls(lambda name: scanner_of(syntax, parser_config.kinds, name))
 
     def feed(self, text: str) -> list[Event]:
@@ -35,7 +36,7 @@ class CallParser:
         text, self._text = self._text, ""
         if self.calls.open:
             return self.calls.held()
-        if self._suffix or (self.calls.begun and not text.strip()):
+        if self._suffix or (self._after_a_call and not text.strip()):
             return []
         return self._cut_off(text)
 
@@ -61,7 +62,7 @@ class CallParser:
         return self._find_call(events)
 
     def _find_call(self, events: list[Event]) -> bool:
-        if self.calls.begun and not self._text.strip():
+        if self._after_a_call and not self._text.strip():
             return False
         at, prefixes = self._candidate(self._text)
         if at is None:
@@ -97,7 +98,7 @@ class CallParser:
     def _emit_text(self, end: int, events: list[Event], more: bool = False) -> bool:
         text, self._text = self._text[:end], self._text[end:]
         if text:
-            self._any_text, self._within = True, False
+            self._any_text, self._within, self._after_a_call = True, False, False
             events.append(Text(text))
         return more
 
@@ -107,7 +108,7 @@ class CallParser:
         if self.calls.open:
             return False
         self._any_text = self._any_text or self.calls.broke
-        self._within = not self.calls.broke
+        self._within = self._after_a_call = not self.calls.broke
         self._suffix = [] if self.calls.broke else list(self._after_call)
         return True
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from frontend.api.ollama.models import ShowRequest
 from frontend.api.openapi import REQUESTS
 from frontend.api.request_model import RequestModel, fields_of
 from frontend.api.request_schema import request_schema
@@ -92,7 +93,8 @@ LIKELY = st.sampled_from(  # values near the borders of what fields take
 
 
 def smallest(kind: type[RequestModel]) -> dict[str, Any]:
-    return {name: REQUIRED[name] for name, field in fields_of(kind).items() if field.required}
+    one_of_two = {"model": "m"} if kind is ShowRequest else {}  # it needs `model` or `name`
+    return one_of_two | {name: REQUIRED[name] for name, field in fields_of(kind).items() if field.required}
 
 
 def plain(value: Any) -> bool:

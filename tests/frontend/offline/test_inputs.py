@@ -27,7 +27,7 @@ def test_invalid_options_raise_the_http_apis_errors(tokenizer: Tokenizer) -> Non
             llm.generate("")
         with pytest.raises(Unprocessable, match="top_p"):
             llm.generate("a", top_p=2.0)
-        with pytest.raises(Unprocessable, match="exceeds this model"):
+        with pytest.raises(Unprocessable, match="maximum context length"):
             llm.generate(["a", "b" * 70])
         with pytest.raises(TypeError, match="'n'"):
             llm.generate("a", n=2)  # type: ignore[call-overload]

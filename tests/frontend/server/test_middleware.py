@@ -12,6 +12,7 @@ from frontend.errors import DeadlineExceeded, MethodNotAllowed, Overloaded
 from frontend.observability.access_log import RequestRecord
 from frontend.server.auth import ApiKeys
 from frontend.server.middleware import RequestMiddleware
+from frontend.server.origins import Origins
 
 
 class Site:
@@ -23,7 +24,7 @@ class Site:
         self._failure = failure
         self._app = RequestMiddleware(
             self._route, keys=ApiKeys(keys), envelope=lambda path: completions, rejected=self.rejected.append,
-            ended=self.records.append,
+            ended=self.records.append, origins=Origins(()),
         )  # fmt: skip
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
