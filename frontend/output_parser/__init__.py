@@ -21,6 +21,7 @@ argument_scanners   makes JSON of a call's arguments as they arrive, by the form
 json_stream         they are JSON
 tagged_arguments    they stand between tags
 literal_arguments   they are literals of Python, or of a language near JSON
+state_scanner       the base of the last two
 events              what the parser emits: text, reasoning, parts of tool calls
 unseparated         parses output whose reasoning stays in the text
 counting            counts the tokens of reasoning

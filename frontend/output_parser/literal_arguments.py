@@ -6,12 +6,13 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from frontend.output_parser.json_stream import COMPLETE_SCALAR
 from frontend.output_parser.parameter_kinds import PYTHON_WORDS
 from frontend.output_parser.prefix import partial_tag
+from frontend.output_parser.state_scanner import StateScanner
 from frontend.output_parser.tool_syntax import BARE_QUOTE
 
 SPACE = re.compile(r"\s*")
@@ -51,21 +52,18 @@ BARE = Language(
 )
 
 
-class LiteralArguments:
+class LiteralArguments(StateScanner):
     """Scans the arguments of one call; see `argument_scanners` for what its attributes mean. Strings are returned as
     they arrive."""
 
     def __init__(self, language: Language) -> None:
-        self.done = False
-        self.broken = False
-        self.rest = ""
+        super().__init__()
         self._language = language
-        self._text = ""  # not decided yet
         self._closing: list[str] = []  # what closes the open brackets in JSON
         self._comma = ""  # stands before the next name or value
         self._quote = ""  # of the open string
         self._in_name = False  # the open string is a name
-        self._scan: Callable[[], str | None] = self._open
+        self._scan = self._open
 
     @property
     def held(self) -> str:
@@ -73,20 +71,7 @@ class LiteralArguments:
         word = self._text.strip() if self._scan == self._value else ""
         return self._comma + word if COMPLETE_SCALAR.fullmatch(word) else ""
 
-    def feed(self, text: str) -> str:
-        """Scans the next piece. Nothing more may be fed once the scanner is `done` or `broken`."""
-        self._text += text
-        parts: list[str] = []
-        while not (self.done or self.broken):
-            found = self._scan()
-            if found is None:
-                break
-            parts.append(found)
-        if self.done or self.broken:
-            self.rest = self._text
-        return "".join(parts)
-
-    # Each state consumes text and returns the JSON that follows from it; None means that more text is needed.
+    # the states
 
     def _open(self) -> str | None:
         if not self._take(self._language.brackets[0]):

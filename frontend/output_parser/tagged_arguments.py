@@ -1,30 +1,28 @@
 """Scans arguments that are written between tags, and makes JSON of them: `<parameter=city>Ulm</parameter>…`."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from frontend.output_parser.parameter_kinds import Kind, as_json
 from frontend.output_parser.prefix import partial_tag
+from frontend.output_parser.state_scanner import StateScanner
 from frontend.output_parser.tool_syntax import ParameterTags
 
 
-class TaggedArguments:
+class TaggedArguments(StateScanner):
     """Scans the parameters of one call; see `argument_scanners` for what its attributes mean.
 
     A string is returned as it arrives, any other value when it is complete. A second value of one parameter is text.
     """
 
     def __init__(self, tags: ParameterTags, kinds: Mapping[str, Kind]) -> None:
-        self.done = False
-        self.broken = False
-        self.rest = ""
+        super().__init__()
         self._tags = tags
         self._kinds = kinds
-        self._text = ""  # not decided yet
         self._key = ""
         self._keys: set[str] = set()
         self._begun = False  # the open value is a string whose beginning has been returned
-        self._scan: Callable[[], str | None] = self._between
+        self._scan = self._between
 
     @property
     def held(self) -> str:
@@ -34,20 +32,7 @@ class TaggedArguments:
             return value.lstrip()
         return self._string(value) if value else ""
 
-    def feed(self, text: str) -> str:
-        """Scans the next piece. Nothing more may be fed once the scanner is `done` or `broken`."""
-        self._text += text
-        parts: list[str] = []
-        while not (self.done or self.broken):
-            found = self._scan()
-            if found is None:
-                break
-            parts.append(found)
-        if self.done or self.broken:
-            self.rest = self._text
-        return "".join(parts)
-
-    # Each state consumes text and returns the JSON that follows from it; None means that more text is needed.
+    # the states
 
     def _between(self) -> str | None:
         text = self._text.lstrip()

@@ -21,11 +21,6 @@ QWEN = pytest.mark.parametrize("served", ["qwen3"], indirect=True)
 
 
 @pytest.fixture
-def server(served: Served) -> Server:
-    return served.server
-
-
-@pytest.fixture
 def sdk(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
         yield sdk
