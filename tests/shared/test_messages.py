@@ -1,4 +1,4 @@
-"""shared/messages.py."""
+"""shared/messages/."""
 
 import msgspec
 import pytest

@@ -1,0 +1,84 @@
+"""The wire protocol: all messages between frontends and workers.
+
+Knows nothing of sockets, tokenizers or tensors. Two unions:
+
+    Request = Hello | Lease | Submit | Abort | Resync | ResetPrefixCache      frontend -> worker  (DEALER -> ROUTER)
+    Event   = Welcome | Step | Status                                         worker -> frontend  (XPUB -> SUB)
+
+The XPUB socket may lose frames. So every event carries the worker's `epoch` (its incarnation), every `Step` carries a
+sequence number `seq` per frontend, and every run of tokens carries its start offset in the request's output. A gap is
+therefore detected at once and repaired by `Resync`, and a duplicate is harmless. Columns (`bytes`) are packed
+little-endian (codec.py).
+
+base        what both directions share
+sampling    what a request asks for
+requests    the messages of a frontend
+events      the messages of a worker
+status      its state, which it broadcasts
+"""
+
+from shared.messages.base import BROADCAST, PROTOCOL_VERSION, TOPIC_BYTES, U32, Outcome, Refusal
+from shared.messages.events import (
+    Admitted,
+    End,
+    Event,
+    Limits,
+    Logprobs,
+    Pooled,
+    Rejected,
+    Started,
+    Step,
+    Timings,
+    Welcome,
+)
+from shared.messages.requests import Abort, Hello, Lease, Request, ResetPrefixCache, Resync, Submit
+from shared.messages.sampling import Pooling, PoolingKind, Sampling, ThinkingBudget
+from shared.messages.status import (
+    ConnectedFrontend,
+    KVUsage,
+    Pages,
+    PrefillBudget,
+    Quantiles,
+    Status,
+    WorkerState,
+    by_kind,
+)
+
+__all__ = [
+    "BROADCAST",
+    "PROTOCOL_VERSION",
+    "TOPIC_BYTES",
+    "U32",
+    "Abort",
+    "Admitted",
+    "ConnectedFrontend",
+    "End",
+    "Event",
+    "Hello",
+    "KVUsage",
+    "Lease",
+    "Limits",
+    "Logprobs",
+    "Outcome",
+    "Pages",
+    "Pooled",
+    "Pooling",
+    "PoolingKind",
+    "PrefillBudget",
+    "Quantiles",
+    "Refusal",
+    "Rejected",
+    "Request",
+    "ResetPrefixCache",
+    "Resync",
+    "Sampling",
+    "Started",
+    "Status",
+    "Step",
+    "Submit",
+    "ThinkingBudget",
+    "Timings",
+    "Welcome",
+    "WorkerState",
+    "by_kind",
+]

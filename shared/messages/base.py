@@ -1,0 +1,38 @@
+"""What the messages of both directions share."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+PROTOCOL_VERSION = 2
+TOPIC_BYTES = 8  # length of a frontend's id, which is the topic of its events
+BROADCAST = bytes(TOPIC_BYTES)  # the topic of Status
+
+U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]  # the decoder checks the range, because columns hold 32 bits
+
+
+class Outcome(StrEnum):
+    """How a request ended. Every admitted request gets exactly one outcome."""
+
+    EOS = "eos"
+    STOP = "stop"  # a stop token (found by the worker) or a stop string (found by the frontend, which then aborts)
+    LENGTH = "length"
+    POOLED = "pooled"  # what the request asked for instead of text was computed and sent
+    ABORTED = "aborted"
+    DEADLINE = "deadline"
+    ERROR = "error"
+    SHUTDOWN = "shutdown"
+
+
+class Refusal(StrEnum):
+    """Why a Submit was not admitted."""
+
+    QUEUE_FULL = "queue_full"
+    DRAINING = "draining"
+    TOO_LONG = "context_length_exceeded"
+    INVALID = "invalid"
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    """Base of all messages: a tagged array. Fields may be added at the end, with a default."""

@@ -1,0 +1,68 @@
+"""The messages of a frontend to a worker."""
+
+from shared.messages.base import PROTOCOL_VERSION, U32, Message
+from shared.messages.sampling import Pooling, Sampling
+
+
+class Hello(Message, frozen=True):
+    """Begins the handshake; the frontend repeats it until a Welcome with this nonce arrives on its topic."""
+
+    nonce: int  # the Welcome returns it
+    pid: int  # of the frontend, for logs
+    version: int = PROTOCOL_VERSION
+    host: str = ""  # of the frontend, for logs
+
+
+class Lease(Message, frozen=True):
+    """Heartbeat that lists a frontend's live requests. Without one for `--lease-timeout`, the worker frees them all.
+
+    A request with an id up to `last_id` that is not among `ids` has ended, even if its Abort was lost. Ids only grow
+    (modulo 32 bits), so a Lease that arrives late is still true.
+    """
+
+    live: U32  # number of live requests
+    last_id: U32 = 0  # id of the latest Submit to this worker; 0 if there is none or it is not reported
+    ids: bytes = b""  # packed uint32: ids of the live requests
+
+
+class Submit(Message, frozen=True):
+    """One sequence to complete. `id` is unique within the frontend's lifetime and fits 32 bits.
+
+    `generated` holds the output already delivered when a stream is resumed after its worker was lost: it is prefilled,
+    but neither sampled nor sent again.
+    """
+
+    id: U32
+    prompt: bytes  # packed uint32
+    sampling: Sampling
+    generated: bytes = b""  # packed uint32
+    cache_salt: str = ""  # only requests with equal salts share cached prefixes
+    group: int = 0  # sequences of one prompt (n > 1) share a group id; 0 if the prompt has only this sequence
+    deadline_ms: int = 0  # counted from the arrival of this message; 0 if there is no deadline
+    priority: int = 0  # lower is scheduled first
+    crashes: U32 = 0  # workers that died with this request in flight since its last token
+    tenant: str = ""  # name of the API key that the request came with; the queue is fair between tenants
+    original_id: U32 = 0  # id of the request's first Submit if another worker had it before; 0 if this is the first
+    pooling: Pooling | None = None  # asks for a vector; `max_tokens` is then 0
+
+
+class Abort(Message, frozen=True):
+    """Ends requests. Idempotent; unknown ids are ignored."""
+
+    ids: tuple[U32, ...]
+
+
+class Resync(Message, frozen=True):
+    """Asks, after a gap, for the output of request `id` from `offset` on, and for its End if it has ended."""
+
+    id: U32
+    offset: U32
+
+
+class ResetPrefixCache(Message, frozen=True):
+    """Empties the prefix cache for requests that arrive later; running ones go on. Idempotent."""
+
+    nonce: int  # Status returns it when it is done
+
+
+Request = Hello | Lease | Submit | Abort | Resync | ResetPrefixCache

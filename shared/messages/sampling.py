@@ -1,0 +1,70 @@
+"""What a request asks of the worker: tokens, drawn in some way, or a vector."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How many tokens an output may think before its reasoning is ended, and which ids begin and end reasoning."""
+
+    tokens: int  # of reasoning, without the ids that open and close it
+    opening: tuple[int, ...]
+    closing: int
+    forced: tuple[int, ...]  # what follows when the tokens are used up: `closing`, and what leads on to the answer
+    begun: bool = False  # the output begins within reasoning
+    blanks: tuple[int, ...] | None = ()  # ids that may precede the opening; None: reasoning may open at any place
+    forbidden: tuple[tuple[int, ...], ...] = ()  # ids that may not follow each other once the tokens are used up
+
+
+class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How the tokens of a request are sampled, and when it ends. Each option has no effect at its default."""
+
+    max_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None  # unsigned 64 bit; None: the worker draws one and reports it in Admitted
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None  # k: send those of the chosen token and of the k most likely ones; None: send none
+    prompt_logprobs: bool = False
+    grammar: str = ""  # llguidance grammar that the output must match; empty: any output
+    prompt_top: int = 0  # with `prompt_logprobs`: send those of at least so many of the most likely tokens
+    allowed_token_ids: tuple[int, ...] = ()  # the output has no other ids; empty: all are allowed
+    bad_words: tuple[tuple[int, ...], ...] = ()  # ids that may not follow each other in the output
+    thinking: ThinkingBudget | None = None
+
+    @property
+    def has_token_rules(self) -> bool:
+        """Whether ids are allowed or forbidden apart from a grammar."""
+        return bool(self.allowed_token_ids or self.bad_words or self.thinking)
+
+    @property
+    def penalized(self) -> bool:
+        """Whether tokens that occurred before are penalized."""
+        return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
+
+
+class PoolingKind(StrEnum):
+    """What is made of a prompt's hidden states, which are the output of the final norm."""
+
+    LAST = "last"  # that of the last token
+    MEAN = "mean"  # their mean
+    FIRST = "first"  # that of the first token, which sentence-transformers calls cls
+    LOGITS = "logits"  # the logits of some token ids after the last token
+
+
+class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Asks for one vector instead of text."""
+
+    kind: PoolingKind
+    normalized: bool = True  # divided by its length
+    dimensions: int = 0  # only the first of them, before it is normalized; 0: all
+    token_ids: tuple[int, ...] = ()  # of LOGITS; the rows of a classification head count as ids

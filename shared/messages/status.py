@@ -1,0 +1,107 @@
+"""The state of a worker, which it broadcasts."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+from shared.messages.base import Message
+
+
+class WorkerState(StrEnum):
+    """The state of a worker, as it reports it."""
+
+    DOWNLOADING = "downloading"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class Pages(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """K/V pages: `free + cached + owned = total`. A cached page is reusable and has no owner."""
+
+    free: int = 0
+    cached: int = 0
+    owned: int = 0
+    total: int = 0
+
+
+class KVUsage(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What the layers of one kind keep of all sequences. Pages of different kinds have different sizes."""
+
+    kind: str  # "full": all positions; "window": those of a sliding window; "state": recurrent states, each in a page
+    owned: int = 0  # pages that sequences own
+    total: int = 0  # pages
+    bytes: int = 0  # of the owned pages
+
+
+def by_kind(usages: Iterable[KVUsage]) -> tuple[KVUsage, ...]:
+    """Returns each kind once, with its sums."""
+    kinds: dict[str, KVUsage] = {}
+    for one in usages:
+        before = kinds.get(one.kind, KVUsage(one.kind))
+        kinds[one.kind] = KVUsage(
+            one.kind, before.owned + one.owned, before.total + one.total, before.bytes + one.bytes
+        )
+    return tuple(kinds.values())
+
+
+class PrefillBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How much prefill fits into a step that contains decodes, from measured step times; zero until one is measured."""
+
+    target_s: float = 0.0  # target duration of a step; 0 if there is no target
+    prompt_tokens: int = 0  # prefill tokens allowed in a step
+    decodes_s: float = 0.0  # time that the step's decodes take alone
+    prompt_token_s: float = 0.0  # time added by each prefill token
+
+
+class ConnectedFrontend(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A frontend that is connected to the worker."""
+
+    id: str  # hexadecimal
+    pid: int
+    streams: int  # live requests, as of its latest Lease
+    seq: int = 0  # sequence number of the next Step for it, by which the frontend notices that the last one was lost
+
+
+class Quantiles(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Quantiles in seconds; zero until something was measured."""
+
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+
+
+class Status(Message, frozen=True):
+    """State of the worker, broadcast at least every 250 ms, also during a step. /ready and /stats show it."""
+
+    epoch: int
+    pid: int
+    model: str
+    device: str
+    dtype: str
+    state: WorkerState
+    progress: float = 1.0  # progress of DOWNLOADING or LOADING, from 0 to 1
+    seq: int = 0
+    max_seq_len: int = 0
+    last_step_age_s: float = 0.0  # seconds since the compute loop made progress: an iteration, or a layer of a step
+    running: int = 0  # sequences
+    waiting: int = 0  # sequences
+    waiting_tokens: int = 0  # tokens of waiting sequences
+    pages: Pages = Pages()
+    prefix_queries: int = 0  # tokens looked up in the prefix cache
+    prefix_hits: int = 0  # tokens found there
+    prompt_tokens_s: float = 0.0  # per second, over the last 10 s
+    generation_tokens_s: float = 0.0
+    ttft: Quantiles = Quantiles()
+    itl: Quantiles = Quantiles()
+    e2e: Quantiles = Quantiles()
+    frontends: tuple[ConnectedFrontend, ...] = ()
+    error: str = ""  # with state FAILED: why the worker ends; its requests get no outcome, so that they can be resumed
+    kernels: str = ""  # implementation: "triton", "c" or "torch"; "" while not known
+    prefill_budget: PrefillBudget = PrefillBudget()
+    draft_tokens: int = 0  # draft tokens computed
+    accepted_tokens: int = 0  # draft tokens accepted
+    kv_cache: tuple[KVUsage, ...] = ()  # by kind of layers; `pages` are those of the first kind
+    prefix_cache_reset: int = 0  # the nonce of the latest ResetPrefixCache; 0: there was none
