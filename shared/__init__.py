@@ -1,6 +1,6 @@
 """Code shared by frontends, workers and the launcher. It imports none of them.
 
-messages, codec     the messages on the wire; their encoding
+messages/, codec    the messages on the wire; their encoding
 sockets, curve, address     ZeroMQ sockets, their keys, worker addresses
 config/             the settings
 flags, settings_check   reading the settings; rules between them

@@ -1,0 +1,158 @@
+"""Plans the next step: which sequences compute how many tokens.
+
+Two design choices:
+- A prompt gets all its pages when it joins, not chunk by chunk. Half-computed prompts therefore never wait for each
+  other's pages, and admission is one comparison. Only layers with a sliding window get pages chunk by chunk, because
+  they return as many behind the window (paging.py).
+- Running sequences get the pages to grow before anything else in a step, from the oldest sequence to the newest. If no
+  page is free, the newest sequence is preempted. The oldest sequence therefore always advances.
+"""
+
+from math import inf
+
+from worker.schedule.policy import BatchingPolicy, SchedulerConfig, chunk_policy, order_policy, step_time_policy
+from worker.schedule.sequence import Chunk, Plan, Sequence
+from worker.schedule.speculation import Speculation
+from worker.schedule.state import SchedulerState
+from worker.schedule.states import States
+
+
+class Planner:
+    """Plans steps by the policies of `config`. Sequences get pages, join and are preempted as a step needs it."""
+
+    def __init__(
+        self, config: SchedulerConfig, state: SchedulerState, batching: BatchingPolicy, states: States | None
+    ) -> None:
+        self.step_time = step_time_policy(config)
+        self.speculation = Speculation(config)
+        self._config = config
+        self._state = state
+        self._states = states
+        self._batching = batching
+        self._chunking = chunk_policy(config)
+        self._order = order_policy(config)
+
+    def plan(self, now: float) -> Plan:
+        """Decides the next step: decodes, then prompt chunks. The plan is empty if there is nothing to compute yet."""
+        plan = Plan()
+        self._admit_starved_tenant(plan.preempted, now)
+        decodes, prompts = self._running_work(plan.preempted, now)
+        budget = self._config.max_step_tokens
+        reserved = min(len(decodes), self._order.reserve(budget))
+        prefill_budget = min(budget - reserved, self.step_time.prefill_budget(len(decodes)))
+        prefills = self._prefill_chunks(prompts, prefill_budget, now, admit=not plan.preempted)
+        prefill_tokens = sum(chunk.length for chunk in prefills)
+        served = self._order.arrange(decodes)[: max(reserved, budget - prefill_tokens)]
+        self._order.served(len(served), len(decodes))
+        chunks = self._decode_chunks(served)
+        plan.chunks.extend(chunks if prefills else self.speculation.add_drafts(chunks))
+        plan.chunks.extend(prefills)
+        self.step_time.planned(now, len(plan.chunks), plan.tokens - prefill_tokens, prefill_tokens)
+        return plan
+
+    def _admit_starved_tenant(self, preempted: list[Sequence], now: float) -> None:
+        """Admits a sequence of a tenant with no running sequence, if necessary by preempting others.
+
+        It preempts sequences of the tenant that is most over its fair share. This happens only if a preempted sequence
+        finds its pages again in the prefix cache, and only once for each waiting sequence, because it may not help.
+        """
+        state, tenants = self._state, self._state.queue.tenants
+        starved = tenants.starved if state.reuses_pages else None
+        if starved is None:
+            return
+        places = self._config.max_batch_size
+        while len(state.running) >= places or not state.join(starved, now):
+            tenant = tenants.over_share(places)
+            if tenant is None:
+                return
+            newest = next(sequence for sequence in reversed(state.running) if sequence.tenant == tenant)
+            state.preempt(newest, now)
+            preempted.append(newest)
+            starved.preempted_for = True
+
+    def _running_work(self, preempted: list[Sequence], now: float) -> tuple[list[Sequence], list[Sequence]]:
+        """Divides the running sequences into decodes (one uncomputed token) and prompts, and gives pages to them.
+
+        Each decode has a page for its token, and the prompts that may be in this step have pages for their chunks.
+        Skips sequences whose last token is in flight, and those with drafts in flight, as their length is not known.
+        """
+        decodes: list[Sequence] = []
+        prompts: list[Sequence] = []
+        running, budget = self._state.running, self._config.max_step_tokens
+        for sequence in list(running):
+            if preempted and sequence not in running:
+                continue
+            start = sequence.computed_tokens + sequence.in_flight_tokens
+            length = len(sequence.tokens) + sequence.pending_outputs
+            if length - start > 1:
+                if sequence.room < length:  # a window does not claim pages for a whole prompt
+                    chunk = self._chunking.length(self._uncut(sequence, start, length - start), budget)
+                    budget -= chunk
+                    if sequence.room < start + chunk and not self._add_pages(sequence, start + chunk, preempted, now):
+                        continue
+                prompts.append(sequence)
+            elif length <= start or (sequence.pending_outputs and self._state.at_max_length(sequence, length)):
+                continue
+            elif start < sequence.room or self._add_pages(sequence, start + 1, preempted, now):
+                decodes.append(sequence)
+        return decodes, prompts
+
+    def _add_pages(self, sequence: Sequence, end: int, preempted: list[Sequence], now: float) -> bool:
+        """Gives a sequence pages for its first `end` tokens, and preempts the newest sequences if necessary.
+
+        Returns False if the sequence itself was preempted.
+        """
+        while not self._state.paging.grow(sequence, end):
+            newest = next(reversed(self._state.running))
+            self._state.preempt(newest, now)
+            preempted.append(newest)
+            if newest is sequence:
+                return False
+        return True
+
+    def _decode_chunks(self, decodes: list[Sequence]) -> list[Chunk]:
+        outcome = self._state.outcome
+        return [
+            # If the token is the last of a prompt and max_tokens is 0, nothing is sampled.
+            Chunk(
+                sequence,
+                sequence.computed_tokens + sequence.in_flight_tokens,
+                1,
+                sequence.first_token != 0.0 or sequence.pending_outputs > 0 or outcome(sequence) is None,
+            )
+            for sequence in decodes
+        ]
+
+    def _prefill_chunks(self, prompts: list[Sequence], budget: int, now: float, *, admit: bool) -> list[Chunk]:
+        """Returns the chunks of running prompts, then those of sequences that join now."""
+        chunks: list[Chunk] = []
+        state, queue = self._state, self._state.queue
+        limit = self._config.max_prefill_chunks_per_step or inf
+        for sequence in prompts:
+            budget -= self._add_prefill(sequence, budget, chunks, limit)
+        if not admit or not queue:
+            return chunks
+        queue.tenants.charge_running()
+        places = self._batching.places(now, len(state.running), queue.preempted, queue.fresh, queue.oldest)
+        while places > 0 and (self._batching.closed or (budget > 0 and len(chunks) < limit)):
+            head = queue.head
+            if head is None or not state.join(head, now):
+                break
+            places -= 1
+            budget -= self._add_prefill(head, budget, chunks, limit)
+        return chunks
+
+    def _add_prefill(self, sequence: Sequence, budget: int, chunks: list[Chunk], limit: float) -> int:
+        """Appends the next prompt chunk of a sequence if it fits in the step. Returns its length, or 0."""
+        start = sequence.computed_tokens + sequence.in_flight_tokens
+        remaining = len(sequence.tokens) - start
+        length = self._chunking.length(self._uncut(sequence, start, remaining), budget) if len(chunks) < limit else 0
+        if length:
+            samples = length == remaining and self._state.outcome(sequence) is None
+            chunks.append(Chunk(sequence, start, length, samples))
+        return length
+
+    def _uncut(self, sequence: Sequence, start: int, remaining: int) -> int:
+        """Returns how many of the remaining tokens a chunk may have: it ends where a state is to be published."""
+        checkpoint = self._states.next_checkpoint(sequence, start) if self._states is not None else 0
+        return min(remaining, checkpoint - start) if checkpoint else remaining
