@@ -46,7 +46,9 @@ async def test_readiness_report_shows_progress_then_usage_then_changes() -> None
     supervisor = Supervisor([], Console(output), stop_timeout=1)
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         address = server.sockets[0].getsockname()
-        task = asyncio.create_task(report_readiness(supervisor, Console(output), address, "use it so", interval=0.01))
+        task = asyncio.create_task(
+            report_readiness(supervisor, Console(output), address, lambda task: "use it so", interval=0.01)
+        )
         await until(lambda: "ready again" in output.getvalue(), output.getvalue)
         task.cancel()
     assert output.getvalue().splitlines() == ["loading: 40 %", "use it so", "not ready: stalled", "ready again"]
