@@ -6,6 +6,7 @@ asgi_floor          a server that does nothing: the lower bound for a frontend
 text                detokenizing, stop strings, encoding
 engine              prefill and decode of a loaded model, without HTTP and scheduler
 step                what a step costs the worker outside of the model
+state_cache         prompts asked twice of a model with recurrent layers, with several spacings of checkpoints
 drafts, grammar, quantization       what these features cost or gain
 rounding            formats of few bits for quantization, rounded to nearest
 cpu_kernels         the C library for CPUs compared with the floors of this machine

@@ -1,0 +1,60 @@
+"""What checkpoints of recurrent states save and cost: a prompt is asked twice, at several spacings of checkpoints.
+
+    python -m bench.micro.state_cache --model DIR [--tokens 3000] [--spacings 256 512 1024]
+
+For each spacing, it starts a server and measures the seconds to the first token of a prompt of random ids: the first
+time, the second time, and once more with 200 other ids at its end, as a conversation's next turn has. It also reports
+how many of the tokens that were looked up came from the prefix cache.
+"""
+
+import argparse
+import random
+import time
+
+import httpx
+
+from bench.client.server import served
+from bench.client.summary import aligned, number
+from shared.arguments import positive_int
+
+TURN = 200  # tokens
+
+
+def first_token(client: httpx.Client, prompt: list[int]) -> float:
+    begin = time.perf_counter()
+    client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1, "temperature": 0}).raise_for_status()
+    return time.perf_counter() - begin
+
+
+def row(url: str, spacing: int, tokens: int) -> list[str]:
+    draw = random.Random(0)
+    prompt = [draw.randrange(1000, 20_000) for _ in range(tokens)]
+    turn = [draw.randrange(1000, 20_000) for _ in range(TURN)]
+    with httpx.Client(base_url=url, timeout=600) as client:
+        first_token(client, turn)  # warms up
+        first, second, following = (
+            first_token(client, prompt),
+            first_token(client, prompt),
+            first_token(client, prompt + turn),
+        )
+        found = client.get("/stats").json()["prefix_cache"]
+    share = f"{found['hits']} of {found['queries']}"
+    return [str(spacing), *measured, share]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--tokens", type=positive_int, default=3000)
+    parser.add_argument("--spacings", type=positive_int, nargs="+", default=[256, 512, 1024])
+    args = parser.parse_args()
+    rows = [["spacing", "first, s", "second, s", "next turn, s", "tokens from the cache"]]
+    for spacing in args.spacings:
+        flags = ("--state-checkpoint-tokens", str(spacing), "--kv-cache-gb", "2", "--max-seq-len", "4096")
+        with served(args.model, flags) as target:
+            rows.append(row(target.url, spacing, args.tokens))
+    print(aligned(rows))
+
+
+if __name__ == "__main__":
+    main()
