@@ -32,12 +32,8 @@ def row(url: str, spacing: int, tokens: int) -> list[str]:
     turn = [draw.randrange(1000, 20_000) for _ in range(TURN)]
     with httpx.Client(base_url=url, timeout=600) as client:
         first_token(client, turn)  # warms up
-        first, second, following = (
-            first_token(client, prompt),
-            first_token(client, prompt),
-            first_token(client, prompt + turn),
-        )
-        found = client.get("/stats").json()["prefix_cache"]
+        measured = [number(first_token(client, ids)) for ids in (prompt, prompt, prompt + turn)]
+        found = client.get("/stats").json()["prefix"]
     share = f"{found['hits']} of {found['queries']}"
     return [str(spacing), *measured, share]
 

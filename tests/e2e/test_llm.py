@@ -174,4 +174,4 @@ def test_the_terminals_commands_with_the_real_server(demo: Server, capsys: pytes
     assert main(["complete", PROMPTS[0], *flags]) == 0
     assert capsys.readouterr().out == said.text + "\n"
     assert main(["complete", PROMPTS[0], *flags, "--model=other"]) == 1
-    assert "`model` is `other`, which is not served here; `m` is" in capsys.readouterr().err
+    assert "the model `other` does not exist; this server serves `m`" in capsys.readouterr().err

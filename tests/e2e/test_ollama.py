@@ -70,13 +70,13 @@ def test_another_model_is_not_found(client: ollama.Client) -> None:
 @pytest.mark.parametrize("served", ["qwen3"], indirect=True)
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_of_an_untrained_model_have_arguments_that_keep_to_the_schema(served: Served, stream: bool) -> None:
-    client = ollama.Client(served.server.url)
     tool: Any = {
         "type": "function",
         "function": {"name": "weather", "parameters": CITY | {"additionalProperties": False}},
     }
-    answers = client.chat("m", QUESTION, tools=[tool], options={"num_predict": 200, "seed": 3}, stream=stream)
-    parts = list(answers) if stream else [answers]
+    with ollama.Client(served.server.url) as client:
+        answers = client.chat("m", QUESTION, tools=[tool], options={"num_predict": 200, "seed": 3}, stream=stream)
+        parts = list(answers) if stream else [answers]
     calls = [call for part in parts for call in part.message.tool_calls or ()]  # type: ignore[union-attr]
     assert all(call.function.name == "weather" and set(call.function.arguments) == {"city"} for call in calls)
     assert parts[-1].done and parts[-1].done_reason in ("stop", "length")  # type: ignore[union-attr]

@@ -68,5 +68,6 @@ def fuzz_openapi(url: str, model: str, examples: int, *, deterministic: bool = F
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
             run(path, "POST", mode, examples)
     for path in sorted(set(document["paths"]) - set(ROUTES)):
-        run(path, "GET", GenerationMode.POSITIVE, max(1, examples // 10))
+        for method in {"get", "post"} & set(document["paths"][path]):
+            run(path, method.upper(), GenerationMode.POSITIVE, max(1, examples // 10))
     return tally
