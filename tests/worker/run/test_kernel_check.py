@@ -141,6 +141,11 @@ def with_convolutions(checkpoints: Checkpoints) -> Decoder:
     return decoder_of(checkpoints("lfm2"), positions=LENGTH)
 
 
+@pytest.fixture(scope="module")
+def with_layer_inputs(checkpoints: Checkpoints) -> Decoder:
+    return decoder_of(checkpoints("gemma4"), positions=LENGTH)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_one_wrong_row_is_found_and_its_operation_named(
     decoder: Decoder,
@@ -148,10 +153,11 @@ def test_one_wrong_row_is_found_and_its_operation_named(
     hybrid: Decoder,
     without_gate: Decoder,
     with_convolutions: Decoder,
+    with_layer_inputs: Decoder,
     name: str,
 ) -> None:
     others = {"experts": with_experts, "output_gate": hybrid, "delta_net": hybrid, "activate": without_gate}
-    others["short_conv"] = with_convolutions
+    others |= {"short_conv": with_convolutions, "act_and_mul": with_layer_inputs}
     decoder = others.get(name, decoder)
     found = find_wrong_operations(changed(decoder, name, one_row_off), worker(), LENGTH)
     assert found.startswith(f"{name} ") and "," not in found.replace(", where", ""), "and nothing else is blamed"

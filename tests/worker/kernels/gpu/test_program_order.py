@@ -22,6 +22,7 @@ from worker.kernels.gpu.packed_codes import pack_codes
 from worker.kernels.quantize import quantize
 from worker.kernels.quantized_weight import E2M1, INT4, INT8, NF4
 from worker.kernels.recurrent_state import NO_STATE, RecurrentState
+from worker.kernels.short_conv import ShortConvShape
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="about what the interpreter hides"),
@@ -65,13 +66,29 @@ def states() -> Iterable[Tensor]:
     yield from (state.memory, state.tail)
 
 
+def convolutions() -> Iterable[Tensor]:
+    from worker.kernels.gpu.short_conv import short_conv_triton
+
+    shape = ShortConvShape(channels=40, taps=3)
+    state = RecurrentState.zeros(shape, 6, HALF, torch.device("cpu"))
+    state.tail.normal_(generator=torch.Generator().manual_seed(1))
+    slots, starts = ([NO_STATE, 1, 1, 2], [3, 4, 5, 0]), [0, 3, 4, 8, 8]
+    yield short_conv_triton(
+        random(8, 120, dtype=HALF), random(3, 40), state,
+        *(torch.tensor(one, dtype=torch.int32) for one in (*slots, starts)),
+    )  # fmt: skip
+    yield state.tail
+
+
 def gates() -> Iterable[Tensor]:
     from worker.kernels.gpu.act_and_mul import act_and_mul_triton
+    from worker.kernels.gpu.activate import activate_triton
     from worker.kernels.gpu.output_gate import output_gate_triton
 
     yield output_gate_triton(random(3, 700, dtype=HALF), random(3, 700, dtype=HALF, seed=1))
     yield act_and_mul_triton(random(3, 2 * 1500, dtype=HALF), "silu")
     yield act_and_mul_triton(random(1, 2 * 3, dtype=HALF), "gelu_tanh")
+    yield activate_triton(random(3, 1500, dtype=HALF), "xielu", random(4).abs())
 
 
 def writes() -> Iterable[Tensor]:
@@ -191,7 +208,8 @@ def experts() -> Iterable[Tensor]:
 KERNELS: dict[Run, set[str]] = {
     norms: {"_rms_norm_kernel"},
     states: {"_advance_kernel", "_gated_norm_kernel"},
-    gates: {"_act_and_mul_kernel", "_output_gate_kernel"},
+    convolutions: {"_short_conv_kernel"},
+    gates: {"_act_and_mul_kernel", "_activate_kernel", "_output_gate_kernel"},
     writes: {"_rotary_kernel", "_store_kv_kernel"},
     heads: {"_qkv_rope_write_kernel"},
     products: {"_linear_kernel", "_quantize_tokens_kernel"},

@@ -115,13 +115,27 @@ def norm(size: int, after: bool, terms: int, layer: bool = False) -> Variant:
 
 
 def heads(
-    q: int, kv: int, size: int, normed: bool, offset: bool, terms: int, cache: str = X, last: bool = False
+    q: int,
+    kv: int,
+    size: int,
+    normed: bool,
+    offset: bool,
+    terms: int,
+    cache: str = X,
+    last: bool = False,
+    values: bool = False,
 ) -> Variant:
-    constants: dict[str, Any] = {"SPLIT_K": terms, "NORM": normed, "NORM_LAST": last, "OFFSET": offset}
+    constants: dict[str, Any] = {
+        "SPLIT_K": terms,
+        "NORM": normed,
+        "NORM_LAST": last,
+        "OFFSET": offset,
+        "V_NORM": values,
+    }
     block = triton.next_power_of_2(size)
     return Variant(
         qkv_rope_write._qkv_rope_write_kernel,
-        [F if terms > 1 else X, X, X, F, F, L, L, X, cache, cache] + ["i32"] * 4 + ["fp32"],
+        [F if terms > 1 else X, X, X, X, F, F, L, L, X, cache, cache] + ["i32"] * 4 + ["fp32"],
         constants | {"CLAMP": cache == F8, "HEAD": size, "BLOCK_D": block,
                      "BLOCK_H": qkv_rope_write.ELEMENTS_PER_PROGRAM // block}, EXACT,
         ("q_heads", "kv_heads") if q % 16 or kv % 16 else (),
@@ -132,6 +146,7 @@ SMALL = [
     heads(24, 8, 128, False, False, 2),
     heads(24, 8, 96, True, False, 1, F8),
     heads(32, 8, 128, True, False, 2, last=True),
+    heads(8, 1, 512, True, False, 1, values=True),
     norm(4096, False, 3, layer=True),
     Variant(activate._activate_kernel, [X, F, X, "i32"], {"ACTIVATION": "xielu", "BLOCK": 1024}, EXACT),
     Variant(activate._activate_kernel, [X, X, X, "i32"], {"ACTIVATION": "relu2", "BLOCK": 1024}, EXACT),
