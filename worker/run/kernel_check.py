@@ -195,14 +195,22 @@ def _compare(decoder: Decoder, worker: WorkerConfig, length: int, both: CompareO
 
 
 def _first_of_each_kind(decoder: Decoder, length: int, both: CompareOperations) -> Decoder:
-    """Returns a decoder with only the first layer of each kind. A kind is a layer spec with formats of weights."""
+    """Returns a decoder with only the first layer of each kind, and the layers whose K/V these share.
+
+    A kind is a layer spec with formats of weights.
+    """
     spec, weights = decoder.spec, decoder.weights
     kinds: dict[object, int] = {}
     for index, (kind, layer) in enumerate(zip(spec.layers, weights.layers, strict=True)):
         kinds.setdefault((kind, *(linear.format for linear in layer.linears)), index)
-    chosen = [*kinds.values()]
+    shared = {owner for index in kinds.values() if (owner := spec.layers[index].shares) is not None}
+    chosen = sorted({*kinds.values()} | shared)
+    layers = [spec.layers[index] for index in chosen]
+    renumbered = (
+        replace(layer, shares=None if layer.shares is None else chosen.index(layer.shares)) for layer in layers
+    )
     return Decoder(
-        replace(spec, layers=tuple(spec.layers[index] for index in chosen)),
+        replace(spec, layers=tuple(renumbered)),
         replace(weights, layers=[weights.layers[index] for index in chosen]),
         min(length, SEQUENCE_LENGTHS[0]),
         both.operations,

@@ -70,7 +70,7 @@ def failing(sound: Change, *args: Any, **how: Any) -> Any:
 
 @pytest.mark.usefixtures("gpu_cache")
 @pytest.mark.parametrize("kept", ["auto", "fp8"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "qwen3_5", "starcoder2", "hunyuan"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "gemma4", "qwen3_5", "starcoder2", "hunyuan"])
 def test_correct_operations_agree(checkpoints: Checkpoints, kind: str, kept: str) -> None:
     """Here those of the C kernels."""
     sound = decoder_of(checkpoints(kind), positions=LENGTH).with_operations(SOUND)
