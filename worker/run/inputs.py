@@ -37,7 +37,7 @@ def use_scratch_slot(sequence: Sequence) -> None:
 class LogitsUse:
     """Lists which rows of logits are sampled from, and which give log-probabilities of prompt tokens.
 
-    Of the R rows of ForwardInputs.logits_indices, those in `pooled` make vectors. The others have logits.
+    ForwardInputs.logits_indices names R rows. The rows in `pooled` make vectors; all other rows have logits.
     """
 
     sampled: list[int]  # rows of logits that ids are sampled from, in plan order

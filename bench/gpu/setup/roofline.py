@@ -43,7 +43,7 @@ def head_parameters(spec: ModelSpec) -> int:
 def weight_bytes(spec: ModelSpec, rows: int, linear_size: float = 2, head_size: float = 2) -> float:
     """Returns the bytes of weights that a step of `rows` rows reads: those of the projections and of the head, once.
 
-    Of experts, those count that the rows choose (see linear_parameters). A step reads only a few rows of the embedding,
+    Experts that no row chooses are not read (see linear_parameters). A step reads only a few rows of the embedding,
     which are not counted.
     """
     return linear_parameters(spec, rows) * linear_size + head_parameters(spec) * head_size

@@ -29,7 +29,7 @@ OllamaModelName = Annotated[Text, doc("The served name, see `/api/tags`; `:lates
 
 
 class Options(RequestModel):
-    """What Ollama calls the parameters of a model. Those of loading it have no effect: it is loaded."""
+    """What Ollama calls the parameters of a model. Parameters of loading have no effect: the model is loaded."""
 
     ONLY: ClassVar = {
         "mirostat": (0,),

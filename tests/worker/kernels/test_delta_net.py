@@ -1,7 +1,5 @@
 """The gated delta rule: as transformers computes it, and the same bits in any cut of a prompt and any company."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -101,13 +99,6 @@ def test_library_computes_what_transformers_computes(shape: DeltaNetShape, dtype
     assert in_c.supports(dtype, shape)
     tolerance = {"atol": 2e-5, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
     torch.testing.assert_close(layer.in_chunks([37]).float(), by_transformers(layer), **tolerance)
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @needs_library

@@ -1,6 +1,5 @@
 import math
 import random as host_random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -51,13 +50,6 @@ def naive(logits: list[float], row: Row) -> int:
         if target < 0:
             return i
     return left[-1]
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def wild_row(dice: host_random.Random, width: int) -> Row:

@@ -1,6 +1,6 @@
 """The short convolution: as PyTorch computes it, and the same bits in any cut of a prompt and any company."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -80,13 +80,6 @@ def test_library_agrees_with_torch(shape: ShortConvShape, dtype: torch.dtype) ->
     ours, plain = Layer(shape, dtype), Layer(shape, dtype, short_conv_torch)
     torch.testing.assert_close(ours.in_chunks(37), plain.in_chunks(37), **tolerance)
     assert torch.equal(ours.state.tail[1], plain.state.tail[1])
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @needs_library
