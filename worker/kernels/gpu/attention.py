@@ -19,7 +19,7 @@ online_softmax.py defines m_i, l_i, acc, `scale` and `cap_scale`. Without sinks 
 None, and nothing is compiled for them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -28,12 +28,14 @@ from torch import Tensor
 
 from worker.kernels.gpu.key_splits import begins_split, count_splits, split_index, split_start
 from worker.kernels.gpu.online_softmax import LOG2_E, add_sink, attend_block, empty_softmax, merge_softmax
+from worker.kernels.gpu.tiles import shared_memory
 
 SPLIT_SIZE = 256  # positions of the shortest splits (see key_splits.py); a multiple of every block_n
 SHORT_SPLITS = 32  # later splits are longer (key_splits.py), which bounds the partial results in memory
 MAX_DECODE_PROGRAMS = 16384  # the largest number of programs in a launch for decodes
 MIN_WORKERS = 8  # the fewest programs for a sequence and key/value head that has as many splits
 SPLITS_AT_ONCE = 8  # partial results that _combine_kernel reads at once
+FIVE_STAGES_FROM = 160 << 10  # bytes of shared memory; five stages take up to 132 KiB, three up to 99
 NO_FP_FUSION = {"enable_fp_fusion": False}  # every kernel rounds multiplications and additions as written
 
 
@@ -52,12 +54,19 @@ class Tiles:
     stages: int
 
 
-def choose_tiles(head: int, group: int, dtype: torch.dtype) -> Tiles:
+def choose_tiles(head: int, group: int, dtype: torch.dtype, shared_memory: int) -> Tiles:
     """Returns the tiles, chosen for an H200.
 
     There are five pipeline stages because keys and values are loaded two blocks ahead, and their page ids two blocks
-    before that.
+    before that. A GPU with less shared memory than FIVE_STAGES_FROM loads them one block ahead.
+
+    shared_memory: bytes that a program may have. It decides the number of stages only, which changes no bits.
     """
+    tiles = _large_tiles(head, group, dtype)
+    return tiles if shared_memory >= FIVE_STAGES_FROM else replace(tiles, stages=min(tiles.stages, 3))
+
+
+def _large_tiles(head: int, group: int, dtype: torch.dtype) -> Tiles:
     group_rows = triton.next_power_of_2(group)
     if dtype == torch.float32:
         return Tiles(32, max(16, group_rows), 4, max(16, group_rows), 4, 1)
@@ -240,7 +249,7 @@ def attention_triton(
         "HEADS": heads, "HEAD": head, "SPLIT_SIZE": SPLIT_SIZE, "SHORT_SPLITS": SHORT_SPLITS, "UNIFORM": window > 0,
         "BLOCK_D": max(16, triton.next_power_of_2(head)),
     }  # fmt: skip
-    tiles = choose_tiles(head, heads // kv_heads, q.dtype)
+    tiles = choose_tiles(head, heads // kv_heads, q.dtype, shared_memory(q.device))
     cache = {"KV_HEADS": kv_heads, "PAGE": page, "BLOCK_N": tiles.block_n}
     scale_log2, cap_scale = (softcap or scale) * LOG2_E.value, scale / softcap if softcap else None
     window_size = window or 1 << 30

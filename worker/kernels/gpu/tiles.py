@@ -158,11 +158,11 @@ def stages_that_fit(tile: Tile, columns: int, x: Tensor, weight: Tensor) -> int:
 
 def stages_within(tile: Tile, stage_bytes: int, device: torch.device, *, shared: bool) -> int:
     """Returns the same for stages of `stage_bytes`. shared: whether two programs share a multiprocessor."""
-    return max(1, min(tile.stages, _shared_memory(device) // (2 if shared else 1) // stage_bytes))
+    return max(1, min(tile.stages, shared_memory(device) // (2 if shared else 1) // stage_bytes))
 
 
 @cache
-def _shared_memory(device: torch.device) -> int:
+def shared_memory(device: torch.device) -> int:
     """Returns the bytes of shared memory that are available to one program."""
     if device.type != "cuda":
         return 1 << 30

@@ -13,20 +13,22 @@ from typing import Any
 import torch
 import triton
 
-from tests.worker.kernels.harness.triton_offline import Variant, copies, tensor_core_steps, usage
+from tests.worker.kernels.harness.triton_offline import SHARED, Variant, copies, tensor_core_steps, usage
 from worker.kernels.gpu import attention
 
 X, F, N, F8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
 KV_HEADS = 8
-MULTIPROCESSOR, PROGRAM, SYSTEM = 228 << 10, 227 << 10, 1 << 10  # bytes of shared memory; SYSTEM's part of a program
+MULTIPROCESSOR, SYSTEM = 228 << 10, 1 << 10  # bytes of shared memory; SYSTEM's part of a program
 # arguments that the compiler may not assume to be multiples of 16
 UNKNOWN = ("page_table_stride", "max_splits", "sequences", "window")
 SHAPES = [(64, 4, 16), (64, 8, 16), (128, 3, 32), (256, 4, 64)]  # head, query heads of a group, page
 
 
-def attend(kernel: Any, head: int, group: int, page: int, cache: str = X, extended: bool = False) -> Variant:
-    """extended: with sinks and a soft cap."""
-    tiles = attention.choose_tiles(head, group, torch.bfloat16)
+def attend(
+    kernel: Any, head: int, group: int, page: int, cache: str = X, extended: bool = False, gpu: int = 90
+) -> Variant:
+    """extended: with sinks and a soft cap. gpu: its compute capability."""
+    tiles = attention.choose_tiles(head, group, torch.bfloat16, SHARED[gpu])
     decode = kernel is attention._decode_kernel
     height = tiles.decode_m if decode else tiles.prefill_m
     constants = {
@@ -41,7 +43,7 @@ def attend(kernel: Any, head: int, group: int, page: int, cache: str = X, extend
     types = [X, cache, cache, *results, N, N, N, "fp32", "i32", *cap, "i32", "i32", "i32"]
     warps = tiles.decode_warps if decode else tiles.prefill_warps
     options = attention.NO_FP_FUSION | {"num_warps": warps, "num_stages": tiles.stages}
-    return Variant(kernel, types, constants | rows | missing, options, UNKNOWN)
+    return Variant(kernel, types, constants | rows | missing, options, UNKNOWN, capability=gpu)
 
 
 def combine(head: int, extended: bool = False) -> Variant:
@@ -61,7 +63,7 @@ def compiled(variant: Variant) -> Any:
     print(variant.kernel.__name__, used)
     at_once = 2 if variant.kernel is attention._decode_kernel and variant.constants["HEAD"] <= 128 else 1
     assert used.stack == 0, (variant, used)
-    assert used.shared <= PROGRAM and at_once * (used.shared + SYSTEM) <= MULTIPROCESSOR, (variant, used)
+    assert used.shared <= SHARED[90] and at_once * (used.shared + SYSTEM) <= MULTIPROCESSOR, (variant, used)
     return made
 
 
@@ -98,3 +100,6 @@ def check() -> None:
     way_of_a_row(compiled(attend(attention._decode_kernel, 96, 4, 32, F8)))
     for extended in (False, True):
         compiled(combine(96, extended))
+    for gpu, shape in ((89, (64, 4, 16)), (120, (256, 4, 64)), (120, (512, 4, 64))):
+        used = usage(attend(attention._prefill_kernel, *shape, gpu=gpu).compiled())
+        assert used.shared <= SHARED[gpu], (gpu, shape, used)

@@ -18,8 +18,9 @@ from triton.compiler import ASTSource
 
 from tests.worker.gpu.cuda import gpu
 from tests.worker.gpu.launches import Compilation
-from tests.worker.kernels.harness.compile_quantized import SHARED, weight
+from tests.worker.kernels.harness.compile_quantized import weight
 from tests.worker.kernels.harness.triton_offline import (
+    SHARED,
     copies,
     from_zero,
     tensor_core_steps,
@@ -96,7 +97,7 @@ def launched(model: Model, format: Format, rows: int, capability: int) -> list[C
     """Returns what a step of a layer has compiled on such a GPU."""
     with ExitStack() as stack:
         machine = stack.enter_context(gpu())
-        stack.enter_context(patch.object(tiles, "_shared_memory", lambda device: SHARED[capability]))
+        stack.enter_context(patch.object(tiles, "shared_memory", lambda device: SHARED[capability]))
         router = PackedLinear(torch.empty(model.count, model.hidden, dtype=BF16, device=CUDA), None, True)
         gate_up = linear(model, 2 * model.inner, model.hidden, format)
         layer = Experts(router, gate_up, linear(model, model.hidden, model.inner, format))

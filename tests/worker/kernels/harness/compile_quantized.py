@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.harness.triton_offline import Variant, tensor_core_steps, through_shared_memory, usage
+from tests.worker.kernels.harness.triton_offline import SHARED, Variant, tensor_core_steps, through_shared_memory, usage
 from worker.kernels.gpu import quantized_linear, tiles
 from worker.kernels.gpu.packed_codes import ROWS, STEP, WHOLE_ROW, PackedCodes
 from worker.kernels.gpu.tiles import Tile
 from worker.kernels.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap
 
 HALF, BF16 = torch.float16, torch.bfloat16
-SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}  # bytes that a program may have
 FORMATS = [  # code map, group size, 16-bit format of scales, minimum: where they are from
     (INT4, 128, BF16, False),  # compressed-tensors
     (INT4, 128, None, True),  # GPTQ, AWQ
