@@ -1,127 +1,102 @@
-// An answer on the page while it streams. Pieces are added once a frame: a fast stream costs no more than a slow one.
+// A turn on the page. It draws what its turn has, once a frame: a fast stream costs no more than a slow one.
 
 import { Calls, copyOf } from "./calls.js";
 import { milliseconds, timingLine } from "./timing.js";
 import { tokenSpan } from "./tokens.js";
 
 export class Answer {
-  text = "";
-  thought = "";
   #log;
-  #pending = []; // changes of the page, for the next frame
   #frame = 0;
-  #count = 0; // tokens shown as spans
-  #sent = performance.now();
-  #first = 0;
-  #last = 0;
-  #end = {}; // {finish, stop, seed, usage, timings}
+  #drawn = { thought: 0, text: 0, tokens: 0 }; // how much of the turn the page shows
 
-  // `question` is null for results of tool calls, which are shown where they were typed.
-  constructor(log, question) {
+  // The question is hidden for results of tool calls, which are shown where they were typed.
+  constructor(log, turn) {
     this.#log = log;
+    this.turn = turn;
     const fresh = copyOf("turn");
     this.article = fresh.querySelector("article");
     const part = (name) => this.article.querySelector(name);
     [this.box, this.error, this.timing] = [part(".answer"), part(".error"), part(".timing")];
     [this.fold, this.thoughts] = [part(".thought"), part(".thoughts")];
     this.calls = new Calls(part(".calls"));
-    part(".question").textContent = question;
-    part(".question").hidden = question === null;
-    this.article.dataset.state = "running";
+    part(".question").textContent = turn.question;
+    part(".question").hidden = turn.question === null;
     log.append(fresh);
+    this.draw();
     log.scrollTop = log.scrollHeight;
   }
 
-  // Whether the model waits for the results of tool calls.
-  get asksForCalls() {
-    return this.#end.finish === "tool_calls" && this.calls.list.length > 0;
+  // The turn has changed: draws it with the next frame or, if the answer has ended, at once.
+  follow() {
+    if (this.turn.state === "running") this.#frame ||= requestAnimationFrame(() => this.draw());
+    else this.draw();
   }
 
-  take(chunk, dialect, decoder) {
-    const choice = chunk.choices[0];
-    if (choice) this.#takeChoice(dialect.said(choice), dialect.tokens(choice, decoder));
-    if (choice?.finish_reason) Object.assign(this.#end, { finish: choice.finish_reason, stop: choice.stop_reason, seed: chunk.seed });
-    if (chunk.usage) Object.assign(this.#end, { usage: chunk.usage, timings: chunk.timings });
-  }
-
-  #takeChoice({ thought, text, calls }, tokens) {
-    if (!thought && !text && !calls.length && !tokens.length) return;
-    this.#last = performance.now();
-    this.#first ||= this.#last;
-    this.text += text;
-    this.thought += thought;
-    if (thought) this.#think("Thinking…");
-    else if (text || calls.length) this.#endThought("Thought for");
-    const box = thought ? this.thoughts : this.box;
-    if (calls.length) this.#pending.push(() => this.calls.take(calls));
-    else for (const piece of tokens.length ? tokens : [thought || text]) this.#pending.push(() => this.#put(box, piece));
-    this.#frame ||= requestAnimationFrame(() => this.#follow(() => this.#flush()));
-  }
-
-  #think(said) {
-    this.fold.hidden = false;
-    this.fold.dataset.going = "true";
-    const summary = this.fold.querySelector("summary");
-    if (summary.textContent !== said) summary.textContent = said;
-  }
-
-  #endThought(said) {
-    if (!this.fold.dataset.going) return;
-    this.fold.querySelector("summary").textContent = `${said} ${milliseconds(this.#last - this.#first)}`;
-    delete this.fold.dataset.going;
-  }
-
-  // Applies `change`; if the log was scrolled to its end, it stays there.
-  #follow(change) {
+  // If the log was scrolled to its end, it stays there.
+  draw() {
+    cancelAnimationFrame(this.#frame);
+    this.#frame = 0;
     const log = this.#log;
     const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-    change();
+    this.#drawText();
+    this.#drawThought();
+    this.calls.show(this.turn.calls);
+    this.#drawEnd();
     if (follows) log.scrollTop = log.scrollHeight;
   }
 
-  #flush() {
-    this.#frame = 0;
-    for (const change of this.#pending.splice(0)) change();
+  #drawText() {
+    const { thought, text, tokens, scored } = this.turn;
+    const drawn = this.#drawn;
+    if (!scored) {
+      extend(this.thoughts, thought.slice(drawn.thought));
+      extend(this.box, text.slice(drawn.text));
+    }
+    for (const [i, token] of tokens.slice(drawn.tokens).entries()) {
+      (token.thinks ? this.thoughts : this.box).append(token.top ? tokenSpan(token, drawn.tokens + i === 0) : token.text);
+    }
+    this.#drawn = { thought: thought.length, text: text.length, tokens: tokens.length };
   }
 
-  #put(box, piece) {
-    if (typeof piece !== "string") box.append(tokenSpan(piece, this.#count++ === 0));
-    else if (box.lastChild instanceof Text) box.lastChild.appendData(piece);
-    else box.append(piece);
+  #drawThought() {
+    const { thought, text, calls, state, clock } = this.turn;
+    if (!thought) return;
+    const going = state === "running" && !text && !calls.length;
+    const whole = state === "done" || text || calls.length;
+    const took = milliseconds(clock.thought - clock.first);
+    const said = going ? "Thinking…" : `Thought${whole ? "" : ", not to its end,"} for ${took}`;
+    const summary = this.fold.querySelector("summary");
+    if (summary.textContent !== said) summary.textContent = said;
+    this.fold.hidden = false;
+    if (going) this.fold.dataset.going = "true";
+    else delete this.fold.dataset.going;
   }
 
-  #close(state) {
-    cancelAnimationFrame(this.#frame);
-    const clock = { ttft: this.#first - this.#sent, span: this.#last - this.#first, began: this.#first > 0 };
-    this.#follow(() => {
-      this.#flush();
-      this.#endThought(state === "done" ? "Thought for" : "Thought, not to its end, for");
-      this.timing.textContent = timingLine(state, clock, this.#end);
-      this.article.dataset.state = state;
-    });
-  }
-
-  finish() {
-    this.#close("done");
+  #drawEnd() {
+    const { state, error } = this.turn;
+    this.article.dataset.state = state;
+    this.timing.textContent = state === "running" ? "" : timingLine(this.turn);
+    this.error.hidden = state !== "failed";
+    const said = state === "failed" ? sentence(error) : "";
+    if (this.error.textContent !== said) this.error.textContent = said;
   }
 
   // Shows fields for the results of its calls; `give(messages)` receives them.
   offer(give) {
-    this.#follow(() => this.calls.offer(give));
+    this.calls.offer(give);
   }
+}
 
-  stop() {
-    this.#close("stopped");
-  }
+function extend(box, text) {
+  if (!text) return;
+  if (box.lastChild instanceof Text) box.lastChild.appendData(text);
+  else box.append(text);
+}
 
-  fail(error) {
-    const status = error.status ? `${error.status}: ` : "";
-    const where = error.param && !error.message.includes(error.param) ? ` (field: ${error.param})` : "";
-    this.error.textContent = `${status}${error.message}${where}.${advice(error)}`;
-    this.error.hidden = false;
-    this.#close("failed");
-    this.#log.scrollTop = this.#log.scrollHeight;
-  }
+function sentence(error) {
+  const status = error.status ? `${error.status}: ` : "";
+  const where = error.param && !error.message.includes(error.param) ? ` (field: ${error.param})` : "";
+  return `${status}${error.message}${where}.${advice(error)}`;
 }
 
 function advice({ status, retryAfter }) {

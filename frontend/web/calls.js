@@ -5,46 +5,54 @@ export const copyOf = (id) => document.getElementById(id).content.cloneNode(true
 export class Calls {
   #form;
   #blocks = [];
-  list = []; // as in a message: {id, type, function: {name, arguments}}
+  #list = []; // as in a message: {id, type, function: {name, arguments}}
 
   constructor(form) {
     this.#form = form;
   }
 
-  // Adds fragments of calls as they arrive in a stream.
-  take(pieces) {
-    for (const { index, id, function: piece } of pieces) {
-      if (!this.list[index]) this.#begin(index, id, piece.name);
-      this.list[index].function.arguments += piece.arguments ?? "";
-      this.#blocks[index].querySelector(".arguments").textContent = this.list[index].function.arguments;
+  // Shows the calls as far as they have arrived.
+  show(list) {
+    this.#list = list;
+    for (const [index, { function: call }] of list.entries()) {
+      this.#blocks[index] ??= this.#begin(call.name);
+      const box = this.#blocks[index].querySelector(".arguments");
+      if (box.textContent !== call.arguments) box.textContent = call.arguments;
     }
   }
 
-  #begin(index, id, name) {
-    this.list[index] = { id, type: "function", function: { name, arguments: "" } };
+  #begin(name) {
     const fresh = copyOf("call");
-    this.#blocks[index] = fresh.querySelector(".call");
+    const block = fresh.querySelector(".call");
     fresh.querySelector(".name").textContent = name;
     this.#form.append(fresh);
     this.#form.hidden = false;
+    return block;
+  }
+
+  // Shows the results that were sent, which can no longer be changed.
+  close(results) {
+    for (const [i, block] of this.#blocks.entries()) {
+      const [label, field] = [block.querySelector(".result"), block.querySelector("textarea")];
+      label.hidden = false;
+      field.readOnly = true;
+      field.value = results[i]?.content ?? field.value;
+    }
+    for (const button of this.#form.querySelectorAll("button")) button.remove();
   }
 
   // Shows fields for the results; `give(messages)` receives them.
   offer(give) {
+    if (this.#form.querySelector("button")) return;
     const fields = this.#blocks.map((block) => block.querySelector("textarea"));
     for (const block of this.#blocks) block.querySelector(".result").hidden = false;
+    for (const field of fields) field.readOnly = false;
     const button = document.createElement("button");
     button.textContent = fields.length > 1 ? "Go on with these results" : "Go on with this result";
     this.#form.append(button);
-    this.#form.addEventListener("submit", (event) => {
+    this.#form.onsubmit = (event) => {
       event.preventDefault();
-      give(fields.map((field, i) => ({ role: "tool", tool_call_id: this.list[i].id, content: field.value })));
-    });
+      give(fields.map((field, i) => ({ role: "tool", tool_call_id: this.#list[i].id, content: field.value })));
+    };
   }
-}
-
-// Disables the fields once the conversation has gone on: results can no longer be sent.
-export function closeCalls(log) {
-  for (const field of log.querySelectorAll(".calls textarea")) field.readOnly = true;
-  for (const button of log.querySelectorAll(".calls button")) button.remove();
 }

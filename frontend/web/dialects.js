@@ -1,6 +1,8 @@
 // How the API formats of chat and text completion differ: the path, the question in a request, the text of a chunk.
 // A token is {text, name, logprob, top: [[name, logprob], …]}; the texts of a chunk's tokens joined are its text.
 
+import { withFiles } from "./files.js";
+
 const RIVALS = 5;
 
 export const chat = {
@@ -9,6 +11,7 @@ export const chat = {
   send: "Send",
   placeholder: "Say something. Enter sends, Shift+Enter makes a new line.",
   enterSends: true,
+  takesFiles: true,
   extras: ["system", "tools", "response_format"],
   probabilities: { logprobs: "true", top_logprobs: String(RIVALS) },
 
@@ -41,7 +44,7 @@ export const chat = {
   },
 };
 
-const asked = ({ question, results }) => results ?? [{ role: "user", content: question }];
+const asked = ({ question, files, results }) => results ?? [{ role: "user", content: withFiles(question, files) }];
 
 // Reasoning is sent back only with calls: the model reads it again together with their results.
 function answered({ text, thought, calls }) {
@@ -55,6 +58,7 @@ export const completion = {
   send: "Complete",
   placeholder: "A text to go on with. Ctrl+Enter sends.",
   enterSends: false,
+  takesFiles: false,
   extras: ["response_format"],
   probabilities: { logprobs: String(RIVALS) },
 

@@ -47,6 +47,16 @@ export class Extras {
     this.root.querySelector(".used").textContent = used.length ? `in use: ${used.join(", ")}` : "";
   }
 
+  // {field: text} of the fields in use.
+  get values() {
+    return Object.fromEntries(this.fields.filter(({ value }) => value.trim()).map(({ name, value }) => [name, value]));
+  }
+
+  fill(values) {
+    for (const field of this.fields) field.value = values[field.name] ?? "";
+    this.#sayUsed();
+  }
+
   #text(name) {
     return this.fields.find((field) => field.name === name)?.value.trim() ?? "";
   }

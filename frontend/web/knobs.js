@@ -30,3 +30,14 @@ export function blame(param, fields = []) {
 }
 
 addEventListener("input", (event) => event.target.removeAttribute("aria-invalid"));
+
+// Restores the settings of this browser, and keeps them as they change.
+export function keepSettings() {
+  const kept = JSON.parse(localStorage.getItem("settings") ?? "{}");
+  const fields = [...form.elements].filter(({ name }) => name);
+  const slot = (field) => (field.type === "checkbox" ? "checked" : "value");
+  for (const field of fields) if (field.name in kept) field[slot(field)] = kept[field.name];
+  form.addEventListener("input", () => {
+    localStorage.setItem("settings", JSON.stringify(Object.fromEntries(fields.map((field) => [field.name, field[slot(field)]]))));
+  });
+}

@@ -1,13 +1,17 @@
-// Puts the page together: tabs, theme, and the parameters of the address.
+// Puts the page together: conversations, tabs, theme, and the parameters of the address.
 //
-// `/?prompt=…` fills in the question; `&send=1` sends it as soon as the server is ready; `&tab=completion`,
-// `&probabilities=1` and `&theme=dark` set what they name. Useful for links, demonstrations and screenshots.
+// The part of the address after `#` is the id of the conversation that is open. `/?prompt=…` fills in the question;
+// `&send=1` sends it as soon as the server is ready; `&tab=completion`, `&probabilities=1` and `&theme=dark` set what they
+// name. Useful for links, demonstrations and screenshots.
 
 import "./access.js";
 import * as dialects from "./dialects.js";
-import { setProbabilities } from "./knobs.js";
+import { keepSettings, setProbabilities } from "./knobs.js";
 import { Live } from "./live.js";
 import { Panel } from "./panel.js";
+import { Runs } from "./runs.js";
+import { Sidebar, current } from "./sidebar.js";
+import * as store from "./store.js";
 import { paint } from "./tokens.js";
 
 const $ = (id) => document.getElementById(id);
@@ -16,9 +20,19 @@ const asked = new URLSearchParams(location.search);
 // tabs
 
 const names = ["chat", "completion"];
-const panels = Object.fromEntries(names.map((name) => [name, new Panel($(name), dialects[name])]));
+const runs = new Runs();
+const sidebar = new Sidebar();
+const panels = Object.fromEntries(names.map((name) => [name, new Panel($(name), dialects[name], runs, address)]));
+let shown = names[0];
 
-function open(name) {
+// Shows the conversation of that id in the address, without opening it again.
+function address(id) {
+  history.replaceState(null, "", `${location.pathname}${location.search}#${id}`);
+  sidebar.draw();
+}
+
+function show(name) {
+  shown = name;
   for (const each of names) {
     $(each).hidden = each !== name;
     $(`tab-${each}`).setAttribute("aria-selected", String(each === name));
@@ -26,15 +40,45 @@ function open(name) {
   }
 }
 
+function turnTo(name) {
+  show(name);
+  address(panels[name].id);
+}
+
 for (const [i, name] of names.entries()) {
-  $(`tab-${name}`).addEventListener("click", () => open(name));
+  $(`tab-${name}`).addEventListener("click", () => turnTo(name));
   $(`tab-${name}`).addEventListener("keydown", (event) => {
     if (event.key !== "ArrowRight" && event.key !== "ArrowLeft") return;
     const other = names[1 - i];
-    open(other);
+    turnTo(other);
     $(`tab-${other}`).focus();
   });
 }
+
+// conversations
+
+// Opens the conversation that the address names.
+async function open() {
+  const conversation = current() && (await store.conversation(current()).catch(() => null)); // the sidebar says why
+  if (conversation) show(conversation.kind);
+  await panels[shown].open(conversation?.id ?? "");
+  sidebar.draw();
+}
+
+addEventListener("hashchange", open);
+$("begin").addEventListener("click", () => begin());
+document.addEventListener("click", ({ target }) => target.matches(".fresh") && begin());
+
+async function begin() {
+  history.pushState(null, "", location.pathname + location.search);
+  await panels[shown].begin();
+  sidebar.draw();
+  if (!roomy.matches) $("history").open = false;
+}
+
+$("list").addEventListener("click", ({ target }) => {
+  if (target.matches("a") && !roomy.matches) $("history").open = false;
+});
 
 // theme
 
@@ -52,16 +96,20 @@ wear(THEMES.find((theme) => theme === (asked.get("theme") ?? localStorage.getIte
 for (const sample of document.querySelectorAll("[data-p]")) paint(sample, Number(sample.dataset.p));
 
 const roomy = matchMedia("(min-width: 60rem)");
-for (const name of ["settings", "live"]) $(name).open = roomy.matches;
+for (const name of ["history", "settings", "live"]) $(name).open = roomy.matches;
 
-const tab = asked.get("tab") === "completion" ? "completion" : "chat";
-open(tab);
-if (asked.has("prompt")) panels[tab].input.value = asked.get("prompt");
+keepSettings();
 if (asked.get("probabilities") === "1") setProbabilities(true);
-let waiting = asked.get("send") === "1";
+show(asked.get("tab") === "completion" ? "completion" : "chat");
+for (const name of names) if (name !== shown) await panels[name].open("");
+await open();
+const isNew = !panels[shown].id; // a reload of the address does not ask its question again
+if (isNew && asked.has("prompt")) panels[shown].composer.fill(asked.get("prompt"));
+let waiting = isNew && asked.get("send") === "1";
 
 const live = new Live(() => {
-  if (waiting) panels[tab].send();
+  runs.takeUp().catch(() => {});
+  if (waiting) panels[shown].send();
   waiting = false;
 });
 

@@ -1,122 +1,150 @@
-// One tab: its questions and answers, and the buttons around them. dialects.js knows how chat and completion differ;
-// Answer shows an answer while it streams.
+// One tab of the page: the conversation that it shows, and the buttons around it. dialects.js knows how chat and
+// completion differ, tree.js the versions, runs.js the answers that are being generated.
 
-import { Answer } from "./answer.js";
-import { Failure, apiKey, model, stream } from "./api.js";
-import { closeCalls, copyOf } from "./calls.js";
+import { Failure, model } from "./api.js";
+import { copyOf } from "./calls.js";
+import { Composer } from "./composer.js";
 import { Extras } from "./extras.js";
 import { blame, sampling, showsProbabilities } from "./knobs.js";
+import { bodyOf, copyBy, curl } from "./request.js";
+import * as store from "./store.js";
 import { watch } from "./tokens.js";
+import { Tree } from "./tree.js";
+import { TurnView } from "./turn.js";
+import { drawnSeed, isAnswered, newId, newTurn } from "./turns.js";
+
+const titleOf = (question) => {
+  const words = question.trim().split(/\s+/).slice(0, 7).join(" ");
+  return words.length > 60 ? `${words.slice(0, 60)}…` : words;
+};
 
 export class Panel {
   #dialect;
-  // {question or results, text, thought, calls, answered, article}; only the answered ones are part of the conversation
-  #turns = [];
-  #running = null; // the AbortController of the answer that is streaming
+  #runs;
+  #tree = new Tree();
+  #views = new Map(); // by the turn's id
+  #opening = null; // a mark of the conversation that is being opened
   #last = ""; // the body of the last request
+  id = ""; // of the conversation that is shown; "" until the first question is asked
 
-  constructor(root, dialect) {
+  // `named(id)` is called when a new conversation has got its id.
+  constructor(root, dialect, runs, named) {
     root.append(copyOf("panel"));
     const find = (selector) => root.querySelector(selector);
     this.#dialect = dialect;
+    this.#runs = runs;
+    this.named = named;
     this.log = find(".log");
-    this.input = find(".composer textarea");
     this.extras = new Extras(find(".extras"), dialect.extras);
-    this.buttons = Object.fromEntries(["send", "stop", "again", "clear", "curl"].map((name) => [name, find(`.${name}`)]));
+    this.buttons = Object.fromEntries(["send", "stop", "fresh", "curl"].map((name) => [name, find(`.${name}`)]));
     root.dataset.kind = dialect.name;
     this.buttons.send.textContent = dialect.send;
-    this.input.placeholder = dialect.placeholder;
-    this.input.setAttribute("aria-label", dialect.send);
     this.log.setAttribute("aria-label", `Answers: ${dialect.name}`);
-    this.#listen(find(".composer"));
+    const on = { send: () => this.send(), changed: () => this.#enable(), extras: () => (this.id ? {} : this.extras.values) };
+    this.composer = new Composer(find(".composer"), dialect, on);
+    this.extras.root.addEventListener("input", () => this.#keepExtras());
+    this.#listen(root);
     watch(this.log);
-    this.#enable();
   }
 
-  #listen(form) {
-    const { stop, again, clear, curl } = this.buttons;
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.send();
-    });
-    this.input.addEventListener("input", () => this.#enable());
-    this.input.addEventListener("keydown", (event) => {
-      const sends = event.ctrlKey || event.metaKey || (this.#dialect.enterSends && !event.shiftKey);
-      if (event.key !== "Enter" || event.isComposing || !sends) return;
-      event.preventDefault();
-      this.send();
-    });
-    stop.addEventListener("click", () => this.#running?.abort());
-    form.parentElement.addEventListener("keydown", (event) => event.key === "Escape" && this.#running?.abort());
-    again.addEventListener("click", () => this.regenerate());
-    clear.addEventListener("click", () => this.clear());
+  #listen(root) {
+    const { stop, curl } = this.buttons;
+    stop.addEventListener("click", () => this.#stop());
+    root.addEventListener("keydown", (event) => event.key === "Escape" && !event.defaultPrevented && this.#stop());
     curl.addEventListener("click", () => this.#copyCurl());
+    this.#runs.addEventListener("draw", ({ detail: turn }) => turn.conversation === this.id && this.#follow(turn));
+    store.changes.addEventListener("change", ({ detail }) => !detail.isOwn && detail.conversation === this.id && this.#see(detail));
+  }
+
+  // Shows a conversation, or none: the next question then begins one.
+  async open(id) {
+    const opening = (this.#opening = Symbol(id));
+    const [conversation, turns] = id ? await Promise.all([store.conversation(id), store.turnsOf(id)]) : [null, []];
+    if (opening !== this.#opening) return; // another was chosen meanwhile
+    this.id = conversation ? id : "";
+    for (const view of this.#views.values()) view.remove();
+    this.#views.clear();
+    this.#last = "";
+    this.#tree = new Tree(turns.map((turn) => this.#runs.turn(turn.id) ?? turn), conversation?.chosen);
+    const draft = this.composer.open(this.id || this.#dialect.name);
+    this.extras.fill(conversation?.extras ?? draft.extras ?? {});
+    this.log.setAttribute("aria-live", "off"); // until something new is said
+    this.#draw();
+    this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  // Begins a new conversation; the system prompt and its neighbours stay as they are.
+  async begin() {
+    const { values } = this.extras;
+    await this.open("");
+    this.extras.fill(values);
+    this.composer.keep();
+    this.composer.input.focus();
+  }
+
+  #keepExtras() {
+    const { values } = this.extras;
+    if (this.id) store.change(this.id, (conversation) => (conversation.extras = values), true);
+    else this.composer.keep();
   }
 
   send() {
-    const question = this.input.value;
-    if (this.#running || !question.trim()) return;
-    if (this.#dialect.enterSends) this.input.value = "";
-    this.#ask({ question });
+    if (this.#tree.isBusy || this.composer.isEmpty) return;
+    const { asked } = this.composer;
+    this.composer.clear();
+    this.#ask(this.#tree.path.at(-1)?.id ?? null, asked);
   }
 
-  regenerate() {
-    const turn = this.#running ? undefined : this.#turns.pop();
-    if (!turn) return;
-    turn.article.remove();
-    this.#ask(turn);
+  #stop() {
+    if (this.#tree.isBusy) this.#runs.stop(this.id);
   }
 
-  clear() {
-    this.#running?.abort();
-    this.#turns = [];
-    this.log.replaceChildren();
-    this.#enable();
-    this.input.focus();
+  // Asks after a turn, or at the beginning where `parent` is null.
+  async #ask(parent, asked) {
+    if (!this.id) await this.#create(asked.question ?? "");
+    const turn = newTurn(this.id, this.#dialect.name, parent, asked);
+    this.#tree.put(turn);
+    this.#tree.choose(turn);
+    this.log.removeAttribute("aria-live");
+    this.#draw();
+    this.log.scrollTop = this.log.scrollHeight;
+    const { chosen } = this.#tree;
+    const extras = this.extras.values;
+    store.change(this.id, (conversation) => {
+      Object.assign(conversation, { changed: Date.now(), chosen: { ...conversation.chosen, ...chosen }, extras });
+    });
+    await this.#start(turn);
   }
 
-  async #ask({ question, results }) {
-    const running = (this.#running = new AbortController());
-    const answer = new Answer(this.log, question);
-    const turn = { question, results, answered: false, article: answer.article };
-    const earlier = this.#answered();
-    this.#turns.push(turn);
-    this.#enable();
-    closeCalls(this.log);
+  async #create(question) {
+    const now = Date.now();
+    this.id = newId();
+    this.composer.rename(this.id);
+    this.named(this.id);
+    const title = titleOf(question) || "Untitled";
+    await store.create({ id: this.id, kind: this.#dialect.name, title, created: now, changed: now, chosen: {}, extras: {} });
+  }
+
+  async #start(turn) {
     blame(null, this.extras.fields);
     try {
-      const body = (this.#last = await this.#body(turn, earlier));
-      const decoder = new TextDecoder();
-      for await (const chunk of stream(this.#dialect.path, body, running.signal)) answer.take(chunk, this.#dialect, decoder);
-      answer.finish();
-      turn.answered = true;
+      turn.scored = showsProbabilities();
+      turn.request = this.#last = bodyOf({ ...(await this.#fields(turn)), seed: sampling().seed ?? drawnSeed() });
     } catch (error) {
-      if (running.signal.aborted) answer.stop();
-      else this.#fail(answer, error);
-      turn.answered = running.signal.aborted && answer.text !== "";
+      if (!(error instanceof Failure)) throw error;
+      const { message, status, param, retryAfter } = error;
+      Object.assign(turn, { state: "failed", error: { message, status, param, retryAfter } });
+      store.keep(turn);
+      return this.#follow(turn);
     }
-    const calls = answer.asksForCalls ? answer.calls.list : [];
-    Object.assign(turn, { text: answer.text, thought: answer.thought, calls });
-    if (this.#running === running) this.#running = null;
-    this.#enable();
-    if (calls.length) answer.offer((results) => this.#ask({ question: null, results }));
+    await this.#runs.start(turn);
   }
 
-  #fail(answer, error) {
-    if (!(error instanceof Failure)) console.error(error);
-    answer.fail(error);
-    blame(error.param, this.extras.fields);
-  }
-
-  #answered() {
-    return this.#turns.filter((turn) => turn.answered);
-  }
-
-  // The request as JSON text.
-  async #body(turn, earlier) {
-    const fields = {
+  // The fields of a request as JSON text.
+  async #fields(turn) {
+    return {
       model: JSON.stringify(await model()),
-      ...this.#dialect.question(turn, earlier, this.extras.system),
+      ...this.#dialect.question(turn, this.#tree.before(turn.parent).filter(isAnswered), this.extras.system),
       ...this.extras.asked,
       ...sampling(),
       ...(showsProbabilities() && this.#dialect.probabilities),
@@ -124,47 +152,79 @@ export class Panel {
       stream_options: '{"include_usage":true}',
       timings: "true",
     };
-    return `{${Object.entries(fields).map(([name, json]) => `${JSON.stringify(name)}:${json}`).join(",")}}`;
   }
 
+  // A turn of this conversation that this tab runs has changed.
+  #follow(turn) {
+    if (turn.error) blame(turn.error.param, this.extras.fields);
+    const view = this.#views.get(turn.id);
+    if (turn.state === "running" && view?.turn === turn) return view.follow();
+    this.#tree.put(turn);
+    this.#draw();
+  }
+
+  // Another tab has changed this conversation.
+  async #see({ conversation, turn: id }) {
+    const [known, turn] = [await store.conversation(conversation), id && (await store.turn(id))];
+    if (conversation !== this.id) return;
+    if (!known) return this.named("");
+    if (!turn || this.#runs.turn(id)) return;
+    if (turn.state === "running") this.#runs.takeUpLater(id);
+    this.#tree.put(turn);
+    this.#draw();
+  }
+
+  #draw() {
+    const { path } = this.#tree;
+    const shown = new Set(path.map(({ id }) => id));
+    for (const [id, view] of this.#views) {
+      if (shown.has(id)) continue;
+      view.remove();
+      this.#views.delete(id);
+    }
+    for (const [i, turn] of path.entries()) {
+      const view = this.#views.get(turn.id) ?? new TurnView(this.log, turn, this.#dialect, this.#acts);
+      this.#views.set(turn.id, view);
+      view.update(turn, { versions: this.#tree.versions(turn), next: path[i + 1], isBusy: this.#tree.isBusy });
+    }
+    this.#enable();
+  }
+
+  // What the buttons of a turn do.
+  #acts = {
+    again: ({ parent, question, files, results }) => this.#ask(parent, { question, files, results }),
+    edit: ({ parent, files }, question) => this.#ask(parent, { question, files }),
+    give: ({ id }, results) => this.#ask(id, { results }),
+    goOn: (turn) => {
+      this.#last = turn.request;
+      this.#runs.start(Object.assign(turn, { taken: turn.taken + 1 }));
+    },
+    choose: (turn) => {
+      this.#tree.choose(turn);
+      this.#draw();
+      store.change(this.id, ({ chosen }) => (chosen[turn.parent ?? ""] = turn.id));
+      return this.#views.get(turn.id);
+    },
+  };
+
   #enable() {
-    const busy = this.#running !== null;
-    const { send, stop, again, clear, curl } = this.buttons;
+    const busy = this.#tree.isBusy;
+    const { send, stop, fresh, curl } = this.buttons;
     const focus = document.activeElement;
-    send.disabled = busy || !this.input.value.trim();
+    send.disabled = busy || this.composer.isEmpty;
     stop.disabled = !busy;
-    again.disabled = busy || !this.#turns.length;
-    clear.disabled = !this.#turns.length;
-    curl.disabled = !this.#last && !this.input.value.trim();
-    if (focus.disabled) (busy ? stop : this.input).focus();
+    fresh.disabled = !this.id;
+    curl.disabled = !this.#last && this.composer.isEmpty;
+    if (focus.disabled) (busy ? stop : this.composer.input).focus();
     this.log.setAttribute("aria-busy", String(busy));
   }
 
-  // The request that would be sent now or, with nothing typed, the last one. The shell fills in the key.
-  async #copyCurl() {
-    const { curl } = this.buttons;
-    const typed = this.input.value.trim() && !this.#running;
-    try {
-      const body = typed ? await this.#body({ question: this.input.value }, this.#answered()) : this.#last;
-      const key = apiKey.get() ? ` \\\n  -H "Authorization: Bearer $API_KEY"` : "";
-      const url = new URL(this.#dialect.path, location.href).href;
-      const quoted = body.replaceAll("'", "'\\''");
-      await copy(`curl -N '${url}' \\\n  -H 'Content-Type: application/json'${key} \\\n  -d '${quoted}'\n`);
-      curl.textContent = "Copied";
-    } catch {
-      curl.textContent = "Could not copy";
-    }
-    setTimeout(() => (curl.textContent = "Copy as curl"), 1500);
+  // The request that would be sent now or, with nothing typed, the last one.
+  #copyCurl() {
+    const parent = this.#tree.path.at(-1)?.id ?? null;
+    copyBy(this.buttons.curl, async () => {
+      if (this.composer.isEmpty || this.#tree.isBusy) return curl(this.#dialect.path, this.#last);
+      return curl(this.#dialect.path, bodyOf(await this.#fields({ ...this.composer.asked, parent })));
+    });
   }
-}
-
-// Browsers offer the clipboard to https and localhost only; elsewhere the old way still works.
-async function copy(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  const area = document.body.appendChild(document.createElement("textarea"));
-  area.value = text;
-  area.select();
-  const copied = document.execCommand("copy");
-  area.remove();
-  if (!copied) throw new Error("no clipboard");
 }

@@ -8,21 +8,23 @@ export function milliseconds(ms) {
 
 const FINISH = { stop: "finished: stop", length: "finished: length (max_tokens reached)" };
 
-// `clock` is {ttft, span, began} in ms, from sending to the first text and from there to the last.
-export function timingLine(state, clock, { finish, stop, seed, usage, timings }) {
+// Of a turn whose answer has ended; `clock` has the moments of sending, of the first text and of the last.
+export function timingLine({ state, clock, taken, end: { finish, stop, seed, usage, timings } }) {
   const parts = [];
   if (state === "stopped") parts.push("stopped by you");
   if (state === "failed") parts.push("failed: not finished, and not part of the conversation");
   if (state === "done") parts.push(stop ? `finished: stop ${JSON.stringify(stop)}` : (FINISH[finish] ?? `finished: ${finish}`));
-  if (clock.began) parts.push(`TTFT ${milliseconds(clock.ttft)}`);
-  if (usage) parts.push(...counts(clock, usage));
+  if (taken) parts.push(taken > 1 ? `taken up again ${taken} times` : "taken up again");
+  if (clock.first) parts.push(`TTFT ${milliseconds(clock.first - clock.sent)}`);
+  if (usage) parts.push(...counts(taken ? 0 : clock.last - clock.first, usage));
   if (timings) parts.push(...["queue", "prefill", "decode"].map((name) => `${name} ${milliseconds(timings[`${name}_ms`])}`));
   if (seed) parts.push(`seed ${seed}`);
   return parts.join(" · ");
 }
 
-function counts(clock, usage) {
+// `span`: ms from the first text to the last, 0 where the page did not see all of it
+function counts(span, usage) {
   const { prompt_tokens: prompt, completion_tokens: made, prompt_tokens_details: details } = usage;
-  const speed = made > 1 && clock.span > 0 ? [`${(((made - 1) * 1000) / clock.span).toFixed(0)} tokens/s`] : [];
+  const speed = made > 1 && span > 0 ? [`${(((made - 1) * 1000) / span).toFixed(0)} tokens/s`] : [];
   return [...speed, `${made} token${made === 1 ? "" : "s"}`, `${details.cached_tokens} of ${prompt} prompt tokens cached`];
 }

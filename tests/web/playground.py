@@ -74,6 +74,10 @@ class Playground:
     def button(self, name: str) -> Locator:
         return self.panel.get_by_role("button", name=name, exact=True)
 
+    def of_turn(self, name: str) -> Locator:
+        """A button of the last turn."""
+        return self.turn.get_by_role("button", name=name, exact=True)
+
     def add_to_requests(self, **fields: Any) -> None:
         """Adds fields, for which the page has no input, to its further requests."""
 

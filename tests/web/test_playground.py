@@ -59,11 +59,11 @@ def test_chat_second_question_sends_history(ui: Playground, demo: Server) -> Non
     messages = [{"role": role, "content": content} for role, content in roles]
     second = answer_of(demo, "/v1/chat/completions", messages=messages, seed=SEED)
     assert ui.answer == second != ""
-    ui.button("Regenerate").click()
+    ui.of_turn("Regenerate").click()
     expect(ui.panel.locator(".turn")).to_have_count(2)
     ui.wait_for_state("done")
     assert ui.answer == second
-    ui.button("Clear").click()
+    ui.button("New").click()
     expect(ui.panel.locator(".log")).to_be_empty()
 
 

@@ -55,7 +55,7 @@ def test_reasoning_is_folded_and_tool_results_continue_chat(
         ui.wait_for_state("done")
         assert ui.answer == "Sun and snow."
         assert ui.panel.get_by_role("button", name="Go on").count() == 0
-        ui.button("Regenerate").click()
+        ui.of_turn("Regenerate").click()
         expect(ui.turn.locator(".answer")).to_have_text("Still <b>sun</b>.")
     first, *after = model.prompts
     assert '"get_weather"' in first
@@ -106,7 +106,7 @@ def test_api_key_is_requested_checked_and_kept_in_tab(
         field.press("Enter")
         expect(hint).to_contain_text("The server accepts this key.")
         expect(ui.page.locator("#facts")).to_contain_text("tiny")  # from /stats
-        ui.button("Regenerate").click()
+        ui.of_turn("Regenerate").click()
         ui.wait_for_state("done")
         assert ui.answer == "Hello."
         expect(field).to_be_hidden()

@@ -86,7 +86,7 @@ async def test_nothing_else_is_served(http: httpx.AsyncClient, name: str) -> Non
 
 
 def test_it_is_small_and_names_no_other_host() -> None:
-    assert sum(path.stat().st_size for path in WEB.iterdir()) < 100_000
+    assert sum(path.stat().st_size for path in WEB.iterdir()) < 150_000
     for name, text in FILES.items():
         assert "://" not in text and not re.search(r"""["'(=]//""", text), name
 

@@ -1,0 +1,90 @@
+// The field for the next question and its files. What is not sent yet is kept for this browser tab, one draft for each
+// conversation, so that a reload does not lose it.
+
+import { Attached } from "./files.js";
+
+const keyOf = (name) => `draft ${name}`;
+
+export class Composer {
+  #form;
+  #name = ""; // of the draft
+  #dialect;
+
+  // `on` has `send()`, called by the keys and the button; `changed()`, after each input; and `extras`, kept with the draft.
+  constructor(form, dialect, on) {
+    this.#form = form;
+    this.#dialect = dialect;
+    this.on = on;
+    this.input = form.querySelector("textarea");
+    this.input.placeholder = dialect.placeholder;
+    this.input.setAttribute("aria-label", dialect.send);
+    this.attached = new Attached(form, () => this.#note());
+    form.querySelector(".attach").hidden = !dialect.takesFiles;
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      on.send();
+    });
+    this.input.addEventListener("input", () => this.#note());
+    this.input.addEventListener("keydown", (event) => sendsBy(event, dialect) && on.send());
+  }
+
+  get isEmpty() {
+    return !this.input.value.trim();
+  }
+
+  // What is asked now: {question, files}.
+  get asked() {
+    return { question: this.input.value, files: this.attached.files };
+  }
+
+  fill(text) {
+    this.input.value = text;
+    this.#note();
+  }
+
+  // The question has been sent.
+  clear() {
+    if (this.#dialect.enterSends) this.input.value = "";
+    this.attached.show([]);
+    this.#note();
+  }
+
+  // Shows the draft of that name; what was there is kept under its own. Returns the draft.
+  open(name) {
+    this.#name = name;
+    const draft = JSON.parse(sessionStorage.getItem(keyOf(name)) ?? "{}");
+    this.input.value = draft.question ?? "";
+    this.attached.show(draft.files ?? []);
+    return draft;
+  }
+
+  // Gives the draft another name: its conversation has got one.
+  rename(name) {
+    sessionStorage.removeItem(keyOf(this.#name));
+    this.#name = name;
+    this.keep();
+  }
+
+  keep() {
+    const draft = { ...this.asked, extras: this.on.extras() };
+    try {
+      if (draft.question || draft.files.length || Object.keys(draft.extras).length) sessionStorage.setItem(keyOf(this.#name), JSON.stringify(draft));
+      else sessionStorage.removeItem(keyOf(this.#name));
+    } catch {
+      sessionStorage.removeItem(keyOf(this.#name)); // files that are too large to be kept here
+    }
+  }
+
+  #note() {
+    this.keep();
+    this.on.changed();
+  }
+}
+
+// Whether a key sends what was typed; if so, it has no other effect.
+export function sendsBy(event, dialect) {
+  const sends = event.ctrlKey || event.metaKey || (dialect.enterSends && !event.shiftKey);
+  if (event.key !== "Enter" || event.isComposing || !sends) return false;
+  event.preventDefault();
+  return true;
+}

@@ -1,0 +1,95 @@
+// An answer that is being generated. A run sends the request of its turn and adds to the turn what arrives.
+//
+// The server gives the same bytes for the same request and seed. A turn with text from before a reload is therefore sent
+// again as it was: what arrives is compared with the text that is there, and added from its end on.
+
+import { Failure, stream } from "./api.js";
+import { add, beyond, confirmWhole, nothing } from "./turns.js";
+
+const KEEP_EVERY_MS = 400;
+const now = () => performance.timeOrigin + performance.now();
+
+export class Run {
+  #dialect;
+  #controller = new AbortController();
+  #again = nothing(); // what this stream has brought, until it has as much as the turn
+  #behind;
+  #kept = 0; // when the turn was kept last
+
+  // `keep(turn, isProgress)` is called when the turn has changed for good, and now and then before.
+  constructor(turn, dialect, { keep, drawn }) {
+    Object.assign(this, { turn, keep, drawn });
+    this.#dialect = dialect;
+    this.#behind = turn.clock.first > 0;
+  }
+
+  stop() {
+    this.#controller.abort();
+  }
+
+  // Runs to the end, whichever it is: the turn's state tells.
+  async go() {
+    const { turn } = this;
+    turn.clock.sent ||= now();
+    turn.state = "running";
+    turn.error = null;
+    try {
+      await this.#receive();
+      turn.state = "done";
+      turn.request = null;
+    } catch (error) {
+      turn.state = this.#controller.signal.aborted ? "stopped" : "failed";
+      if (turn.state === "failed") turn.error = plain(error);
+    }
+    this.#tell(false);
+  }
+
+  async #receive() {
+    const { turn } = this;
+    const decoder = new TextDecoder();
+    for await (const chunk of stream(this.#dialect.path, turn.request, this.#controller.signal)) {
+      const choice = chunk.choices[0];
+      if (choice) this.#take(this.#piece(choice, decoder));
+      if (choice?.finish_reason) Object.assign(turn.end, { finish: choice.finish_reason, stop: choice.stop_reason, seed: chunk.seed });
+      if (chunk.usage) Object.assign(turn.end, { usage: chunk.usage, timings: chunk.timings });
+    }
+    if (this.#behind) confirmWhole(this.#again, turn);
+  }
+
+  #piece(choice, decoder) {
+    const said = this.#dialect.said(choice);
+    const tokens = this.#dialect.tokens(choice, decoder).map((token) => ({ ...token, ...(said.thought && { thinks: true }) }));
+    const bare = said.thought || said.text;
+    if (this.turn.scored && bare && !tokens.length) tokens.push({ text: bare, ...(said.thought && { thinks: true }) });
+    return { ...said, tokens };
+  }
+
+  #take(piece) {
+    if (!piece.thought && !piece.text && !piece.calls.length && !piece.tokens.length) return;
+    const { turn } = this;
+    if (this.#behind) {
+      add(this.#again, piece);
+      piece = beyond(this.#again, turn);
+      if (piece === null) return;
+      this.#behind = false;
+    }
+    turn.clock.last = now();
+    turn.clock.first ||= turn.clock.last;
+    if (piece.thought) turn.clock.thought = turn.clock.last;
+    add(turn, piece);
+    this.#tell(true);
+  }
+
+  #tell(isProgress) {
+    this.drawn(this.turn);
+    if (isProgress && now() - this.#kept < KEEP_EVERY_MS) return;
+    this.#kept = now();
+    this.keep(this.turn, isProgress);
+  }
+}
+
+function plain(error) {
+  if (!(error instanceof Failure)) console.error(error);
+  const { message, status = 0, param = null, retryAfter = null } = error;
+  return { message, status, param, retryAfter };
+}

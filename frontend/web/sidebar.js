@@ -1,0 +1,161 @@
+// The list of conversations: opened by a link, found by a word, renamed, deleted (with undo), exported and imported.
+
+import { copyOf } from "./calls.js";
+import * as store from "./store.js";
+import { contentOf, fileOf } from "./transfer.js";
+
+const $ = (id) => document.getElementById(id);
+const UNDO_MS = 15000;
+const AROUND = 30; // letters of context before a word that was found
+
+export const current = () => location.hash.slice(1);
+
+// {id: the place where the text was found, or "" for the title}
+async function search(word) {
+  const { conversations, turns } = await store.everything();
+  const needle = word.toLowerCase();
+  const found = new Map(conversations.filter(({ title }) => title.toLowerCase().includes(needle)).map(({ id }) => [id, ""]));
+  for (const { conversation, question, text, thought, files } of turns) {
+    if (found.has(conversation)) continue;
+    const texts = [question ?? "", text, thought, ...files.flatMap(({ name, text: content }) => [name, content])];
+    const hit = texts.find((each) => each.toLowerCase().includes(needle));
+    if (hit !== undefined) found.set(conversation, excerpt(hit, hit.toLowerCase().indexOf(needle)));
+  }
+  return found;
+}
+
+function excerpt(text, at) {
+  const start = Math.max(0, at - AROUND);
+  return (start ? "…" : "") + text.slice(start, start + 3 * AROUND).replace(/\s+/g, " ");
+}
+
+export class Sidebar {
+  #drawing = Promise.resolve();
+  #undo = null; // what was deleted last
+  #timer = 0;
+
+  constructor() {
+    $("search").addEventListener("input", () => this.draw());
+    $("list").addEventListener("click", ({ target }) => this.#click(target));
+    $("export").addEventListener("click", () => this.#export());
+    $("import").addEventListener("click", () => $("imported").click());
+    $("imported").addEventListener("change", () => this.#import());
+    $("undo").addEventListener("click", () => this.#restore());
+    store.changes.addEventListener("change", ({ detail }) => !detail.isProgress && this.draw());
+    store.changes.addEventListener("failure", ({ detail }) => this.#say(`This browser could not keep the conversation: ${detail.message}.`));
+  }
+
+  draw() {
+    this.#drawing = this.#drawing.then(() => this.#draw()).catch((error) => this.#say(`The conversations cannot be read: ${error.message}.`));
+    return this.#drawing;
+  }
+
+  async #draw() {
+    const word = $("search").value.trim();
+    const [all, running] = [await store.conversations(), await store.running()];
+    const found = word ? await search(word) : null;
+    const shown = found ? all.filter(({ id }) => found.has(id)) : all;
+    const busy = new Set(running.map(({ conversation }) => conversation));
+    const focus = document.activeElement.closest("#list li");
+    if (focus?.querySelector("input")) return; // a name is being typed; the list is drawn after that
+    const [id, name] = [focus?.dataset.id, document.activeElement.className];
+    $("list").replaceChildren(...shown.map((one) => this.#item(one, found?.get(one.id), busy.has(one.id))));
+    $("found").textContent = found ? `${shown.length} of ${all.length} conversations` : "";
+    $("export").disabled = !all.length;
+    $("list").querySelector(`[data-id="${id}"] .${name || "title"}`)?.focus();
+  }
+
+  #item({ id, title }, place, isRunning) {
+    const item = copyOf("item").querySelector("li");
+    const [link, part] = [item.querySelector("a"), (name) => item.querySelector(`.${name}`)];
+    item.dataset.id = id;
+    link.href = `#${id}`;
+    link.textContent = title;
+    link.title = title;
+    if (id === current()) link.setAttribute("aria-current", "page");
+    part("rename").setAttribute("aria-label", `Rename ${title}`);
+    part("delete").setAttribute("aria-label", `Delete ${title}`);
+    part("running").hidden = !isRunning;
+    part("place").textContent = place ?? "";
+    part("place").hidden = !place;
+    return item;
+  }
+
+  #click(target) {
+    const item = target.closest("li");
+    if (target.matches(".rename")) this.#rename(item);
+    if (target.matches(".delete")) this.#delete(item);
+  }
+
+  // Enter and leaving the field keep the name, Escape keeps the old one.
+  #rename(item) {
+    const [link, field] = [item.querySelector("a"), document.createElement("input")];
+    field.value = link.textContent;
+    field.setAttribute("aria-label", "Name of the conversation");
+    const end = async (title) => {
+      if (!field.isConnected) return;
+      const hadFocus = document.activeElement === field;
+      field.replaceWith(link);
+      if (hadFocus) item.querySelector(".rename").focus();
+      if (title && title !== link.textContent) await store.change(item.dataset.id, (conversation) => (conversation.title = title));
+      this.draw();
+    };
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") end(field.value.trim());
+      if (event.key === "Escape") end("");
+    });
+    field.addEventListener("blur", () => end(field.value.trim()));
+    link.replaceWith(field);
+    field.select();
+  }
+
+  async #delete(item) {
+    const neighbour = item.nextElementSibling ?? item.previousElementSibling;
+    neighbour?.querySelector(".delete").focus();
+    const [id, title] = [item.dataset.id, item.querySelector("a").textContent];
+    store.askToStop(id);
+    this.#undo = await store.remove(id);
+    if (!this.#undo) return;
+    if (id === current()) location.hash = "";
+    this.#say(`Deleted “${title}”.`, true);
+    if (!neighbour) $("undo").focus();
+  }
+
+  async #restore() {
+    const { conversations } = this.#undo;
+    await store.add(this.#undo);
+    this.#say(`“${conversations[0].title}” is back.`);
+    await this.draw();
+    $("list").querySelector(`[data-id="${conversations[0].id}"] a`)?.focus();
+  }
+
+  #say(text, canUndo = false) {
+    clearTimeout(this.#timer);
+    $("said").textContent = text;
+    $("undo").hidden = !canUndo;
+    if (!canUndo) this.#undo = null;
+    else this.#timer = setTimeout(() => this.#say(""), UNDO_MS);
+  }
+
+  async #export() {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([fileOf(await store.everything())], { type: "application/json" }));
+    link.download = `sluice-conversations-${new Date().toISOString().slice(0, 10)}.json`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+  }
+
+  async #import() {
+    const [file] = $("imported").files;
+    $("imported").value = "";
+    try {
+      const content = contentOf(await file.text());
+      const changed = await store.add(content);
+      if (changed === undefined) return; // the store has said why
+      const known = content.conversations.length - changed;
+      this.#say(`Imported ${changed} conversation${changed === 1 ? "" : "s"}${known ? `; ${known} were here already` : ""}.`);
+    } catch (error) {
+      this.#say(`${file.name} was not imported: ${error.message}. Nothing has changed.`);
+    }
+  }
+}

@@ -1,0 +1,93 @@
+// Conversations as one JSON file. A file is read and checked as a whole before anything is written.
+
+import { Failure } from "./api.js";
+import * as dialects from "./dialects.js";
+import { boolean, id, mapOf, maybe, need, number, oneOf, pair, string, taken } from "./shapes.js";
+
+const FORMAT = "sluice-conversations";
+const VERSION = 1;
+
+const USAGE = { prompt_tokens: number, completion_tokens: number, prompt_tokens_details: { cached_tokens: number } };
+const TIMINGS = { queue_ms: number, prefill_ms: number, decode_ms: number };
+const TURN = {
+  id,
+  parent: maybe(id),
+  created: number,
+  question: maybe(string),
+  files: [{ name: string, size: number, text: string }],
+  results: maybe([{ role: oneOf(["tool"]), tool_call_id: string, content: string }]),
+  request: maybe(string),
+  scored: boolean,
+  state: oneOf(["running", "done", "stopped", "failed"]),
+  error: maybe({ message: string, status: number, param: maybe(string), retryAfter: maybe(string) }),
+  thought: string,
+  text: string,
+  calls: [{ id: string, type: oneOf(["function"]), function: { name: string, arguments: string } }],
+  tokens: [{ text: string, name: maybe(string), logprob: maybe(number), top: maybe([pair(string, number)]), thinks: maybe(boolean) }],
+  clock: { sent: number, first: number, last: number, thought: number },
+  taken: number,
+  end: { finish: maybe(string), stop: maybe(stop), seed: maybe(string), usage: maybe(USAGE), timings: maybe(TIMINGS) },
+};
+const CONVERSATION = {
+  id,
+  kind: oneOf(Object.keys(dialects)),
+  title: string,
+  created: number,
+  changed: number,
+  chosen: mapOf(string),
+  extras: mapOf(string),
+  turns: [TURN],
+};
+
+// A stop string, or the id of a stop token.
+function stop(value, where) {
+  return typeof value === "number" ? value : string(value, where);
+}
+
+export function fileOf({ conversations, turns }) {
+  const whole = conversations.map((one) => ({ ...one, turns: turns.filter(({ conversation }) => conversation === one.id) }));
+  return JSON.stringify({ format: FORMAT, version: VERSION, exported: new Date().toISOString(), conversations: whole }, null, 1);
+}
+
+// {conversations, turns} of a file's text. Throws a Failure that names what is wrong, and where.
+export function contentOf(text) {
+  const file = parsed(text);
+  need(file?.format === FORMAT, `it has no "format": "${FORMAT}"`);
+  need(file.version === VERSION, `its version is ${JSON.stringify(file.version)}, and this page reads version ${VERSION}`);
+  const found = taken(file, { conversations: [CONVERSATION] }, "").conversations;
+  for (const [i, { turns }] of found.entries()) checkTree(turns, `conversations[${i}]`);
+  checkIds(found, "conversations");
+  const all = found.flatMap(({ id, kind, turns }) => turns.map((turn) => atRest({ ...turn, conversation: id, kind })));
+  checkIds(all, "turns");
+  return { conversations: found.map(({ turns, ...conversation }) => conversation), turns: all };
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Failure(`it is not JSON: ${error.message}`);
+  }
+}
+
+function checkTree(turns, where) {
+  const parents = new Map(turns.map(({ id, parent }) => [id, parent]));
+  for (const [i, turn] of turns.entries()) {
+    const at = `${where}.turns[${i}]`;
+    need((turn.question === null) !== (turn.results === null), `\`${at}\` has not either a question or results`);
+    need(turn.state !== "failed" || turn.error, `\`${at}\` has failed without an error`);
+    const passed = new Set([turn.id]);
+    for (let above = turn.parent; above !== null; above = parents.get(above)) {
+      need(parents.has(above), `\`${at}.parent\` leads to no turn of its conversation`);
+      need(!passed.has(above), `\`${at}.parent\` leads round in a circle`);
+      passed.add(above);
+    }
+  }
+}
+
+function checkIds(items, name) {
+  need(new Set(items.map(({ id }) => id)).size === items.length, `two of its ${name} have the same id`);
+}
+
+// An answer that ran when the file was written does not run here.
+const atRest = (turn) => (turn.state === "running" ? { ...turn, state: "stopped" } : turn);

@@ -1,0 +1,108 @@
+// A turn on the page with the buttons under it: its versions, copy, edit, regenerate, go on.
+
+import { Answer } from "./answer.js";
+import { copyOf } from "./calls.js";
+import { sendsBy } from "./composer.js";
+import { folds } from "./files.js";
+import { copyBy } from "./request.js";
+import { waitsForResults } from "./turns.js";
+
+export class TurnView {
+  #answer;
+  #dialect;
+  #acts;
+  #versions = [];
+
+  // `acts`: what the buttons do; see panel.js.
+  constructor(log, turn, dialect, acts) {
+    this.turn = turn;
+    this.#dialect = dialect;
+    this.#acts = acts;
+    this.#answer = new Answer(log, turn);
+    this.article = this.#answer.article;
+    this.#part(".files").append(...folds(turn.files));
+    this.#listen();
+  }
+
+  #part(selector) {
+    return this.article.querySelector(selector);
+  }
+
+  #listen() {
+    const act = (name, work) => this.#part(`.tools .${name}`).addEventListener("click", ({ target }) => work(target));
+    act("prev", () => this.#step(-1));
+    act("next", () => this.#step(1));
+    act("copy", (button) => copyBy(button, () => this.turn.text));
+    act("edit", () => this.#edit());
+    act("again", () => this.#acts.again(this.turn));
+    act("go", () => this.#acts.goOn(this.turn));
+  }
+
+  remove() {
+    this.article.remove();
+  }
+
+  // More of the answer has arrived.
+  follow() {
+    this.#answer.follow();
+  }
+
+  // `turn` is this turn as it is now; `versions` has all turns in its place, `next` is the one after it on the page.
+  update(turn, { versions, next, isBusy }) {
+    this.turn = this.#answer.turn = turn;
+    this.#versions = versions;
+    this.#answer.draw();
+    const [at, running] = [versions.findIndex(({ id }) => id === turn.id), turn.state === "running"];
+    this.#part(".versions").hidden = versions.length < 2;
+    this.#part(".which").textContent = `${at + 1} / ${versions.length}`;
+    this.#part(".prev").disabled = at === 0;
+    this.#part(".next").disabled = at === versions.length - 1;
+    this.#part(".copy").hidden = running || !turn.text;
+    this.#part(".edit").hidden = turn.question === null;
+    this.#part(".go").hidden = running || !turn.request;
+    for (const name of ["edit", "again", "go"]) this.#part(`.tools .${name}`).disabled = isBusy;
+    if (next?.results) this.#answer.calls.close(next.results);
+    else if (waitsForResults(turn) && !next) this.#answer.offer((results) => this.#acts.give(this.turn, results));
+    else this.#answer.calls.close([]);
+  }
+
+  // Shows the neighbouring version, whose buttons get the focus.
+  #step(by) {
+    const at = this.#versions.findIndex(({ id }) => id === this.turn.id);
+    const view = this.#acts.choose(this.#versions[at + by]);
+    const buttons = by < 0 ? [".prev", ".next"] : [".next", ".prev"];
+    buttons.map((name) => view.#part(name)).find((button) => !button.disabled).focus();
+  }
+
+  // Puts a field in the place of the question. Escape and Cancel leave the question as it was.
+  #edit() {
+    if (this.#part(".edited")) return;
+    const form = copyOf("edit").querySelector("form");
+    const field = form.querySelector("textarea");
+    const question = this.#part(".question");
+    const end = () => {
+      form.remove();
+      question.hidden = false;
+      this.#part(".tools .edit").focus();
+    };
+    const send = () => {
+      if (!field.value.trim() || this.#part(".tools .edit").disabled) return;
+      end();
+      this.#acts.edit(this.turn, field.value);
+    };
+    field.value = this.turn.question;
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      send();
+    });
+    form.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") event.preventDefault(); // it stops no answer
+      if (event.key === "Escape") end();
+      else if (event.target === field && sendsBy(event, this.#dialect)) send();
+    });
+    form.querySelector(".cancel").addEventListener("click", end);
+    question.before(form);
+    question.hidden = true;
+    field.focus();
+  }
+}

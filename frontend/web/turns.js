@@ -1,0 +1,77 @@
+// A turn of a conversation: a question, the request that was sent, and what has arrived of the answer. Turns are plain
+// objects, kept as they are; they form a tree, because a question that is edited or asked again is one more child.
+//
+// id, conversation, parent (the turn before it, or null), kind (the dialect's name), created (in ms)
+// question (null with results), files: [{name, size, text}], results (messages of tools, or null)
+// request (the body as JSON text, until the answer is done), scored (whether it asked for probabilities)
+// state: "running", "done", "stopped" or "failed"; error: {message, status, param, retryAfter} or null
+// thought, text, calls (as in a message), tokens (see dialects.js; with `thinks` those of the thought)
+// clock: {sent, first, last, thought} in ms since 1970, 0 before; taken: how often it was taken up again
+// end: {finish, stop, seed, usage, timings}
+
+import { Failure } from "./api.js";
+
+const OTHER_TEXT =
+  "the server now gives another text for this request: its model or its version has changed. The text above is what had arrived before";
+
+export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+
+// A seed of the page's own, as digits: with it, the same request gives the same bytes again.
+export const drawnSeed = () => String(crypto.getRandomValues(new BigUint64Array(1))[0]);
+
+export const nothing = () => ({ thought: "", text: "", calls: [], tokens: [] });
+
+export function newTurn(conversation, kind, parent, { question = null, files = [], results = null }) {
+  return {
+    id: newId(), conversation, parent, kind, created: Date.now(), question, files, results, request: null, scored: false,
+    state: "running", error: null, ...nothing(), clock: { sent: 0, first: 0, last: 0, thought: 0 }, taken: 0, end: {},
+  };
+}
+
+// Whether the turn is part of the conversation that further questions send.
+export const isAnswered = ({ state, text }) => state === "done" || (state === "stopped" && text !== "");
+
+export const waitsForResults = ({ state, end, calls }) => state === "done" && end.finish === "tool_calls" && calls.length > 0;
+
+// Adds a piece of a stream, {thought, text, calls, tokens}, to what has arrived.
+export function add(arrived, { thought, text, calls, tokens }) {
+  arrived.thought += thought;
+  arrived.text += text;
+  for (const token of tokens) arrived.tokens.push(token);
+  for (const { index, id, function: piece } of calls) {
+    arrived.calls[index] ??= { id, type: "function", function: { name: piece.name, arguments: "" } };
+    arrived.calls[index].function.arguments += piece.arguments ?? "";
+  }
+}
+
+const written = ({ calls }) => calls.map((call) => call.function.name + call.function.arguments);
+const strings = (arrived) => [arrived.thought, arrived.text, ...written(arrived)];
+
+// The piece that `again` has beyond `shown`, or null while it has less. Throws a Failure where the two differ.
+export function beyond(again, shown) {
+  const [now, before] = [strings(again), strings(shown)];
+  for (const [i, text] of now.entries()) {
+    const other = before[i] ?? "";
+    if (!text.startsWith(other) && !other.startsWith(text)) throw new Failure(OTHER_TEXT);
+  }
+  const isLess = before.some((text, i) => text.length > (now[i] ?? "").length) || again.tokens.length < shown.tokens.length;
+  return isLess ? null : rest(again, shown);
+}
+
+function rest(again, shown) {
+  const calls = again.calls.map(({ id, function: call }, index) => {
+    const known = shown.calls[index]?.function.arguments.length ?? 0;
+    return { index, id, function: { name: call.name, arguments: call.arguments.slice(known) } };
+  });
+  return {
+    thought: again.thought.slice(shown.thought.length),
+    text: again.text.slice(shown.text.length),
+    calls,
+    tokens: again.tokens.slice(shown.tokens.length),
+  };
+}
+
+// Throws a Failure unless a stream that has ended has all that was shown.
+export function confirmWhole(again, shown) {
+  if (beyond(again, shown) === null) throw new Failure(OTHER_TEXT);
+}
