@@ -64,16 +64,16 @@ def _rows(constrainer: GrammarMask, grammar: Grammar, rows: int, vocab: int) -> 
     """Returns median microseconds per row for three things: computing its mask; computing and applying the mask to
     logits; advancing by a random token."""
     draw = np.random.default_rng(0)
-    sequences = [
-        Sequence((b"", i), [1], 1, Sampling(500), i, 0.0, constraint=grammar.new_matcher()) for i in range(rows)
-    ]
+    matchers = [grammar.new_matcher() for _ in range(rows)]
+    sequences = [Sequence((b"", i), [1], 1, Sampling(500), i, 0.0, constraint=one) for i, one in enumerate(matchers)]
+    places = [(sequence, 0) for sequence in sequences]
     logits = torch.randn(rows, vocab)
     times: list[tuple[float, float, float]] = []
     for _ in range(STEPS):
         at = [time.perf_counter()]
-        bits = constrainer._allowed(sequences)
+        bits = constrainer._allowed(places, [*matchers])
         at.append(time.perf_counter())
-        constrainer.apply(logits, sequences)
+        constrainer.apply(logits, places)
         at.append(time.perf_counter())
         tokens = [int(draw.choice(np.flatnonzero(row))) for row in np.unpackbits(bits, axis=1, bitorder="little")]
         at.append(time.perf_counter())

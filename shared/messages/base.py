@@ -19,6 +19,7 @@ class Outcome(StrEnum):
     STOP = "stop"  # a stop token (found by the worker) or a stop string (found by the frontend, which then aborts)
     LENGTH = "length"
     POOLED = "pooled"  # what the request asked for instead of text was computed and sent
+    CHECKED = "checked"  # an answer was recomputed up to its end, or to the first token that differs
     ABORTED = "aborted"
     DEADLINE = "deadline"
     ERROR = "error"

@@ -30,6 +30,10 @@ class Submit(Message, frozen=True):
 
     `generated` holds the output already delivered when a stream is resumed after its worker was lost: it is prefilled,
     but neither sampled nor sent again.
+
+    With `answer`, the output is recomputed without decoding: the ids of the answer are prefilled like a prompt, and an
+    id is sampled at each of their positions. The output is what was sampled, up to the first id that differs from the
+    answer, or to the end of the answer. It ends with CHECKED if it does not end there by itself.
     """
 
     id: U32
@@ -44,6 +48,7 @@ class Submit(Message, frozen=True):
     tenant: str = ""  # name of the API key that the request came with; the queue is fair between tenants
     original_id: U32 = 0  # id of the request's first Submit if another worker had it before; 0 if this is the first
     pooling: Pooling | None = None  # asks for a vector; `max_tokens` is then 0
+    answer: bytes | None = None  # packed uint32: an answer to check, see below
 
 
 class Abort(Message, frozen=True):

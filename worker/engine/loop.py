@@ -187,14 +187,18 @@ class Loop:
         generated = prompts_done = 0
         for update in updates:
             sequence = update.sequence
-            if update.tokens:
+            if update.tokens and sequence.answer is not None:
+                self._request_table.add_tokens(sequence, update.tokens)
+                sequence.last_token = now
+            elif update.tokens:
                 prompts_done += not sequence.last_token  # its row was the last token of the prompt, not an output token
                 generated += len(update.tokens)
                 self._request_table.add_tokens(sequence, update.tokens)
                 self._record_latency(sequence, len(update.tokens), now, latencies)
             if update.outcome is not None:
                 self._request_table.end(sequence, update.outcome, now, _grammar_error(update))
-        prompt_tokens = plan.tokens - len(output.ids) + prompts_done
+        checked = sum([chunk.rows for chunk in plan.chunks if chunk.sequence.answer is not None])  # computed as prompts
+        prompt_tokens = plan.tokens - len(output.ids) + checked + prompts_done
         self._stats.tokens(now, prompt_tokens, generated)
         self._stats.gaps(latencies)
         self._metrics.tokens(prompt_tokens, generated)

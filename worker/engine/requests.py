@@ -170,7 +170,7 @@ class RequestTable:
         if crash_count >= QUARANTINE_CRASHES:
             return m.Rejected(submit.id, m.Refusal.INVALID, f"quarantined: in flight in {crash_count} worker crashes")
         longest = self._scheduler.config.max_seq_len
-        if len(submit.prompt) + len(submit.generated) > 4 * longest:  # bytes
+        if len(submit.prompt) + max(len(submit.generated), len(submit.answer or b"")) > 4 * longest:  # bytes
             return m.Rejected(submit.id, m.Refusal.TOO_LONG, f"more than {longest} tokens")
         problem = check_submit(submit, self._vocab_size, self._task)
         return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else None
@@ -196,6 +196,7 @@ class RequestTable:
             tenant=submit.tenant,
             original_id=submit.original_id,
             pooling=submit.pooling,
+            answer=None if submit.answer is None else unpack_u32(submit.answer).tolist()[: sampling.max_tokens],
         )
 
     def _enqueue_free(self, sequence: Sequence, now: float) -> m.Rejected | None:

@@ -19,16 +19,19 @@ def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> st
     sampling = submit.sampling
     try:
         prompt, generated = unpack_u32(submit.prompt), unpack_u32(submit.generated)
+        answer = unpack_u32(submit.answer or b"")
     except ValueError:
         return "the prompt is not a whole number of token ids"
     biases = [value for _, value in sampling.logit_bias]
-    columns = (prompt, generated, sampling.stop_token_ids, [id for id, _ in sampling.logit_bias])
+    columns = (prompt, generated, answer, sampling.stop_token_ids, [id for id, _ in sampling.logit_bias])
     if not prompt or any(ids and not 0 <= min(ids) <= max(ids) < vocab_size for ids in columns):
         return "the prompt is empty, or a token id is outside the vocabulary"
     if len(sampling.stop_token_ids) > MAX_STOP_IDS or len(biases) > vocab_size or len(submit.tenant) > MAX_TENANT_CHARS:
         return "too many stop_token_ids or logit_bias entries, or the tenant name is too long"
     if problem := _check_token_rules(sampling, vocab_size):
         return problem
+    if submit.answer is not None and (sampling.logprobs is not None or sampling.prompt_logprobs):
+        return "a request that checks an answer cannot ask for log-probabilities"
     if sampling.max_tokens < 0 or (sampling.seed is not None and not 0 <= sampling.seed < 1 << 64):
         return "max_tokens or seed is out of range"
     scored = (sampling.logprobs or 0, sampling.prompt_top)
@@ -60,7 +63,13 @@ def _check_pooling(submit: m.Submit, vocab_size: int, task: Task) -> str:
     pooling, sampling = submit.pooling, submit.sampling
     if pooling is None:
         return "" if task.name == "generate" else f"the worker serves --task {task.name}, which generates no text"
-    if sampling.max_tokens or sampling.prompt_logprobs or sampling.grammar or submit.generated:
+    if (
+        sampling.max_tokens
+        or sampling.prompt_logprobs
+        or sampling.grammar
+        or submit.generated
+        or submit.answer is not None
+    ):
         return "a request with pooling cannot generate text"
     ids, of_logits = pooling.token_ids, pooling.kind is m.PoolingKind.LOGITS
     if of_logits != bool(ids) or len(ids) > MAX_LOGPROBS or pooling.dimensions < 0:

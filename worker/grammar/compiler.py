@@ -37,7 +37,7 @@ class Grammar:
         self._initial = matcher
 
     def new_matcher(self) -> Matcher:
-        return Matcher(self._initial.state.deep_copy())
+        return self._initial.copy()
 
 
 class GrammarCompiler:

@@ -1,6 +1,6 @@
 """Tracks the state of one output in its grammar. Works on token ids, and knows neither sequences nor logits."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,18 @@ class Restriction(Constraint):
     def narrow(self, bits: Bits) -> None:
         """Clears the bits of the tokens that it forbids besides its grammar."""
 
+    def copy(self) -> "Restriction":
+        """Returns a constraint in the same state, which changes independently of this one."""
+        raise NotImplementedError
+
+    def ahead(self, answer: Iterable[int]) -> "Iterator[Restriction]":
+        """Yields its state before each id of an answer, as one object that changes, up to an id that does not fit."""
+        state = self.copy()
+        for id in answer:
+            yield state
+            if not state.accept(id):
+                return
+
     def replay(self, tokens: Iterable[int]) -> bool:
         """Accepts output that was generated before a crash. Returns False if the output does not fit."""
         return all(self.accept(token) for token in tokens)
@@ -41,6 +53,9 @@ class Matcher(Restriction):
 
     def __init__(self, state: "LLMatcher") -> None:
         self.state = state
+
+    def copy(self) -> "Matcher":
+        return Matcher(self.state.deep_copy())
 
     @property
     def masks(self) -> bool:

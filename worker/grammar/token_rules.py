@@ -6,6 +6,7 @@ same bits when it is preempted, or resumed by another worker.
 
 from collections import deque
 from collections.abc import Iterator
+from copy import copy
 from itertools import islice
 
 import numpy as np
@@ -44,6 +45,13 @@ class TokenRules(Restriction):
         longest = [self._bad_words, self._forbidden, () if budget is None else (budget.opening,)]
         self._tail: deque[int] = deque(maxlen=max(len(ids) for each in longest for ids in (*each, (0,))))
         self._error = ""
+
+    def copy(self) -> "TokenRules":
+        other = copy(self)
+        other._grammar = None if self._grammar is None else self._grammar.copy()
+        other.state = None if other._grammar is None else other._grammar.state
+        other._tail, other._thinking = copy(self._tail), copy(self._thinking)
+        return other
 
     @property
     def masks(self) -> bool:

@@ -35,7 +35,7 @@ TOTALS = {
     "leases_reaped": "Frontends that disconnected or fell silent; their requests were ended.",
     "wire_refused": "Connections and messages refused because their key is not allowed.",
 }
-SUCCESSES = (Outcome.EOS, Outcome.STOP, Outcome.LENGTH, Outcome.POOLED)
+SUCCESSES = (Outcome.EOS, Outcome.STOP, Outcome.LENGTH, Outcome.POOLED, Outcome.CHECKED)
 FAILURES = tuple(outcome for outcome in Outcome if outcome not in SUCCESSES)
 
 

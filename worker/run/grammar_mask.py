@@ -5,7 +5,9 @@ constraints, this costs one check per row.
 """
 
 import os
+from collections.abc import Iterator
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -16,7 +18,7 @@ from torch import Tensor
 from worker.grammar.matcher import Restriction
 from worker.run.inputs import to_device
 from worker.run.sampler import stop_ids
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Row, Sequence
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
@@ -37,37 +39,46 @@ class GrammarMask:
         self._eos_ids = eos_ids
         self._cores = len(os.sched_getaffinity(0))
 
-    def apply(self, logits: Tensor, sequences: list[Sequence]) -> Tensor:
+    def apply(self, logits: Tensor, rows: list[Row]) -> Tensor:
         """Returns the logits [R, V] if nothing is forbidden, else a copy in which forbidden tokens are -inf."""
-        rows = [row for row, one in enumerate(sequences) if one.constraint is not None and one.constraint.masks]
-        if not rows:
+        if not any([sequence.constraint is not None for sequence, _ in rows]):
             return logits
-        bits = self._allowed([sequences[row] for row in rows])
-        forbidden = _unpack_bits(~bits, logits.device)[:, : logits.shape[1]]
-        if len(rows) == len(sequences):
+        parts = list(self._masks(rows))
+        masked = [place for places, _ in parts for place in places]
+        if not masked:
+            return logits
+        forbidden = _unpack_bits(~np.concatenate([bits for _, bits in parts]), logits.device)[:, : logits.shape[1]]
+        if masked == list(range(len(rows))):
             return logits.masked_fill(forbidden, -torch.inf)
-        at = to_device(np.array(rows), logits.device)
+        at = to_device(np.array(masked), logits.device)
         return logits.index_copy(0, at, logits[at].masked_fill_(forbidden, -torch.inf))
 
-    def _allowed(self, sequences: list[Sequence]) -> Bits:
-        """Returns the allowed tokens of each sequence. A grammar that allows no token has an `error` after this.
+    def _masks(self, rows: list[Row]) -> Iterator[tuple[list[int], Bits]]:
+        """Yields the allowed tokens of the rows in which some are forbidden, with the places of these rows."""
+        now = [place for place, (sequence, _) in enumerate(rows) if _masks_now(sequence)]
+        if now:
+            yield now, self._allowed([rows[place] for place in now], [_constraint(rows[place][0]) for place in now])
+        for place, state in _states_ahead(rows):  # each before its object moves on to the next state
+            yield [place], self._allowed([rows[place]], [state])
+
+    def _allowed(self, rows: list[Row], constraints: list[Restriction]) -> Bits:
+        """Returns the allowed tokens of each row. A grammar that allows no token has an `error` after this.
 
         Large batches use the threads of llguidance.
         """
-        bits = np.zeros((len(sequences), (self._vocab_size + 31) // 32 * 4), np.uint8)
-        constraints = [cast(Restriction, sequence.constraint) for sequence in sequences]
+        bits = np.zeros((len(rows), (self._vocab_size + 31) // 32 * 4), np.uint8)
         jobs = [(one.state, row) for row, one in enumerate(constraints) if one.state is not None]
         address, width = bits.ctypes.data, bits.shape[1]
-        if len(jobs) == len(sequences) and self._cores > 2 and bits.size > MIN_PARALLEL_BYTES:
+        if len(jobs) == len(rows) and self._cores > 2 and bits.size > MIN_PARALLEL_BYTES:
             self._executor.unsafe_compute_mask_ptr(jobs, address, width, len(jobs))
         else:
             for matcher, row in jobs:
                 matcher.unsafe_compute_mask_ptr(address + row * width, width)
-        for mask, sequence, constraint in zip(bits, sequences, constraints, strict=True):
+        for mask, (sequence, output), constraint in zip(bits, rows, constraints, strict=True):
             if constraint.state is None:
                 mask[:] = 0xFF
             constraint.narrow(mask)
-            if sequence.output_len < sequence.sampling.min_tokens:
+            if output < sequence.sampling.min_tokens:
                 _forbid_end(mask, list(stop_ids(sequence, self._eos_ids)))
         return bits
 
@@ -76,6 +87,25 @@ class GrammarMask:
         from llguidance import LLExecutor
 
         return LLExecutor()
+
+
+def _masks_now(sequence: Sequence) -> bool:
+    return sequence.constraint is not None and sequence.answer is None and sequence.constraint.masks
+
+
+def _constraint(sequence: Sequence) -> Restriction:
+    return cast(Restriction, sequence.constraint)
+
+
+def _states_ahead(rows: list[Row]) -> Iterator[tuple[int, Restriction]]:
+    """Yields the rows of answers that are checked, each with its constraint as it is if the ids before it are right.
+
+    The rows after an id that does not fit are left out: they are discarded, because that id cannot be sampled.
+    """
+    for sequence, group in groupby(enumerate(rows), key=lambda item: item[1][0]):
+        if sequence.answer is not None and sequence.constraint is not None:
+            places = [at for at, _ in group]
+            yield from zip(places, _constraint(sequence).ahead(sequence.answer[sequence.output_len :]), strict=False)
 
 
 def _forbid_end(mask: Bits, ids: list[int]) -> None:

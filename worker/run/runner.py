@@ -24,7 +24,9 @@ from worker.run.inputs import LogitsUse, build_inputs, dummy_sequence, pending_t
 from worker.run.logprobs import launch_logprobs
 from worker.run.pooling import launch_pooling
 from worker.run.sampler import is_plain, sample_rows
-from worker.schedule.sequence import Chunk, Plan, Row, Sequence
+from worker.schedule.sequence import Chunk, Plan, Row
+
+CHECKED_ROWS = 64  # sampled together if answers are checked: a row needs several arrays as long as the vocabulary
 
 
 class Model(Protocol):
@@ -94,7 +96,7 @@ class Runner:
             sampled = logits[to_device(np.array(use.sampled, np.int64), self._device)]
         rows = plan.rows
         sequences = [sequence for sequence, _ in rows]
-        ids = self._sample(sampled, rows, sequences) if rows else logits.new_empty(0).long()
+        ids = self._sample(sampled, rows) if rows else logits.new_empty(0).long()
         if any(sequence.sampling.logprobs is not None for sequence in sequences) or use.prompts:
             logprobs = launch_logprobs(plan, use, logits, sampled, ids)
             return InFlightStep(plan, False, ids, HostCopy(ids), logprobs, pooled)
@@ -111,9 +113,13 @@ class Runner:
         rows = to_device(use.with_logits(len(hidden)), self._device)
         return model.logits(hidden[rows]), launch_pooling(plan, use, hidden, model.logits)
 
-    def _sample(self, logits: Tensor, rows: list[Row], sequences: list[Sequence]) -> Tensor:
-        allowed = self._grammar_mask.apply(logits, sequences)
-        return sample_rows(allowed, rows, self._model.spec.eos_ids, self._model.operations.sample_plain)
+    def _sample(self, logits: Tensor, rows: list[Row]) -> Tensor:
+        allowed, spec, kernel = self._grammar_mask.apply(logits, rows), self._model.spec, self._model.operations
+        checks = any(sequence.answer is not None for sequence, _ in rows)
+        size = CHECKED_ROWS if checks else len(rows)
+        parts = [slice(first, first + size) for first in range(0, len(rows), size)]
+        ids = [sample_rows(allowed[part], rows[part], spec.eos_ids, kernel.sample_plain) for part in parts]
+        return ids[0] if len(ids) == 1 else torch.cat(ids)
 
     def _fill_pending(self, token_ids: Tensor, plan: Plan, before: InFlightStep) -> None:
         rows, sources = pending_tokens(plan.chunks, before.plan.chunks)

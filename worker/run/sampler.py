@@ -59,7 +59,7 @@ def sampling_params(rows: list[Row], eos_ids: tuple[int, ...], device: torch.dev
         repetition,
         presence,
         frequency,
-        _history([sequence for sequence, _ in rows], device),
+        _history(rows, device),
         _bias(rows, eos_ids, device),
         Stages(
             all_greedy=not random,
@@ -84,18 +84,18 @@ def signed_seed(seed: int) -> int:
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def _history(sequences: list[Sequence], device: torch.device) -> History | None:
-    rows, ids, counts = [], [], []
-    for row, sequence in enumerate(sequences):
+def _history(rows: list[Row], device: torch.device) -> History | None:
+    places, ids, counts = [], [], []
+    for at, (sequence, output) in enumerate(rows):
         if not sequence.sampling.penalized:
             continue
-        seen, inverse = np.unique(np.asarray(sequence.tokens, np.int64), return_inverse=True)
+        seen, inverse = np.unique(np.asarray(sequence.tokens_before(output), np.int64), return_inverse=True)
         ids.append(seen)
         counts.append(np.bincount(inverse[sequence.prompt_len :], minlength=len(seen)))
-        rows.append(np.full(len(seen), row))
-    if not rows:
+        places.append(np.full(len(seen), at))
+    if not places:
         return None
-    return History(*to_device(np.stack([np.concatenate(column) for column in (rows, ids, counts)]), device))
+    return History(*to_device(np.stack([np.concatenate(column) for column in (places, ids, counts)]), device))
 
 
 def _bias(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> Bias | None:
@@ -114,7 +114,9 @@ def _row_biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
     """
     sequence, output = row
     biases = dict(sequence.sampling.logit_bias)
-    if output < sequence.sampling.min_tokens and not (sequence.constraint is not None and sequence.constraint.masks):
+    constraint = sequence.constraint
+    masked = constraint is not None and (constraint.masks or sequence.answer is not None)
+    if output < sequence.sampling.min_tokens and not masked:
         biases.update(dict.fromkeys(stop_ids(sequence, eos_ids), -math.inf))
     return biases
 

@@ -27,7 +27,7 @@ def check_possible(sequence: Sequence, config: SchedulerConfig, paging: Paging) 
     """Raises Refused if the sequence could not finish even if it were alone on the worker."""
     if sequence.prompt_len < 1 or sequence.output_len < 0:
         raise Refused("the prompt is empty")
-    tokens = len(sequence.tokens)
+    tokens = sequence.known_len
     longest = sequence.prompt_len + sequence.sampling.max_tokens
     if max(longest, tokens) > config.max_seq_len:
         raise TooLong(f"prompt and max_tokens are {longest} tokens, but at most {config.max_seq_len} are possible")
@@ -43,7 +43,7 @@ def check_queue(sequence: Sequence, config: SchedulerConfig, queue: WaitingQueue
     waiting = len(queue)
     if waiting >= config.max_waiting_requests and (waiting or running >= config.max_batch_size):
         raise QueueFull(f"{waiting} requests are waiting, and at most {config.max_waiting_requests} may wait")
-    if waiting and 0 < config.max_waiting_tokens < queue.tokens + len(sequence.tokens):
+    if waiting and 0 < config.max_waiting_tokens < queue.tokens + sequence.known_len:
         raise QueueFull(f"{queue.tokens} prompt tokens are waiting, and at most {config.max_waiting_tokens} may wait")
     if sequence.tenant:
         _check_share(sequence, config, queue)
@@ -59,6 +59,6 @@ def _check_share(sequence: Sequence, config: SchedulerConfig, queue: WaitingQueu
     ratio = RESERVED_SHARE - 1
     if requests and requests >= ratio * (config.max_waiting_requests - len(queue) - 1):
         raise QueueFull(f"{requests} requests of {sequence.tenant} are waiting; other places are kept for other keys")
-    free = config.max_waiting_tokens - queue.tokens - len(sequence.tokens)
+    free = config.max_waiting_tokens - queue.tokens - sequence.known_len
     if requests and config.max_waiting_tokens and tokens >= ratio * free:
         raise QueueFull(f"{tokens} prompt tokens of {sequence.tenant} are waiting; the rest is kept for other keys")

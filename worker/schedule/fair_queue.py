@@ -102,12 +102,12 @@ class FairQueue:
     def add_waiting(self, sequence: Sequence) -> None:
         account = self._accounts.setdefault(sequence.tenant, Account())
         account.waiting += 1
-        account.waiting_tokens += len(sequence.tokens)
+        account.waiting_tokens += sequence.known_len
 
     def remove_waiting(self, sequence: Sequence) -> None:
         account = self._accounts[sequence.tenant]
         account.waiting -= 1
-        account.waiting_tokens -= len(sequence.tokens)
+        account.waiting_tokens -= sequence.known_len
 
     def add_ready(self, sequence: Sequence, *, front: bool = False) -> None:
         """Makes a waiting sequence ready to join. front: it goes before all others of its tenant and priority."""
@@ -160,7 +160,7 @@ class FairQueue:
         """Raises AssertionError unless the accounts agree with the waiting, the ready and the running sequences."""
         for name, account in self._accounts.items():
             own = [sequence for sequence in waiting if sequence.tenant == name]
-            counts = len(own), sum(len(sequence.tokens) for sequence in own)
+            counts = len(own), sum(sequence.known_len for sequence in own)
             assert (account.waiting, account.waiting_tokens) == counts, f"{name}'s waiting sequences are miscounted"
             running = sum(1 for sequence in self._running if sequence.tenant == name)
             assert account.running == running, f"{name}'s running sequences are miscounted"

@@ -43,7 +43,7 @@ class Paging:
         return all(self._most_pages(pool, tokens) <= pool.usable for pool in self.pools)
 
     def claim(self, sequence: Sequence, *, alone: bool) -> bool:
-        """Gives a sequence pages for all its tokens; in a group with a window, for a window and the next chunk.
+        """Gives a sequence pages for all its known tokens; in a group with a window, for a window and the next chunk.
 
         Pages of a cached prefix are shared, and their tokens count as computed.
 
@@ -57,7 +57,7 @@ class Paging:
         shared = self._match(sequence)
         computed = len(shared[0]) * self.page_size
         state = self._state(sequence, len(shared[0]))
-        fresh = [self._claimed(pool, len(sequence.tokens), computed) - len(shared[0]) for pool in self.pools]
+        fresh = [self._claimed(pool, sequence.known_len, computed) - len(shared[0]) for pool in self.pools]
         for pool, pages, count, watermark in zip(self.pools, shared, fresh, self._watermarks, strict=True):
             revived = sum(not pool.owned(page) for page in pages if page != SCRATCH)
             if count + revived > pool.available - (0 if alone else watermark):
@@ -78,7 +78,7 @@ class Paging:
         if self.states is not None:
             self.states.claim(sequence, state)
         if self.prefix is not None:
-            self.prefix.count(len(sequence.tokens), computed)
+            self.prefix.count(sequence.known_len, computed)
         return True
 
     def grow(self, sequence: Sequence, end: int) -> bool:

@@ -84,7 +84,11 @@ class Planner:
                 continue
             start = sequence.computed_tokens + sequence.in_flight_tokens
             length = len(sequence.tokens) + sequence.pending_outputs
-            if length - start > 1:
+            if sequence.answer is not None:
+                if sequence.pending_outputs:  # whether there is a next token depends on this one
+                    continue
+                length += sequence.answer_ahead
+            if length - start > 1 or sequence.answer is not None:
                 if sequence.room < length:  # a window does not claim pages for a whole prompt
                     chunk = self._chunking.length(self._uncut(sequence, start, length - start), budget)
                     budget -= chunk
@@ -145,14 +149,21 @@ class Planner:
     def _add_prefill(self, sequence: Sequence, budget: int, chunks: list[Chunk], limit: float) -> int:
         """Appends the next prompt chunk of a sequence if it fits in the step. Returns its length, or 0."""
         start = sequence.computed_tokens + sequence.in_flight_tokens
-        remaining = len(sequence.tokens) - start
+        known, outcome = len(sequence.tokens) - start, self._state.outcome(sequence)
+        remaining = known if outcome else known + min(sequence.answer_ahead, sequence.most_drafts)
         length = self._chunking.length(self._uncut(sequence, start, remaining), budget) if len(chunks) < limit else 0
         if length:
-            samples = length == remaining and self._state.outcome(sequence) is None
-            chunks.append(Chunk(sequence, start, length, samples))
+            drafts = _drafts(sequence, length - known) if length > known else ()
+            chunks.append(Chunk(sequence, start, length, length >= known and outcome is None, drafts))
         return length
 
     def _uncut(self, sequence: Sequence, start: int, remaining: int) -> int:
         """Returns how many of the remaining tokens a chunk may have: it ends where a state is to be published."""
         checkpoint = self._states.next_checkpoint(sequence, start) if self._states is not None else 0
         return min(remaining, checkpoint - start) if checkpoint else remaining
+
+
+def _drafts(sequence: Sequence, count: int) -> tuple[int, ...]:
+    """Returns the next ids of the answer that is checked."""
+    output = sequence.output_len
+    return tuple((sequence.answer or [])[output : output + count])

@@ -70,7 +70,7 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence, now: float) -> None:
         """Adds a new sequence."""
-        self.tokens += len(sequence.tokens)
+        self.tokens += sequence.known_len
         self.tenants.add_waiting(sequence)
         if self._uses_groups and sequence.group:
             group = self._groups.setdefault(_group_key(sequence), _Group(sequence))
@@ -83,7 +83,7 @@ class WaitingQueue:
 
     def push_preempted(self, sequence: Sequence, now: float) -> None:
         """Adds a preempted sequence. Each goes to the front, so call this from the newest to the oldest."""
-        self.tokens += len(sequence.tokens)
+        self.tokens += sequence.known_len
         self.tenants.stop_running(sequence)
         self.tenants.add_waiting(sequence)
         self._preempted[sequence] = now
@@ -93,7 +93,7 @@ class WaitingQueue:
         """Removes a sequence that joins or leaves. Returns False if the sequence does not wait."""
         if not self._pop(sequence):
             return False
-        self.tokens -= len(sequence.tokens)
+        self.tokens -= sequence.known_len
         self.tenants.remove_waiting(sequence)
         return True
 
@@ -126,7 +126,7 @@ class WaitingQueue:
         """Raises AssertionError unless the counts agree and no sequence waits in two places."""
         waiting = list(self)
         assert len(waiting) == len(set(waiting)) == len(self), "a sequence waits twice, or is not counted"
-        assert self.tokens == sum(len(sequence.tokens) for sequence in waiting), "waiting tokens are miscounted"
+        assert self.tokens == sum(sequence.known_len for sequence in waiting), "waiting tokens are miscounted"
         for key, group in self._groups.items():
             assert group.leader not in group.followers, f"the leader of group {key} waits for itself"
         self.tenants.check(waiting, self._fresh.keys())

@@ -185,7 +185,7 @@ class Scheduler:
             own = [next(sampled)] if chunk.samples else []
             if chunk.drafts:
                 own = accepted_ids([*own, *islice(sampled, len(chunk.drafts))], chunk.drafts)
-                drafts += len(chunk.drafts)
+            drafts += len(chunk.drafts) if chunk.sequence.answer is None else chunk.rows
             if chunk.sequence not in running or chunk.sequence.in_flight_tokens < chunk.length:
                 continue  # it has left, or was preempted (and may run again)
             update = self._apply(chunk, own, now)
@@ -211,25 +211,23 @@ class Scheduler:
     def _apply(self, chunk: Chunk, ids: list[int], now: float) -> SequenceUpdate | None:
         """Applies one chunk and its ids. Returns None if the prompt is not complete yet."""
         sequence = chunk.sequence
-        if ids and sequence.constraint is not None and not sequence.constraint.accept(ids[0]):
-            self._mark_computed(chunk, 0)
-            self.state.leave(sequence)
-            return SequenceUpdate(sequence, [], Outcome.ERROR)
-        if sequence.constraint is not None and sequence.constraint.idle:
-            sequence.constraint = None
         outcome = None
-        for count, id in enumerate(ids, 1):
+        for count, id in enumerate(ids):
+            if not _accept(sequence, id):
+                outcome = Outcome.ERROR
+                del ids[count:]
+                break
             sequence.tokens.append(id)
             outcome = self.state.outcome(sequence)
             if outcome is not None:
-                del ids[count:]
+                del ids[count + 1 :]
                 break
         self._mark_computed(chunk, chunk.rows - len(ids) if chunk.drafts else 0)
         if ids:
             sequence.first_token = sequence.first_token or now
-        elif sequence.computed_tokens < len(sequence.tokens):
-            return None
-        else:
+        elif outcome is None:
+            if sequence.computed_tokens < len(sequence.tokens):
+                return None
             outcome = self.state.outcome(sequence)
         if outcome is not None:
             self.state.leave(sequence)
@@ -245,9 +243,11 @@ class Scheduler:
         if start // paging.page_size != end // paging.page_size:
             paging.publish(sequence, start, end)
             paging.return_behind(sequence)
-        if self._states is not None:
+        if self._states is not None and not rejected:  # nothing follows the state after a wrong token
             self._states.computed(sequence, start)
-        if chunk.drafts:
+        if sequence.answer is not None:
+            self._prefill_tokens += end - start
+        elif chunk.drafts:
             self._generation_tokens += len(chunk.drafts) - rejected
             self._speculation.record(chunk, len(chunk.drafts) - rejected)
         elif chunk.length > 1 or start < sequence.prompt_len:
@@ -258,3 +258,13 @@ class Scheduler:
     def check(self) -> None:
         """Raises AssertionError unless pages, queue and sequences agree; for tests and idle moments."""
         self.state.check()
+
+
+def _accept(sequence: Sequence, id: int) -> bool:
+    """Adds a sampled id to the constraint of a sequence, if there is one. Returns False if the id does not fit it."""
+    if sequence.constraint is None:
+        return True
+    fits = sequence.constraint.accept(id)
+    if fits and sequence.constraint.idle:
+        sequence.constraint = None
+    return fits

@@ -13,6 +13,7 @@ import msgspec
 from shared.messages import Outcome, Pooling, PoolingKind, Sampling
 
 TILE = 16  # a matrix multiplication computes this many rows at once
+MOST_ANSWER_DRAFTS = 255  # each has a row of logits, which is as long as the vocabulary
 
 Key = tuple[bytes, int]  # (frontend id, request id)
 
@@ -84,6 +85,7 @@ class Sequence:
     deadline: float = float("inf")  # seconds of the loop's clock
     tenant: str = ""  # the name of its API key, see fair_queue.py
     pooling: Pooling | None = None  # it samples nothing, and its result is a vector (worker/run/pooling.py)
+    answer: list[int] | None = None  # the output is compared with these ids, which are computed as drafts
 
     # progress
     computed_tokens: int = 0  # tokens with K/V, not counting steps in flight
@@ -91,6 +93,7 @@ class Sequence:
     pending_outputs: int = 0  # new ids that steps in flight will give it, not counting accepted drafts
     constraint: Constraint | None = None
     drafter: Drafter | None = None  # set before its first draft, see speculation.py
+    most_drafts: int = MOST_ANSWER_DRAFTS  # ids of `answer` in one step; halved when a step has failed
     plain_from: int = field(init=False)  # from this many tokens on, only its constraint can adjust its logits
 
     # memory
@@ -139,6 +142,28 @@ class Sequence:
         return len(self.tokens) - self.prompt_len + self.pending_outputs
 
     @property
+    def answer_ahead(self) -> int:
+        """How many ids of `answer` can be drafts of the next step. The last id is only compared, never computed."""
+        return 0 if self.answer is None else max(0, len(self.answer) - self.output_len - 1)
+
+    @property
+    def known_len(self) -> int:
+        """The number of tokens that can be computed without sampling: its tokens, and the answer that it checks."""
+        return len(self.tokens) + self.answer_ahead
+
+    @property
+    def checked(self) -> bool:
+        """Whether the output has come to the end of `answer`, or differs from it in its last token."""
+        if self.answer is None:
+            return False
+        output = self.output_len
+        return output >= len(self.answer) or (output > 0 and self.tokens[-1] != self.answer[output - 1])
+
+    def tokens_before(self, output: int) -> list[int]:
+        """Returns the tokens that precede output token `output` if all drafts before it are right."""
+        return self.tokens if self.answer is None else self.tokens[: self.prompt_len] + self.answer[:output]
+
+    @property
     def uncomputed_tokens(self) -> int:
         """The number of tokens without K/V. The step that brings it to zero samples the next token."""
         return len(self.tokens) - self.computed_tokens
@@ -147,8 +172,9 @@ class Sequence:
 class Chunk(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A part of a planned step: computes tokens[start : start + length] of a sequence.
 
-    A decode is a chunk of one token and its drafts. The class is a Struct, not a dataclass: each step makes hundreds of
-    chunks, and Structs cost a tenth and no garbage collection.
+    A decode is a chunk of one token and its drafts. The drafts of an answer that is checked are its ids, and follow the
+    last token of the prompt. The class is a Struct, not a dataclass: each step makes hundreds of chunks, and Structs
+    cost a tenth and no garbage collection.
     """
 
     sequence: Sequence

@@ -80,11 +80,12 @@ def accepted_ids(ids: list[int], drafts: tuple[int, ...]) -> list[int]:
 
 
 def without_drafts(chunk: Chunk) -> Chunk:
-    """Returns the chunk without its drafts, for a retry. Its sequence gets no more drafts."""
+    """Returns the chunk without its drafts, for a retry. Its sequence gets no more drafts, or fewer of an answer."""
     if not chunk.drafts:
         return chunk
     if chunk.sequence.drafter is not None:
         chunk.sequence.drafter.stop()
+    chunk.sequence.most_drafts = len(chunk.drafts) // 2
     return Chunk(chunk.sequence, chunk.start, chunk.length - len(chunk.drafts), chunk.samples)
 
 

@@ -93,8 +93,8 @@ class SchedulerState:
     def outcome(self, sequence: Sequence) -> Outcome | None:
         """Returns how the tokens so far end the sequence, or None if they do not end it.
 
-        Eos takes precedence over a stop id, and a stop id over the length. The end of a grammar counts as an eos even
-        with ignore_eos, because nothing could follow.
+        Eos takes precedence over a stop id, a stop id over the length, and the length over the end of a check. The end
+        of a grammar counts as an eos even with ignore_eos, because nothing could follow.
         """
         if sequence.constraint is not None and sequence.constraint.ended:
             return Outcome.EOS
@@ -106,7 +106,7 @@ class SchedulerState:
             if tokens[-1] in sampling.stop_token_ids:
                 return Outcome.STOP
         if not self.at_max_length(sequence, len(tokens)):
-            return None
+            return Outcome.CHECKED if sequence.checked else None
         return Outcome.LENGTH if sequence.pooling is None else Outcome.POOLED
 
     def at_max_length(self, sequence: Sequence, length: int) -> bool:
@@ -133,7 +133,7 @@ class SchedulerState:
             tokens, outputs = sequence.in_flight_tokens, sequence.pending_outputs
             assert sequence.uncomputed_tokens, f"{sequence.key} runs with nothing to do"
             assert 0 <= outputs <= tokens, f"{sequence.key}: {outputs} outputs pending, {tokens} tokens in flight"
-            known = tokens - outputs - self.config.max_draft_tokens
+            known = tokens - outputs - max(self.config.max_draft_tokens, sequence.answer_ahead)
             assert known <= sequence.uncomputed_tokens, f"{sequence.key}: more tokens in flight than there are"
         assert not waiting & self.running.keys(), "a sequence waits and runs"
         assert waiting | self.running.keys() == set(self.live.values()), "a live sequence is lost, or a dead one kept"

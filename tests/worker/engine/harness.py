@@ -11,6 +11,7 @@ from shared.codec import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, Done, next_id
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
+from worker.grammar.compiler import GrammarCompiler
 from worker.kv_cache.pages import PagePool
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
@@ -64,14 +65,21 @@ class Bench:
         pools: Sequence[PagePool] | None = None,
         vocab_size: int = VOCAB,
         canary_s: float = 0.0,
+        slots: PagePool | None = None,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
         """runner: used instead of a FakeRunner, which calls `check`."""
         self.now = 0.0
         self.runner: Any = runner or FakeRunner(check)
-        self.scheduler = Scheduler(config, pools or [PagePool(129, 16)])
+        self.scheduler = Scheduler(config, pools or [PagePool(129, 16)], slots)
         self.stats, self.metrics, self.server = Stats(), Metrics(), FakeServer()
         self.request_table = RequestTable(
-            self.scheduler, self.stats, self.metrics, vocab_size=vocab_size, seeds=random.Random(0)
+            self.scheduler,
+            self.stats,
+            self.metrics,
+            vocab_size=vocab_size,
+            seeds=random.Random(0),
+            compiler=compiler,
         )
         self.loop = Loop(
             self.scheduler, self.runner, self.request_table, self.server, self.stats, self.metrics, lambda: self.now,  # type: ignore[arg-type]

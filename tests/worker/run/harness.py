@@ -10,6 +10,7 @@ from shared import messages as m
 from shared.codec import pack_u32
 from tests.checkpoints import EOS, VOCAB
 from tests.worker.engine.harness import Bench
+from worker.grammar.compiler import GrammarCompiler
 from worker.kv_cache.groups import cache_groups
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.sizing import GIB, GpuMemory
@@ -23,6 +24,7 @@ from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig
 
 MAX_SEQ_LEN = 128
+SLOTS = 60  # for recurrent states
 
 
 @cache
@@ -34,14 +36,26 @@ def batch_invariant_decoder(folder: Path, dtype: torch.dtype) -> Decoder:
 class RunnerBench(Bench):
     """A loop over a real runner on the CPU."""
 
-    def __init__(self, decoder: Decoder, pages: int = 100, **options: bool) -> None:
-        """pages: of each group of layers."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        pages: int = 100,
+        compiler: GrammarCompiler | None = None,
+        chunk: int = 64,
+        **options: bool,
+    ) -> None:
+        """pages: of each group of layers; chunk: the most tokens of a sequence in a step."""
         groups = cache_groups(decoder.spec, MAX_SEQ_LEN, paged=True)
-        cache = KVCache(decoder.spec, [pages] * len(groups), 16, decoder.weights.embed.dtype, "cpu", groups)
+        dtype = decoder.weights.embed.dtype
+        cache = KVCache(decoder.spec, [pages] * len(groups), 16, dtype, "cpu", groups, SLOTS, dtype)
         pools = [PagePool(pages, 16, group.window) for group in groups]
         runner = Runner(fastest_decoder(decoder, cache), cache, **options)  # type: ignore[arg-type]
-        config = SchedulerConfig(max_seq_len=MAX_SEQ_LEN, eos_token_ids=frozenset({EOS}), max_step_tokens=64)
-        super().__init__(runner=runner, config=config, pools=pools, vocab_size=VOCAB)
+        config = SchedulerConfig(
+            max_seq_len=MAX_SEQ_LEN, eos_token_ids=frozenset({EOS}), max_step_tokens=64, prefill_chunk_size=chunk,
+            state_checkpoint_tokens=20,
+        )  # fmt: skip
+        slots = PagePool(SLOTS, 16) if cache.states else None
+        super().__init__(runner=runner, config=config, pools=pools, vocab_size=VOCAB, slots=slots, compiler=compiler)
         self.max_in_flight = 0  # steps in flight after an iteration
 
     def drain(self) -> None:
