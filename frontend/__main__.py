@@ -147,7 +147,7 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat
     check_tls(config)
     for address in (settings.wire.requests, *config.worker_addresses.split(",")):
         keys_for(address.strip(), settings.wire, worker=False)  # raises ConfigError
-    metrics = PrometheusMetrics(config.metrics_prefix)
+    metrics = PrometheusMetrics(config.metrics_prefix, settings.model.name)
     limits = ConnectionLimits.of(config)
     tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     app = create_app(config, settings.model, _worker_pool(settings, tokenizer), tokenizer, metrics)

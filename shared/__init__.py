@@ -10,6 +10,8 @@ byte_level          the alphabet of byte-level vocabularies
 task                what a checkpoint is for: text, embeddings or scores
 hf_hub              checkpoints from the Hugging Face hub
 heartbeat           a process's heartbeat file, read by the launcher
+build               which version of Sluice this is
+metrics_page        labels of all metrics, and which versions run
 gguf/               GGUF files as checkpoints
 line_writer         log lines that never block their writer
 """

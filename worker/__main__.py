@@ -65,7 +65,7 @@ def run(settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = F
 def _serve(
     settings: Settings, engine: Engine, server: WireServer, reporter: StatusReporter, stop: "StopSignal"
 ) -> None:
-    metrics = Metrics(settings.frontend.metrics_prefix)
+    metrics = Metrics(settings.frontend.metrics_prefix, settings.model.name, engine.size.page_size)
     metrics.expert_loads = engine.expert_loads
     seeds = random.Random(settings.worker.seed) if settings.worker.seed >= 0 else random.SystemRandom()
     engine.compiler.wake = server.awake.set

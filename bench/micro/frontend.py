@@ -30,7 +30,7 @@ TEXT = """ girl who lived near the sea. Every day she went to the shore, and loo
 One morning she found a small boat. "Who are you?" asked the boat. "I am Anna," said the girl, "and I can row." """
 DONE = b"[DONE]"
 START_S = 30.0
-LAG = re.compile(r'frontend_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)')
+LAG = re.compile(r'frontend_loop_lag_seconds_bucket\{le="([^"]+)".*\} (\S+)')
 
 BODY: dict[str, Any] = {"model": "demo", "max_tokens": 100_000, "stream": True, "stop": ["\n\nQuestion:", "</end>"]}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -13,7 +13,7 @@ from deploy.supervisor.child_command import CliError
 from shared.arguments import positive_float
 from shared.flags import Parser
 
-STEP_AGE = re.compile(rb"^\S*worker_last_step_age_seconds (\S+)$", re.MULTILINE)
+STEP_AGE = re.compile(rb"^\S*worker_last_step_age_seconds(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
 def parser() -> Parser:

@@ -14,7 +14,13 @@ FILE = Path(__file__).parent / "grafana" / "sluice.json"
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 WIDTH, HEIGHT, TILE = 24, 8, 4  # Grafana's grid
 
-F, W = 'job="sluice-frontend",instance=~"$frontend"', 'job="sluice-worker",instance=~"$worker"'
+F = 'job="sluice-frontend",instance=~"$frontend",model_name=~"$model"'
+W = 'job="sluice-worker",instance=~"$worker",model_name=~"$model"'
+VARIABLES = {  # what a reader selects
+    "model": 'label_values(sluice_build_info{job=~"sluice-.*"}, model_name)',
+    "frontend": 'label_values(up{job="sluice-frontend"}, instance)',
+    "worker": 'label_values(up{job="sluice-worker"}, instance)',
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +135,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Event loop delay, p99", "s", {
             "{{instance}}": f"histogram_quantile(0.99, {rate('frontend_loop_lag_seconds_bucket', F, 'le, instance')})",
         }, red=0.1),
+        Panel("Versions that run", "short", {
+            "frontends {{version}} {{commit}}": f"count by (version, commit) (sluice_build_info{{{F}}})",
+            "workers {{version}} {{commit}}, torch {{torch}}":
+                f"count by (version, commit, torch) (sluice_build_info{{{W}}})",
+        }),
     ),
     "API keys": (
         Panel("Requests by key", "reqps", {"{{key}}": rate("key_requests_total", F, "key")}),
@@ -148,7 +159,7 @@ def dashboard() -> dict[str, Any]:
         "editable": True,
         "refresh": "10s",
         "time": {"from": "now-30m", "to": "now"},
-        "templating": {"list": [_source(), _instances("frontend"), _instances("worker")]},
+        "templating": {"list": [_source(), *(_variable(name, query) for name, query in VARIABLES.items())]},
         "annotations": {"list": [_restarts()]},
         "panels": list(_panels()),
     }
@@ -158,13 +169,12 @@ def _source() -> dict[str, Any]:
     return {"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
 
 
-def _instances(job: str) -> dict[str, Any]:
-    query = f'label_values(up{{job="sluice-{job}"}}, instance)'
+def _variable(name: str, query: str) -> dict[str, Any]:
     return {
-        "name": job,
+        "name": name,
         "type": "query",
         "datasource": SOURCE,
-        "query": {"query": query, "refId": job},
+        "query": {"query": query, "refId": name},
         "definition": query,
         "refresh": 2,
         "includeAll": True,

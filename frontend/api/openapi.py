@@ -4,7 +4,6 @@ Knows each route's request type and the shape of its answer; a test compares its
 """
 
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Any
 
 from frontend.api import response_types
@@ -27,6 +26,7 @@ from frontend.api.request_model import RequestModel
 from frontend.api.request_schema import Schema, request_schema
 from frontend.api.tokenize import DetokenizeRequest
 from frontend.observability.stats import Stats
+from shared.build import version
 
 REQUESTS: Mapping[str, type[RequestModel]] = {
     "CompletionRequest": CompletionRequest,
@@ -144,13 +144,6 @@ def _open_to_more(shape: Any) -> Any:
         case list():
             return [_open_to_more(one) for one in shape]
     return shape
-
-
-def version() -> str:
-    try:
-        return metadata.version("sluice")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def ref(name: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from frontend.api.ollama import models as ollama
 from frontend.api.response_types import Health, NotReady, Ready, Version
 from frontend.observability import stats as statistics
 from frontend.workers.status import ConnectionState
+from shared import build
 
 SERVING = (ConnectionState.READY, ConnectionState.DRAINING)  # the model is loaded
 
@@ -28,7 +29,7 @@ async def ready(app: AppState, request: Request) -> Response:
 
 
 async def version(app: AppState, request: Request) -> Response:
-    return json_response(Version(version=openapi.version()))
+    return json_response(Version(version=build.version()))
 
 
 async def stats(app: AppState, request: Request) -> Response:

@@ -18,6 +18,7 @@ from frontend.generation.generation import RequestMetrics
 from frontend.request import Finish
 from frontend.workers.listener import WireCounters
 from frontend.workers.status import WorkerStatus
+from shared.metrics_page import MetricsPage, naming
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 ITL_BUCKETS_S = (
@@ -73,10 +74,10 @@ class BufferedHistogram:
 class PrometheusMetrics(RequestMetrics):
     """Counts what the service, the middleware and the HTTP protocol report; `text` is the answer of /metrics."""
 
-    def __init__(self, prefix: str = "sluice_") -> None:
+    def __init__(self, prefix: str = "sluice_", model_name: str = "") -> None:
         self._prefix = prefix
+        self._reason = naming(prefix).reason
         self.registry = CollectorRegistry()
-        self._multiprocess = "PROMETHEUS_MULTIPROC_DIR" in os.environ
         self._histograms: list[BufferedHistogram] = []
         histogram, counter = self._histogram, self._counter
         self._ttft = histogram("time_to_first_token_seconds", "From a request to its first token", LATENCY_BUCKETS_S)
@@ -85,7 +86,8 @@ class PrometheusMetrics(RequestMetrics):
         self._lag = histogram("frontend_loop_lag_seconds", "Delay of the event loop", LAG_BUCKETS_S)
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of admitted requests")
         self._generation_tokens = counter("generation_tokens", "Tokens received for clients")
-        self._success = counter("request_success", "Sequences that ended with success", "finished_reason", Finish)
+        reasons = map(self._reason, Finish)
+        self._success = counter("request_success", "Sequences that ended with success", "finished_reason", reasons)
         self._rejected = counter("rejected", "Requests answered with 503", "reason", REJECTED)
         self._aborted = counter("aborts", "Sequences that were cut off", "reason", ABORTED)
         self._refused = counter("http_refused", "Connections and requests that reached no route", "reason", REFUSED)
@@ -104,6 +106,9 @@ class PrometheusMetrics(RequestMetrics):
         self._flushed_wire = WireCounters()
         self._new_tokens = [0, 0]  # prompt, generation; since the last flush
         self._new_by_key: dict[str, list[int]] = {}
+        counted = _Multiprocess() if "PROMETHEUS_MULTIPROC_DIR" in os.environ else self.registry
+        self._gauges = _Gauges(prefix)
+        self._page = MetricsPage([counted, self._gauges], prefix, model_name, packages=()).registry()
 
     def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> BufferedHistogram:
         histogram = BulkHistogram(self._prefix + name, text, registry=self.registry, buckets=bounds)
@@ -131,7 +136,7 @@ class PrometheusMetrics(RequestMetrics):
         self._itl.observe(seconds / tokens, tokens)
 
     def finished(self, finish: Finish, seconds: float) -> None:
-        self._success.labels(finish.value).inc()
+        self._success.labels(self._reason(finish.value)).inc()
         self._e2e.observe(seconds)
 
     def aborted(self, reason: str) -> None:
@@ -179,23 +184,28 @@ class PrometheusMetrics(RequestMetrics):
     def text(self, wire: WireCounters, workers: Sequence[WorkerStatus]) -> bytes:
         """Returns Prometheus' text format: the counts of all frontends that share the folder, and this one's gauges."""
         self.flush(wire)
-        registry = CollectorRegistry()
-        source = MultiProcessCollector(None) if self._multiprocess else self.registry  # type: ignore[no-untyped-call]
-        registry.register(_Scrape(source.collect(), self._prefix, workers))
-        return generate_latest(registry)
+        self._gauges.workers = workers
+        return generate_latest(self._page)
 
 
-class _Scrape:
-    def __init__(self, counted: Iterable[Metric], prefix: str, workers: Sequence[WorkerStatus]) -> None:
-        self._counted = counted
-        self._prefix = prefix
-        self._workers = workers
+class _Multiprocess:
+    """The files that the frontends of one port write, read anew at each scrape."""
 
     def collect(self) -> Iterable[Metric]:
-        yield from self._counted
-        ready = sum(worker.ready for worker in self._workers)
+        yield from MultiProcessCollector(None).collect()  # type: ignore[no-untyped-call]
+
+
+class _Gauges:
+    """What this frontend sees of the workers."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.workers: Sequence[WorkerStatus] = ()
+
+    def collect(self) -> Iterable[Metric]:
+        ready = sum(worker.ready for worker in self.workers)
         gauges = (
-            ("workers", "Workers that this frontend knows", len(self._workers)),
+            ("workers", "Workers that this frontend knows", len(self.workers)),
             ("workers_ready", "Workers that take requests of this frontend now", ready),
         )
         for name, text, value in gauges:

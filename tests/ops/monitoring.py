@@ -87,7 +87,7 @@ def _check_names(monitor: Prometheus) -> None:
 
 def _check_dashboard(monitor: Prometheus) -> None:
     """Checks that Prometheus accepts every query; queries without a result are of counters not incremented yet."""
-    variables = {"$frontend": ".*", "$worker": ".*", "$__rate_interval": "1m", "$__range": "5m"}
+    variables = {"$model": ".*", "$frontend": ".*", "$worker": ".*", "$__rate_interval": "1m", "$__range": "5m"}
     empty, queried = [], [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())]
     for query in queried:
         for name, value in variables.items():

@@ -98,7 +98,7 @@ def _check_keys(url: str) -> None:
     answer = httpx.post(f"{url}/v1/completions", json=body, headers=allowed, timeout=60)
     assert answer.status_code == 200, answer.text
     text = httpx.get(f"{url}/metrics", headers=allowed).text
-    assert 'sluice_key_requests_total{key="prometheus"} 1.0' in text
+    assert 'sluice_key_requests_total{key="prometheus",model_name="demo"} 1.0' in text
     print("pods over tcp with CURVE and API keys: started, ready, answering; /metrics requires a key", flush=True)
 
 

@@ -87,6 +87,7 @@ class Worker:
     over: WireConfig | None = None  # None: sockets in the folder
     model: str = "fake"
     max_seq_len: int = 2048
+    tokenizer_hash: str = "hash"
 
     @property
     def wire(self) -> WireConfig:
@@ -97,19 +98,19 @@ class Worker:
         self.pool = PagePool(self.pages, 16)
         config = SchedulerConfig(max_seq_len=2048, max_batch_size=self.max_batch, max_waiting_requests=self.max_waiting)
         self.scheduler = Scheduler(config, [self.pool])
-        stats, metrics = Stats(), Metrics()
-        self.request_table = RequestTable(self.scheduler, stats, metrics, vocab_size=VOCAB, seeds=random.Random(0))
+        stats, self.metrics = Stats(), Metrics(model_name=self.model)
+        self.request_table = RequestTable(self.scheduler, stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0))
         self.server = WireServer(
-            self.wire, Identity(self.epoch, self.model, "hash", limits), self.lease_timeout, self._status
+            self.wire, Identity(self.epoch, self.model, self.tokenizer_hash, limits), self.lease_timeout, self.status
         )
         self.server.start()
         self.stopped = False
-        self.loop = Loop(self.scheduler, self.runner, self.request_table, self.server, stats, metrics)  # type: ignore[arg-type]
+        self.loop = Loop(self.scheduler, self.runner, self.request_table, self.server, stats, self.metrics)  # type: ignore[arg-type]
         self.thread = threading.Thread(target=self.loop.run, args=(lambda: self.stopped,))
         self.thread.start()
         return self
 
-    def _status(self) -> Status:
+    def status(self) -> Status:
         return Status(
             self.epoch, 1, self.model, "cpu", "float32",
             WorkerState.DRAINING if self.request_table.draining else WorkerState.READY,

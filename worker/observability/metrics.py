@@ -15,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from shared.messages import Outcome, Refusal, Status
+from shared.metrics_page import Collector, MetricsPage
 from worker.schedule.sequence import Plan, Sequence
 
 STEP_BUCKETS_S = (
@@ -23,7 +24,10 @@ STEP_BUCKETS_S = (
 REQUEST_BUCKETS_S = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
 )  # fmt: skip
-TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+REQUEST_TOKENS_BUCKETS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
+)  # fmt: skip
 TOTALS = {
     "prefix_cache_queries": "Tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Tokens found in the prefix cache.",
@@ -51,20 +55,29 @@ class Source(Protocol):
 class Metrics:
     """Records the metrics of the worker. The compute loop calls its methods; `serve` opens the port."""
 
-    def __init__(self, prefix: str = "sluice_") -> None:
+    def __init__(self, prefix: str = "sluice_", model_name: str = "", page_size: int = 1) -> None:
         self.registry = CollectorRegistry()
-        self._prefix = prefix
+        self._prefix, self._model_name, self._page_size = prefix, model_name, page_size
         self.expert_loads: Callable[[], ExpertLoads] = dict
         self.registry.register(LoadsCollector(self))  # it comes first, so that a scrape shows what it counts
         histogram, counter = self._histogram, self._counter
         parts = histogram("step_duration_seconds", "Time a step takes, by its parts.", STEP_BUCKETS_S, ("part",))
         self._planning, self._running = parts.labels("plan"), parts.labels("run")
-        self._step_tokens = histogram("iteration_tokens_total", "Tokens computed in one step.", TOKEN_BUCKETS)
+        self._step_tokens = histogram("iteration_tokens_total", "Tokens computed in one step.", STEP_TOKENS_BUCKETS)
         self._queue = histogram("request_queue_time_seconds", "From arrival to the first page.", REQUEST_BUCKETS_S)
         self._prefill = histogram(
             "request_prefill_time_seconds", "From the first page to the first token.", REQUEST_BUCKETS_S
         )
         self._decode = histogram("request_decode_time_seconds", "From the first token to the end.", REQUEST_BUCKETS_S)
+        self._inference = histogram(
+            "request_inference_time_seconds", "From the first page to the end.", REQUEST_BUCKETS_S
+        )
+        self._prompt_tokens = histogram(
+            "request_prompt_tokens", "Prompt tokens of sequences that had a token.", REQUEST_TOKENS_BUCKETS
+        )
+        self._output_tokens = histogram(
+            "request_generation_tokens", "Tokens generated for sequences that had one.", REQUEST_TOKENS_BUCKETS
+        )
         self._failed = counter("request_failed", "Sequences that ended without success.", "outcome", FAILURES)
         self._rejected = counter("submits_rejected", "Sequences that were not admitted.", "reason", Refusal)
         self._prefill_tokens = counter("prefill_tokens", "Prompt tokens computed, without those found in the cache.")
@@ -96,14 +109,14 @@ class Metrics:
         start_http_server(port, host, self.scrape_registry(source))
 
     def scrape_registry(self, source: Source) -> CollectorRegistry:
-        """Returns a registry of everything that a scrape reads. Call this once."""
-        registry = self.registry
+        """Returns a registry of everything that a scrape reads."""
+        counted: Collector = self.registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-            registry = CollectorRegistry()
-            registry.register(LoadsCollector(self))
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        registry.register(StatusCollector(self._prefix, source))
-        return registry
+            counted = CollectorRegistry()
+            counted.register(LoadsCollector(self))
+            MultiProcessCollector(counted)  # type: ignore[no-untyped-call]
+        gauges = StatusCollector(self._prefix, source, self._page_size)
+        return MetricsPage([counted, gauges], self._prefix, self._model_name, packages=("torch",)).registry()
 
     def update_totals(self, totals: Mapping[str, int]) -> None:
         """Raises the counters of TOTALS to totals that other objects keep. Any thread may call this."""
@@ -145,6 +158,9 @@ class Metrics:
             self._queue.observe(sequence.admitted - sequence.arrival)
             self._prefill.observe(sequence.first_token - sequence.admitted)
             self._decode.observe(now - sequence.first_token)
+            self._inference.observe(now - sequence.admitted)
+            self._prompt_tokens.observe(sequence.prompt_len)
+            self._output_tokens.observe(sequence.output_len)
 
 
 class LoadsCollector:
@@ -161,9 +177,10 @@ class LoadsCollector:
 class StatusCollector:
     """Makes the gauges from Status at each scrape."""
 
-    def __init__(self, prefix: str, source: Source) -> None:
+    def __init__(self, prefix: str, source: Source, page_size: int) -> None:
         self._prefix = prefix
         self._source = source
+        self._page_size = page_size
 
     def collect(self) -> Iterator[Metric]:
         status = self._source.status()
@@ -184,3 +201,10 @@ class StatusCollector:
         for one in status.kv_cache:
             owned.add_metric([one.kind], float(one.bytes))
         yield owned
+        sizes = GaugeMetricFamily(
+            self._prefix + "cache_config_info",
+            "Always 1; the labels are the K/V pages of the device, and the tokens of one.",
+            labels=["block_size", "num_gpu_blocks"],
+        )
+        sizes.add_metric([str(self._page_size), str(status.pages.total)], 1.0)
+        yield sizes

@@ -38,7 +38,8 @@ def answering(status: int, body: bytes) -> Iterator[str]:
         (200, b"ok", (), 0),
         (503, b"loading 3 %", (), 1),
         (200, b"# HELP\nx_worker_last_step_age_seconds 3.5\n", ("--max-step-age", "4"), 0),
-        (200, b"# HELP\nx_worker_last_step_age_seconds 3.5\n", ("--max-step-age", "3"), 1),
+        (200, b'# HELP\nx_worker_last_step_age_seconds{model_name="a } b"} 3.5\n', ("--max-step-age", "4"), 0),
+        (200, b'# HELP\nx_worker_last_step_age_seconds{model_name="a } b"} 3.5\n', ("--max-step-age", "3"), 1),
         (200, b"nothing of the kind", ("--max-step-age", "3"), 1),
     ],
 )

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.observability.metrics import PrometheusMetrics
@@ -15,7 +15,7 @@ from shared.messages import Status
 from tests.deploy.monitoring.queries import MONITORING, queries, read, rules
 from tests.fakes import READY_STATUS
 from tests.patience import PATIENCE_S
-from worker.observability.metrics import Metrics, StatusCollector
+from worker.observability.metrics import Metrics
 
 NAME = re.compile(r"\bsluice_[a-z0-9_]+")
 RECORDED = re.compile(r"\bsluice:[a-z0-9_]+:[a-z0-9_]+")
@@ -34,14 +34,10 @@ def families(text: bytes) -> set[str]:
 
 def exposed() -> dict[str, set[str]]:
     """The names of each job."""
-    metrics = Metrics()
-    page = CollectorRegistry()
-    page.register(StatusCollector("sluice_", Worker()))
+    workers = [WorkerStatus("w", ConnectionState.READY, "ready", READY_STATUS)]
     return {
-        "sluice-frontend": families(
-            PrometheusMetrics().text(WireCounters(), [WorkerStatus("w", ConnectionState.READY, "ready", READY_STATUS)])
-        ),
-        "sluice-worker": families(generate_latest(metrics.registry) + generate_latest(page)),
+        "sluice-frontend": families(PrometheusMetrics().text(WireCounters(), workers)),
+        "sluice-worker": families(generate_latest(Metrics().scrape_registry(Worker()))),
     }
 
 
