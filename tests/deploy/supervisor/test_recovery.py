@@ -59,7 +59,7 @@ class Trouble:
         after = counters(self.metrics)
         assert [name for name, value in before.items() if after.get(name, 0.0) < value] == [], "a counter fell"
         page = httpx.get(self.metrics, timeout=PATIENCE_S).text
-        assert len(re.findall(r"^sluice_worker_epoch ", page, re.MULTILINE)) == 1
+        assert len(re.findall(r"^sluice_worker_epoch{", page, re.MULTILINE)) == 1
 
     def fault(self, name: str) -> Callable[[dict[str, Any]], None]:
         return lambda worker: (self.folder / name).write_text(str(worker["epoch"])) and None
