@@ -12,7 +12,16 @@ from worker.kernels.activate import ACTIVATIONS
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu import delta_net as delta_net_c
 from worker.kernels.cpu import short_conv as short_conv_c
-from worker.kernels.cpu.decoder_c import EXPERT_NORMS, NORMS, AttentionC, ConvC, DecoderC, DecoderCLayer, DeltaC
+from worker.kernels.cpu.decoder_c import (
+    EXPERT_NORMS,
+    NORMS,
+    AttentionC,
+    ConvC,
+    DecoderC,
+    DecoderCLayer,
+    DeltaC,
+    StepRows,
+)
 from worker.kernels.delta_net import DeltaNetShape
 from worker.kernels.experts import in_c
 from worker.kernels.operations import FAST
@@ -51,10 +60,16 @@ class CpuDecoder:
         if decoder.embed_scale != 1.0:
             x *= decoder.embed_scale
         own = decoder.layer_inputs(inputs.token_ids, x)
+        count = len(self.spec.layers)
+        of_all = 1 + self.spec.last_kept if inputs.few_logits else count
         return layers.run(
-            inputs.positions, inputs.slot_mappings, inputs.query_start_loc, inputs.seq_lens, inputs.page_tables,
-            inputs.logits_indices, inputs.read_slots, inputs.write_slots, own,
+            _rows(inputs), inputs.logits_indices, inputs.read_slots, inputs.write_slots, own, layers_of_all=of_all,
+            outputs=_rows(inputs.only_logits()) if of_all < count else None,
         )  # fmt: skip
+
+
+def _rows(inputs: ForwardInputs) -> StepRows:
+    return StepRows(inputs.positions, inputs.slot_mappings, inputs.query_start_loc, inputs.seq_lens, inputs.page_tables)
 
 
 def fastest_decoder(decoder: Decoder, cache: KVCache) -> Decoder | CpuDecoder:

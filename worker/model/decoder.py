@@ -118,6 +118,7 @@ class Decoder:
     def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
         """Does the same without the head: returns the output of the final norm, [R, H]."""
         do, last = self.operations, len(self.weights.layers) - 1
+        kept = self.spec.last_kept if inputs.few_logits else last
         eps, offset, scale = self.spec.norm_eps, self.spec.norm_offset, self.spec.residual_scale
         x = embedding(inputs.token_ids, self.weights.embed)  # [T, H]
         if self.embed_scale != 1.0:
@@ -131,12 +132,14 @@ class Decoder:
                 h = self._recur(h, layer, inputs, cache.states[index])  # [T, values]
             else:
                 h = self._attend(h, layer, kind, inputs, cache.layer(index), cache.group_of[index])  # [T, heads * D]
-            if index == last:  # all K/V and states are written: from here on only the rows with logits matter
+            if index == kept:  # all K/V and states are written: from here on only the rows with logits matter
                 if not len(inputs.logits_indices):
                     return x[:0]
                 if not inputs.all_logits:
                     h, x, normed = (rows[inputs.logits_indices] for rows in (h, x, normed))
                     own = None if own is None else own[inputs.logits_indices]
+                if kept < last:
+                    inputs = inputs.only_logits()
             h = do.linear(h, layer.o, split_k=True)
             after, before = layer.after_attention, layer.before_mlp
             h, x = do.add_rms_norm(h, x, before, eps, offset=offset, x_norm=after, scale=scale)

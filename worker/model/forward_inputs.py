@@ -3,8 +3,9 @@
 run/inputs.py builds it from a plan; model/decoder.py and the attention kernels read it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 
@@ -37,3 +38,24 @@ class ForwardInputs:
     def all_logits(self) -> bool:
         """Whether logits_indices has every row. Compares only shapes, so it does not synchronize with the device."""
         return len(self.logits_indices) == len(self.token_ids)
+
+    @property
+    def few_logits(self) -> bool:
+        """Whether most rows have no logits, so that dropping them early pays. Compares only shapes, as `all_logits`."""
+        return 2 * len(self.logits_indices) <= len(self.token_ids)
+
+    def only_logits(self) -> "ForwardInputs":
+        """Returns the inputs of the rows with logits alone, each a sequence of one row, for layers that write nothing.
+
+        Does not synchronize with the device.
+        """
+        rows, device = self.logits_indices, self.positions.device
+        sequences = torch.searchsorted(self.query_start_loc, rows, right=True) - 1
+        positions = self.positions[rows]
+        return replace(
+            self, token_ids=self.token_ids[rows], positions=positions,
+            slot_mappings=tuple(slots[rows] for slots in self.slot_mappings),
+            query_start_loc=torch.arange(len(rows) + 1, dtype=torch.int32, device=device),
+            seq_lens=(positions + 1).int(), page_tables=tuple(table[sequences] for table in self.page_tables),
+            logits_indices=torch.arange(len(rows), device=device), read_slots=None, write_slots=None,
+        )  # fmt: skip

@@ -168,6 +168,11 @@ class ModelSpec:
     def qkv_size(self) -> int:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
+    @property
+    def last_kept(self) -> int:
+        """The index of the last layer that keeps K/V or a state; all layers behind it read what others keep."""
+        return max(index for index, layer in enumerate(self.layers) if layer.shares is None)
+
     def kv_shape(self, layer: LayerSpec) -> tuple[int, int]:
         """Returns the number of heads of a layer's keys and values, and their size."""
         return layer.kv_heads or self.kv_heads, layer.head_dim or self.head_dim

@@ -125,6 +125,30 @@ def test_any_cut_of_a_hybrid_models_prompt_and_any_company_give_the_same_bits(
             assert all(map(torch.equal, logits(prompts, chunk), alone))
 
 
+@dtypes
+@pytest.mark.parametrize("fast", [False, True])
+def test_layers_that_keep_nothing_compute_only_rows_with_logits_with_the_same_bits(
+    checkpoints: Checkpoints, dtype: torch.dtype, fast: bool
+) -> None:
+    plain = decoder_of(checkpoints("gemma4"), dtype=dtype)
+    prompts, wanted = (
+        prompts_of([40, 1, 70, 1, 1]),
+        [7, 40, 60, 61, 110, 112],
+    )  # of two sequences, no row; of one, three
+    found, counted = [], []
+    with torch.inference_mode():
+        for rows in (None, wanted, []):
+            cache = cache_for(plain, tokens=512)
+            decoder, before = fastest_decoder(plain, cache) if fast else plain, plain.layers_started.value
+            packed = pack([(row, len(row.tokens)) for row in rows_for(cache, prompts, 0)], 16, all_rows=True)
+            if rows is not None:
+                packed = replace(packed, logits_indices=torch.tensor(rows, dtype=torch.int64))
+            found.append(decoder.forward(packed, cache))
+            counted.append(plain.layers_started.value - before)
+    assert torch.equal(found[0][wanted], found[1]) and found[2].shape == (0, plain.spec.vocab_size)
+    assert counted == [6, 6, 3]  # the last three layers share K/V
+
+
 def assert_same_bits(decoder: Decoder, kept: str) -> None:
     caches = [cache_for(decoder, tokens=512, kept=kept) for _ in range(2)]
     cpu_decoder = fastest_decoder(decoder, caches[1])

@@ -37,6 +37,7 @@ def test_e2b_shares_the_kv_of_the_last_layers_with_their_own() -> None:
     assert shapes(spec) == {(True, 1, 256), (False, 1, 512)} and spec.logit_softcap == 30.0
     assert [layer.shares for layer in spec.layers] == [None] * 15 + [14 if i % 5 == 4 else 13 for i in range(15, 35)]
     assert [layer.intermediate_size for layer in spec.layers] == [0] * 15 + [12288] * 20
+    assert spec.last_kept == 14 and spec_from_config(DENSE).last_kept == 59
     assert spec.layer_inputs == LayerInputsSpec(262_144, 256) and spec.attention_scale == 1.0
     full = spec.ropes[spec.layers[4].rope]
     assert (full.kind, full.pairs, full.head_dim, full.theta) == ("proportional", 64, 512, 1e6)

@@ -130,11 +130,38 @@ class _Model(Structure):
 class _Step(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("x", "h", "projected", "gates", "q", "inner", "scratch", "inputs")),
-        *((name, c_void_p) for name in ("positions", "logits_indices", "query_start_loc", "seq_lens")),
-        *((name, c_void_p) for name in ("read_slots", "write_slots")),
+        *((name, c_void_p) for name in ("logits_indices", "read_slots", "write_slots")),
+        *((name, c_void_p) for name in ("positions", "query_start_loc", "seq_lens")),
         *((name, POINTER(c_void_p)) for name in ("slot_mappings", "page_tables")),
-        *((name, c_long) for name in ("t", "seqs", "page_table_stride", "num_outputs")), ("threads", c_int),
+        *((name, c_long) for name in ("t", "seqs", "page_table_stride", "num_outputs", "layers_of_all")),
+        ("threads", c_int),
     ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The T rows of a step, of S sequences, as in worker/model/forward_inputs.py."""
+
+    positions: Tensor  # [T] int64
+    slot_mappings: Sequence[Tensor]  # [T] int64, for each group of layers
+    query_start_loc: Tensor  # [S+1] int32
+    seq_lens: Tensor  # [S] int32
+    page_tables: Sequence[Tensor]  # [S, P] int32, for each group of layers
+
+    def fields(self) -> tuple[object, ...]:
+        """Returns the fields of _Step from `positions` to `page_table_stride`."""
+        for indices in (self.positions, *self.slot_mappings):
+            assert indices.dtype == torch.int64 and indices.is_contiguous()
+        ints, sequences = (self.query_start_loc, self.seq_lens), len(self.seq_lens)
+        assert all(each.dtype == torch.int32 for each in ints) and len(self.query_start_loc) == sequences + 1
+        first = self.page_tables[0]
+        for slots, table in zip(self.slot_mappings, self.page_tables, strict=True):
+            assert len(slots) == len(self.positions) and len(table) == sequences and table.dtype == torch.int32
+            assert table.stride() == first.stride() and table.stride(1) == 1
+        return (
+            self.positions.data_ptr(), *(each.data_ptr() for each in ints), _pointers(self.slot_mappings),
+            _pointers(self.page_tables), len(self.positions), sequences, first.stride(0),
+        )  # fmt: skip
 
 
 class DecoderC:
@@ -166,12 +193,8 @@ class DecoderC:
         self._library, dtype = loaded, last_norm.dtype
         heads, first = next((layer.o.k, layer.attention) for layer in layers if layer.attention is not None)
         page_size, d = first.cache_k.shape[1], first.cos.shape[1]
-        self._referenced = (
-            tuple(layers),
-            last_norm,
-            layers_started,
-            query_scales,
-        )  # the library holds addresses: keep them alive
+        # the library holds addresses: keep them alive
+        self._referenced = (tuple(layers), last_norm, layers_started, query_scales)
         self._hidden, self._dtype = last_norm.shape[-1], dtype
         self._experts = [None if layer.experts is None else layer.experts.struct() for layer in layers]
         deltas = [layer.delta for layer in layers]
@@ -207,48 +230,41 @@ class DecoderC:
 
     def run(
         self,
-        positions: Tensor,
-        slot_mappings: Sequence[Tensor],
-        query_start_loc: Tensor,
-        seq_lens: Tensor,
-        page_tables: Sequence[Tensor],
+        rows: StepRows,
         logits_indices: Tensor,
         read_slots: Tensor | None = None,
         write_slots: Tensor | None = None,
         inputs: Tensor | None = None,
+        *,
+        layers_of_all: int,
+        outputs: StepRows | None = None,
     ) -> Tensor:
         """Runs a step, which writes the K/V of every row and the state of every sequence. Returns the normed output
         [R, H] of `logits_indices`.
 
         The output is valid until the next step.
 
-        positions [T] and logits_indices [R], which ascend, int64; query_start_loc [S+1] and seq_lens [S] int32; for
-        each group of layers, slot_mappings [T] int64 and page_tables [S, P] int32; read_slots and write_slots [S] int32
-        where there are recurrent layers; inputs [T, L, P], which is overwritten, where layers have vectors. Raises
-        MemoryError when a kernel's scratch memory cannot be allocated.
+        logits_indices [R], which ascend, int64; read_slots and write_slots [S] int32 where there are recurrent layers;
+        inputs [T, L, P], which is overwritten, where layers have vectors. All rows pass the first `layers_of_all`
+        layers. `outputs` are the rows of logits_indices, which alone pass the others. Raises MemoryError when a
+        kernel's scratch memory cannot be allocated.
         """
         if self._row_scratch:
             assert read_slots is not None and write_slots is not None
-            check_slots(read_slots, write_slots, query_start_loc)
-        for indices in (positions, *slot_mappings, logits_indices):
-            assert indices.dtype == torch.int64 and indices.is_contiguous()
-        assert query_start_loc.dtype == seq_lens.dtype == torch.int32 and len(query_start_loc) == len(seq_lens) + 1
-        first = page_tables[0]
-        for slots, table in zip(slot_mappings, page_tables, strict=True):
-            assert len(slots) == len(positions) and len(table) == len(seq_lens) and table.dtype == torch.int32
-            assert table.stride() == first.stride() and table.stride(1) == 1
+            check_slots(read_slots, write_slots, rows.query_start_loc)
+        assert logits_indices.dtype == torch.int64 and logits_indices.is_contiguous()
+        assert (outputs is None) == (layers_of_all == len(self._layers))
+        assert outputs is None or len(outputs.positions) == len(logits_indices)
         width = len(self._layers) * self._model.input_size
         assert (inputs is None) == (not width)
-        assert inputs is None or (inputs.is_contiguous() and inputs.numel() == len(positions) * width)
+        assert inputs is None or (inputs.is_contiguous() and inputs.numel() == len(rows.positions) * width)
         assert inputs is None or inputs.dtype == self._dtype
-        step = _Step(
-            *(buffer.data_ptr() for buffer in self._buffers), bindings.address(inputs),
-            positions.data_ptr(), logits_indices.data_ptr(), query_start_loc.data_ptr(), seq_lens.data_ptr(),
-            bindings.address(read_slots), bindings.address(write_slots),
-            _pointers(slot_mappings), _pointers(page_tables),
-            len(positions), len(seq_lens), first.stride(0), len(logits_indices), torch.get_num_threads(),
-        )  # fmt: skip
-        if self._library.decoder_forward(ctypes.byref(self._model), ctypes.byref(step)):
+        buffers = (*(buffer.data_ptr() for buffer in self._buffers), bindings.address(inputs))
+        slots = (bindings.address(read_slots), bindings.address(write_slots))
+        counts = (len(logits_indices), layers_of_all, torch.get_num_threads())
+        step = _Step(*buffers, logits_indices.data_ptr(), *slots, *rows.fields(), *counts)
+        last = None if outputs is None else _Step(*buffers, None, None, None, *outputs.fields(), *counts)
+        if self._library.decoder_forward(ctypes.byref(self._model), ctypes.byref(step), last and ctypes.byref(last)):
             raise MemoryError("no memory for the scratch of a layer")
         return self._buffers[1][: len(logits_indices)]
 

@@ -78,11 +78,14 @@ typedef struct {
 typedef struct {
     char *x, *h, *projected, *gates, *q, *inner, *scratch; /* scratch: of the gated delta rule, and of the experts */
     char *inputs; /* [t][num_layers][input_size], or NULL */
-    const int64_t *positions, *logits_indices; /* logits_indices: ascending */
-    const int32_t *query_start_loc, *seq_lens, *read_slots, *write_slots; /* slots: NULL without recurrent states */
+    const int64_t *logits_indices;            /* ascending */
+    const int32_t *read_slots, *write_slots; /* NULL without recurrent states */
+    const int64_t *positions;
+    const int32_t *query_start_loc, *seq_lens;
     const int64_t *const *slot_mappings; /* one for each group of layers */
     const int32_t *const *page_tables;
     long t, seqs, page_table_stride, num_outputs;
+    long layers_of_all; /* the layers that all rows pass; the others write no K/V and no state */
     int threads;
 } Step;
 
@@ -216,10 +219,21 @@ static void move_rows_to_front(char *data, const Step *s, size_t bytes) {
         if (s->logits_indices[i] != i) memcpy(data + i * bytes, data + s->logits_indices[i] * bytes, bytes);
 }
 
+/* Keeps only the output rows, of which a layer is computed up to `inner`. */
+static void drop_other_rows(const Model *m, Step *s, const Layer *l) {
+    move_rows_to_front(s->inner, s, l->o->k * m->element_size);
+    move_rows_to_front(s->x, s, m->hidden_size * m->element_size);
+    if (m->parallel) move_rows_to_front(s->h, s, m->hidden_size * m->element_size);
+    if (s->inputs) move_rows_to_front(s->inputs, s, m->num_layers * m->input_size * m->element_size);
+    s->t = s->num_outputs;
+}
+
 /* Runs all layers. x holds the embedded tokens. Afterwards the first `num_outputs` rows of h are the normed output.
+ * outputs: the step of the output rows alone, for the layers that only they pass; NULL if there are none such.
  * Returns 0, or 1 when memory is exhausted: then K/V and states of some layers have been written, and nothing else. */
-__attribute__((visibility("default"))) int decoder_forward(const Model *m, const Step *args) {
-    Step step = *args, *s = &step;
+__attribute__((visibility("default"))) int decoder_forward(const Model *m, const Step *args, const Step *outputs) {
+    Step step = *args;
+    const Step *s = &step;
     if (m->layers[0].before_attention)
         norm(m, s, s->x, m->layers[0].before_attention, s->h);
     else
@@ -228,14 +242,12 @@ __attribute__((visibility("default"))) int decoder_forward(const Model *m, const
         const Layer *l = &m->layers[i];
         ++*m->layers_started;
         if (l->delta ? delta_block(m, s, l) : l->conv ? conv_block(m, s, l) : attention_block(m, s, l)) return 1;
-        if (i + 1 == m->num_layers) { /* all K/V and states are written: only the output rows are needed from here on */
-            move_rows_to_front(s->inner, s, l->o->k * m->element_size);
-            move_rows_to_front(s->x, s, m->hidden_size * m->element_size);
-            if (m->parallel) move_rows_to_front(s->h, s, m->hidden_size * m->element_size);
-            if (s->inputs) move_rows_to_front(s->inputs, s, m->num_layers * m->input_size * m->element_size);
-            s->t = s->num_outputs;
+        if (i + 1 == args->layers_of_all) { /* only the output rows are needed from here on */
+            drop_other_rows(m, &step, l);
+            if (!s->t) return 0;
+            if (outputs) s = outputs;
         }
-        if (s->t && feed_forward_block(m, s, l, i + 1 < m->num_layers ? l[1].before_attention : m->last_norm)) return 1;
+        if (feed_forward_block(m, s, l, i + 1 < m->num_layers ? l[1].before_attention : m->last_norm)) return 1;
     }
     return 0;
 }
