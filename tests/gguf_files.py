@@ -27,7 +27,7 @@ from tests.gguf_blocks import dequantized, random_rows
 from tests.gguf_kinds import HEAD_DIM, KINDS
 
 PLAIN = ("F32", "F16", "BF16")
-WHOLE = ("ffn_gate_inp", "ssm_conv1d")  # weights that the converter keeps in float32
+WHOLE = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv")  # weights that the converter keeps in float32
 Types = Callable[[str], str]  # GGUF name of a matrix → its type
 Metadata = Mapping[str, Any]
 
@@ -69,6 +69,7 @@ def write(
     template = json.loads((reference / "tokenizer_config.json").read_text()).get("chat_template")
     writer.add_chat_template(template or (reference / "chat_template.jinja").read_text())
     rng, weights = np.random.default_rng(seed), load_file(reference / "model.safetensors")
+    _activations(writer, weights)
     for (name, stored), weight in _stored(weights, config).items():
         _randomize(name, weight, rng, config)
         kept_whole = weight.dim() == 1 or stored.endswith(".bias") or any(part in stored for part in WHOLE)
@@ -87,6 +88,8 @@ def _stored(weights: dict[str, torch.Tensor], config: Metadata) -> dict[tuple[st
     """
     names, found = name_map(config), {}
     for name, weight in _stacked_experts(weights).items():
+        if ".act_fn." in name:
+            continue
         if name.endswith("in_proj_qkvz.weight"):
             weights[name] = sorted = weight[_by_kind(config)]
             gates = config["linear_num_value_heads"] * config["linear_value_head_dim"]
@@ -170,6 +173,15 @@ def _add(
     rows = gguf.quants.quantize(flat, kind) if type in PLAIN else random_rows(*flat.shape, type, rng, 0.08)
     writer.add_tensor(stored, stored_rows(name, rows.reshape(*numbers.shape[:-1], -1), config), raw_dtype=kind)
     return torch.from_numpy(original_columns(name, dequantized(rows, type), config)).view(weight.shape)
+
+
+def _activations(writer: gguf.GGUFWriter, weights: dict[str, torch.Tensor]) -> None:
+    """Writes the parameters of activations of all layers (Apertus)."""
+    for parameter in ("alpha_p", "alpha_n", "beta", "eps"):
+        found = {name: weight for name, weight in weights.items() if name.endswith(f".act_fn.{parameter}")}
+        if found:
+            by_layer = sorted(found, key=lambda name: int(name.split(".")[2]))
+            getattr(writer, f"add_xielu_{parameter}")([found[name].float().item() for name in by_layer])
 
 
 def _rope_factors(writer: gguf.GGUFWriter, config: Metadata) -> None:

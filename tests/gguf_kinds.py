@@ -8,7 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import (
+    ApertusConfig,
+    ApertusForCausalLM,
+    ArceeConfig,
+    ArceeForCausalLM,
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
     Exaone4Config,
@@ -27,6 +36,10 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Ministral3Config,
@@ -35,6 +48,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -63,6 +78,8 @@ from transformers import (
     SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 from tests.checkpoints import EOS, VOCAB, WINDOW, byte_fallback_tokenizer, byte_level_tokenizer
@@ -201,6 +218,33 @@ DELTA_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_fa
 SECTIONS = DELTA_ROPE | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
 
 
+def _cohere2() -> PreTrainedModel:
+    types = [SLIDING, SLIDING, SLIDING, FULL]
+    sizes = {**WITHOUT_HEAD_DIM, "num_hidden_layers": 4}
+    return Cohere2ForCausalLM(Cohere2Config(**sizes, sliding_window=WINDOW, layer_types=types, logit_scale=0.5))
+
+
+def _hunyuan() -> PreTrainedModel:
+    """A model whose rotary base is multiplied by a power of alpha."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 50.0, "factor": 1.0}
+    return HunYuanDenseV1ForCausalLM(HunYuanDenseV1Config(**SIZES, rope_parameters=rope))
+
+
+def _apertus() -> PreTrainedModel:
+    """A model whose activation has parameters, which differ between layers. The file has them in its metadata."""
+    model = ApertusForCausalLM(ApertusConfig(**WITHOUT_HEAD_DIM, rope_parameters=LLAMA3_ROPE, dtype="float32"))
+    for name, parameter in model.named_parameters():
+        if "alpha_" in name:
+            parameter.data += 0.5 * torch.randn_like(parameter)
+    return model
+
+
+def _lfm2() -> PreTrainedModel:
+    """A model whose first and last layers are short convolutions."""
+    more = {"num_hidden_layers": 3, "layer_types": ["conv", FULL, "conv"], "block_auto_adjust_ff_dim": False}
+    return Lfm2ForCausalLM(Lfm2Config(**{**WITHOUT_HEAD_DIM, **more}))
+
+
 @dataclass(frozen=True)
 class Kind:
     """A family and its architecture in GGUF."""
@@ -251,6 +295,19 @@ KINDS = {
         "ernie4_5", lambda: Ernie4_5ForCausalLM(Ernie4_5Config(**SIZES, use_bias=True, tie_word_embeddings=False))
     ),
     "exaone4": Kind("exaone4", _exaone4),
+    "command-r": Kind(
+        "command-r",
+        lambda: CohereForCausalLM(CohereConfig(**WITHOUT_HEAD_DIM | {"num_hidden_layers": 4}, logit_scale=0.5)),
+    ),
+    "cohere2": Kind("cohere2", _cohere2),
+    "starcoder2": Kind(
+        "starcoder2", lambda: Starcoder2ForCausalLM(Starcoder2Config(**WITHOUT_HEAD_DIM, tie_word_embeddings=False))
+    ),
+    "hunyuan": Kind("hunyuan-dense", _hunyuan),
+    "apertus": Kind("apertus", _apertus),
+    "nemotron": Kind("nemotron", lambda: NemotronForCausalLM(NemotronConfig(**SIZES, tie_word_embeddings=False))),
+    "arcee": Kind("arcee", lambda: ArceeForCausalLM(ArceeConfig(**SIZES, rope_parameters=LLAMA3_ROPE))),
+    "lfm2": Kind("lfm2", _lfm2),
     "seed-oss": Kind("seed_oss", lambda: SeedOssForCausalLM(SeedOssConfig(**SIZES, attention_bias=True))),
     "olmoe": Kind(
         "olmoe",

@@ -13,8 +13,10 @@ import numpy.typing as npt
 Config = Mapping[str, Any]
 Array = npt.NDArray[Any]
 
-PAIRED_MODELS = ("llama", "mistral", "mixtral", "ministral3", "smollm3", "granite", "granitemoe")
-SHIFTED_MODELS = ("gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # norms are 1 + weight
+PAIRED_MODELS = ("llama", "mistral", "mixtral", "ministral3", "smollm3", "granite", "granitemoe", "arcee")
+SHIFTED_MODELS = (  # norms are 1 + weight
+    "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron",
+)  # fmt: skip
 TILED_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
 ROWS_OF_VALUES = ("in_proj_qkv.weight", "in_proj_z.weight", "conv1d.weight")  # behind those of queries and keys
 ROWS_OF_VALUE_HEADS = ("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight")
@@ -54,7 +56,7 @@ def stored_numbers(name: str, numbers: Array, config: Config) -> Array:
         numbers = -np.exp(numbers)
     if config["model_type"] in SHIFTED_MODELS and name.endswith("norm.weight") and ".linear_attn." not in name:
         numbers = numbers + np.float32(1)
-    if name.endswith("conv1d.weight"):
+    if name.endswith(("conv1d.weight", "conv.conv.weight")):
         numbers = numbers[:, 0]
     return stored_rows(name, stored_columns(name, numbers, config), config)
 

@@ -12,6 +12,13 @@ Config = Mapping[str, Any]
 SCALINGS = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
 WITHOUT_HEAD_DIM = ("granite", "granitemoe", "olmo2", "olmoe")  # the converter does not write it for these
 WITH_PATTERN = ("olmo3", "exaone4", "gemma4_text")  # it writes which layers have a window
+EPSILONS = {
+    "cohere": "layer_norm_eps",
+    "cohere2": "layer_norm_eps",
+    "starcoder2": "norm_epsilon",
+    "nemotron": "norm_eps",
+}
+WITHOUT_WINDOW = ("starcoder2",)  # it does not write it for these
 
 
 def hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:
@@ -21,7 +28,10 @@ def hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if of_layer_norms := EPSILONS.get(config["model_type"]):
+        writer.add_layer_norm_eps(config[of_layer_norms])
+    else:
+        writer.add_layer_norm_rms_eps(config["norm_eps"] if "norm_eps" in config else config["rms_norm_eps"])
     if config["model_type"] == "gemma4_text":
         _gemma4(writer, config)
     else:
@@ -36,7 +46,11 @@ def hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:
 
 
 def _same_in_all_layers(writer: gguf.GGUFWriter, config: Config, head_dim: int) -> None:
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    kv_heads = config["num_key_value_heads"]
+    if config.get("conv_L_cache"):
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+        kv_heads = [0 if kind == "conv" else kv_heads for kind in config["layer_types"]]
+    writer.add_head_count_kv(kv_heads)
     if config.get("intermediate_size"):
         writer.add_feed_forward_length(config["intermediate_size"])
     if config["model_type"] not in WITHOUT_HEAD_DIM:
@@ -52,13 +66,14 @@ OF_FAMILIES: Mapping[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "embedding_multiplier": gguf.GGUFWriter.add_embedding_scale,
     "residual_multiplier": gguf.GGUFWriter.add_residual_scale,
     "logits_scaling": gguf.GGUFWriter.add_logit_scale,
+    "logit_scale": gguf.GGUFWriter.add_logit_scale,
 }
 
 
 def _rotary(writer: gguf.GGUFWriter, by_kind: Config, head_dim: int) -> None:
     rope = by_kind.get("full_attention", by_kind)
     kind = rope.get("rope_type")
-    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_freq_base(rope["rope_theta"] * rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2)))
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if "sliding_attention" in by_kind:
         writer.add_rope_freq_base_swa(by_kind["sliding_attention"]["rope_theta"])
@@ -115,7 +130,7 @@ def _yarn(writer: gguf.GGUFWriter, rope: Config) -> None:
 
 def _windows(writer: gguf.GGUFWriter, config: Config) -> None:
     types = config.get("layer_types", ["sliding_attention"])
-    if "sliding_attention" in types and config.get("sliding_window"):
+    if "sliding_attention" in types and config["model_type"] not in WITHOUT_WINDOW and config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
         if config["model_type"] in WITH_PATTERN:
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in types])

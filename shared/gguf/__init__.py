@@ -4,6 +4,7 @@ naming          which files a name means: a file, a folder, split files, a quant
 hub             fetches the files of a quantization
 translated      the folder of translated files, kept in a cache; makes it in a process of its own
 index           where the tensors lie, for the worker
+stated_numbers  tensors that the metadata states as numbers
 container       reads metadata and the places of tensors, with the library `gguf`
 config          config.json
 architectures   the architectures that are served, as rows

@@ -12,13 +12,15 @@ from typing import Any
 
 import msgspec
 from gguf import LlamaFileType
+from msgspec.structs import replace
 
 from shared.gguf.config import config_of
 from shared.gguf.container import Container
 from shared.gguf.errors import GgufError
 from shared.gguf.index import Entry, Index, TiledHeads
-from shared.gguf.naming import INDEX
+from shared.gguf.naming import INDEX, NUMBERS
 from shared.gguf.pooling import pooling_files
+from shared.gguf.stated_numbers import write_numbers
 from shared.gguf.text_settings import generation_config_of, tokenizer_config_of
 from shared.gguf.tokenizer import Vocabulary, tokenizer_of
 
@@ -34,6 +36,9 @@ def translate(files: Sequence[Path], folder: Path) -> None:
     container = Container.read(files)
     config = config_of(container)
     index = _index(container, files, config)
+    numbers = write_numbers(container, config["num_hidden_layers"], folder, len(files))
+    if numbers:
+        index = replace(index, files=(*index.files, NUMBERS), tensors=index.tensors | numbers)
     if quantization := _quantization(container):
         tiled = msgspec.to_builtins(index.tiled_heads)
         config["quantization_config"] = {"quant_method": "gguf", "kind": quantization, "tiled_heads": tiled}

@@ -16,12 +16,15 @@ class Architecture:
     """model_type: of the Hugging Face family. extra: the values that only this family has.
 
     shared: the values that most families have once for all layers.
+    eps: the name of the norms' epsilon in config.json. layer_norm: whether norms subtract the mean.
     """
 
     model_type: str
     generator: str
     extra: Callable[[Hyperparameters, Config], Config]
     shared: Callable[[Hyperparameters], Config] = dense.same_in_all_layers
+    eps: str = "rms_norm_eps"
+    layer_norm: bool = False
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -48,4 +51,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", dense.ernie4_5),
     "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", dense.exaone4),
     "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", dense.seed_oss),
+    "command-r": Architecture("cohere", "CohereForCausalLM", dense.command_r, eps="layer_norm_eps", layer_norm=True),
+    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", dense.cohere2, eps="layer_norm_eps", layer_norm=True),
+    "starcoder2": Architecture(
+        "starcoder2", "Starcoder2ForCausalLM", dense.starcoder2, eps="norm_epsilon", layer_norm=True
+    ),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", dense.hunyuan),
+    "apertus": Architecture("apertus", "ApertusForCausalLM", dense.apertus),
+    "nemotron": Architecture("nemotron", "NemotronForCausalLM", dense.nemotron, eps="norm_eps", layer_norm=True),
+    "arcee": Architecture("arcee", "ArceeForCausalLM", dense.arcee),
+    "lfm2": Architecture("lfm2", "Lfm2ForCausalLM", hybrids.lfm2, hybrids.sizes_of_lfm2, eps="norm_eps"),
 }

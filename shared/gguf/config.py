@@ -16,7 +16,8 @@ def config_of(container: Container) -> Config:
         supported = ", ".join(ARCHITECTURES)
         raise GgufError(f"{container.name}: architecture {name!r} is not supported; supported are {supported}")
     values = Hyperparameters(container, name)
-    config = _common(values) | architecture.shared(values)
+    norm = "attention.layer_norm_epsilon" if architecture.layer_norm else "attention.layer_norm_rms_epsilon"
+    config = _common(values) | {architecture.eps: values.number(norm)} | architecture.shared(values)
     config |= {"model_type": architecture.model_type, "architectures": [architecture.generator]}
     config |= architecture.extra(values, config)
     values.check_all_seen()
@@ -36,7 +37,6 @@ def _common(values: Hyperparameters) -> Config:
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "max_position_embeddings": values.integer("context_length"),
-        "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in container.tensors,
         "dtype": _dtype(container),
         "rope_theta": values.number("rope.freq_base", 10_000.0),

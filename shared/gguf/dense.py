@@ -8,7 +8,7 @@ from shared.gguf.windows import unscaled_in_windows, windows
 # The only Gemma 2 and Gemma 3 whose attention is not scaled by the size of a head, by their number of layers.
 GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
 # Every n-th layer attends to all positions, the others have a window.
-GEMMA2_PATTERN, GEMMA3_PATTERN, OLMO3_PATTERN, EXAONE4_PATTERN = 2, 6, 4, 4
+GEMMA2_PATTERN, GEMMA3_PATTERN, OLMO3_PATTERN, EXAONE4_PATTERN, COHERE2_PATTERN = 2, 6, 4, 4, 4
 GEMMA2_WINDOW = 4096
 SMOLLM3_NO_ROPE = 4
 MULTIPLIERS = {  # of Granite: name in GGUF → name in config.json
@@ -159,3 +159,45 @@ def exaone4(values: Hyperparameters, config: Config) -> Config:
 def seed_oss(values: Hyperparameters, config: Config) -> Config:
     biases = {"attention_bias": has_bias(values, "attn_q"), "attention_out_bias": has_bias(values, "attn_output")}
     return whole_heads(values, config) | biases
+
+
+def command_r(values: Hyperparameters, config: Config) -> Config:
+    scale = {"logit_scale": values.number("logit_scale", 1.0)}
+    return whole_heads(values, config) | scale | {"attention_bias": has_bias(values, "attn_q")}
+
+
+def cohere2(values: Hyperparameters, config: Config) -> Config:
+    """Command R7B. Layers without a window are not rotated."""
+    values.expect("rope.freq_base_swa", config["rope_theta"])
+    return command_r(values, config) | windows(values, config, COHERE2_PATTERN)
+
+
+def starcoder2(values: Hyperparameters, config: Config) -> Config:
+    window = values.integer("attention.sliding_window", 0) or None
+    return whole_heads(values, config) | {"use_bias": has_bias(values, "attn_q"), "sliding_window": window}
+
+
+def hunyuan(values: Hyperparameters, config: Config) -> Config:
+    """Hunyuan. The converter has multiplied the rotary base instead of scaling positions."""
+    values.key("rope.scaling.original_context_length")
+    return whole_heads(values, config) | {"attention_bias": has_bias(values, "attn_q")}
+
+
+def apertus(values: Hyperparameters, config: Config) -> Config:
+    found = {"attention_bias": has_bias(values, "attn_q"), "hidden_act": "xielu"}
+    return whole_heads(values, config) | found | _unscaled_if_not_stated(config)
+
+
+def nemotron(values: Hyperparameters, config: Config) -> Config:
+    bias = {"attention_bias": has_bias(values, "attn_q"), "mlp_bias": has_bias(values, "ffn_down")}
+    return part_of_heads(values, config) | bias
+
+
+def arcee(values: Hyperparameters, config: Config) -> Config:
+    bias = {"attention_bias": has_bias(values, "attn_q"), "mlp_bias": has_bias(values, "ffn_down")}
+    return whole_heads(values, config) | bias
+
+
+def _unscaled_if_not_stated(config: Config) -> Config:
+    """Config classes of some families have rotary scaling by default."""
+    return {"rope_scaling": config["rope_scaling"] or {"rope_type": "default"}}

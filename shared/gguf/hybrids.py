@@ -1,6 +1,7 @@
-"""What only the architectures with recurrent layers (Gated DeltaNet) have in config.json."""
+"""What only the architectures with recurrent layers (Gated DeltaNet, short convolutions) have in config.json."""
 
-from shared.gguf.dense import has_bias, part_of_heads
+from shared.gguf.container import Container
+from shared.gguf.dense import has_bias, part_of_heads, same_in_all_layers, whole_heads
 from shared.gguf.errors import GgufError
 from shared.gguf.hyperparameters import Config, Hyperparameters
 from shared.gguf.mixtures import qwen_experts, shared_expert
@@ -51,3 +52,24 @@ def _layer_types(values: Hyperparameters, layers: int) -> list[str]:
             f"{values.container.name}: {len(recurrent)} of its {layers} layers say whether they are recurrent"
         )
     return ["linear_attention" if one else "full_attention" for one in recurrent[:layers]]
+
+
+def sizes_of_lfm2(values: Hyperparameters) -> Config:
+    """Files of LFM2 state key heads layer by layer; layers without key heads are short convolutions."""
+    container, key = values.container, values.key("attention.head_count_kv")
+    heads = container.entries(key, int)
+    attending = {count for count in heads if count}
+    if len(heads) != values.integer("block_count") or len(attending) != 1:
+        raise GgufError(f"{container.name}: {key} {heads} must be 0 or the same number for every layer")
+    stated = {**container.metadata, key: attending.pop()}
+    same = Hyperparameters(Container(container.name, stated, container.tensors), values.architecture, values.seen)
+    kinds = ["full_attention" if count else "conv" for count in heads]
+    return same_in_all_layers(same) | {"layer_types": kinds}
+
+
+def lfm2(values: Hyperparameters, config: Config) -> Config:
+    """LFM2. The file states the width of the feed-forward as it is."""
+    return whole_heads(values, config) | {
+        "conv_L_cache": values.integer("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+    }

@@ -18,7 +18,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Index(msgspec.Struct, frozen=True):
-    """architecture: general.architecture. files: the paths of the GGUF files.
+    """architecture: general.architecture. files: the paths of the GGUF files, and the name of a file beside the index.
 
     head_dim, kv_heads: of the model.
     tiled_heads: how the value heads of recurrent layers are stored, if not in the order of Hugging Face.

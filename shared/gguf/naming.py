@@ -11,6 +11,7 @@ from shared.gguf.errors import GgufError
 
 MAGIC = b"GGUF"
 INDEX = "gguf.json"  # the index of the tensors in the folder of a translated model
+NUMBERS = "numbers.bin"  # tensors that the metadata states as numbers, in that folder
 SUFFIX = ".gguf"
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 QUANTIZATION = re.compile(

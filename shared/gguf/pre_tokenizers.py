@@ -51,6 +51,12 @@ _SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 _TEKKEN = "|".join((*_WORD_BY_CASE, r"\p{N}", _SIGNS, _SPACES))
 _O200K = "|".join((*(rf"{word}{_CONTRACTIONS}?" for word in _WORD_BY_CASE), r"\p{N}{1,3}", _SIGNS, _SPACES))
 
+_NUMBERS, _CHINESE_AND_KANA = r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_HUNYUAN = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
+
 _LLAMA3 = PreTokenizer(_split(_CL100K), ignore_merges=True, add_bos=True)
 _QWEN = PreTokenizer(_split(_QWEN2), nfc=True)
 _GPT2 = PreTokenizer((_byte_level(use_regex=True),))
@@ -74,5 +80,8 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "seed-coder": PreTokenizer(_split(_SEED)),
     "tekken": PreTokenizer(_split(_TEKKEN), ignore_merges=True, add_bos=True),
     "gpt-4o": PreTokenizer(_split(_O200K), ignore_merges=True),  # gpt-oss
+    "command-r": PreTokenizer(_DIGITS.parts, nfc=True, add_bos=True),
+    "hunyuan-dense": PreTokenizer((_split(_NUMBERS)[0], _split(_CHINESE_AND_KANA)[0], *_split(_HUNYUAN))),
+    "lfm2": _LLAMA3,
     "dbrx": PreTokenizer(_split(_CL100K)),  # Phi-4, OLMo 2, Granite 4
 }

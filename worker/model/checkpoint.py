@@ -282,7 +282,7 @@ def _extents(fd: int) -> dict[str, Extent]:
 def weight_files(folder: Path) -> list[Path]:
     """Returns the files of weights, which may be missing. Raises CheckpointError when none are named."""
     if (folder / GGUF_INDEX).exists():
-        return [Path(file) for file in read_index(folder).files]
+        return [folder / file for file in read_index(folder).files]
     if (folder / INDEX).exists():
         names = _json(folder / INDEX).get("weight_map")
         if not isinstance(names, dict) or not names:

@@ -18,6 +18,7 @@ OF_EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_le
 MIXTURES = ("qwen2moe", "qwen3moe", "gpt-oss", "qwen3next", "qwen35moe")
 SMALL_MIXTURES = ("olmoe", "granitemoe")  # whose experts have the size of a dense model's feed-forward
 RECURRENT = ("qwen3next", "qwen35", "qwen35moe")
+LAYER_NORMS = ("command-r", "cohere2", "starcoder2", "nemotron")
 OF_STATES = {
     "ssm.conv_kernel": 4, "ssm.state_size": 6, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 20,
     "full_attention_interval": 2,
@@ -35,6 +36,9 @@ def container(architecture: str, change: dict[str, Any] | None = None, **types: 
     values |= OF_EXPERTS if architecture in MIXTURES else {}
     values |= {"expert_count": 8, "expert_used_count": 2} if architecture in SMALL_MIXTURES else {}
     values |= OF_STATES if architecture in RECURRENT else {}
+    values |= {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2]} if architecture == "lfm2" else {}
+    if architecture in LAYER_NORMS:
+        values["attention.layer_norm_epsilon"] = values.pop("attention.layer_norm_rms_epsilon")
     metadata = {f"{architecture}.{name}": value for name, value in values.items()}
     metadata |= {"general.architecture": architecture, **TOKENS, **(change or {})}
     tensors = {"token_embd.weight": StoredTensor(HERE, "Q4_K", (3, 8), 0, 0)}
@@ -47,7 +51,7 @@ def test_common_values(architecture: str) -> None:
     config = config_of(container(architecture))
     expected = {
         "vocab_size": 3, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+        "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 512, ARCHITECTURES[architecture].eps: 1e-6,
         "rope_theta": 5e5, "tie_word_embeddings": True, "dtype": "bfloat16",
     }  # fmt: skip
     assert {name: config[name] for name in expected} == expected
@@ -138,6 +142,16 @@ def test_tensors_tell_heads_biases_and_number_formats() -> None:
           "rope_scaling": {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64,
                            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
                            "llama_4_scaling_beta": 0.5}}),
+        ("command-r", {"command-r.logit_scale": 0.25}, {"logit_scale": 0.25, "attention_bias": False}),
+        ("cohere2", {"cohere2.attention.sliding_window": 8, "cohere2.block_count": 4},
+         {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}),
+        ("starcoder2", {}, {"use_bias": False, "sliding_window": None}),
+        ("hunyuan-dense", {"hunyuan-dense.rope.scaling.type": "none", "hunyuan-dense.rope.scaling.factor": 1.0,
+                           "hunyuan-dense.rope.scaling.original_context_length": 512}, {"rope_scaling": None}),
+        ("apertus", {}, {"rope_scaling": {"rope_type": "default"}, "hidden_act": "xielu"}),
+        ("nemotron", {"nemotron.rope.dimension_count": 2}, {"partial_rotary_factor": 0.5, "mlp_bias": False}),
+        ("lfm2", {}, {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "num_key_value_heads": 2,
+                      "block_auto_adjust_ff_dim": False}),
         ("exaone4", {}, {"sliding_window": 0, "layer_types": ["full_attention"] * 2}),
         ("exaone4", {"exaone4.attention.sliding_window": 8, "exaone4.attention.sliding_window_pattern": [True, False]},
          {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}),

@@ -16,9 +16,9 @@ from torch import Tensor
 from shared.gguf.index import Index, TiledHeads
 from worker.model.checkpoint import CheckpointError
 
-PAIRED_ARCHITECTURES = ("llama", "smollm3", "granite", "granitemoe", "mistral3")
+PAIRED_ARCHITECTURES = ("llama", "smollm3", "granite", "granitemoe", "mistral3", "arcee")
 PAIRED = re.compile(r".*\.self_attn\.(q|k|qkv)_proj\.(weight|bias)")
-SHIFTED_ARCHITECTURES = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
+SHIFTED_ARCHITECTURES = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe", "nemotron")
 SHIFTED = re.compile(r".*(?<!\.linear_attn\.)norm\.weight")
 DECAYS = re.compile(r".*\.linear_attn\.A_log")
 # Rows of value heads, behind rows of queries and keys if there are any; rows of one number each; columns.
@@ -26,7 +26,10 @@ OF_VALUES = re.compile(r".*\.linear_attn\.(in_proj_qkv|in_proj_z|conv1d)\.weight
 OF_VALUE_HEADS = re.compile(r".*\.linear_attn\.(A_log|dt_bias|in_proj_[ab]\.weight)")
 BY_VALUES = re.compile(r".*\.linear_attn\.out_proj\.weight")
 # Tensors that have dimensions of size 1 in Hugging Face checkpoints only: a weight of one row, kernels of channels.
-ONE_ROW, ONE_INPUT = re.compile(r".*\.mlp\.shared_expert_gate\.weight"), re.compile(r".*\.linear_attn\.conv1d\.weight")
+ONE_ROW, ONE_INPUT = (
+    re.compile(r".*\.mlp\.shared_expert_gate\.weight"),
+    re.compile(r".*\.(linear_attn\.conv1d|conv\.conv)\.weight"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ WHOLE = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
-    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "per_layer_proj_norm": "model.per_layer_projection_norm", "token_embd_norm": "model.embedding_norm",
 }  # fmt: skip
 LAYER = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
@@ -36,6 +36,12 @@ DELTA_NET = {
     "ssm_in": "linear_attn.in_proj_qkvz",  # old files of Qwen3-Next
     "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm", "ssm_out": "linear_attn.out_proj",
 }  # fmt: skip
+LFM2 = {
+    "attn_norm": "operator_norm", "attn_output": "self_attn.out_proj", "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm", "ffn_norm": "ffn_norm", "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2", "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj", "shortconv.out_proj": "conv.out_proj",
+}  # fmt: skip
 SPECIAL: Mapping[str, Mapping[str, str]] = {
     "gemma2": GEMMA,
     "gemma3": GEMMA,
@@ -49,6 +55,10 @@ SPECIAL: Mapping[str, Mapping[str, str]] = {
     "seed_oss": BEFORE_MLP,
     "olmo2": ONLY_POST_NORMS,
     "exaone4": ONLY_POST_NORMS,
+    "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+    "hunyuan-dense": {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+    "apertus": {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
+    "lfm2": LFM2,
     "qwen3next": DELTA_NET,
     "qwen35": DELTA_NET,
     "qwen35moe": DELTA_NET,
@@ -62,6 +72,8 @@ PARAMETERS = {
 NO_MODULES = {
     "ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias", "layer_output_scale.weight": "layer_scalar",
     "ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale",
+    "xielu.alpha_p": "mlp.act_fn.alpha_p", "xielu.alpha_n": "mlp.act_fn.alpha_n", "xielu.beta": "mlp.act_fn.beta",
+    "xielu.eps": "mlp.act_fn.eps",
 }  # fmt: skip
 BESIDE_MLP = ("gemma4",)  # architectures whose experts are no part of an `mlp`
 ONE_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d+)")  # old files of Mixtral

@@ -33,7 +33,7 @@ class GgufTensors:
         Raises CheckpointError when a file is missing or too short.
         """
         index = read_index(folder)
-        self._files = [Path(file) for file in index.files]
+        self._files = [folder / file for file in index.files]
         self._index = index
         self._entries: dict[str, Entry] = {}
         for name, entry in index.tensors.items():
@@ -101,7 +101,7 @@ class GgufTensors:
         What the converter has changed is undone, but for the columns of a block format. Raises CheckpointError when
         the file cannot be read, or a number is impossible.
         """
-        entry, layout = self._entries[name], layout_of(name, into.shape[0], self._index)
+        entry, layout = self._entries[name], layout_of(name, into.shape[0] if into.dim() else 1, self._index)
         stored = DTYPES.get(entry.type, torch.uint8)
         if layout is AS_STORED:
             self._copy(entry, stored, into, name)
