@@ -69,7 +69,9 @@ class StaticDecode:
     ) -> None:
         """ids: [batch or more] int64. compute() reads the previous step's ids here and writes those of this step."""
         device, pages = ids.device, -(-max_kv_len // page_size)
+        self.batch, self.max_kv_len = batch, max_kv_len
         self.graph: Graph | None = None
+        self.captures_left = 2  # how many more times a capture may be tried
         self.graph_outputs: list[Tensor] = []  # tensors that the graph writes to, which must live as long as the graph
         self._page_size, self._ids, self._forward = page_size, ids, forward
         self._block = torch.zeros(block_bytes(batch, pages, groups), dtype=torch.uint8, device=device)

@@ -1,8 +1,9 @@
 """Captures decodes once as CUDA graphs and replays them: one call instead of hundreds, including sampling.
 
 There is one graph for each shape, which is a padded number of rows and a bound on the positions of keys. A shape is
-captured after its first step, which runs without a graph. Before the first graph serves a request, a self-test compares
-a replay with the same step without a graph. Any failure turns graphs off, and steps then run without graphs.
+captured after its first step, which runs without a graph. If that fails, it is tried once more after the next step of
+the shape, whose steps then run without a graph. Before the first graph serves a request, a self-test compares a replay
+with the same step without a graph. If the self-test or a replay fails, graphs are turned off.
 """
 
 import logging
@@ -68,8 +69,8 @@ class DecodeGraphs:
             decode.compute()
         ids = self._ids[: len(plan.chunks)]
         step = InFlightStep(plan, may_overlap, ids, HostCopy(ids))
-        if decode.graph is None and self.on:
-            decode.graph = self._try_capture(decode.compute)
+        if decode.graph is None and decode.captures_left and self.on:
+            self._try_capture(decode)
         return step
 
     def _decode_for(self, plan: Plan) -> StaticDecode:
@@ -91,12 +92,16 @@ class DecodeGraphs:
             raise
         self._count_replayed()
 
-    def _try_capture(self, body: Callable[[], object]) -> Graph | None:
+    def _try_capture(self, decode: StaticDecode) -> None:
+        decode.captures_left -= 1
         try:
-            return self._capture(body)
-        except Exception as error:
-            self._turn_off(f"one could not be captured: {type(error).__name__}: {error}")
-            return None
+            decode.graph = self._capture(decode.compute)
+        except Exception as error:  # such as a moment without free memory
+            outlook = "it is tried once more" if decode.captures_left else "they run without one, which is slower"
+            log.warning(
+                "the CUDA graph for %d decodes of up to %d positions could not be captured, and %s: %s: %s",
+                decode.batch, decode.max_kv_len, outlook, type(error).__name__, error,
+            )  # fmt: skip
 
     def _turn_off(self, reason: str) -> None:
         if self.on:

@@ -91,23 +91,50 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def test_failing_capture_turns_graphs_off(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
-    for allowed in (0, 1, 2):  # the first one is that of the comparison
-        caplog.clear()
-        plain, (bench, graphs, counts) = RunnerBench(decoder), capturing(decoder, overlap=True)
-        record = graphs._capture
+def capture_that_fails(graphs: DecodeGraphs, failing: set[int]) -> Callable[..., EagerGraph]:
+    """Returns a capture whose attempts with these numbers fail; the self-test's attempt has number 0."""
+    capture, attempts = graphs._capture, iter(range(1 << 20))
 
-        def refuse(body: Callable[[], object], allowed: int = allowed) -> EagerGraph:
-            if counts["captures"] == allowed:  # noqa: B023
-                raise RuntimeError("operation not permitted when stream is capturing")
-            return record(body)  # type: ignore[return-value]  # noqa: B023
+    def attempt(body: Callable[[], object]) -> EagerGraph:
+        if next(attempts) in failing:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return capture(body)  # type: ignore[return-value]
 
-        graphs._capture = refuse
-        for one in (plain, bench):
-            traffic(one, PLAIN)
-        assert bench.received()[0] == plain.received()[0] and not graphs.on
-        (said,) = warnings(caplog)
-        assert "without CUDA graphs" in said and "not permitted" in said
+    return attempt
+
+
+def test_self_test_without_a_capture_turns_graphs_off(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
+    plain, (bench, graphs, counts) = RunnerBench(decoder), capturing(decoder, overlap=True)
+    graphs._capture = capture_that_fails(graphs, {0})
+    for one in (plain, bench):
+        traffic(one, PLAIN)
+    assert bench.received()[0] == plain.received()[0] and not graphs.on
+    (said,) = warnings(caplog)
+    assert "without CUDA graphs" in said and "not permitted" in said
+
+
+def test_capture_that_fails_once_is_repeated(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
+    plain, (bench, graphs, counts) = RunnerBench(decoder), capturing(decoder, overlap=True)
+    graphs._capture = capture_that_fails(graphs, {1})
+    for one in (plain, bench):
+        traffic(one, PLAIN)
+    assert bench.received()[0] == plain.received()[0] and graphs.on
+    assert all(decode.graph is not None for decode in graphs._decodes.values())
+    (said,) = warnings(caplog)
+    assert "tried once more" in said and "not permitted" in said
+
+
+def test_capture_that_fails_twice_gives_up_for_its_shape_only(
+    decoder: Decoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, (bench, graphs, counts) = RunnerBench(decoder), capturing(decoder, overlap=True)
+    graphs._capture = capture_that_fails(graphs, {1, 2})
+    for one in (plain, bench):
+        traffic(one, PLAIN)
+    assert bench.received()[0] == plain.received()[0] and graphs.on and counts["replays"] > 10
+    without = [decode for decode in graphs._decodes.values() if decode.graph is None]
+    assert len(without) == 1 and not without[0].captures_left
+    assert len(warnings(caplog)) == 2 and "without one" in warnings(caplog)[1]
 
 
 @pytest.mark.parametrize("wrong", ["nothing", "stale", "logits"])
