@@ -104,7 +104,7 @@ def capture_that_fails(graphs: DecodeGraphs, failing: set[int]) -> Callable[...,
 
 
 def test_self_test_without_a_capture_turns_graphs_off(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
-    plain, (bench, graphs, counts) = RunnerBench(decoder), capturing(decoder, overlap=True)
+    plain, (bench, graphs, _) = RunnerBench(decoder), capturing(decoder, overlap=True)
     graphs._capture = capture_that_fails(graphs, {0})
     for one in (plain, bench):
         traffic(one, PLAIN)
@@ -114,7 +114,7 @@ def test_self_test_without_a_capture_turns_graphs_off(decoder: Decoder, caplog: 
 
 
 def test_capture_that_fails_once_is_repeated(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
-    plain, (bench, graphs, counts) = RunnerBench(decoder), capturing(decoder, overlap=True)
+    plain, (bench, graphs, _) = RunnerBench(decoder), capturing(decoder, overlap=True)
     graphs._capture = capture_that_fails(graphs, {1})
     for one in (plain, bench):
         traffic(one, PLAIN)
