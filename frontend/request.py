@@ -50,6 +50,7 @@ class GenerationRequest:
     deadline_ms: int = 0
     priority: int = 0
     tenant: str = ""  # the name of the request's API key
+    fingerprint: str = ""  # only workers with this fingerprint may compute it; "": any, but all sequences by the same
     pooling: Pooling | None = None  # asks for one vector of each prompt instead of text
     parser_config: ParserConfig | None = None  # None: all of the output is text
     format_data: dict[str, Any] = field(default_factory=dict)  # what only this API format's response needs

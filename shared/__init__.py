@@ -8,6 +8,7 @@ arguments           types of command-line arguments that are not settings
 default_sizes, machine      defaults that depend on the machine; facts about the machine
 byte_level          the alphabet of byte-level vocabularies
 task                what a checkpoint is for: text, embeddings or scores
+fingerprint         a short hash of what decides the bytes of answers
 hf_hub              checkpoints from the Hugging Face hub
 heartbeat           a process's heartbeat file, read by the launcher
 build               which version of Sluice this is

@@ -21,7 +21,7 @@ from frontend.workers.listener import WireCounters
 from frontend.workers.status import ConnectionState, Readiness, WorkerStatus
 from frontend.workers.stream import Stream
 from shared import messages as m
-from shared.codec import pack_f32, pack_u32
+from shared.codec import pack_f32, pack_u32, unpack_u32
 from tests.frontend.text.tokenizers import byte_level, save
 
 MODEL = "tiny"
@@ -54,7 +54,9 @@ class FakePool:
     refusals: dict[int, SluiceError] = field(default_factory=dict)
     delays: dict[int, float] = field(default_factory=dict)
     status: m.Status | None = READY_STATUS
-    welcome: m.Welcome | None = field(default_factory=lambda: m.Welcome(1, 1, 4711, MODEL, "", LIMITS))
+    welcome: m.Welcome | None = field(
+        default_factory=lambda: m.Welcome(1, 1, 4711, MODEL, "", LIMITS, fingerprint="fp_worker")
+    )
     readiness: Readiness = workers.READY
     handshaking: bool = False
     counters: WireCounters = field(default_factory=WireCounters)
@@ -81,6 +83,11 @@ class FakePool:
         return self
 
     @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the one worker."""
+        return self.welcome.fingerprint if self.welcome else ""
+
+    @property
     def connections(self) -> list[Self]:
         """The one worker, which the fake implements itself, too."""
         return [self]
@@ -93,7 +100,11 @@ class FakePool:
     def statuses(self) -> list[WorkerStatus]:
         """Returns one worker, or none before its first status."""
         state = STATES.get(self.readiness, ConnectionState.LOADING)
-        return [WorkerStatus("fake", state, self.readiness.text, self.status)] if self.status else []
+        return (
+            [WorkerStatus("fake", state, self.readiness.text, self.status, fingerprint=self.fingerprint)]
+            if self.status
+            else []
+        )
 
     @property
     def live(self) -> int:
@@ -110,6 +121,7 @@ class FakePool:
         priority: int = 0,
         tenant: str = "",
         pooling: m.Pooling | None = None,
+        fingerprint: str = "",
     ) -> Stream:
         self.calls += 1
         call = self.calls - 1
@@ -121,7 +133,8 @@ class FakePool:
             call + 1, pack_u32(prompt), sampling, b"", cache_salt, group, deadline_ms, priority, 0, tenant,
             pooling=pooling,
         )  # fmt: skip
-        stream = Stream(message, asyncio.get_running_loop().create_future(), seed=sampling.seed or 77)
+        admission = asyncio.get_running_loop().create_future()
+        stream = Stream(message, admission, seed=sampling.seed or 77, fingerprint=fingerprint or self.fingerprint)
         self.submitted.append(Submitted(prompt, sampling, stream, group))
         if self.play is not None:
             self.play(self, stream)
@@ -162,6 +175,19 @@ class FakePool:
         task = asyncio.ensure_future(call())
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+
+
+def pooling(values: Callable[[list[int]], list[float]], outcome: m.Outcome = m.Outcome.POOLED) -> Play:
+    """Returns a `play` that answers each prompt with a vector of its ids."""
+
+    def play(pool: FakePool, stream: Any) -> None:
+        def end() -> None:
+            stream.vector = pack_f32(values(unpack_u32(stream.submit.prompt).tolist()))
+            pool.end(stream, outcome, cached=2)
+
+        pool.later(end)
+
+    return play
 
 
 def sending(*pieces: list[int], outcome: m.Outcome = m.Outcome.EOS, error: str = "", pause_s: float = 0.0) -> Play:

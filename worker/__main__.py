@@ -86,7 +86,9 @@ def _serve(
     reporter.heartbeat.phase = Phase.SERVING
     if settings.worker.worker_metrics_port:
         _serve_metrics(metrics, server, settings)
-    server.identity = Identity(server.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits)
+    server.identity = Identity(
+        server.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits, engine.fingerprint
+    )
     log.info("ready: %s", settings.model.name)
     gc.collect()
     gc.freeze()  # torch's modules and the model live until the process exits: no step shall pause to scan them

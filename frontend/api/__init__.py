@@ -22,6 +22,7 @@ The formats share these modules:
     chat_prompt         turns chat messages into a prompt
     call_history        messages as chat templates know them, in the form in which each template shows calls
     tools               tools and tool choices, as the formats write them
+    fingerprint         what a frontend adds to a worker's fingerprint
     thinking_budget     the fields that limit reasoning
     structured_output   the fields that ask for structured output
     openapi, request_schema     the description of the API at /openapi.json

@@ -13,12 +13,13 @@ from starlette.responses import Response
 
 from frontend.api.common import ModelContext, to_json
 from frontend.api.decoding import decode
+from frontend.api.fingerprint import combined
 from frontend.api.request_model import RequestModel
 from frontend.api.unknown_fields import UnknownFields, header_value
 from frontend.errors import TooLarge
 from frontend.generation.service import Service
 from frontend.observability.metrics import PrometheusMetrics
-from frontend.server.middleware import IGNORED_FIELDS
+from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS
 from frontend.workers.pool import WorkerPool
 from shared.config import FrontendConfig
 from shared.messages import Limits
@@ -50,6 +51,23 @@ class AppState:
     def context(self) -> ModelContext:
         """Returns the facts about the model that requests need. Raises Overloaded while the tokenizer is loading."""
         return self._model_context.within(self.limits)
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of all ready workers with this frontend; empty while there is none, or if they differ."""
+        return self.fingerprint_with(self.pool.membership.fingerprint)
+
+    def fingerprint_with(self, worker: str) -> str:
+        """Returns the fingerprint of answers that workers with the fingerprint `worker` compute; empty if not known."""
+        known = worker and self.service.has_tokenizer
+        return combined(worker, self._model_context.text_fingerprint) if known else ""
+
+    def sign(self, request: Request, worker: str) -> str:
+        """Returns the same, and has the response name it in its header."""
+        found = self.fingerprint_with(worker)
+        if found:
+            request.scope[FINGERPRINT] = found
+        return found
 
     @cached_property
     def _model_context(self) -> ModelContext:

@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from frontend.api import response_types
 from frontend.api.decoding import reader, refuse_unknown
+from frontend.api.fingerprint import text_fingerprint
 from frontend.api.request_model import SMALLEST, fields_of
 from frontend.api.request_types import GenerationFields, OpenAIFields
 from frontend.errors import BadRequest, SluiceError, Unprocessable
@@ -54,17 +55,18 @@ class ModelContext:
     task: Task = GENERATE
     hidden_size: int = 0  # dimensions of an embedding; 0 before a worker has reported it
     trusts_templates: bool = False  # a request may bring its own chat template
+    text_fingerprint: str = ""  # of how prompts are made, see fingerprint.py
 
     @classmethod
     def of(cls, names: Sequence[str], tokenizer: Tokenizer, config: FrontendConfig) -> Self:
         """Returns the context before any worker has reported its limits."""
+        style = ModelFormat.of(tokenizer.templates, config.tool_format, config.reasoning_format)
+        defaults = recommended(tokenizer.generation) if config.sampling_defaults == "model" else {}
         return cls(
             names[0], 0, tokenizer.vocab_size, tokenizer, ChatTemplate(tokenizer.templates, tokenizer.named_tokens),
-            config.completions_stream_format,
-            ModelFormat.of(tokenizer.templates, config.tool_format, config.reasoning_format),
-            recommended(tokenizer.generation) if config.sampling_defaults == "model" else {},
-            frozenset(names), config.any_model_name, tokenizer.task,
+            config.completions_stream_format, style, defaults, frozenset(names), config.any_model_name, tokenizer.task,
             trusts_templates=config.trust_request_chat_template,
+            text_fingerprint=text_fingerprint(tokenizer, style, defaults),
         )  # fmt: skip
 
     @property
@@ -88,6 +90,7 @@ class ResponseContext:
     request: GenerationRequest
     tokenizer: Tokenizer
     prefix: str = "cmpl"
+    fingerprint: str = ""  # of the server, see shared/fingerprint.py; empty if its workers make none
     nonce: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
     event_numbers: Iterator[int] = field(default_factory=count)  # for API formats that number their events
@@ -95,6 +98,11 @@ class ResponseContext:
     @property
     def id(self) -> str:
         return f"{self.prefix}-{self.nonce}"
+
+    @property
+    def system_fingerprint(self) -> str | None:
+        """The fingerprint as OpenAI's formats have it."""
+        return self.fingerprint or None
 
     def token_text(self, id: int) -> str:
         """Returns how log-probabilities name a token."""

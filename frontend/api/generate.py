@@ -41,7 +41,8 @@ async def generate(app: AppState, request: Request) -> Response:
     record.generation_request = generation_request
     generation = await while_connected(request, app.service.start(generation_request, begun))
     record.generation = generation
-    response_context = ResponseContext(generation_request, context.tokenizer, chosen.PREFIX)
+    fingerprint = app.sign(request, generation.fingerprint)
+    response_context = ResponseContext(generation_request, context.tokenizer, chosen.PREFIX, fingerprint)
     if generation_request.stream:
         return _stream(app, request, chosen, response_context, generation)
     try:

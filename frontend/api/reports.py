@@ -33,7 +33,8 @@ async def version(app: AppState, request: Request) -> Response:
 
 
 async def stats(app: AppState, request: Request) -> Response:
-    return json_response(statistics.stats(app.pool.membership.statuses(), app.names[0], app.service.draining))
+    workers = app.pool.membership.statuses()
+    return json_response(statistics.stats(workers, app.names[0], app.service.draining, app.fingerprint_with))
 
 
 async def metrics(app: AppState, request: Request) -> Response:
@@ -46,13 +47,13 @@ async def document(app: AppState, request: Request) -> Response:
 
 
 async def model_list(app: AppState, request: Request) -> Response:
-    return json_response(models.model_list(app.names, app.created, app.limits))
+    return json_response(models.model_list(app.names, app.created, app.limits, app.fingerprint))
 
 
 async def model(app: AppState, request: Request) -> Response:
     wanted = request.path_params["name"]
     names = (*app.names, wanted) if app.config.any_model_name else app.names
-    return json_response(models.find_model(wanted, names, app.created, app.limits))
+    return json_response(models.find_model(wanted, names, app.created, app.limits, app.fingerprint))
 
 
 async def tokenizer_info(app: AppState, request: Request) -> Response:

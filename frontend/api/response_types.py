@@ -45,6 +45,7 @@ class Model(ResponseModel):
     display_name: str
     created_at: str
     max_input_tokens: Count | None
+    fingerprint: Annotated[str | None, Meta(description="Equal on servers that give equal answers")]
 
 
 class ModelList(ResponseModel):

@@ -63,6 +63,11 @@ class Generation:
         self._callback: Callable[[], None] = ignore
         live.add(self)
 
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the workers that compute it; empty if they made none."""
+        return self.choices[0].stream.fingerprint
+
     def fail_after(self, seconds: float) -> None:
         """Fails the request if it has not ended after `seconds`, whatever state its worker is in."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, deadline_error())

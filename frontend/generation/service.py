@@ -60,9 +60,14 @@ class Service:
         return readiness
 
     @property
+    def has_tokenizer(self) -> bool:
+        loading = self._tokenizer
+        return loading.done() and not loading.cancelled() and loading.exception() is None
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises Overloaded until it is loaded."""
-        if not self._tokenizer.done() or self._tokenizer.cancelled() or self._tokenizer.exception() is not None:
+        if not self.has_tokenizer:
             raise Overloaded(f"not ready: {self.readiness.text}", code="not_ready", retry_after=1.0)
         return self._tokenizer.result()
 
@@ -145,11 +150,13 @@ class Service:
         raise deadline_error()
 
     async def _submit(self, request: GenerationRequest) -> list[Stream]:
+        single = len(request.prompts) == request.n == 1
+        fingerprint = request.fingerprint or ("" if single else self.pool.fingerprint)
         calls = [
             self.pool.submit(
                 prompt, _sampling(request.sampling, n), cache_salt=request.cache_salt, group=group,
                 deadline_ms=request.deadline_ms, priority=request.priority, tenant=request.tenant,
-                pooling=request.pooling,
+                pooling=request.pooling, fingerprint=fingerprint,
             )
             for prompt, group in zip(request.prompts, self._group_ids(request), strict=True)
             for n in range(request.n)

@@ -18,20 +18,23 @@ class Windows:
     """The generations of a request, one after the other; each has the next WINDOW prompts.
 
     choices, reason: as a Generation has them, of all that have begun.
+    fingerprint: of the workers, which is the same for all; empty before the first prompts are admitted
     """
 
     def __init__(self, service: Service, request: GenerationRequest, arrived_at: float) -> None:
         """arrived_at: when the request arrived, by `time.perf_counter()`"""
         self.choices: list[Choice] = []
         self.reason = ""
+        self.fingerprint = ""
         self._service, self._request, self._arrived_at = service, request, arrived_at
 
     async def deltas(self) -> AsyncGenerator[list[Delta]]:
         """Yields the deltas of all prompts. Raises SluiceError when a prompt is refused or fails."""
         prompts = self._request.prompts
         for first in range(0, len(prompts), WINDOW):
-            window = replace(self._request, prompts=prompts[first : first + WINDOW])
+            window = replace(self._request, prompts=prompts[first : first + WINDOW], fingerprint=self.fingerprint)
             generation = await self._service.start(window, self._arrived_at)
+            self.fingerprint = generation.fingerprint
             self.choices += generation.choices
             try:
                 async for deltas in generation.deltas():

@@ -1,6 +1,6 @@
 """/stats: what the workers last reported, as one document; zeros before the first report."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -10,8 +10,10 @@ from frontend.workers.status import ConnectionState, WorkerStatus, aggregate
 from shared.messages import Status, WorkerState
 
 Count = Annotated[int, Meta(ge=0)]
+Fingerprint = Callable[[str], str]  # returns the fingerprint of answers from the worker's
 
 _NONE = Status(epoch=0, pid=0, model="", device="", dtype="", state=WorkerState.LOADING, progress=0.0)  # no worker
+_ABSENT = WorkerStatus("", ConnectionState.CONNECTING, "")
 
 
 class Pages(msgspec.Struct, kw_only=True):
@@ -92,6 +94,7 @@ class Worker(msgspec.Struct, kw_only=True):
     progress: float
     last_step_age_s: float
     max_seq_len: Count
+    fingerprint: str
     step: StepBudget
 
 
@@ -117,7 +120,9 @@ class Frontend(msgspec.Struct, kw_only=True):
 
 
 class Stats(msgspec.Struct, kw_only=True):
-    """Counts and speeds are sums over the workers, latencies the slowest worker's; `worker` is the first one."""
+    """Counts and speeds are sums over the workers, latencies the slowest worker's; `worker` is the first one.
+
+    `fingerprint` is empty if no worker is ready, or if the ready ones differ."""
 
     running: Count
     waiting: Count
@@ -132,12 +137,18 @@ class Stats(msgspec.Struct, kw_only=True):
     throughput: Throughput
     latency: Latency
     draining: bool
+    fingerprint: str
 
 
-def stats(workers: Sequence[WorkerStatus], name: str, draining: bool) -> Stats:
+def stats(
+    workers: Sequence[WorkerStatus],
+    name: str,
+    draining: bool,
+    fingerprint: Fingerprint = str,
+) -> Stats:
     """Builds the document. `name` is the served model, `draining` whether this frontend is draining."""
     total = aggregate(workers) or _NONE
-    first = next((worker.status for worker in workers if worker.status), _NONE)
+    first = next((worker for worker in workers if worker.status), _ABSENT)
     draining = draining or (bool(workers) and all(worker.state is ConnectionState.DRAINING for worker in workers))
     return Stats(
         running=total.running,
@@ -147,16 +158,23 @@ def stats(workers: Sequence[WorkerStatus], name: str, draining: bool) -> Stats:
         kv_cache=_kv_cache(total),
         prefix=PrefixCacheStats(queries=total.prefix_queries, hits=total.prefix_hits),
         speculation=SpeculationStats(drafted=total.draft_tokens, accepted=total.accepted_tokens),
-        worker=Worker(**_worker(first, name)),
-        workers=[_pool_worker(worker, name) for worker in workers],
+        worker=Worker(**_worker(first, name, fingerprint)),
+        workers=[_pool_worker(worker, name, fingerprint) for worker in workers],
         frontends=[Frontend(pid=one.pid, id=one.id, streams=one.streams) for one in total.frontends],
         throughput=_throughput(total),
         latency=msgspec.convert(total, Latency, from_attributes=True),
         draining=draining,
+        fingerprint=_common([fingerprint(worker.fingerprint) for worker in workers if worker.ready]),
     )
 
 
-def _worker(status: Status, name: str) -> dict[str, Any]:
+def _common(fingerprints: Sequence[str]) -> str:
+    """Returns what all are; empty if they differ."""
+    return fingerprints[0] if len(set(fingerprints)) == 1 else ""
+
+
+def _worker(worker: WorkerStatus, name: str, fingerprint: Fingerprint) -> dict[str, Any]:
+    status = worker.status or _NONE
     return {
         "pid": status.pid,
         "epoch": status.epoch,
@@ -168,14 +186,15 @@ def _worker(status: Status, name: str) -> dict[str, Any]:
         "progress": status.progress,
         "last_step_age_s": status.last_step_age_s,
         "max_seq_len": status.max_seq_len,
+        "fingerprint": fingerprint(worker.fingerprint),
         "step": msgspec.convert(status.prefill_budget, StepBudget, from_attributes=True),
     }
 
 
-def _pool_worker(worker: WorkerStatus, name: str) -> PoolWorker:
+def _pool_worker(worker: WorkerStatus, name: str, fingerprint: Fingerprint) -> PoolWorker:
     status = worker.status or _NONE
     return PoolWorker(
-        **_worker(status, name),
+        **_worker(worker, name, fingerprint),
         address=worker.address,
         ready=worker.ready,
         reason=worker.reason,

@@ -33,6 +33,7 @@ CLOSED = "sluice.closed"  # why the server cut the connection off, if it did
 RECORD = "sluice.record"  # the RequestRecord
 DIRECT = "sluice.direct"  # http_protocol.DirectWriter, where the server has one
 IGNORED_FIELDS = "sluice.ignored_fields"  # the names of the fields that the request's reading ignored, if any
+FINGERPRINT = "sluice.fingerprint"  # of the server that computes the answer, once this is known
 SEND = "sluice.send"  # the server's own `send`: a stream's thousands of writes skip the layers in between
 
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -116,6 +117,8 @@ class RequestMiddleware:
                 headers_out["X-Request-Id"] = headers_out["Request-Id"] = request_id  # OpenAI's name and Anthropic's
                 if IGNORED_FIELDS in scope:
                     headers_out["X-Sluice-Ignored-Fields"] = scope[IGNORED_FIELDS]
+                if FINGERPRINT in scope:
+                    headers_out["X-Sluice-Fingerprint"] = scope[FINGERPRINT]
             await send(message)
 
         try:

@@ -54,6 +54,7 @@ class WorkerConnection:
         self.address = address
         self.status: m.Status | None = None  # the latest one
         self.welcome: m.Welcome | None = None  # None before the handshake, and after the worker was lost
+        self.fingerprint = ""  # of the latest Welcome, also while the worker is lost
         self.incompatible = ""  # why the worker cannot be used; set by the membership
         self.leaving = False  # its address is no longer configured; set by the membership
         self.streams: dict[int, Stream] = {}
@@ -252,7 +253,7 @@ class WorkerConnection:
         if welcome.epoch == self.epoch and welcome.seq < self._seq:
             self._drop_epoch()  # the worker dropped this frontend while no message got through
         known = welcome.epoch == self.epoch
-        self.welcome, self._seq = welcome, welcome.seq
+        self.welcome, self._seq, self.fingerprint = welcome, welcome.seq, welcome.fingerprint
         if known:
             self._abort_orphans()
             self._resync_all(welcome.seq)
@@ -275,7 +276,7 @@ class WorkerConnection:
         for admitted in step.admitted:
             self._unanswered.pop(admitted.id, None)
             if stream := self.streams.get(admitted.id):
-                stream.admitted(admitted.seed)
+                stream.admitted(admitted.seed, self.fingerprint)
         for rejected in step.rejected:
             if refused := self.streams.pop(rejected.id, None):
                 self._listener.stream_rejected(self, refused, rejected)

@@ -64,13 +64,25 @@ class Membership:
 
     # readiness
 
-    def ready(self, excluding: Collection[WorkerConnection] = ()) -> list[WorkerConnection]:
-        """Returns the workers that can serve new requests now."""
+    def ready(self, excluding: Collection[WorkerConnection] = (), fingerprint: str = "") -> list[WorkerConnection]:
+        """Returns the workers that can serve new requests now, with this fingerprint or, if it is "", with any."""
         return [
             connection
             for connection in self.connections
-            if connection.state is ConnectionState.READY and connection not in excluding
+            if connection.state is ConnectionState.READY
+            and connection not in excluding
+            and (not fingerprint or connection.fingerprint == fingerprint)
         ]
+
+    def may_return(self, fingerprint: str) -> bool:
+        """Whether a worker that had this fingerprint last belongs to the pool, even if it is away."""
+        return not fingerprint or any(connection.fingerprint == fingerprint for connection in self.connections)
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of all ready workers; empty if they differ, or none is ready."""
+        found = {connection.fingerprint for connection in self.ready()}
+        return found.pop() if len(found) == 1 else ""
 
     @property
     def readiness(self) -> Readiness:
@@ -174,6 +186,7 @@ def _status(connection: WorkerConnection) -> WorkerStatus:
         len(streams),
         load(streams, None),
         connection.welcome is not None,
+        connection.fingerprint,
     )
 
 

@@ -7,6 +7,7 @@ a worker is chosen among the ready ones (routing.py).
     it returns under the same epoch                    streams that moved are aborted there, the rest is repaired
     it returns under a new epoch                       waiting streams are submitted again with the received output
     it drains or leaves                                it gets nothing new; its streams finish
+    it returns with another fingerprint                waiting streams fail: no answer mixes two fingerprints
     it is full                                         the next worker is tried; a stream admitted before waits
 """
 
@@ -28,6 +29,10 @@ from shared.codec import pack_u32
 from shared.config import WireConfig
 
 TICK_S = 0.1
+REPLACED = (
+    "the worker that computed the beginning of this answer was replaced by one that computes other bits (see "
+    "system_fingerprint), so the answer cannot continue"
+)
 RETRY_S = 0.5  # between two attempts to place the streams that wait for a worker
 
 
@@ -89,6 +94,12 @@ class WorkerPool:
 
     # requests
 
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the ready worker with the least load, for sequences whose answers belong together."""
+        loads = [(load(one.streams.values(), one.status), one.fingerprint) for one in self.membership.ready()]
+        return min(loads, default=(0, ""))[1]
+
     async def submit(
         self,
         prompt: list[int],
@@ -100,22 +111,25 @@ class WorkerPool:
         priority: int = 0,
         tenant: str = "",
         pooling: m.Pooling | None = None,
+        fingerprint: str = "",
     ) -> Stream:
-        """Submits a sequence, and returns when a worker has admitted it.
+        """Submits a sequence, and returns when a worker has admitted it: one with this fingerprint, unless it is "".
 
         Raises:
             Overloaded: queue full, draining, or no worker, with `retry_after` in seconds.
             Unprocessable: no worker can ever serve this request.
         """
-        ready = self.membership.ready()
+        ready = self.membership.ready(fingerprint=fingerprint)
         if not ready:
-            raise Overloaded(f"not ready: {self.membership.readiness.text}", code="not_ready", retry_after=1.0)
+            reason = self.membership.readiness
+            text = f"no worker has the fingerprint {fingerprint} any more" if reason.ready else reason.text
+            raise Overloaded(f"not ready: {text}", code="not_ready", retry_after=1.0)
         message = m.Submit(
             self._new_id(), pack_u32(prompt), sampling,
             cache_salt=cache_salt, group=group, deadline_ms=deadline_ms, priority=priority, tenant=tenant,
             pooling=pooling,
         )  # fmt: skip
-        stream = Stream(message, asyncio.get_running_loop().create_future())
+        stream = Stream(message, asyncio.get_running_loop().create_future(), fingerprint=fingerprint)
         self._put(stream, self._choose(stream, ready))
         try:
             await stream.admission
@@ -201,7 +215,7 @@ class WorkerPool:
             return
         tried = self._tried.setdefault(stream, [])
         tried.append(connection)
-        others = [] if final else self.membership.ready(excluding=tried)
+        others = [] if final else self.membership.ready(tried, stream.fingerprint)
         if others:
             stream.resubmit(self._new_id())
             self._put(stream, self._choose(stream, others))
@@ -225,10 +239,9 @@ class WorkerPool:
     # moving streams
 
     def _evacuate(self, connection: WorkerConnection) -> None:
-        """Moves the streams of a worker that does not answer, if another one is ready."""
-        if not connection.streams or not self.membership.ready(excluding=[connection]):
-            return
-        streams = list(connection.streams.values())
+        """Moves the streams of a worker that does not answer to others that are ready and compute the same bits."""
+        others = {other.fingerprint for other in self.membership.ready([connection])} if connection.streams else set()
+        streams = [s for s in connection.streams.values() if others and (not s.fingerprint or s.fingerprint in others)]
         connection.release(streams)
         for stream in streams:
             self._record_death(stream, connection)
@@ -243,9 +256,12 @@ class WorkerPool:
 
     def _resume(self, stream: Stream) -> None:
         """Submits a stream to a ready worker, or lets it wait. A stream that is not yet admitted tries two at most."""
-        ready = self.membership.ready()
+        ready = self.membership.ready(fingerprint=stream.fingerprint)
         if not stream.admission.done() and (len(self._tried.get(stream, ())) > 1 or not ready):
             self._fail_unadmitted(stream)
+        elif not self.membership.may_return(stream.fingerprint):
+            self.counters.lost += 1
+            self._fail(stream, m.Outcome.ERROR, REPLACED)
         elif not ready:
             self._wait(stream)
         else:

@@ -97,6 +97,7 @@ class WorkerStatus:
     streams: int = 0  # this frontend's streams that the worker has now
     load: int = 0  # tokens that these streams may still need
     connected: bool = True  # it answers, so its latest Status still holds
+    fingerprint: str = ""  # of what decides its bits; empty while not known
 
     @property
     def ready(self) -> bool:

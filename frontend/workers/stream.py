@@ -39,6 +39,7 @@ class Stream:
     submit: m.Submit
     admission: asyncio.Future[int]
     seed: int = 0
+    fingerprint: str = ""  # only workers with this one may compute it; "": any, until one has admitted it
     output: list[int] = field(default_factory=list)  # everything received, kept for resuming
     started: m.Timings = field(default_factory=m.Timings)  # the worker's timings up to the first token
     end: m.End | None = None
@@ -59,11 +60,11 @@ class Stream:
         """The id of its latest Submit: a stream gets a new id each time it is sent to a worker."""
         return self.submit.id
 
-    def admitted(self, seed: int) -> None:
-        """Records that the worker has admitted the stream and computes with this seed."""
+    def admitted(self, seed: int, fingerprint: str) -> None:
+        """Records that a worker with this fingerprint has admitted the stream and computes with this seed."""
         self.acknowledged = True
         if not self.admission.done():
-            self.seed = seed
+            self.seed, self.fingerprint = seed, fingerprint
             self.admission.set_result(seed)
 
     def resubmit(self, id: int) -> None:

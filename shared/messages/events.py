@@ -26,6 +26,7 @@ class Welcome(Message, frozen=True):
     limits: Limits
     version: int = PROTOCOL_VERSION
     seq: int = 0  # sequence number of the next Step for this frontend
+    fingerprint: str = ""  # a hash of everything that decides the worker's bits; "" from a worker that makes none
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True):

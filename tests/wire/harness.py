@@ -88,6 +88,7 @@ class Worker:
     model: str = "fake"
     max_seq_len: int = 2048
     tokenizer_hash: str = "hash"
+    fingerprint: str = "fp_worker"
 
     @property
     def wire(self) -> WireConfig:
@@ -101,7 +102,10 @@ class Worker:
         stats, self.metrics = Stats(), Metrics(model_name=self.model)
         self.request_table = RequestTable(self.scheduler, stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0))
         self.server = WireServer(
-            self.wire, Identity(self.epoch, self.model, self.tokenizer_hash, limits), self.lease_timeout, self.status
+            self.wire,
+            Identity(self.epoch, self.model, self.tokenizer_hash, limits, self.fingerprint),
+            self.lease_timeout,
+            self.status,
         )
         self.server.start()
         self.stopped = False

@@ -8,5 +8,6 @@ crash_journal       records which requests were running when a worker died
 load                loads an engine by the name of its model
 load_weights        loads its weights
 formats             chooses the number formats of a model
+fingerprint         what decides the bits of this worker, as a hash
 status              builds the Status that frontends and scrapes see
 """

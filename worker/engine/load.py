@@ -19,6 +19,7 @@ from shared.default_sizes import with_default_sizes
 from shared.hf_hub import Progress
 from shared.messages import Limits
 from shared.task import GENERATE, Task, TaskError, read_task
+from worker.engine.fingerprint import fingerprint, numerics_of
 from worker.engine.formats import Formats, choose_formats, dtype_name, kernels_name, warn_about_cpu
 from worker.engine.load_weights import load_weights
 from worker.grammar.compiler import GrammarCompiler
@@ -29,7 +30,15 @@ from worker.kv_cache.gpu_memory import GpuMemoryReader
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.sizing import PoolSize, configured_budget, longest_sequence, size_pool
 from worker.kv_cache.tensors import KVCache
-from worker.model.checkpoint import CheckpointError, read_config, resolve, stored_bytes, tokenizer_ends
+from worker.model.checkpoint import (
+    CheckpointError,
+    read_config,
+    resolve,
+    stored_bytes,
+    tokenizer_ends,
+    weight_files,
+)
+from worker.model.content_hash import ContentHashes
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder, Weights
 from worker.model.device import pick_device
@@ -62,6 +71,7 @@ class Engine:
     device: str
     dtype: str
     kernels: str
+    fingerprint: str = ""  # of everything that decides the bits, see fingerprint.py
     expert_loads: Callable[[], ExpertLoads] = dict  # empty without --expert-metrics
     slots: PagePool | None = None  # for recurrent states, if layers have them
     task: Task = GENERATE
@@ -94,6 +104,7 @@ def load_engine(
     longest_sequence(spec, model, worker)  # raises before the weights are read
     compiler = GrammarCompiler(folder, spec.vocab_size, spec.eos_ids)
     gpu = GpuMemoryReader(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
+    hashes = ContentHashes(weight_files(folder), worker.weights_cache)
     progressed = partial(on_progress, 1, 1)
     with explain_out_of_memory(gpu):
         weights = load_weights(folder, spec, formats, device, model, worker, gpu, on_progress)
@@ -105,6 +116,8 @@ def load_engine(
     loads = decoder.count_loads() if worker.expert_metrics else None
     runner = _ready_runner(decoder, cache, formats, worker, size, gpu, progressed)
     pools, slots = size.pools(), size.slots()
+    kernels = kernels_name(decoder, formats.dtype)
+    numerics = numerics_of(kernels, formats, device, batch_invariant=worker.batch_invariant)
     return Engine(
         runner=runner,
         scheduler=Scheduler(SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids)), pools, slots),
@@ -118,7 +131,8 @@ def load_engine(
         compiler=compiler,
         device=str(device),
         dtype=dtype_name(formats.dtype, formats.memory),
-        kernels=kernels_name(decoder, formats.dtype),
+        kernels=kernels,
+        fingerprint=fingerprint(hashes.wait(progressed), tokenizer_hash, spec, numerics),
         expert_loads=dict if loads is None else _counting(loads, spec),
     )
 

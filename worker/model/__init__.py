@@ -17,6 +17,7 @@ source              opens a checkpoint of any file format
 quantization/       weights in few bits
 gguf/               weights from GGUF files
 weights_cache, tensor_file  keep the packed weights on disk
+content_hash        the hashes of the files of weights
 modules, expert_modules, delta_modules  which modules of a checkpoint a layer consists of
 stacked_linear      linears of a checkpoint that are one in memory
 layer_inputs        per-layer embeddings

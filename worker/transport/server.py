@@ -71,6 +71,7 @@ class Identity:
     model: str
     tokenizer_hash: str = ""
     limits: m.Limits | None = None
+    fingerprint: str = ""
 
 
 @dataclass(slots=True)
@@ -287,7 +288,14 @@ class WireServer:
         self._send(
             sender,
             m.Welcome(
-                hello.nonce, identity.epoch, os.getpid(), identity.model, identity.tokenizer_hash, limits, seq=seq
+                hello.nonce,
+                identity.epoch,
+                os.getpid(),
+                identity.model,
+                identity.tokenizer_hash,
+                limits,
+                seq=seq,
+                fingerprint=identity.fingerprint,
             ),
         )
 

@@ -121,6 +121,7 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
             id=context.id,
             created=context.created,
             model=context.request.model,
+            system_fingerprint=context.system_fingerprint,
             choices=finished,
             usage=usage_of(totals.usage),
             timings=totals.timings,
@@ -131,7 +132,12 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
 
 
 def _chunk_head(context: ResponseContext) -> types.ChatChunkHead:
-    return types.ChatChunkHead(id=context.id, created=context.created, model=context.request.model)
+    return types.ChatChunkHead(
+        id=context.id,
+        created=context.created,
+        model=context.request.model,
+        system_fingerprint=context.system_fingerprint,
+    )
 
 
 class _Choice:

@@ -99,6 +99,7 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
             id=context.id,
             created=context.created,
             model=context.request.model,
+            system_fingerprint=context.system_fingerprint,
             choices=[choice.finished() for choice in choices],
             usage=usage_of(totals.usage),
             timings=totals.timings,
@@ -132,7 +133,12 @@ def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) ->
 
 
 def _head(context: ResponseContext) -> types.CompletionHead:
-    return types.CompletionHead(id=context.id, created=context.created, model=context.request.model)
+    return types.CompletionHead(
+        id=context.id,
+        created=context.created,
+        model=context.request.model,
+        system_fingerprint=context.system_fingerprint,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class CompletionHead(ResponseModel):
     object: Literal["text_completion"] = "text_completion"
     created: Count
     model: str
+    system_fingerprint: str | None = None
 
 
 class CompletionLogprobs(ResponseModel):
@@ -116,7 +117,7 @@ class ChatHead(ResponseModel):
     object: Literal["chat.completion"] = "chat.completion"
     created: Count
     model: str
-    system_fingerprint: None = None
+    system_fingerprint: str | None = None
 
 
 class ChatChunkHead(ResponseModel):
@@ -124,7 +125,7 @@ class ChatChunkHead(ResponseModel):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: Count
     model: str
-    system_fingerprint: None = None
+    system_fingerprint: str | None = None
 
 
 class TokenScore(ResponseModel):

@@ -174,6 +174,7 @@ def _started(context: ResponseContext, status: types.Status = "in_progress") -> 
         status=status,
         model=context.request.model,
         output=[],
+        system_fingerprint=context.system_fingerprint,
         **context.request.format_data,
     )
 

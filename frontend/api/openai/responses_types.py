@@ -1,4 +1,5 @@
-"""OpenAI's responses, complete and as numbered events. `stop_reason`, `seed` and `timings` are additions."""
+"""OpenAI's responses, complete and as numbered events. `stop_reason`, `seed`, `timings` and `system_fingerprint` are
+additions."""
 
 from typing import Any, Literal
 
@@ -115,6 +116,7 @@ class Response(ResponseModel):
     stop_reason: str | int | UnsetType | None = UNSET
     seed: Count | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
+    system_fingerprint: str | None = None
 
 
 class InputTokens(ResponseModel):

@@ -67,4 +67,5 @@ async def pool(app: AppState, request: Request) -> Response:
     response_context = ResponseContext(asked, context.tokenizer, chosen.PREFIX)
     async with aclosing(windows.deltas()) as arriving:
         answer = await while_connected(request, chosen.complete(response_context, arriving))
+    app.sign(request, windows.fingerprint)
     return Response(answer, media_type="application/json")

@@ -50,7 +50,14 @@ def test_schemas_accept_what_the_types_encode() -> None:
 def test_constant_fields_are_written() -> None:
     assert msgspec.json.encode(Health(model_loaded=True)) == b'{"status":"ok","model_loaded":true}'
     model = Model(
-        id="m", created=1, root="m", max_model_len=None, display_name="m", created_at="t", max_input_tokens=None
+        id="m",
+        created=1,
+        root="m",
+        max_model_len=None,
+        display_name="m",
+        created_at="t",
+        max_input_tokens=None,
+        fingerprint=None,
     )
     listing = msgspec.to_builtins(ModelList(data=[model], first_id="m", last_id="m"))
     assert listing["object"] == "list" and listing["data"][0]["object"] == "model" and listing["has_more"] is False

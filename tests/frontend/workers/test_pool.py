@@ -302,3 +302,49 @@ async def test_request_in_flight_at_two_deaths_is_not_tried_again(tmp_path: Path
             assert len(pool.membership.ready()) == 1
         for worker in workers:
             worker.server.close()
+
+
+async def test_stream_moves_only_to_a_worker_of_its_fingerprint(tmp_path: Path) -> None:
+    names = {"a": "fp_1", "b": "fp_2", "c": "fp_1"}
+    with ExitStack() as stack:
+        a, b, c = [
+            stack.enter_context(Worker(tmp_path / name, runner=slow(), fingerprint=one)) for name, one in names.items()
+        ]
+        async with pool_of(a, b, c) as pool:
+            streams = [await pool.submit([i, i + 1], sampling(200, seed=i), fingerprint="fp_1") for i in range(8)]
+            assert {stream.fingerprint for stream in streams} == {"fp_1"} and at(pool, 1) == 0
+            a.kill()
+            await check(streams)
+            assert (pool.counters.moved > 0, pool.counters.lost, pool.membership.fingerprint) == (True, 0, "")
+
+
+async def test_stream_of_a_worker_that_returns_with_another_fingerprint_fails(tmp_path: Path) -> None:
+    with Worker(tmp_path / "a", runner=slow(), fingerprint="fp_1") as first:
+        async with pool_of(first) as pool:
+            (stream,) = await start(pool, 1)
+            first.kill()
+            with Worker(tmp_path / "a", epoch=2, fingerprint="fp_2"):
+                tokens, end = await asyncio.wait_for(whole(stream), PATIENCE_S)
+                assert end.outcome is m.Outcome.ERROR and "computes other bits" in end.error
+                assert tokens == expected([0, 1], 200)[: len(tokens)] and 0 < len(tokens) < 200
+                assert pool.live == 0 and pool.membership.fingerprint == "fp_2"
+                again = await pool.submit([5], sampling(3))
+                assert again.fingerprint == "fp_2" and (await whole(again))[0] == expected([5], 3)
+
+
+async def test_stream_waits_for_its_worker_while_only_another_fingerprint_is_ready(tmp_path: Path) -> None:
+    with (
+        Worker(tmp_path / "a", runner=slow(), fingerprint="fp_1") as first,
+        Worker(tmp_path / "b", fingerprint="fp_2") as second,
+    ):
+        async with pool_of(first, second) as pool:
+            streams = [await pool.submit([0, 1], sampling(200, seed=0), fingerprint="fp_1")]
+            await until(lambda: len(streams[0].output) > 3)
+            first.kill()
+            await until(lambda: pool.membership.connections[0].welcome is None)
+            with pytest.raises(Overloaded, match="no worker has the fingerprint fp_1"):
+                await pool.submit([1], sampling(3), fingerprint="fp_1")
+            assert pool.fingerprint == "fp_2" and at(pool, 1) == 0
+            with Worker(tmp_path / "a", epoch=2, runner=slow(), fingerprint="fp_1"):
+                await check(streams)
+            assert idle(second)

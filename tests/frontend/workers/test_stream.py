@@ -59,7 +59,7 @@ def test_overlapping_logprobs_are_cut_to_what_is_new(stream: Stream) -> None:
 
 
 def test_resubmit_continues_after_the_output_with_the_seed_of_the_admission(stream: Stream) -> None:
-    stream.admitted(7)
+    stream.admitted(7, "fp")
     stream.add_tokens(0, [1, 2])
     stream.submitted_at -= 4.0
     stream.resubmit(9)
@@ -74,7 +74,7 @@ def test_resubmit_continues_after_the_output_with_the_seed_of_the_admission(stre
 def test_lost_workers_count_only_if_they_admitted_the_stream_and_since_its_last_token(stream: Stream) -> None:
     stream.lost_worker(("a", 1))
     assert not stream.deaths
-    stream.admitted(0)
+    stream.admitted(0, "fp")
     stream.lost_worker(("a", 1))
     stream.lost_worker(("b", 1))
     assert stream.deaths == {("a", 1), ("b", 1)}

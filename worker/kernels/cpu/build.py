@@ -70,7 +70,9 @@ def build(force: bool = False) -> Path | None:
 def _existing() -> Path | None:
     """Returns the library if it was installed with the package or compiled here before."""
     name = f"libsluice-{_key()}.so"
-    return next((folder() / name for folder in (lambda: SOURCES, _cache) if os.path.exists(folder() / name)), None)
+    return next(
+        (folder() / name for folder in (lambda: SOURCES, cache_folder) if os.path.exists(folder() / name)), None
+    )
 
 
 def _compile_library() -> Path | None:
@@ -114,12 +116,13 @@ def _folder() -> Path:
     """Returns the folder of the sources, or the user's cache if the package is installed read-only."""
     if os.access(SOURCES, os.W_OK):
         return SOURCES
-    cache = _cache()
+    cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
     return cache
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Returns the folder for what can be made again, in the user's cache; it may not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
 
 

@@ -18,7 +18,7 @@ from tests.frontend.api.harness import (
     response_context,
 )
 
-HEAD = '{"id":"cmpl-0","object":"text_completion","created":1,"model":"tiny"'
+HEAD = '{"id":"cmpl-0","object":"text_completion","created":1,"model":"tiny","system_fingerprint":null'
 
 
 async def test_completion_stream_transcript(tokenizer: Tokenizer) -> None:
@@ -115,5 +115,5 @@ def fold(chunks: list[Any]) -> dict[str, Any]:
                 choice["logprobs"] = choice["logprobs"] or {}
                 choice["logprobs"].setdefault(key, []).extend(values)
             choice |= {key: piece[key] for key in ("finish_reason", "stop_reason", "seed") if key in piece}
-    head = {key: chunks[0][key] for key in ("id", "object", "created", "model")}
+    head = {key: chunks[0][key] for key in ("id", "object", "created", "model", "system_fingerprint")}
     return head | {"choices": [choices[i] for i in sorted(choices)], "usage": chunks[-1]["usage"]}

@@ -13,9 +13,8 @@ from frontend.errors import Overloaded
 from frontend.generation.windows import WINDOW
 from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
-from shared.codec import pack_f32, unpack_u32
 from shared.task import Task
-from tests.fakes import FakePool, Play
+from tests.fakes import FakePool, pooling
 from tests.fakes import tokenizer as small_tokenizer
 from tests.frontend.serving import http_client
 
@@ -33,19 +32,6 @@ def for_task(tmp_path: Path) -> Iterator[Callable[[Task], Tokenizer]]:
         return tokenizer
 
     yield make
-
-
-def pooling(values: Callable[[list[int]], list[float]], outcome: m.Outcome = m.Outcome.POOLED) -> Play:
-    """Returns a `play` that answers each prompt with a vector of its ids."""
-
-    def play(pool: FakePool, stream: Any) -> None:
-        def end() -> None:
-            stream.vector = pack_f32(values(unpack_u32(stream.submit.prompt).tolist()))
-            pool.end(stream, outcome, cached=2)
-
-        pool.later(end)
-
-    return play
 
 
 def lengths(ids: list[int]) -> list[float]:

@@ -1,0 +1,22 @@
+"""What a frontend adds to a worker's fingerprint: how it makes prompts, and what it reads out of the output."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from frontend.output_parser.formats import ModelFormat
+from frontend.text.tokenizer import Tokenizer
+from shared.fingerprint import fingerprint_of
+
+TEXT_VERSION = 1  # raise it with every change after which the same request may get another prompt or another answer
+
+
+def text_fingerprint(tokenizer: Tokenizer, style: ModelFormat, defaults: Mapping[str, Any]) -> str:
+    """Returns the frontend's part. defaults: the sampling fields of requests that set none."""
+    return fingerprint_of(
+        [TEXT_VERSION, tokenizer.hash, tokenizer.templates, tokenizer.named_tokens, tokenizer.eos_ids, style, defaults]
+    )
+
+
+def combined(worker: str, text: str) -> str:
+    """Returns the fingerprint that clients see, from the worker's and the frontend's part."""
+    return fingerprint_of([worker, text])

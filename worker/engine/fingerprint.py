@@ -1,0 +1,68 @@
+"""What decides the bits that a worker computes, as one record, and its fingerprint.
+
+Everything that only decides when something is computed is left out: sizes of batches, chunks and pages, caches,
+threads, speculation, CUDA graphs. Limits are left out, too: they refuse or end an answer, and change no token of it.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+import torch
+
+from shared.fingerprint import fingerprint_of
+from worker.engine.formats import Formats
+from worker.kernels.cpu import bindings
+from worker.model.quantization.in_memory import InMemory
+from worker.model.spec import ModelSpec
+
+# Raise it with every change after which the same request may get other bits: of a kernel, of how tokens are drawn, or
+# of how weights are quantized.
+ARITHMETIC_VERSION = 1
+# torch computes the probabilities, and llguidance decides which tokens a grammar allows.
+LIBRARIES = ("torch", "llguidance")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """How numbers are computed. The same operation has other bits in another implementation or on another processor."""
+
+    kernels: str  # "c", "triton" or "torch"
+    processor: str  # the instruction sets that C and torch use, or the GPU
+    dtype: str
+    kv_dtype: str
+    memory: InMemory
+    batch_invariant: bool
+    libraries: dict[str, str] = field(default_factory=lambda: {name: _release(name) for name in LIBRARIES})
+
+
+def fingerprint(weights: Sequence[str], tokenizer: str, spec: ModelSpec, numerics: Numerics) -> str:
+    """Returns the worker's fingerprint.
+
+    weights, tokenizer: the hashes of the files
+    """
+    return fingerprint_of([ARITHMETIC_VERSION, list(weights), tokenizer, spec, numerics])
+
+
+def numerics_of(kernels: str, formats: Formats, device: torch.device, *, batch_invariant: bool) -> Numerics:
+    """Returns the numerics of a loaded model. kernels: as `kernels_name` names them."""
+    return Numerics(
+        kernels=kernels,
+        processor=_processor(device),
+        dtype=str(formats.dtype),
+        kv_dtype=str(formats.kv_dtype),
+        memory=formats.memory,
+        batch_invariant=batch_invariant,
+    )
+
+
+def _processor(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{bindings.tier()}, torch with {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _release(library: str) -> str:
+    """Returns the version without what follows `+`, which names the build."""
+    return re.sub(r"\+.*", "", version(library))
