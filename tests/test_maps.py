@@ -14,8 +14,9 @@ MAPPED = (
     "frontend/workers", "shared", "shared/config", "shared/gguf", "worker", "worker/engine", "worker/grammar",
     "worker/kernels", "worker/kernels/cpu", "worker/kernels/gpu", "worker/kv_cache", "worker/model",
     "worker/model/gguf", "worker/model/quantization", "worker/observability", "worker/run", "worker/schedule",
-    "worker/transport", "deploy", "deploy/cli", "deploy/supervisor", "deploy/reference", "deploy/demo",
-    "deploy/demo/training", "bench", "bench/client", "bench/gpu", "bench/gpu/checks", "bench/gpu/measure",
+    "worker/transport", "deploy", "deploy/cli", "deploy/supervisor", "deploy/reference", "deploy/release",
+    "deploy/demo", "deploy/demo/training", "bench", "bench/client", "bench/gpu", "bench/gpu/checks",
+    "bench/gpu/measure",
     "bench/gpu/setup", "bench/micro", "bench/peers", "bench/simulate", "bench/workloads",
 )  # fmt: skip
 PAGE = (ROOT / "docs/architecture.md").read_text()

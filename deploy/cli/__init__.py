@@ -5,6 +5,7 @@ commands            the table of commands
 process_commands    serve, worker, frontend
 chat, http_client   `sluice chat` and `sluice complete`; their HTTP client
 env_report          `sluice env`
+fetch               `sluice fetch`
 keygen              `sluice keygen`
 probe               `sluice probe`: health checks
 reload              `sluice reload`

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from deploy.supervisor.child_command import FRONTEND_FLAGS, SERVE_FLAGS, WORKER_FLAGS
-from shared.flags import Flag
+from shared.flags import Flag, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,9 @@ COMMANDS = {
     ),
     "frontend": Command(
         "start one frontend, for a worker started elsewhere", FRONTEND_FLAGS, "deploy.cli.process_commands:frontend"
+    ),
+    "fetch": Command(
+        "download a model, for servers that start later", select((), ("model", "revision")), "deploy.cli.fetch:fetch"
     ),
 }
 TOOLS = {

@@ -35,9 +35,9 @@ def pods(folder: Path) -> None:
             "--port=8000": f"--port={port}",
             "/secrets/": f"{folder}/secrets/",
         }
-        worker = _container("worker.yaml")
+        worker = _container("worker-cpu.yaml")
         command = _replaced(worker["args"], changes | {"/keys": f"{folder}/worker-keys"})
-        command += ["--threads=1", "--model=demo"]
+        command += ["--threads=1", "--model=demo", "--kv-cache-gb=1"]
         process = stack.enter_context(
             running([*SLUICE, *command, f"--worker-metrics-port={metrics}"], folder / "worker.log")
         )
@@ -69,7 +69,7 @@ def _pair_of_ports() -> int:
 def _secrets(folder: Path) -> None:
     """Creates the secrets as the README does, and copies them to where the pods mount them."""
     subprocess.run([*SLUICE, "keygen", str(folder / "keys")], check=True, stdout=subprocess.DEVNULL)
-    readme = (DEPLOY / "README.md").read_text()
+    readme = (DEPLOY.parent / "docs/kubernetes.md").read_text()
     for role in ("worker", "frontend"):
         (command,) = re.findall(rf"secret generic sluice-{role}-keys(.*)", readme)
         paths = [folder / path for path in re.findall(r"--from-file=(\S+)", command)]

@@ -1,0 +1,20 @@
+"""`sluice fetch MODEL`: downloads a checkpoint into the cache, for servers that start later or have no network."""
+
+import argparse
+
+from deploy.supervisor.child_command import CliError, with_local_model
+from shared.config import Settings
+
+
+def fetch(settings: Settings, namespace: argparse.Namespace) -> int:
+    """Prints where the checkpoint is, and the size of its weights. Raises CliError."""
+    model = with_local_model(settings).model
+    from worker.model.checkpoint import CheckpointError, resolve, stored_bytes
+
+    try:
+        folder = resolve(model.model, model.revision)
+        size = stored_bytes(folder) / 2**30
+    except CheckpointError as error:
+        raise CliError(error, 3) from error
+    print(f"{model.name} is in {folder}\nits files of weights have {size:.2f} GiB")
+    return 0

@@ -1,0 +1,137 @@
+{{- /* The prefix of all names: the release, and "sluice" if that is not part of it. */}}
+{{- define "sluice.name" -}}
+{{- if contains "sluice" .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-sluice" .Release.Name | trunc 50 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- /* Labels of a process: (list . "worker"). Rules and dashboard know the jobs by app.kubernetes.io/name. */}}
+{{- define "sluice.labels" -}}
+app.kubernetes.io/name: sluice-{{ index . 1 }}
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+{{- end }}
+
+{{- /* An image: (list . "worker"). */}}
+{{- define "sluice.image" -}}
+{{- $root := index . 0 }}{{ $image := $root.Values.image }}{{ $process := index . 1 }}
+{{- $variant := ternary "-cpu" "" (and (eq $process "worker") (eq $root.Values.device "cpu")) }}
+{{- with $image.registry }}{{ trimSuffix "/" . }}/{{ end }}{{ get $image $process }}:{{ $image.tag | default $root.Chart.AppVersion }}{{ $variant }}
+{{- end }}
+
+{{- define "sluice.servedName" -}}
+{{ .Values.model.servedName | default .Values.model.name }}
+{{- end }}
+
+{{- /* "true" if all pods read the model from one volume. */}}
+{{- define "sluice.shared" -}}
+{{- if has .Values.modelVolume.mode (list "shared" "existing") }}true{{ end }}
+{{- end }}
+
+{{- define "sluice.modelClaim" -}}
+{{- if eq .Values.modelVolume.mode "existing" }}{{ required "modelVolume.existingClaim names the claim of mode existing" .Values.modelVolume.existingClaim }}{{ else }}{{ include "sluice.name" . }}-model{{ end }}
+{{- end }}
+
+{{- /* The file that says that the volume holds this model. */}}
+{{- define "sluice.marker" -}}
+/models/.complete-{{ printf "%s@%s" .Values.model.name .Values.model.revision | sha256sum | trunc 12 }}
+{{- end }}
+
+{{- define "sluice.volumeSize" -}}
+{{ .Values.modelVolume.sizeGb | default (ceil (addf 5 (mulf 1.2 .Values.model.weightsGb)) | int) }}Gi
+{{- end }}
+
+{{- /* On a CPU, memory holds weights and K/V; on a GPU, only what the process and the reading of files need. */}}
+{{- define "sluice.workerResources" -}}
+{{- $v := .Values }}{{ $weights := $v.model.weightsGb }}{{ $shm := $v.worker.shmGb }}
+{{- if $v.worker.resources }}{{ toYaml $v.worker.resources }}
+{{- else if eq $v.device "cpu" }}
+{{- $memory := printf "%dGi" (ceil (addf 3 (mulf 1.1 $weights) $v.model.kvCacheGb $shm) | int) }}
+requests: {cpu: {{ $v.worker.cpus | quote }}, memory: {{ $memory }}}
+limits: {memory: {{ $memory }}}
+{{- else }}
+requests: {cpu: {{ $v.worker.cpus | quote }}, memory: {{ ceil (addf 4 (mulf 0.25 $weights) $shm) | int }}Gi}
+limits: {memory: {{ ceil (addf 8 $weights $shm) | int }}Gi, {{ $v.worker.gpuResource }}: {{ $v.worker.gpus }}}
+{{- end }}
+{{- end }}
+
+{{- define "sluice.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "sluice.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "sluice.huggingFaceToken" -}}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef: {name: {{ .Values.huggingFace.tokenSecret }}, key: token, optional: true}
+{{- end }}
+
+{{- /* Environment of both processes. With a filled volume nothing is asked of the hub. */}}
+{{- define "sluice.env" -}}
+{{- if include "sluice.shared" . }}
+- {name: HF_HOME, value: /models}
+- {name: HF_HUB_OFFLINE, value: "1"}
+{{- else }}
+{{ include "sluice.huggingFaceToken" . }}
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- /* Waits until the Job has filled the volume. */}}
+{{- define "sluice.waitForModel" -}}
+{{- $root := index . 0 }}
+{{- if eq $root.Values.modelVolume.mode "shared" }}
+initContainers:
+  - name: wait-for-model
+    image: {{ include "sluice.image" . }}
+    imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+    command: [sh, -c, "until [ -e {{ include "sluice.marker" $root }} ]; do sleep 2; done"]
+    resources:
+      requests: {cpu: 10m, memory: 16Mi}
+      limits: {memory: 64Mi}
+    securityContext:
+      {{- include "sluice.containerSecurity" $root | nindent 6 }}
+    volumeMounts:
+      - {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- /* .worker of the values, with a toleration of the taint that keeps other pods off nodes with GPUs. */}}
+{{- define "sluice.onGpuNodes" -}}
+{{- $worker := deepCopy .Values.worker }}
+{{- if eq .Values.device "cuda" }}
+{{- $taint := dict "key" .Values.worker.gpuResource "operator" "Exists" "effect" "NoSchedule" }}
+{{- $_ := set $worker "tolerations" (prepend .Values.worker.tolerations $taint) }}
+{{- end }}
+{{- toYaml $worker }}
+{{- end }}
+
+{{- /* Where a pod runs: (list . .Values.worker). */}}
+{{- define "sluice.placement" -}}
+{{- $root := index . 0 }}{{ $process := index . 1 }}
+{{- with $root.Values.image.pullSecrets }}
+imagePullSecrets: {{ toJson . }}
+{{- end }}
+{{- with $process.nodeSelector }}
+nodeSelector: {{ toJson . }}
+{{- end }}
+{{- with $process.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $process.affinity }}
+affinity: {{ toJson . }}
+{{- end }}
+{{- with $process.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end }}

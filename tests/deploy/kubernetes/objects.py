@@ -1,0 +1,103 @@
+"""Kubernetes objects, checked against the schemas of Kubernetes, and those of the operators named here."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import yaml
+from jsonschema_rs import validator_for
+
+KUBERNETES = "1.32"
+Object = dict[str, Any]
+
+
+def closed(required: tuple[str, ...] = (), **fields: Any) -> Object:
+    """The schema of an object without further fields."""
+    return {"type": "object", "properties": fields, "required": list(required), "additionalProperties": False}
+
+
+STRING, INTEGER, ANY = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "object"}
+STRINGS = {"type": "object", "additionalProperties": STRING}
+DURATION = {"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
+
+
+def several(schema: Object) -> Object:
+    return {"type": "array", "items": schema, "minItems": 1}
+
+
+# The fields that the manifests use, as the operators' definitions have them; a field that is not here is refused.
+SPECS: dict[tuple[str, str], Object] = {
+    ("keda.sh/v1alpha1", "ScaledObject"): closed(
+        ("scaleTargetRef", "triggers"),
+        scaleTargetRef=closed(("name",), apiVersion=STRING, kind=STRING, name=STRING),
+        minReplicaCount=INTEGER,
+        maxReplicaCount=INTEGER,
+        pollingInterval=INTEGER,
+        cooldownPeriod=INTEGER,
+        advanced=closed(horizontalPodAutoscalerConfig=closed(behavior=ANY, name=STRING)),
+        triggers=several(
+            closed(
+                ("type", "metadata"),
+                type={"const": "prometheus"},
+                metricType={"enum": ["AverageValue", "Value"]},
+                metadata={**STRINGS, "required": ["serverAddress", "query", "threshold"]},
+            )
+        ),
+    ),
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"): closed(
+        parentRefs=several(closed(("name",), name=STRING, namespace=STRING, sectionName=STRING)),
+        hostnames=several(STRING),
+        rules=several(
+            closed(
+                matches=several(closed(path=closed(type={"enum": ["Exact", "PathPrefix"]}, value=STRING))),
+                timeouts=closed(request=DURATION, backendRequest=DURATION),
+                backendRefs=several(closed(("name",), name=STRING, port=INTEGER)),
+            )
+        ),
+    ),
+    ("monitoring.coreos.com/v1", "PodMonitor"): closed(
+        ("selector", "podMetricsEndpoints"),
+        jobLabel=STRING,
+        selector=closed(matchLabels=STRINGS),
+        podMetricsEndpoints=several(
+            closed(
+                port=STRING,
+                interval=DURATION,
+                authorization=closed(credentials=closed(("key",), name=STRING, key=STRING)),
+            )
+        ),
+    ),
+}
+
+
+def objects(text: str) -> list[Object]:
+    """The objects of a stream of documents."""
+    return [found for found in yaml.safe_load_all(text) if found]
+
+
+def of_files(*files: Path) -> list[Object]:
+    return [found for file in files for found in objects(file.read_text())]
+
+
+def check(found: Object) -> None:
+    """Raises an error if the API would refuse the object, or ignore a part of it."""
+    kind = found["apiVersion"], found["kind"]
+    if kind in SPECS:
+        schema = closed(
+            ("metadata", "spec"),
+            apiVersion=STRING,
+            kind=STRING,
+            spec=SPECS[kind],
+            metadata=closed(("name",), name=STRING, namespace=STRING, labels=STRINGS),
+        )
+        validator_for(schema).validate(found)
+    else:
+        kubernetes_validate.validate(found, KUBERNETES, strict=True)
+
+
+def pods(found: list[Object]) -> Iterator[tuple[str, Object]]:
+    """The pods that objects make, by the name of their controller."""
+    for one in found:
+        if "template" in one.get("spec", {}):
+            yield one["metadata"]["name"], one["spec"]["template"]

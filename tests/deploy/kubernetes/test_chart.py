@@ -1,0 +1,225 @@
+"""deploy/helm/sluice: what `helm template` makes of several sets of values, against the API's schemas.
+
+With Helm, which `make test` installs on x86-64. The files of deploy/kubernetes are its rendered defaults, and are
+checked without it.
+"""
+
+import json
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.release.manifests import CHART, NoHelm, helm, template
+from shared.flags import Parser, add_flags, read
+from tests.deploy.kubernetes.objects import Object, check, objects, pods
+from tests.deploy.starts import DEFAULTS, FLAGS
+from tests.patience import PATIENCE_S
+
+try:
+    helm()
+except NoHelm as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+SETS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "cpu": {"device": "cpu", "model": {"name": "org/big", "weightsGb": 15.3, "kvCacheGb": 20}},
+    "large": {"model": {"weightsGb": 141, "servedName": "llama, other"}, "worker": {"gpus": 2, "cpus": "7500m"}},
+    "replica": {"modelVolume": {"mode": "replica", "storageClassName": "fast"}, "image": {"tag": "1.2"}},
+    "existing": {
+        "modelVolume": {"mode": "existing", "existingClaim": "weights"},
+        "model": {"name": "/models/mine"},
+        "networkPolicy": {"enabled": False},
+    },
+    "open": {
+        "modelVolume": {"mode": "none"}, "keys": {"enabled": False}, "apiKeys": {"enabled": False},
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}, "frontendAutoscaling": {"enabled": False},
+    },
+    "placed": {
+        "image": {"registry": "registry.example.com/team/", "pullSecrets": [{"name": "pull"}]},
+        "worker": {
+            "runtimeClassName": "nvidia", "nodeSelector": {"gpu": "l4"}, "priorityClassName": "high",
+            "tolerations": [{"key": "spot", "operator": "Exists"}], "podAnnotations": {"a": "b"},
+            "affinity": {"nodeAffinity": {}}, "extraArgs": ["--max-batch-size=64"],
+        },
+        "frontend": {"extraArgs": ["--max-connections", "500"], "service": {"type": "LoadBalancer"}},
+        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+    },
+    "reachable": {
+        "ingress": {"enabled": True, "tlsSecret": "cert"}, "drainTimeoutSeconds": 300, "metricsPrefix": "vllm:",
+        "gatewayRoute": {"enabled": True, "gatewayNamespace": "edge"}, "workerAutoscaling": {"kind": "keda"},
+    },
+    "metrics": {"workerAutoscaling": {"kind": "metrics", "maxReplicas": 9}, "podMonitor": {"enabled": True}},
+}  # fmt: skip
+
+
+@cache
+def rendered(name: str, release: str = "sluice") -> list[Object]:
+    words = [word for key, value in SETS[name].items() for word in ("--set-json", f"{key}={json.dumps(value)}")]
+    return objects(template(*words, release=release))
+
+
+def by_kind(name: str, kind: str, **more: str) -> Object:
+    [found] = [one for one in rendered(name, **more) if one["kind"] == kind]
+    return found
+
+
+def containers(name: str) -> dict[str, Object]:
+    return {pod["containers"][0]["name"]: pod["containers"][0] for pod in specs(name).values()}
+
+
+def specs(name: str) -> dict[str, Object]:
+    return {controller: template["spec"] for controller, template in pods(rendered(name))}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_objects_of_every_set_of_values_are_valid_and_fit_each_other(name: str) -> None:
+    found = rendered(name)
+    labels = [template["metadata"]["labels"] for _, template in pods(found)]
+    names = {(one["kind"], one["metadata"]["name"]) for one in found}
+    assert len(names) == len(found)
+    for one in found:
+        check(one)
+        spec = one.get("spec", {})
+        selector = spec.get("selector") or spec.get("podSelector")
+        assert selector is None or selector.get("matchLabels", selector) in labels
+        if target := spec.get("scaleTargetRef"):
+            assert (target["kind"], target["name"]) in names
+    for pod in specs(name).values():
+        for container in (*pod["containers"], *pod.get("initContainers", ())):
+            assert container["securityContext"]["readOnlyRootFilesystem"]
+            assert {m["name"] for m in container["volumeMounts"]} <= _volumes(found, pod)
+    for kind in ("Deployment", "StatefulSet"):
+        [controller] = [one["spec"] for one in found if one["kind"] == kind]
+        scaled = any(one.get("spec", {}).get("scaleTargetRef", {}).get("kind") == kind for one in found)
+        assert ("replicas" in controller) == (not scaled), "an autoscaler and the chart would fight over the number"
+
+
+def _volumes(found: list[Object], pod: Object) -> set[str]:
+    templates = (one["spec"].get("volumeClaimTemplates", ()) for one in found if one["kind"] == "StatefulSet")
+    return {v["name"] for v in pod["volumes"]} | {claim["metadata"]["name"] for one in templates for claim in one}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_processes_accept_their_settings_and_have_time_to_drain(name: str) -> None:
+    environment = by_kind(name, "ConfigMap")["data"]
+    for pod in specs(name).values():
+        container = pod["containers"][0]
+        if container["name"] == "fetch":
+            continue
+        role, *words = container["args"]
+        parser = Parser()
+        add_flags(parser, FLAGS[role])
+        settings = read(parser.read(words), environment, FLAGS[role])
+        pause = 5 if "lifecycle" in container else 0
+        assert pod["terminationGracePeriodSeconds"] >= settings.worker.drain_timeout + pause + 15
+        assert settings.frontend.metrics_prefix == SETS[name].get("metricsPrefix", "sluice_")
+        assert settings.model.name == environment["SLUICE_SERVED_MODEL_NAME"].partition(",")[0]
+
+
+def test_sizes_follow_from_the_model() -> None:
+    def memory(name: str) -> tuple[str, str]:
+        resources = containers(name)["worker"]["resources"]
+        return resources["requests"]["memory"], resources["limits"]["memory"]
+
+    assert memory("defaults") == ("6Gi", "11Gi")
+    assert memory("large") == ("41Gi", "150Gi"), "a quarter of the weights, and all of them in the file cache"
+    assert memory("cpu") == ("41Gi", "41Gi"), (
+        "1.1 times 15.3 for weights, 20 for K/V, 3 for the process, 1 for /dev/shm"
+    )
+    assert by_kind("large", "PersistentVolumeClaim")["spec"]["resources"]["requests"]["storage"] == "175Gi"
+    assert containers("large")["worker"]["resources"]["limits"]["nvidia.com/gpu"] == 2
+
+
+def test_shared_volume_is_filled_once_and_read_by_all() -> None:
+    job = by_kind("defaults", "Job")
+    [fetch] = job["spec"]["template"]["spec"]["containers"]
+    marker = re.search(r"/models/\.complete-\w+", fetch["command"][-1])
+    assert marker and "sluice fetch" in fetch["command"][-1]
+    assert next(one for one in fetch["env"] if one["name"] == "HF_TOKEN")["valueFrom"]["secretKeyRef"]["optional"]
+    for controller, pod in specs("defaults").items():
+        if "model" not in controller:
+            assert marker[0] in pod["initContainers"][0]["command"][-1]
+            assert {"name": "HF_HUB_OFFLINE", "value": "1"} in pod["containers"][0]["env"]
+            mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
+            assert mounts["models"]["readOnly"]
+    other = objects(template("--set", "model.name=org/other"))
+    assert [one["metadata"]["name"] for one in other if one["kind"] == "Job"] != [job["metadata"]["name"]]
+    for name in ("existing", "replica", "open"):
+        assert not [one for one in rendered(name) if one["kind"] == "Job"]
+
+
+def test_worker_runs_where_the_values_say() -> None:
+    pod = specs("placed")["sluice-worker"]
+    assert (pod["runtimeClassName"], pod["nodeSelector"], pod["priorityClassName"]) == ("nvidia", {"gpu": "l4"}, "high")
+    assert [toleration["key"] for toleration in pod["tolerations"]] == ["nvidia.com/gpu", "spot"]
+    [shm] = [volume for volume in pod["volumes"] if volume["name"] == "shm"]
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
+    assert pod["containers"][0]["image"].startswith("registry.example.com/team/sluice-worker:")
+    assert "tolerations" not in specs("cpu")["sluice-worker"], "it would take the place of a pod that needs the GPU"
+
+
+def test_autoscalers_ask_for_what_workers_export() -> None:
+    triggers = by_kind("reachable", "ScaledObject")["spec"]["triggers"]
+    queries = [trigger["metadata"]["query"] for trigger in triggers]
+    assert queries[0] == (
+        'sum(vllm:num_requests_waiting{job="sluice-worker", namespace="sluice", model_name="Qwen/Qwen3-0.6B"})'
+    )
+    assert "vllm:num_requests_running" in queries[1]
+    [scaler] = [s for s in rendered("metrics") if s["kind"] == "HorizontalPodAutoscaler" and "worker" in str(s)]
+    metrics = [metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]]
+    assert metrics == ["sluice_num_requests_waiting", "sluice_num_requests_running"]
+
+
+def test_two_releases_in_a_namespace_share_no_name_and_no_pod() -> None:
+    first, second = rendered("defaults"), rendered("defaults", release="other")
+    assert not {one["metadata"]["name"] for one in first} & {one["metadata"]["name"] for one in second}
+    selectors = [
+        {tuple(one["spec"]["selector"]["matchLabels"].values()) for one in found if one["kind"] == "Deployment"}
+        for found in (first, second)
+    ]
+    assert not selectors[0] & selectors[1]
+
+
+def test_limits_of_the_ingress_are_the_servers() -> None:
+    annotations = by_kind("reachable", "Ingress")["metadata"]["annotations"]
+    assert (
+        int(annotations["nginx.ingress.kubernetes.io/proxy-body-size"].rstrip("m")) << 20 == DEFAULTS["max_body_bytes"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ("worker.gpu=2", "gpu"),
+        ("device=tpu", "device"),
+        ("modelVolume.mode=existing", "existingClaim"),
+        ("worker.replicas=two", "replicas"),
+        ("workerAutoscaling.minReplicas=0", "minReplicas"),
+    ],
+)
+def test_wrong_value_is_refused_by_name(value: str, named: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        template("--set", value)
+    assert named in refused.value.stderr
+
+
+def test_helm_lints_the_chart_and_the_schema_knows_every_value() -> None:
+    done = subprocess.run([helm(), "lint", "--strict", CHART], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout
+    schema, values = (json.loads((CHART / "values.schema.json").read_text()), _values())
+
+    def compare(schema: Object, values: Any, place: str) -> None:
+        for name in values if "properties" in schema else ():
+            assert name in schema["properties"], f"{place}{name}"
+            compare(schema["properties"][name], values[name], f"{place}{name}.")
+
+    compare(schema, values, "")
+
+
+def _values() -> Any:
+    return yaml.safe_load((Path(CHART) / "values.yaml").read_text())

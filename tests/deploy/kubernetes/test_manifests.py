@@ -1,0 +1,75 @@
+"""deploy/kubernetes/: objects that the API accepts, and that fit each other."""
+
+import copy
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import jsonschema_rs
+import pytest
+
+from deploy.release.manifests import FILES, FOLDER
+from tests.deploy.kubernetes.objects import Object, check, objects, of_files, pods
+from tests.patience import PATIENCE_S
+
+PLAIN = [path for path in sorted(FOLDER.rglob("*.yaml")) if path.name != "kustomization.yaml"]
+
+
+@pytest.mark.parametrize("file", PLAIN, ids=lambda file: str(file.relative_to(FOLDER)))
+def test_every_object_is_valid(file: Path) -> None:
+    found = objects(file.read_text())
+    assert found
+    for one in found:
+        check(one)
+
+
+def test_check_refuses_wrong_types_and_unknown_fields() -> None:
+    good = {one["kind"]: one for one in of_files(*PLAIN)}
+    for kind, path, value in (
+        ("StatefulSet", ("spec", "replicas"), "one"),
+        ("StatefulSet", ("spec", "template", "spec", "runtimeClas"), "nvidia"),
+        ("Deployment", ("spec", "template", "spec", "terminationGracePeriodSeconds"), "60s"),
+        ("ScaledObject", ("spec", "minReplicas"), 1),
+        ("HTTPRoute", ("spec", "rules", 0, "timeouts", "request"), 0),
+        ("PodMonitor", ("spec", "podMetricsEndpoints", 0, "authorization"), {"secret": "x"}),
+    ):
+        bad = copy.deepcopy(good[kind])
+        inner: Object = bad
+        for step in path[:-1]:
+            inner = inner[step]
+        inner[path[-1]] = value
+        with pytest.raises((jsonschema.ValidationError, jsonschema_rs.ValidationError)):
+            check(bad)
+
+
+def test_every_made_file_is_there_and_every_file_is_made_or_named() -> None:
+    written = {str(path.relative_to(FOLDER)) for path in PLAIN}
+    assert set(FILES) | {"namespace.yaml"} == written
+
+
+def test_workers_on_gpus_and_on_cpus_differ_in_device_and_size_alone() -> None:
+    [(_, gpu)], [(_, cpu)] = (list(pods(of_files(FOLDER / file))) for file in ("worker.yaml", "worker-cpu.yaml"))
+    gpu, cpu = gpu["spec"]["containers"][0], cpu["spec"]["containers"][0]
+    assert cpu["image"] == gpu["image"] + "-cpu"
+    assert gpu["resources"]["limits"]["nvidia.com/gpu"] == 1 and set(cpu["resources"]["limits"]) == {"memory"}
+    assert set(gpu["args"]) ^ set(cpu["args"]) == {"--device=cuda", "--device=cpu", "--kv-cache-gb=4"}
+
+
+@pytest.mark.parametrize("component", [None, *sorted(path.name for path in (FOLDER / "components").iterdir())])
+def test_kustomize_builds_every_component(tmp_path: Path, component: str | None) -> None:
+    """With kubectl, which `make test` installs on x86-64."""
+    if (kubectl := shutil.which("kubectl")) is None:
+        pytest.skip("kubectl is not installed: make helm")
+    to = os.path.relpath(FOLDER, tmp_path)
+    components = f"\ncomponents: [{to}/components/{component}]" if component else ""
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [{to}]{components}\n")
+    done = subprocess.run([kubectl, "kustomize", tmp_path], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    built = {(one["kind"], one["metadata"]["name"]): one for one in objects(done.stdout)}
+    for one in built.values():
+        check(one)
+        assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == "sluice"
+    scaled = component in ("keda", "custom-metrics")
+    assert ("replicas" in built["StatefulSet", "sluice-worker"]["spec"]) == (not scaled)

@@ -1,0 +1,56 @@
+"""deploy/release: what is written is what the chart renders, and a version reaches every file."""
+
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.release import __main__ as release
+from deploy.release.manifests import CHART, FILES, FOLDER, NoHelm, helm, render
+from tests.deploy.starts import ROOT
+
+HEAD = "needs Helm: make helm"
+
+
+def has_helm() -> bool:
+    try:
+        return bool(helm())
+    except NoHelm:
+        return False
+
+
+@pytest.mark.skipif(not has_helm(), reason=HEAD)
+@pytest.mark.parametrize("name", FILES)
+def test_manifests_are_up_to_date(name: str) -> None:
+    assert (FOLDER / name).read_text() == render(FILES[name]), "python -m deploy.release writes it"
+
+
+def test_chart_has_the_version_of_the_project() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert chart["version"] == chart["appVersion"] == project == release.version()
+
+
+def test_version_and_registry_reach_chart_and_compose_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(CHART, tmp_path / "helm/sluice")
+    shutil.copytree(CHART.parents[1] / "docker", tmp_path / "docker")
+    monkeypatch.setattr(release, "CHART", tmp_path / "helm/sluice")
+    monkeypatch.setattr(release, "DEPLOY", tmp_path)
+    for registry in ("registry.example.com/a", ""):
+        release.name_images("7.8.9", registry)
+        assert yaml.safe_load((tmp_path / "helm/sluice/Chart.yaml").read_text())["appVersion"] == "7.8.9"
+        assert yaml.safe_load((tmp_path / "helm/sluice/values.yaml").read_text())["image"]["registry"] == registry
+        services = yaml.safe_load((tmp_path / "docker/compose.yml").read_text())["services"]
+        prefix = f"{registry}/" if registry else ""
+        assert services["worker"]["image"] == f"{prefix}sluice-worker:7.8.9"
+        assert services["frontend-2"]["image"] == f"{prefix}sluice-frontend:7.8.9"
+
+
+@pytest.mark.skipif(not has_helm(), reason=HEAD)
+def test_rendering_of_another_chart_shows_its_version(tmp_path: Path) -> None:
+    shutil.copytree(CHART, tmp_path / "sluice")
+    chart = tmp_path / "sluice/Chart.yaml"
+    chart.write_text(chart.read_text().replace("appVersion: 0.1.0", "appVersion: 7.8.9"))
+    assert "image: sluice-worker:7.8.9\n" in render(FILES["worker.yaml"], tmp_path / "sluice")
