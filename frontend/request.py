@@ -5,13 +5,14 @@ module of `api/` writes the Deltas in its format. No other module knows both HTT
 """
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from frontend.output_parser.formats import ParserConfig
-from shared.messages import Pooling, Sampling, Timings
+from shared.messages import Logprobs, Pooling, Sampling, Timings
 
 
 class Finish(enum.StrEnum):
@@ -53,7 +54,15 @@ class GenerationRequest:
     fingerprint: str = ""  # only workers with this fingerprint may compute it; "": any, but all sequences by the same
     pooling: Pooling | None = None  # asks for one vector of each prompt instead of text
     parser_config: ParserConfig | None = None  # None: all of the output is text
+    continued: tuple[int, ...] = ()  # the output so far, which every choice goes on from and does not repeat
+    scored_from: tuple[int, ...] = ()  # asks for each prompt's log-probabilities from this index on instead of text
+    one_group: bool = False  # the prompts begin with the same tokens, which are computed once
     format_data: dict[str, Any] = field(default_factory=dict)  # what only this API format's response needs
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the worker is given. A prompt counts once, however many choices continue it."""
+        return sum(map(len, self.prompts)) + len(self.continued)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    continued_tokens: int = 0  # of the prompt's; those that the output went on from
     reasoning_tokens: int | None = None  # of the completion's; None where nobody counts them
 
     @property
@@ -102,6 +112,8 @@ class Delta(msgspec.Struct, gc=False):
     seed: int | None = None
     vector: bytes = b""  # packed float32; set together with `finish` if the request asks for vectors
     prompt_logprobs: list[TokenLogprob] | None = None  # set together with `finish`; NaN for the first token
+    before: Sequence[str] = ()  # in the first one, if the output goes on from another: the texts of that one's tokens
+    scores: Sequence[Logprobs] = ()  # those of the prompt as they came; set together with `finish` if asked for
 
     @property
     def text(self) -> str:

@@ -122,6 +122,8 @@ class FakePool:
         tenant: str = "",
         pooling: m.Pooling | None = None,
         fingerprint: str = "",
+        generated: Iterable[int] = (),
+        scored_from: int = 0,
     ) -> Stream:
         self.calls += 1
         call = self.calls - 1
@@ -130,8 +132,8 @@ class FakePool:
         if call in self.refusals:
             raise self.refusals[call]
         message = m.Submit(
-            call + 1, pack_u32(prompt), sampling, b"", cache_salt, group, deadline_ms, priority, 0, tenant,
-            pooling=pooling,
+            call + 1, pack_u32(prompt), sampling, pack_u32(generated), cache_salt, group, deadline_ms, priority, 0,
+            tenant, pooling=pooling, scored_from=scored_from,
         )  # fmt: skip
         admission = asyncio.get_running_loop().create_future()
         stream = Stream(message, admission, seed=sampling.seed or 77, fingerprint=fingerprint or self.fingerprint)

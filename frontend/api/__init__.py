@@ -23,6 +23,7 @@ The formats share these modules:
     call_history        messages as chat templates know them, in the form in which each template shows calls
     tools               tools and tool choices, as the formats write them
     fingerprint         what a frontend adds to a worker's fingerprint
+    continuation        the field that lets an answer go on from a place in another one
     thinking_budget     the fields that limit reasoning
     structured_output   the fields that ask for structured output
     openapi, request_schema     the description of the API at /openapi.json

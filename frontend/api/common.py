@@ -281,8 +281,10 @@ class Totals:
     @property
     def usage(self) -> Usage:
         """A prompt counts once, however many choices continue it."""
-        prompt = sum(map(len, self.request.prompts))
-        return Usage(prompt, sum(self._completion), sum(self._cached.values()), self.reasoning_tokens)
+        request, cached = self.request, sum(self._cached.values())
+        return Usage(
+            request.prompt_tokens, sum(self._completion), cached, len(request.continued), self.reasoning_tokens
+        )
 
     @property
     def timings(self) -> response_types.Timings | UnsetType:

@@ -20,7 +20,7 @@ from frontend.api.openai import responses_types as responses
 from frontend.api.openai.chat_input import ChatRequest, TokenizeRequest
 from frontend.api.openai.completions_input import CompletionRequest
 from frontend.api.openai.responses_input import ResponseCountRequest, ResponseRequest
-from frontend.api.pooling import embeddings, rerank, score
+from frontend.api.pooling import embeddings, logprobs, rerank, score
 from frontend.api.pooling import response_types as pooling
 from frontend.api.request_model import RequestModel
 from frontend.api.request_schema import Schema, request_schema
@@ -36,6 +36,7 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "MessageRequest": MessageRequest,
     "CountRequest": MessageCountRequest,
     "EmbeddingRequest": embeddings.EmbeddingRequest,
+    "LogprobsRequest": logprobs.LogprobsRequest,
     "ScoreRequest": score.ScoreRequest,
     "RerankRequest": rerank.RerankRequest,
     "TokenizeRequest": TokenizeRequest,
@@ -63,6 +64,7 @@ RESPONSES: Mapping[str, Any] = {
     "InputTokenCount": anthropic.InputTokenCount,
     "AnthropicError": anthropic.AnthropicError,
     "Embeddings": pooling.Embeddings,
+    "ScoredTokensList": pooling.ScoredTokensList,
     "Scores": pooling.Scores,
     "Ranking": pooling.Ranking,
     "OllamaChat": ollama.OllamaChat,
@@ -174,7 +176,11 @@ def _pooling() -> dict[str, Any]:
     error = ref("OpenAIError")
     score = ("Score how relevant texts are to others", "ScoreRequest", "Scores", error)
     rank = ("Order documents by their relevance to a query", "RerankRequest", "Ranking", error)
+    arrays = _post("Score the tokens of texts", "LogprobsRequest", "ScoredTokensList", error)
+    binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    arrays["post"]["responses"]["200"]["content"] |= binary  # with `"encoding_format": "bytes"`
     return {
+        "/v1/logprobs": arrays,
         "/v1/embeddings": _post("Texts as vectors", "EmbeddingRequest", "Embeddings", error),
         "/v1/score": _post(*score),
         "/score": _post(*score, operation="ScoreRequestUnversioned"),

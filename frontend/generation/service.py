@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import math
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -103,7 +104,7 @@ class Service:
         self._check_ready()
         arrived_at = time.perf_counter() if arrived_at is None else arrived_at
         streams = await self._submit_in_time(request, arrived_at)
-        self.metrics.admitted(sum(map(len, request.prompts)))
+        self.metrics.admitted(request.prompt_tokens)
         stops, parser_config = Stops(request.stops) if request.stops else None, request.parser_config
         shown = self._shown_specials(request)
         texts = [
@@ -156,9 +157,9 @@ class Service:
             self.pool.submit(
                 prompt, _sampling(request.sampling, n), cache_salt=request.cache_salt, group=group,
                 deadline_ms=request.deadline_ms, priority=request.priority, tenant=request.tenant,
-                pooling=request.pooling, fingerprint=fingerprint,
+                pooling=request.pooling, fingerprint=fingerprint, generated=request.continued, scored_from=start,
             )
-            for prompt, group in zip(request.prompts, self._group_ids(request), strict=True)
+            for prompt, group, start in zip(request.prompts, self._group_ids(request), _starts(request), strict=True)
             for n in range(request.n)
         ]  # fmt: skip
         if len(calls) == 1:
@@ -173,6 +174,8 @@ class Service:
             raise
 
     def _group_ids(self, request: GenerationRequest) -> list[int]:
+        if request.one_group:
+            return [next(self._groups)] * len(request.prompts)
         return [next(self._groups) if request.n > 1 else 0 for _ in request.prompts]
 
     async def drain(self, timeout: float) -> None:
@@ -183,6 +186,11 @@ class Service:
             await asyncio.sleep(POLL_S)
         for generation in list(self.generations):
             generation.fail(Overloaded("the server is shutting down", code="shutdown", retry_after=1.0))
+
+
+def _starts(request: GenerationRequest) -> Sequence[int]:
+    """Returns for each prompt the index that it is scored from."""
+    return request.scored_from or [0] * len(request.prompts)
 
 
 def _time_left(request: GenerationRequest, arrived_at: float) -> float:

@@ -1,7 +1,7 @@
 """A request of many prompts, of which only some are submitted at a time, so that it fits in a worker's queue.
 
-A request that generates is admitted as a whole, before its response begins. One that asks for vectors answers only
-when all are there, so it may also be refused halfway.
+A request that generates is admitted as a whole, before its response begins. One that asks for vectors or
+log-probabilities answers only when all are there, so it may also be refused halfway.
 """
 
 from collections.abc import AsyncGenerator
@@ -32,7 +32,11 @@ class Windows:
         """Yields the deltas of all prompts. Raises SluiceError when a prompt is refused or fails."""
         prompts = self._request.prompts
         for first in range(0, len(prompts), WINDOW):
-            window = replace(self._request, prompts=prompts[first : first + WINDOW], fingerprint=self.fingerprint)
+            at = slice(first, first + WINDOW)
+            window = replace(
+                self._request, prompts=prompts[at], scored_from=self._request.scored_from[at],
+                fingerprint=self.fingerprint,
+            )  # fmt: skip
             generation = await self._service.start(window, self._arrived_at)
             self.fingerprint = generation.fingerprint
             self.choices += generation.choices

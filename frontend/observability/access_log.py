@@ -97,7 +97,7 @@ def entry_of(record: RequestRecord) -> LogEntry:
     generation_request, generation = record.generation_request, record.generation
     if generation_request is not None:
         entry.model, entry.stream, entry.n = generation_request.model, generation_request.stream, generation_request.n
-        entry.prompt_tokens = sum(map(len, generation_request.prompts))
+        entry.prompt_tokens = generation_request.prompt_tokens
     if generation is not None:
         _add_generation(entry, generation, record.began_at)
     return entry

@@ -24,6 +24,7 @@ literal_arguments   they are literals of Python, or of a language near JSON
 state_scanner       the base of the last two
 events              what the parser emits: text, reasoning, parts of tool calls
 unseparated         parses output whose reasoning stays in the text
+continued           parses an output from a place on
 counting            counts the tokens of reasoning
 parsed              the same events collected, for responses that are not streamed
 """

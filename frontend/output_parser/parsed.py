@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from frontend.output_parser.continued import ContinuedParser
 from frontend.output_parser.counting import feed_counting
 from frontend.output_parser.events import CallArguments, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig
@@ -35,9 +36,12 @@ class ParsedOutput:
     reasoning_tokens: int = 0
 
     @classmethod
-    def parse(cls, texts: Sequence[str], parser_config: ParserConfig, tokens: int = 0) -> Self:
-        """texts: as for `feed_counting`."""
-        parsed = cls(output_parser(parser_config))
+    def parse(
+        cls, texts: Sequence[str], parser_config: ParserConfig, tokens: int = 0, before: Sequence[str] = ()
+    ) -> Self:
+        """texts: as for `feed_counting`; before: the texts that they go on from."""
+        parser = output_parser(parser_config)
+        parsed = cls(ContinuedParser(parser, before) if before else parser)
         events, parsed.reasoning_tokens = feed_counting(parsed.parser, texts, tokens)
         for event in events + parsed.parser.finish():
             parsed.add(event)

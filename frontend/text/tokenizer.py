@@ -136,6 +136,26 @@ class Tokenizer:
             return await loop.run_in_executor(self._pool, self.encode_now, texts, add_special_tokens)
         return await loop.run_in_executor(self._huge_pool, self._encode_huge, texts, add_special_tokens)
 
+    async def encode_following(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of texts that follow another one: those of their characters, and no others.
+
+        Some tokenizers put a space before every text. It then goes before a line break, and both are taken away.
+
+        Raises BadRequest if a text cannot be separated from the line break.
+        """
+        if not self._puts_space_before:
+            return await self.encode_batch(texts, False)
+        (lead,) = self.encode_now(["\n"], False)
+        encoded = await self.encode_batch(["\n" + text for text in texts], False)
+        if any(ids[: len(lead)] != lead for ids in encoded):
+            raise BadRequest("the tokenizer cannot encode the text apart from the one before it; send token ids")
+        return [ids[len(lead) :] for ids in encoded]
+
+    @cached_property
+    def _puts_space_before(self) -> bool:
+        (ids,) = self.encode_now(["x"], False)
+        return b"".join([self._raw[id] for id in ids]).startswith(b" ")
+
     def fewest_tokens(self, text: str) -> int:
         """Returns a number of tokens that the text surely has, without tokenizing it; 0 if nothing is certain."""
         return self._token_length.fewest_tokens(text)

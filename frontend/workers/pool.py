@@ -112,8 +112,13 @@ class WorkerPool:
         tenant: str = "",
         pooling: m.Pooling | None = None,
         fingerprint: str = "",
+        generated: Sequence[int] = (),
+        scored_from: int = 0,
     ) -> Stream:
         """Submits a sequence, and returns when a worker has admitted it: one with this fingerprint, unless it is "".
+
+        generated: the output so far, which the sequence goes on from
+        scored_from: see shared.messages.Submit
 
         Raises:
             Overloaded: queue full, draining, or no worker, with `retry_after` in seconds.
@@ -127,7 +132,7 @@ class WorkerPool:
         message = m.Submit(
             self._new_id(), pack_u32(prompt), sampling,
             cache_salt=cache_salt, group=group, deadline_ms=deadline_ms, priority=priority, tenant=tenant,
-            pooling=pooling,
+            pooling=pooling, generated=pack_u32(generated), scored_from=scored_from,
         )  # fmt: skip
         stream = Stream(message, asyncio.get_running_loop().create_future(), fingerprint=fingerprint)
         self._put(stream, self._choose(stream, ready))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared import messages as m
-from shared.codec import pack_u32
+from shared.codec import pack_u32, unpack_u32
 
 RESYNC_INTERVAL_S = 0.25  # a stream requests missing output at most once in this time
 
@@ -40,7 +40,7 @@ class Stream:
     admission: asyncio.Future[int]
     seed: int = 0
     fingerprint: str = ""  # only workers with this one may compute it; "": any, until one has admitted it
-    output: list[int] = field(default_factory=list)  # everything received, kept for resuming
+    output: list[int] = field(default_factory=list)  # what the Submit brings and everything received, for resuming
     started: m.Timings = field(default_factory=m.Timings)  # the worker's timings up to the first token
     end: m.End | None = None
     vector: bytes = b""  # packed float32, if the Submit has `pooling`; it arrives with the end
@@ -52,8 +52,14 @@ class Stream:
     _output_at_death: int = -1  # length of the output at the latest death
     _gathered: int = 0  # length of the output at the last `gather`
     _logprobs: list[m.Logprobs] = field(default_factory=list)
-    _next_logprob: list[int] = field(default_factory=lambda: [0, 1])  # next offset: output, prompt (its first has none)
+    _next_logprob: list[int] = field(init=False)  # next offset: output, prompt (its first has none)
     _resynced_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        brought = unpack_u32(self.submit.generated).tolist()
+        self.output = brought or self.output
+        self._gathered = len(brought)
+        self._next_logprob = [self._gathered, max(1, self.submit.scored_from)]
 
     @property
     def id(self) -> int:

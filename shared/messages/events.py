@@ -51,7 +51,7 @@ class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True):
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    cached_tokens: int = 0  # tokens of prompt and earlier output (`Submit.generated`) found in the prefix cache
 
 
 class Started(msgspec.Struct, frozen=True, gc=False, array_like=True):

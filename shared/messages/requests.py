@@ -28,8 +28,8 @@ class Lease(Message, frozen=True):
 class Submit(Message, frozen=True):
     """One sequence to complete. `id` is unique within the frontend's lifetime and fits 32 bits.
 
-    `generated` holds the output already delivered when a stream is resumed after its worker was lost: it is prefilled,
-    but neither sampled nor sent again.
+    `generated` holds output that exists already, because a stream is resumed after its worker was lost or because the
+    client goes on from there: it is prefilled, but neither sampled nor sent again.
 
     With `answer`, the output is recomputed without decoding: the ids of the answer are prefilled like a prompt, and an
     id is sampled at each of their positions. The output is what was sampled, up to the first id that differs from the
@@ -49,6 +49,7 @@ class Submit(Message, frozen=True):
     original_id: U32 = 0  # id of the request's first Submit if another worker had it before; 0 if this is the first
     pooling: Pooling | None = None  # asks for a vector; `max_tokens` is then 0
     answer: bytes | None = None  # packed uint32: an answer to check, see below
+    scored_from: U32 = 0  # with `prompt_logprobs`: only of the prompt's tokens from this index on
 
 
 class Abort(Message, frozen=True):

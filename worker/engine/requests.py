@@ -197,6 +197,7 @@ class RequestTable:
             original_id=submit.original_id,
             pooling=submit.pooling,
             answer=None if submit.answer is None else unpack_u32(submit.answer).tolist()[: sampling.max_tokens],
+            scored_from=submit.scored_from,
         )
 
     def _enqueue_free(self, sequence: Sequence, now: float) -> m.Rejected | None:

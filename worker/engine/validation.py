@@ -28,6 +28,8 @@ def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> st
         return "the prompt is empty, or a token id is outside the vocabulary"
     if len(sampling.stop_token_ids) > MAX_STOP_IDS or len(biases) > vocab_size or len(submit.tenant) > MAX_TENANT_CHARS:
         return "too many stop_token_ids or logit_bias entries, or the tenant name is too long"
+    if submit.scored_from >= max(1, len(prompt)):
+        return "scored_from is beyond the prompt"
     if problem := _check_token_rules(sampling, vocab_size):
         return problem
     if submit.answer is not None and (sampling.logprobs is not None or sampling.prompt_logprobs):

@@ -42,7 +42,9 @@ class PrefixCache:
             parent = _digest(parent + array("I", tokens[end - size : end]).tobytes())
             digests.append(parent)
 
-    def match(self, digests: list[bytes], tokens: list[int], cache_salt: str) -> list[list[int]]:
+    def match(
+        self, digests: list[bytes], tokens: list[int], cache_salt: str, most: int | None = None
+    ) -> list[list[int]]:
         """Returns the pages of the longest prefix that all groups can continue from, in order, for each group.
 
         A group with a window needs only the pages that the next row reads; those before them are SCRATCH. Layers with a
@@ -50,8 +52,10 @@ class PrefixCache:
 
         The prefix never includes the last token, because that token has to be computed. The pages are not shared yet:
         call pool.share() for each of them before you acquire any page.
+
+        most: the prefix has at most so many tokens; None: no limit but the one above
         """
-        full = (len(tokens) - 1) // self._page_size
+        full = min(len(tokens) - 1, len(tokens) if most is None else most) // self._page_size
         self.extend(digests, tokens, cache_salt, full)
         known = digests[:full]
         for pool in self.pools:

@@ -131,10 +131,11 @@ def _logits_indices(chunks: Seq[Chunk], query_start_loc: NDArray[np.int32]) -> t
                 pooled += len(rows)
             continue
         if sequence.sampling.prompt_logprobs:
-            known = max(0, min(chunk.length, sequence.prompt_len - 1 - chunk.start))
-            if known:
+            end = min(chunk.start + chunk.length + 1, sequence.prompt_len)
+            if (known := end - chunk.first_scored) > 0:
                 use.prompts.append((number, len(indices) - pooled, known))
-                indices.extend(range(begin, begin + known))
+                first = begin + chunk.first_scored - 1 - chunk.start
+                indices.extend(range(first, first + known))
         if chunk.drafts:
             first = len(indices) - pooled
             use.sampled.extend(range(first, first + chunk.rows))

@@ -89,7 +89,7 @@ def _output_blocks(logits: Tensor, ids: Tensor, sequences: list[Sequence]) -> It
 def _prompt_blocks(logits: Tensor, use: LogitsUse, plan: Plan) -> Iterator[_Block]:
     for index, first, count in use.prompts:
         chunk = plan.chunks[index]
-        sequence, start = chunk.sequence, chunk.start + 1
+        sequence, start = chunk.sequence, chunk.first_scored
         targets = to_device(np.array(sequence.tokens[start : start + count]), logits.device)
         entry = _Entry(sequence, 0, count, max(sequence.sampling.logprobs or 0, sequence.sampling.prompt_top), start)
         scored = logits[first : first + count]

@@ -143,9 +143,10 @@ class Paging:
             self.states.check(running)
 
     def _match(self, sequence: Sequence) -> list[list[int]]:
-        if self.prefix is None or sequence.computes_prompt:
+        most = sequence.cacheable_tokens
+        if self.prefix is None or not most:
             return [[] for _ in self.pools]
-        return self.prefix.match(sequence.digests, sequence.tokens, sequence.cache_salt)
+        return self.prefix.match(sequence.digests, sequence.tokens, sequence.cache_salt, most)
 
     def _state(self, sequence: Sequence, pages: int) -> int | None:
         """Returns the slot of the cached state after so many pages, if there is one."""

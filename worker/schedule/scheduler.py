@@ -252,7 +252,7 @@ class Scheduler:
             self._speculation.record(chunk, len(chunk.drafts) - rejected)
         elif chunk.length > 1 or start < sequence.prompt_len:
             self._prefill_tokens += chunk.length
-        if sequence.group and end >= sequence.prompt_len:
+        if sequence.group and end >= sequence.prompt_len and sequence.uncomputed_tokens <= 1:
             self.state.queue.release_group(sequence)
 
     def check(self) -> None:

@@ -86,6 +86,7 @@ class Sequence:
     tenant: str = ""  # the name of its API key, see fair_queue.py
     pooling: Pooling | None = None  # it samples nothing, and its result is a vector (worker/run/pooling.py)
     answer: list[int] | None = None  # the output is compared with these ids, which are computed as drafts
+    scored_from: int = 0  # with `prompt_logprobs`: only of the prompt's tokens from this index on
 
     # progress
     computed_tokens: int = 0  # tokens with K/V, not counting steps in flight
@@ -102,7 +103,7 @@ class Sequence:
     states: dict[int, int] = field(default_factory=dict)  # number of tokens → slot of the recurrent state after them
     free_slots: list[int] = field(default_factory=list)  # its other slots
     digests: list[bytes] = field(default_factory=list)  # digests of its full pages, see worker/kv_cache/prefix_cache.py
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache at its first admission
+    cached_tokens: int = 0  # tokens found in the prefix cache at its first admission, those of earlier output, too
     charged_tokens: int = 0  # tokens already counted in its tenant's account, see fair_queue.py
 
     # history
@@ -130,11 +131,13 @@ class Sequence:
         return len(self.tokens) - self.prompt_len
 
     @property
-    def computes_prompt(self) -> bool:
-        """Whether its result needs the rows of all prompt tokens, so that none may come from the prefix cache."""
+    def cacheable_tokens(self) -> int:
+        """How many of its first tokens may come from the prefix cache: its result needs the rows of the others."""
         if self.pooling is not None:
-            return self.pooling.kind in (PoolingKind.MEAN, PoolingKind.FIRST)
-        return self.sampling.prompt_logprobs and not self.output_len
+            return 0 if self.pooling.kind in (PoolingKind.MEAN, PoolingKind.FIRST) else len(self.tokens)
+        if self.sampling.prompt_logprobs and not self.output_len:
+            return max(0, self.scored_from - 1)
+        return len(self.tokens)
 
     @property
     def next_output(self) -> int:
@@ -182,6 +185,11 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, eq=False):
     length: int
     samples: bool  # whether the next token is sampled from its last row, which is the end of the tokens
     drafts: tuple[int, ...] = ()  # proposed next tokens: computed in this step, and their rows are sampled too
+
+    @property
+    def first_scored(self) -> int:
+        """The index of the first token of the prompt that this chunk's rows may score: its first row's is the next."""
+        return max(self.start + 1, self.sequence.scored_from)
 
     @property
     def rows(self) -> int:

@@ -60,7 +60,7 @@ class SchedulerState:
         self.running[sequence] = None
         if not sequence.preemptions:
             sequence.admitted = now
-            sequence.cached_tokens = min(sequence.computed_tokens, sequence.prompt_len)
+            sequence.cached_tokens = sequence.computed_tokens
         return True
 
     def preempt(self, sequence: Sequence, now: float) -> None:

@@ -71,12 +71,14 @@ class States:
         """Returns after how many tokens, more than `position`, a state is to be published. 0: nothing is published.
 
         This is a multiple of the interval, or the end of the last full page before the last token of the prompt, where
-        the same prompt and the next turn of a conversation continue.
+        the same prompt and the next turn of a conversation continue. If only the end of a prompt is scored, it is the
+        end of the last full page before that, where other ends of the same prompt continue.
         """
         if not self._interval:
             return 0
         regular = (position // self._interval + 1) * self._interval
-        last = (sequence.prompt_len - 1) // self._page_size * self._page_size
+        shared = (sequence.scored_from or sequence.prompt_len) - 1
+        last = shared // self._page_size * self._page_size
         return last if position < last < regular else regular
 
     def check(self, running: Collection[Sequence]) -> None:

@@ -23,6 +23,7 @@ from frontend.api.common import (
     truncated,
 )
 from frontend.api.context_length import check_length
+from frontend.api.continuation import continued_ids
 from frontend.api.openai import response_types as types
 from frontend.api.openai.chat_input import ChatRequest, ReasoningOptions, chat_prompt
 from frontend.api.openai.chat_output import ParsedChunkWriter, finish_reason, message
@@ -73,6 +74,7 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
     return generation_request(
         request, context, (ids,), chosen, stops=request.stops, n=request.n,
         parser_config=with_reasoning(parser_config, request.separate_reasoning),
+        continued=continued_ids(request, [ids], most, context),
     )  # fmt: skip
 
 
@@ -149,9 +151,11 @@ class _Choice:
         self._texts: list[str] = []
         self._ids: list[int] = []
         self._scores: list[types.TokenLogprobs] = []
+        self._before: list[str] = []
         self._end: Delta | None = None
 
     def add(self, delta: Delta) -> None:
+        self._before += delta.before
         self._texts += delta.texts
         self._ids += delta.ids
         self._scores += _logprobs(self._context, delta).content
@@ -182,7 +186,7 @@ class _Choice:
         parser_config = self._context.request.parser_config
         if parser_config is None:
             return types.ChatAnswer(content="".join(self._texts)), FINISH[end.finish or Finish.LENGTH]
-        parsed = ParsedOutput.parse(self._texts, parser_config, len(self._ids))
+        parsed = ParsedOutput.parse(self._texts, parser_config, len(self._ids), self._before)
         totals.reasoning_tokens = (totals.reasoning_tokens or 0) + parsed.reasoning_tokens
         return message(parsed, self._context, self._index), finish_reason(parsed.parser, end)
 

@@ -17,6 +17,7 @@ from frontend.api.chat_prompt import (
     render_prompt,
 )
 from frontend.api.common import ModelContext
+from frontend.api.continuation import ContinueFromField
 from frontend.api.request_model import FieldError, RequestModel
 from frontend.api.request_types import (
     ChoiceCount,
@@ -168,6 +169,7 @@ class ChatRequest(TokenDetailFields):
     n: ChoiceCount = 1
     logprobs: Annotated[bool, doc("Log-probabilities of the answer's tokens")] = False
     top_logprobs: TopLogprobs = None
+    continue_from: ContinueFromField = None
     response_format: ResponseFormatField = None
     chat_template: Template = None
     documents: Documents = None

@@ -10,6 +10,7 @@ from frontend.api.common import ResponseContext, to_json
 from frontend.api.openai import response_types as types
 from frontend.api.openai.completions import FINISH, ChunkWriter, Shape
 from frontend.api.openai.token_details import as_fields, output_ids
+from frontend.output_parser.continued import ContinuedParser
 from frontend.output_parser.counting import feed_counting
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig, Reasoning
@@ -59,6 +60,8 @@ class ParsedChunkWriter(ChunkWriter):
     def _write(self, delta: Delta) -> bytes:
         self._totals.add(delta)
         choice = self._choices[delta.index]
+        if delta.before:
+            choice.parser = ContinuedParser(choice.parser, delta.before)
         if not self._plain:
             choice.add_details(delta, self._context.request.return_ids)
         if choice.parser.reasoning is Reasoning.DONE:
@@ -120,7 +123,7 @@ def _call(part: types.ToolCallDelta) -> types.ChatDelta:
 
 class _Choice:
     def __init__(self, parser_config: ParserConfig) -> None:
-        self.parser = output_parser(parser_config)
+        self.parser: OutputParser = output_parser(parser_config)
         self.has_output = False  # text or a tool call
         self.scores: list[TokenLogprob] = []
         self.ids: list[int] = []

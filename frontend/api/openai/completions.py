@@ -24,6 +24,7 @@ from frontend.api.common import (
     truncated,
 )
 from frontend.api.context_length import check_length
+from frontend.api.continuation import continued_ids
 from frontend.api.openai import response_types as types
 from frontend.api.openai.completions_input import CompletionRequest, Prompt, prompt_texts, tokenized
 from frontend.api.openai.token_details import as_fields, output_ids, prompt_ids, prompt_logprobs
@@ -68,6 +69,7 @@ async def parse(request: CompletionRequest, context: ModelContext) -> Generation
     return generation_request(
         request, context, tuple(tokens), chosen, stops=request.stops, n=request.n,
         echo=_echoed(prompts, whole, tokens) if request.echo else (),
+        continued=continued_ids(request, tokens, chosen.max_tokens, context),
     )  # fmt: skip
 
 
@@ -120,7 +122,9 @@ def usage_of(usage: Usage) -> types.Usage:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
-        prompt_tokens_details=types.PromptTokensDetails(cached_tokens=usage.cached_tokens),
+        prompt_tokens_details=types.PromptTokensDetails(
+            cached_tokens=usage.cached_tokens, continued_tokens=usage.continued_tokens or UNSET
+        ),
         completion_tokens_details=UNSET
         if usage.reasoning_tokens is None
         else types.CompletionTokensDetails(reasoning_tokens=usage.reasoning_tokens),

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from frontend.api.common import ModelContext, check_ids
 from frontend.api.context_length import check_characters
+from frontend.api.continuation import ContinueFromField
 from frontend.api.request_model import EXACT, FieldError
 from frontend.api.request_types import (
     ChoiceCount,
@@ -58,6 +59,7 @@ class CompletionRequest(TokenDetailFields):
         str | None, doc("What follows the answer, for a model that was trained to fill in the middle")
     ] = None
     echo: Annotated[bool, doc("The prompt stands before the answer; with `logprobs` it is scored, too")] = False
+    continue_from: ContinueFromField = None
     response_format: ResponseFormatField = None
     stream_format: Annotated[
         Literal["openai", "events"] | None,

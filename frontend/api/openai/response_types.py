@@ -28,6 +28,7 @@ class OpenAIError(ResponseModel):
 
 class PromptTokensDetails(ResponseModel):
     cached_tokens: Count
+    continued_tokens: Count | UnsetType = UNSET
 
 
 class CompletionTokensDetails(ResponseModel):

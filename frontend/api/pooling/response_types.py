@@ -1,9 +1,10 @@
 """The responses of the routes for vectors and scores."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from msgspec import UNSET, Meta, UnsetType
 
+from frontend.api.openai import response_types as openai
 from frontend.api.response_types import Count, ResponseModel
 from frontend.request import Usage
 
@@ -41,6 +42,32 @@ class Scores(ResponseModel):
     model: str
     data: list[Score]
     usage: PoolingUsage
+
+
+class ScoredTokens(ResponseModel):
+    """A row; its arrays have an entry for each token, null for the first one of a prompt. Or the base64 of arrays."""
+
+    index: Count
+    token_ids: list[Count] | str | UnsetType = UNSET
+    token_logprobs: list[float | None] | str
+    top_token_ids: list[list[Count] | None] | str | UnsetType = UNSET
+    top_logprobs: list[list[float] | None] | str | UnsetType = UNSET
+
+
+class ScoredTokensList(ResponseModel):
+    id: str
+    object: Literal["list"] = "list"
+    created: Count
+    model: str
+    data: list[ScoredTokens]
+    usage: openai.Usage
+
+
+class Binary(NamedTuple):
+    """An answer that is not JSON, and headers that go with it."""
+
+    data: bytes
+    headers: dict[str, str]
 
 
 class RankedText(ResponseModel):

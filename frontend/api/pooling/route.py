@@ -14,7 +14,8 @@ from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, chec
 from frontend.api.generate import while_connected
 from frontend.api.ollama import embed as ollama_embed
 from frontend.api.ollama import embeddings as ollama_embeddings
-from frontend.api.pooling import embeddings, rerank, score
+from frontend.api.pooling import embeddings, logprobs, rerank, score
+from frontend.api.pooling.response_types import Binary
 from frontend.api.request_model import RequestModel
 from frontend.errors import SluiceError
 from frontend.generation.windows import Windows
@@ -35,13 +36,14 @@ class PoolingFormat(Protocol):
     def REQUEST(self) -> type[RequestModel]: ...  # the type that a body is decoded into
 
     async def parse(self, request: Any, context: ModelContext, /) -> GenerationRequest: ...
-    async def complete(self, context: ResponseContext, arriving: AsyncDeltas) -> bytes: ...
+    async def complete(self, context: ResponseContext, arriving: AsyncDeltas) -> bytes | Binary: ...
     def status(self, exc: SluiceError, /) -> int: ...
     def error(self, exc: SluiceError, request_id: str) -> bytes: ...
 
 
 POOLING_FORMATS: Mapping[str, PoolingFormat] = {
     "/v1/embeddings": embeddings,
+    "/v1/logprobs": logprobs,
     "/v1/score": score,
     "/score": score,
     "/v1/rerank": rerank,
@@ -68,4 +70,6 @@ async def pool(app: AppState, request: Request) -> Response:
     async with aclosing(windows.deltas()) as arriving:
         answer = await while_connected(request, chosen.complete(response_context, arriving))
     app.sign(request, windows.fingerprint)
+    if isinstance(answer, Binary):
+        return Response(answer.data, headers=answer.headers, media_type="application/octet-stream")
     return Response(answer, media_type="application/json")

@@ -1,0 +1,55 @@
+"""Parses an output from a place on, as if all of it were parsed; tells only of what follows.
+
+A call that the place cuts is told of in whole, from its name on, as no client could use the rest of its arguments.
+"""
+
+from collections.abc import Sequence
+
+from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event
+from frontend.output_parser.formats import Reasoning
+from frontend.output_parser.parser import OutputParser
+
+
+class ContinuedParser:
+    """An OutputParser. Calls count from the first one that it tells of."""
+
+    def __init__(self, parser: OutputParser, before: Sequence[str]) -> None:
+        """before: the texts up to the place. `parser` has parsed nothing yet."""
+        self._parser = parser
+        self._complete = 0  # calls that were complete before
+        self._open: list[Event] = []  # of the call that was not
+        for event in parser.feed("".join(before)):
+            match event:
+                case CallStart():
+                    self._open = [event]
+                case CallArguments():
+                    self._open.append(event)
+                case CallEnd(call):
+                    self._open, self._complete = [], call + 1
+
+    @property
+    def reasoning(self) -> Reasoning:
+        """Whether the parser is now inside reasoning, after it, or reasoning may still begin."""
+        return self._parser.reasoning
+
+    @property
+    def called(self) -> bool:
+        """Whether the whole output has completed a call, and has no incomplete one."""
+        return self._parser.called
+
+    def feed(self, text: str) -> list[Event]:
+        return self._told(self._parser.feed(text))
+
+    def finish(self) -> list[Event]:
+        return self._told(self._parser.finish())
+
+    def _told(self, events: list[Event]) -> list[Event]:
+        events, self._open = [*self._open, *events], []
+        return [self._counted(event) for event in events]
+
+    def _counted(self, event: Event) -> Event:
+        match event:
+            case CallStart(call) | CallArguments(call) | CallEnd(call):
+                return event._replace(call=call - self._complete)
+            case _:
+                return event
