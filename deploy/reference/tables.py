@@ -147,6 +147,12 @@ def pooling() -> str:
     return table(["route", "field", "value", "default", ""], _by_route(parts))
 
 
+def logprobs() -> str:
+    """Lists the body fields of the route that scores tokens."""
+    rows = [row[1:] for row in _by_route({"/v1/logprobs": "LogprobsRequest"})]
+    return table(["field", "value", "default", ""], rows)
+
+
 def _by_route(requests: Mapping[str, str]) -> list[list[str]]:
     return [
         [f"`{route}`", f"`{name}`", words(shape), value, shape["description"]]
@@ -321,6 +327,7 @@ def _first(kind: type) -> str:
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "routes": routes, "fields": fields, "ignored": ignored, "only": only, "refused": refused, "nested": nested,
-    "small": small, "pooling": pooling, "failures": failures, "codes": codes, "flags": flags, "commands": commands,
-    "frontend metrics": frontend_metrics, "worker metrics": worker_metrics, "alerts": alerts, "wire": wire,
+    "small": small, "pooling": pooling, "logprobs": logprobs, "failures": failures, "codes": codes, "flags": flags,
+    "commands": commands, "frontend metrics": frontend_metrics, "worker metrics": worker_metrics, "alerts": alerts,
+    "wire": wire,
 }  # fmt: skip

@@ -23,9 +23,7 @@ class ContinueFrom(RequestModel):
     position: Annotated[Count | None, doc("Only so many of them, the first; absent: all")] = None
 
 
-ContinueFromField = Annotated[
-    ContinueFrom | None, doc("Go on from a place in an answer to the same prompt, see [below](#branches)")
-]
+ContinueFromField = Annotated[ContinueFrom | None, doc("Go on from a place in an answer to the same prompt")]
 
 
 def continued_ids(

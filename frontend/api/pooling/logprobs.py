@@ -36,7 +36,7 @@ SHAPES = "a string, an array of token ids, or an array of either"
 Input = str | list[int]
 _Token = Annotated[int, EXACT]
 _Inputs = str | list[str | _Token | list[_Token]] | None
-_schema = {"anyOf": [*prompts_schema(MAX_INPUTS)["anyOf"], {"type": "null"}]}
+_schema = prompts_schema(MAX_INPUTS)
 
 
 class LogprobsRequest(PoolingFields):
@@ -65,8 +65,6 @@ class LogprobsRequest(PoolingFields):
     tools: FunctionTools = None
 
     def __post_init__(self) -> None:
-        if (self.prompt is None) == (self.messages is None):
-            raise FieldError("prompt", "or else `messages` must be given", BadRequest, "missing_field")
         for name in ("prompt", "answer"):
             _check_shape(name, getattr(self, name))
 
@@ -97,6 +95,8 @@ error = completions.error
 async def parse(request: LogprobsRequest, context: ModelContext) -> GenerationRequest:
     """Makes a request for log-probabilities. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
+    if (request.prompt is None) == (request.messages is None):
+        raise BadRequest("give either `prompt` or `messages`", param="prompt")
     heads, tails = await _heads(request, context), await _tails(request, context)
     if tails and len(heads) not in (1, len(tails)):
         raise BadRequest(

@@ -31,6 +31,7 @@ def plans(draw: st.DrawFn) -> tuple[int, list[Chunk]]:
         length = draw(st.integers(1, 40))
         rest = draw(st.integers(0, 3))
         sequence = make(start + length + rest, start, page_size, page, prompt_logprobs=draw(st.booleans()))
+        sequence.scored_from = draw(st.integers(0, sequence.prompt_len - 1))
         page += len(sequence.pages[0])
         chunks.append(Chunk(sequence, start, length, rest == 0))
     return page_size, chunks
@@ -68,7 +69,8 @@ def test_prompt_logprobs_use_the_row_before_each_known_token(plan: tuple[int, li
     packed, wanted = build_inputs(chunks, page_size, CPU)
     told = {index: (first, count) for index, first, count in wanted.prompts}
     for index, chunk in enumerate(chunks):
-        predicted = range(chunk.start + 1, min(chunk.start + chunk.length + 1, chunk.sequence.prompt_len))
+        begin = max(chunk.start + 1, chunk.sequence.scored_from)
+        predicted = range(begin, min(chunk.start + chunk.length + 1, chunk.sequence.prompt_len))
         if not chunk.sequence.sampling.prompt_logprobs or not predicted:
             assert index not in told
             continue

@@ -298,7 +298,8 @@ class Rig:
 
     def cut(self, chunk: Chunk) -> int:
         """The first checkpoint after the chunk's start."""
-        config, size, prompt = self.config, self.pool.page_size, chunk.sequence.prompt_len
+        config, size = self.config, self.pool.page_size
+        prompt = chunk.sequence.scored_from or chunk.sequence.prompt_len  # or what is before the scored end of it
         if self.slots is None or not config.prefix_cache:
             return config.max_seq_len
         spacing = -(-config.state_checkpoint_tokens // size) * size

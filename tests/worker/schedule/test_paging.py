@@ -127,13 +127,25 @@ def test_claim_without_prefix_cache_shares_nothing() -> None:
     assert rig.scheduler.status.prefill_tokens == 20
 
 
-def test_cached_tokens_count_prompt_tokens_only() -> None:
+def test_claim_takes_what_is_before_the_scored_tokens_from_the_cache() -> None:
+    rig = Rig()
+    rig.submit(PROMPT)
+    rig.finish(40)
+    for start, cached in ((1, 0), (4, 0), (5, 4), (8, 4), (9, 8)):
+        scored = rig.submit(PROMPT, prompt_logprobs=True)
+        scored.scored_from = start
+        rig.plan()
+        assert scored.cached_tokens == cached, "whole pages up to the row before the first scored token"
+        rig.finish(40)
+
+
+def test_cached_tokens_count_earlier_output() -> None:
     rig = Rig()
     first = rig.submit(PROMPT, max_tokens=12)
     rig.finish(40)
     goes_on = rig.submit(PROMPT, max_tokens=12, generated=tuple(first.tokens[10:21]))
     rig.plan()
-    assert (goes_on.computed_tokens, goes_on.cached_tokens) == (20, 10)
+    assert (goes_on.computed_tokens, goes_on.cached_tokens) == (20, 20)
 
 
 # Groups of layers with a window. Here kernels read keys in blocks of KEY_BLOCK positions.

@@ -75,6 +75,18 @@ def test_prefix_hit_continues_from_the_last_checkpoint(other: list[int], hit: in
     one.finish(30)
 
 
+def test_other_ends_of_a_scored_prompt_continue_before_the_first_of_them() -> None:
+    one = rig()
+    cached = []
+    for end in (7, 8):
+        scored = one.submit([*PROMPT[:20], *[end] * 9], 1, prompt_logprobs=True)
+        scored.scored_from = 21
+        one.plan()
+        cached.append(scored.cached_tokens)
+        one.finish(20)
+    assert cached == [0, 20]
+
+
 def test_next_turn_of_a_conversation_hits_the_answer() -> None:
     one = rig()
     first = one.submit(PROMPT, 20, ignore_eos=True)
