@@ -15,8 +15,9 @@ MOST = TIERS.index(bindings.tier())
 
 needs_library = pytest.mark.skipif(not MOST, reason="the C library does not run here: no compiler, or no AVX2")
 
-EMULATED = "amx emulated"  # (emulated.py)
-HERE = [*TIERS[1 : MOST + 1], *([EMULATED] if "avx512bf16" in TIERS[: MOST + 1] else [])]
+EMULATED = "amx emulated"  # (emulated_amx.py)
+CAN_EMULATE = "avx512bf16" in TIERS[: MOST + 1]
+HERE = [*TIERS[1 : MOST + 1], *([EMULATED] if CAN_EMULATE and "amx" not in TIERS[: MOST + 1] else [])]
 
 
 @contextmanager
