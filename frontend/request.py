@@ -22,6 +22,7 @@ class Finish(enum.StrEnum):
     STOP = "stop"
     LENGTH = "length"
     POOLED = "pooled"  # its vector is here
+    CHECKED = "checked"  # the answer that it checks goes on, or differs in its last token; see shared.messages.Submit
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class GenerationRequest:
     tenant: str = ""  # the name of the request's API key
     fingerprint: str = ""  # only workers with this fingerprint may compute it; "": any, but all sequences by the same
     pooling: Pooling | None = None  # asks for one vector of each prompt instead of text
+    receipt: bool = False  # the response has receipts
+    answer: list[int] | None = None  # ids to check instead of generating; there is one prompt, and n is 1
     parser_config: ParserConfig | None = None  # None: all of the output is text
     continued: tuple[int, ...] = ()  # the output so far, which every choice goes on from and does not repeat
     scored_from: tuple[int, ...] = ()  # asks for each prompt's log-probabilities from this index on instead of text
@@ -114,6 +117,7 @@ class Delta(msgspec.Struct, gc=False):
     prompt_logprobs: list[TokenLogprob] | None = None  # set together with `finish`; NaN for the first token
     before: Sequence[str] = ()  # in the first one, if the output goes on from another: the texts of that one's tokens
     scores: Sequence[Logprobs] = ()  # those of the prompt as they came; set together with `finish` if asked for
+    output: list[int] | None = None  # all ids of the choice; set with `finish` if a receipt is asked for
 
     @property
     def text(self) -> str:

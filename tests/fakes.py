@@ -124,6 +124,7 @@ class FakePool:
         fingerprint: str = "",
         generated: Iterable[int] = (),
         scored_from: int = 0,
+        answer: list[int] | None = None,
     ) -> Stream:
         self.calls += 1
         call = self.calls - 1
@@ -134,6 +135,7 @@ class FakePool:
         message = m.Submit(
             call + 1, pack_u32(prompt), sampling, pack_u32(generated), cache_salt, group, deadline_ms, priority, 0,
             tenant, pooling=pooling, scored_from=scored_from,
+            answer=None if answer is None else pack_u32(answer),
         )  # fmt: skip
         admission = asyncio.get_running_loop().create_future()
         stream = Stream(message, admission, seed=sampling.seed or 77, fingerprint=fingerprint or self.fingerprint)

@@ -9,5 +9,6 @@ fetch               `sluice fetch`
 keygen              `sluice keygen`
 probe               `sluice probe`: health checks
 reload              `sluice reload`
+verify              `sluice verify`
 shell_completion    `sluice completion`
 """

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from deploy.cli.http_client import Server
+from deploy.cli.http_client import Server, add_key
 from deploy.supervisor.child_command import CliError
 from shared.flags import Parser
 
@@ -155,12 +155,7 @@ def _parser(name: str, about: str) -> Parser:
         "--url", default=DEFAULT_URL, help=f"address of an OpenAI-compatible server [default {DEFAULT_URL}]"
     )
     parser.add_argument("--model", metavar="NAME", help="name of a served model [default: the first one]")
-    parser.add_argument(
-        "--api-key",
-        metavar="KEY",
-        default=os.environ.get("SLUICE_API_KEY", ""),
-        help="API key, if the server needs one [SLUICE_API_KEY]",
-    )
+    add_key(parser)
     for field, (kind, help) in SAMPLING.items():
         metavar = "N" if kind is int else "X"
         parser.add_argument("--" + field.replace("_", "-"), type=kind, metavar=metavar, help=help)

@@ -62,8 +62,10 @@ TOOLS = {
     "complete": Tool(
         "continue a text with a running server", "deploy.cli.chat:complete", "deploy.cli.chat:complete_parser"
     ),
+    "verify": Tool("check the receipts of an answer", "deploy.cli.verify:verify", "deploy.cli.verify:parser"),
     "keygen": Tool(
-        "make CURVE keys for workers and frontends on different hosts", "deploy.cli.keygen:keygen",
+        "make CURVE keys for workers and frontends on different hosts, or a key for receipts",
+        "deploy.cli.keygen:keygen",
         "deploy.cli.keygen:parser",
     ),
     "reload": Tool(

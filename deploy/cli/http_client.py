@@ -5,6 +5,7 @@ Every failure is a `CliError` with the server's own message. Closing or interrup
 
 import http.client
 import json
+import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -12,9 +13,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from deploy.supervisor.child_command import CliError
+from shared.flags import Parser
 
 READ_TIMEOUT_S = 600.0
 BAD_URL_EXIT_CODE = 2
+
+
+def add_key(parser: Parser) -> None:
+    """Adds the flag for the key of a server."""
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        default=os.environ.get("SLUICE_API_KEY", ""),
+        help="API key, if the server needs one [SLUICE_API_KEY]",
+    )
 
 
 class Server:
@@ -46,6 +58,11 @@ class Server:
         if not isinstance(models, list) or not models:
             raise CliError(f"{self.url} serves no model", 1)
         return str(models[0]["id"])
+
+    def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the answer to a request, such as to "receipts/verify". Raises CliError if it is refused or fails."""
+        with closing(self._connect()) as connection:
+            return _json(self._read(self._request(connection, "POST", route, body)))
 
     def stream(
         self, route: str, body: Mapping[str, Any], on_reasoning: Callable[[str], None] = lambda text: None

@@ -1,8 +1,10 @@
 """`sluice keygen DIR`: makes the CURVE keys that authenticate workers and frontends over tcp://.
 
-Knows files and modes; shared/curve.py explains how the keys are used. Never replaces a key without --force.
+`sluice keygen --receipt-key FILE` makes the Ed25519 key that signs receipts. Knows files and modes; shared/curve.py
+explains how CURVE keys are used. Never replaces a key without --force.
 """
 
+import base64
 import os
 import re
 import shutil
@@ -26,8 +28,12 @@ the frontend with tcp:// in --worker-addresses."""
 
 
 def parser() -> Parser:
-    parser = Parser(prog="sluice keygen", description="Make CURVE keys for workers and frontends on different hosts.")
-    parser.add_argument("folder", metavar="DIR", help="folder for the keys (mode 0700)")
+    parser = Parser(
+        prog="sluice keygen",
+        description="Make CURVE keys for workers and frontends on different hosts, or a key that signs receipts.",
+    )
+    parser.add_argument("folder", metavar="DIR", nargs="?", default="", help="folder for the keys (mode 0700)")
+    parser.add_argument("--receipt-key", metavar="FILE", default="", help="only make the key of --receipt-key, in FILE")
     parser.add_argument("--add", metavar="NAME", default="", help="only make keys for one more frontend of this name")
     parser.add_argument("--force", action="store_true", help="replace existing keys")
     return parser
@@ -35,6 +41,10 @@ def parser() -> Parser:
 
 def keygen(words: list[str]) -> int:
     args = parser().read(words)
+    if bool(args.folder) == bool(args.receipt_key):
+        raise CliError("name a folder for CURVE keys, or a file with --receipt-key", 2)
+    if args.receipt_key:
+        return _receipt_key(Path(args.receipt_key), force=args.force)
     if args.add and (not re.fullmatch(r"[A-Za-z0-9._-]+", args.add) or args.add == "worker"):
         raise CliError(f"--add {args.add}: a frontend's name may contain letters, digits, '.', '_' and '-'", 2)
     folder = Path(args.folder)
@@ -43,6 +53,29 @@ def keygen(words: list[str]) -> int:
     except OSError as error:
         raise CliError(f"cannot make keys in {folder}: {error.strerror or error}", 1) from error
     print(summary(folder, args.add or "frontend"))
+    return 0
+
+
+def _receipt_key(file: Path, *, force: bool) -> int:
+    """Makes the key that signs receipts (PEM, mode 0600), and prints its public key, which the receipts have."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    except ImportError as error:
+        raise CliError("--receipt-key needs the package cryptography: pip install cryptography", 2) from error
+    if file.exists() and not force:
+        raise CliError(f"{file} exists; --force replaces it", 1)
+    key = Ed25519PrivateKey.generate()
+    new = file.with_name(f"{file.name}.new")
+    try:
+        new.touch(mode=0o600)
+        new.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        new.replace(file)
+    except OSError as error:
+        raise CliError(f"cannot make a key in {file}: {error.strerror or error}", 1) from error
+    public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
+    print(f"{file} has a new key: start servers with --receipt-key {file}")
+    print(f"public key, which their receipts name: {public}")
     return 0
 
 

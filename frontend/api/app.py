@@ -30,6 +30,8 @@ from frontend.api.openai.chat_input import TokenizeRequest
 from frontend.api.openai.responses_input import ResponseCountRequest
 from frontend.api.pooling.route import POOLING_FORMATS, pool
 from frontend.api.prefix_cache import reset_prefix_cache
+from frontend.api.receipts.signing import Signer
+from frontend.api.receipts.verify import verify
 from frontend.api.request_model import RequestModel
 from frontend.generation.service import Service
 from frontend.observability.hooks import EndHooks, end_hooks
@@ -79,6 +81,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/api/show", reports.ollama_show),
     ("GET", "/api/version", reports.ollama_version),
     *(("POST", path, pool) for path in POOLING_FORMATS),
+    ("POST", "/v1/receipts/verify", verify),
     ("POST", "/v1/responses/input_tokens", answering(ResponseCountRequest, responses.count_tokens)),
     ("POST", "/v1/messages/count_tokens", answering(MessageCountRequest, messages.count_tokens)),
 )
@@ -93,10 +96,11 @@ def create_app(
 ) -> Starlette:
     """Creates the ASGI application; its lifespan starts and closes `pool`. `app.state.service` is the Service.
 
-    Raises ConfigError if the file of API keys cannot be used.
+    Raises ConfigError if the file of API keys, or that of the key for receipts, cannot be used.
     """
     ended = end_hooks(config, metrics)
-    state = AppState(config, model.names, Service(pool, tokenizer, metrics), metrics)
+    signer = Signer.load(config.receipt_key)
+    state = AppState(config, model.names, Service(pool, tokenizer, metrics), metrics, signer)
     origins = words(config.cors_origins)
     requests = Middleware(
         RequestMiddleware,

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from frontend.api.common import ModelContext, to_json
 from frontend.api.decoding import decode
 from frontend.api.fingerprint import combined
+from frontend.api.receipts.signing import Signer
 from frontend.api.request_model import RequestModel
 from frontend.api.unknown_fields import UnknownFields, header_value
 from frontend.errors import TooLarge
@@ -35,6 +36,7 @@ class AppState:
     names: tuple[str, ...]  # of the model; responses have the first
     service: Service
     metrics: PrometheusMetrics
+    signer: Signer | None = None  # signs receipts
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     @property
@@ -86,10 +88,13 @@ class AppState:
                 raise TooLarge(f"the body is larger than {most} bytes", code="request_too_large")
         return bytes(data)
 
-    def decode(self, request: Request, body: bytes, kind: type[R]) -> R:
-        """Returns the body as `kind`; the response will name the fields that were ignored. Raises as `decode` does."""
+    def decode(self, request: Request, body: bytes, kind: type[R], path: str = "") -> R:
+        """Returns the body as `kind`; the response will name the fields that were ignored. Raises as `decode` does.
+
+        path: of the route that the body is meant for; empty: that of the request
+        """
         ignored: dict[str, None] = {}
-        decoded = decode(body, kind, self._unknown_fields.reader(request.scope["path"], ignored))
+        decoded = decode(body, kind, self._unknown_fields.reader(path or request.scope["path"], ignored))
         if ignored:
             request.scope[IGNORED_FIELDS] = header_value(ignored)
         return decoded

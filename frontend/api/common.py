@@ -18,6 +18,7 @@ from msgspec import UNSET, UnsetType
 from frontend.api import response_types
 from frontend.api.decoding import reader, refuse_unknown
 from frontend.api.fingerprint import text_fingerprint
+from frontend.api.receipts.signing import Signer
 from frontend.api.request_model import SMALLEST, fields_of
 from frontend.api.request_types import GenerationFields, OpenAIFields
 from frontend.errors import BadRequest, SluiceError, Unprocessable
@@ -91,6 +92,8 @@ class ResponseContext:
     tokenizer: Tokenizer
     prefix: str = "cmpl"
     fingerprint: str = ""  # of the server, see shared/fingerprint.py; empty if its workers make none
+    route: str = ""  # the path of the request
+    signer: Signer | None = None  # signs receipts
     nonce: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
     event_numbers: Iterator[int] = field(default_factory=count)  # for API formats that number their events
@@ -225,6 +228,7 @@ def generation_request(
     options = request.stream_options
     return GenerationRequest(
         prompts=prompts, sampling=chosen, stream=request.stream, timings=request.timings, model=context.model,
+        receipt=request.receipt,
         cache_salt=request.cache_salt or "", priority=request.priority, deadline_ms=request.deadline_ms or 0,
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats), **_shown(request), **more,

@@ -42,7 +42,9 @@ async def generate(app: AppState, request: Request) -> Response:
     generation = await while_connected(request, app.service.start(generation_request, begun))
     record.generation = generation
     fingerprint = app.sign(request, generation.fingerprint)
-    response_context = ResponseContext(generation_request, context.tokenizer, chosen.PREFIX, fingerprint)
+    response_context = ResponseContext(
+        generation_request, context.tokenizer, chosen.PREFIX, fingerprint, request.scope["path"], app.signer
+    )
     if generation_request.stream:
         return _stream(app, request, chosen, response_context, generation)
     try:

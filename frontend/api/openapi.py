@@ -22,6 +22,7 @@ from frontend.api.openai.completions_input import CompletionRequest
 from frontend.api.openai.responses_input import ResponseCountRequest, ResponseRequest
 from frontend.api.pooling import embeddings, logprobs, rerank, score
 from frontend.api.pooling import response_types as pooling
+from frontend.api.receipts.claim import Verification, VerifyRequest
 from frontend.api.request_model import RequestModel
 from frontend.api.request_schema import Schema, request_schema
 from frontend.api.tokenize import DetokenizeRequest
@@ -39,6 +40,7 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "LogprobsRequest": logprobs.LogprobsRequest,
     "ScoreRequest": score.ScoreRequest,
     "RerankRequest": rerank.RerankRequest,
+    "VerifyRequest": VerifyRequest,
     "TokenizeRequest": TokenizeRequest,
     "DetokenizeRequest": DetokenizeRequest,
     "OllamaChatRequest": ollama_chat.OllamaChatRequest,
@@ -76,6 +78,7 @@ RESPONSES: Mapping[str, Any] = {
     "OllamaShown": ollama.OllamaShown,
     "OllamaVersion": ollama.OllamaVersion,
     "OllamaError": ollama.OllamaError,
+    "Verification": Verification,
     "Tokens": response_types.Tokens,
     "Prompt": response_types.Prompt,
     "TokenizerInfo": response_types.TokenizerInfo,
@@ -216,6 +219,7 @@ def _counting() -> dict[str, Any]:
         "/v1/messages/count_tokens": _post(
             "Count a message's tokens", "CountRequest", "InputTokenCount", anthropic_error
         ),
+        "/v1/receipts/verify": _post("Check the receipt of an answer", "VerifyRequest", "Verification", openai_error),
         "/tokenize": _post("Text or a chat as token ids", "TokenizeRequest", "Tokens", openai_error),
         "/detokenize": _post("Token ids as text", "DetokenizeRequest", "Prompt", openai_error),
     }

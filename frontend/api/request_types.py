@@ -87,6 +87,7 @@ class GenerationFields(RequestModel):
     deadline_ms: Annotated[
         Positive | None, doc("Time limit from the request's arrival; then 504, or the stream's error event")
     ] = None
+    receipt: Annotated[bool, doc("Add `receipt`, with which `/v1/receipts/verify` checks the answer")] = False
     user: Ignored = None
     metadata: Ignored = None
     store: Ignored = None

@@ -11,7 +11,8 @@ from shared.codec import unpack_f32, unpack_u32
 from shared.messages import End, Logprobs, Outcome, Timings
 
 FINISH = {
-    Outcome.EOS: Finish.EOS, Outcome.STOP: Finish.STOP, Outcome.LENGTH: Finish.LENGTH, Outcome.POOLED: Finish.POOLED
+    Outcome.EOS: Finish.EOS, Outcome.STOP: Finish.STOP, Outcome.LENGTH: Finish.LENGTH, Outcome.POOLED: Finish.POOLED,
+    Outcome.CHECKED: Finish.CHECKED,
 }  # fmt: skip
 
 LogprobsByOffset = dict[int, TokenLogprob]
@@ -124,6 +125,8 @@ class Choice:
         delta.timings = timings
         delta.seed = self.stream.seed
         delta.vector, delta.scores = self.stream.vector, self._scores
+        if self._request.receipt:
+            delta.output = self.stream.output[: self.consumed]
         if self._request.prompt_logprobs is not None:
             delta.prompt_logprobs = self._prompt_scores(self._prompt, self._request.prompt_logprobs)
         return self._after(delta)

@@ -41,17 +41,20 @@ class Generation:
         live: set["Generation"],
         *,
         arrived_at: float,
+        generates: bool = True,
     ) -> None:
         """
         choices: choice `i` belongs to prompt `i // n`
         live: the generations of this process that are not closed; this one adds and removes itself
         arrived_at: when the request arrived, by `time.perf_counter()`
+        generates: whether tokens are generated, and not only checked: only then is their speed measured
         """
         self.choices = choices
         self._pool = pool
         self._metrics = metrics
         self._live = live
         self._arrived_at = arrived_at
+        self._generates = generates
         self.ended = False  # the last `poll` returned the last deltas
         self.error: SluiceError | None = None  # why it ended without success
         self.reason = ""  # why it was closed before every choice had its finish
@@ -166,11 +169,12 @@ class Generation:
         self.close(reason)
 
     def _measure(self, choice: Choice, tokens: int, now: float) -> None:
-        if choice.last_at:
-            self._metrics.next_tokens(now - choice.last_at, tokens)
-        else:
-            self._metrics.first_tokens(now - self._arrived_at, tokens)
+        if not choice.last_at:
             choice.first_at = now
+            if self._generates:
+                self._metrics.first_tokens(now - self._arrived_at, tokens)
+        elif self._generates:
+            self._metrics.next_tokens(now - choice.last_at, tokens)
         choice.last_at = now
 
     def _finished(self, choice: Choice, batch: Batch, now: float) -> None:

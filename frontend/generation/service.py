@@ -104,7 +104,7 @@ class Service:
         self._check_ready()
         arrived_at = time.perf_counter() if arrived_at is None else arrived_at
         streams = await self._submit_in_time(request, arrived_at)
-        self.metrics.admitted(request.prompt_tokens)
+        self.metrics.admitted(request.prompt_tokens + len(request.answer or ()))
         stops, parser_config = Stops(request.stops) if request.stops else None, request.parser_config
         shown = self._shown_specials(request)
         texts = [
@@ -123,7 +123,9 @@ class Service:
         if request.echo:
             for choice in choices:
                 choice.echo(OutputText(self.tokenizer.detokenizer()))
-        generation = Generation(choices, self.pool, self.metrics, self.generations, arrived_at=arrived_at)
+        generation = Generation(
+            choices, self.pool, self.metrics, self.generations, arrived_at=arrived_at, generates=request.answer is None
+        )
         if request.deadline_ms:
             generation.fail_after(_time_left(request, arrived_at))
         return generation
@@ -157,7 +159,8 @@ class Service:
             self.pool.submit(
                 prompt, _sampling(request.sampling, n), cache_salt=request.cache_salt, group=group,
                 deadline_ms=request.deadline_ms, priority=request.priority, tenant=request.tenant,
-                pooling=request.pooling, fingerprint=fingerprint, generated=request.continued, scored_from=start,
+                pooling=request.pooling, answer=request.answer, fingerprint=fingerprint, generated=request.continued,
+                scored_from=start,
             )
             for prompt, group, start in zip(request.prompts, self._group_ids(request), _starts(request), strict=True)
             for n in range(request.n)

@@ -5,10 +5,16 @@ Knows GenerationRequests and Deltas; knows neither threads nor processes. Runs o
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from frontend.api.common import ModelContext
+from frontend.api.decoding import convert
+from frontend.api.receipts.claim import VerifyRequest
+from frontend.api.receipts.verify import read_claim
 from frontend.errors import Overloaded
 from frontend.generation.generation import Generation
 from frontend.generation.service import Service
@@ -176,6 +182,19 @@ class BatchRunner:
 
             await self._run_all(one_by_one(request), on_delta)
             emit((request, packed))
+
+        return job
+
+    def verification(self, asked: Mapping[str, Any]) -> Job[dict[str, Any]]:
+        """Returns a job that checks the receipt of a request, and emits what `/v1/receipts/verify` answers."""
+
+        async def job(emit: Emit[dict[str, Any]]) -> None:
+            fingerprint = ""
+            claim = await read_claim(convert(asked, VerifyRequest), self.context, fingerprint)
+            arriving = None
+            if claim.generation is not None:
+                arriving = (await _start(self.service, claim.generation, self.recovery_timeout)).deltas()
+            emit(msgspec.to_builtins(await claim.verdict(arriving, fingerprint, None)))
 
         return job
 

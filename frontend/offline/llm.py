@@ -9,6 +9,7 @@
         llm.chat([{"role": "user", "content": "Hi"}])                           # in the same forms
         llm.generate_with_request({"messages": [...], "temperature": 0})        # the same as `chat`
         llm.complete(["A", "B"])                                                # list[Answer]: ids, finish, usage, seed
+        llm.verify(receipt, request)                                            # dict: identical, position, ...
     with LLM("Qwen/Qwen3-Embedding-0.6B") as llm:
         llm.embed(["A", "B"])                                                   # list[list[float]]
         llm.score("A", ["B", "C"])                                              # list[float]
@@ -240,6 +241,12 @@ class LLM:
     def score(self, text_1: str | list[str], text_2: str | list[str], *, instruction: str | None = None) -> list[float]:
         """Returns a score for each pair of texts, as `/v1/score` does. Raises SluiceError."""
         return scores(*self._pooled(score_reader(text_1, text_2, instruction)))
+
+    def verify(self, receipt: Mapping[str, Any], request: Mapping[str, Any], *, force: bool = False) -> dict[str, Any]:
+        """Checks the receipt of an answer to a request, as `/v1/receipts/verify` does. Raises SluiceError."""
+        asked = {"receipt": receipt, "request": request, "force": force}
+        (result,) = self._loop_thread.iterate(self._runner.verification(asked))
+        return result
 
     def _pooled(self, read: ReadRequest) -> tuple[GenerationRequest, list[bytes]]:
         (pooled,) = self._loop_thread.iterate(self._runner.vectors(read))

@@ -114,6 +114,7 @@ class WorkerPool:
         fingerprint: str = "",
         generated: Sequence[int] = (),
         scored_from: int = 0,
+        answer: list[int] | None = None,
     ) -> Stream:
         """Submits a sequence, and returns when a worker has admitted it: one with this fingerprint, unless it is "".
 
@@ -133,6 +134,7 @@ class WorkerPool:
             self._new_id(), pack_u32(prompt), sampling,
             cache_salt=cache_salt, group=group, deadline_ms=deadline_ms, priority=priority, tenant=tenant,
             pooling=pooling, generated=pack_u32(generated), scored_from=scored_from,
+            answer=None if answer is None else pack_u32(answer),
         )  # fmt: skip
         stream = Stream(message, asyncio.get_running_loop().create_future(), fingerprint=fingerprint)
         self._put(stream, self._choose(stream, ready))

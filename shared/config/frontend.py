@@ -49,6 +49,9 @@ class FrontendConfig:
         "", "API keys, beside those of --api-keys; better given in the variable or the file, because everyone on the "
         "machine can read this command line", many=True, secret=True,
     )  # fmt: skip
+    receipt_key: str = setting(
+        "", "file with the private key (Ed25519, PEM) that signs receipts; empty: receipts are not signed"
+    )
     cors_origins: str = setting(
         "", "origins whose web pages may use this server, such as https://example.com; *: all pages; empty: only the "
         "server's own page", many=True,

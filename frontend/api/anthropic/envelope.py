@@ -2,6 +2,7 @@
 
 from frontend.api.anthropic import response_types as types
 from frontend.api.common import ResponseContext, Totals, to_json
+from frontend.api.receipts.receipt import receipt_of
 from frontend.errors import ContextLengthExceeded, SluiceError, TooLarge
 from frontend.request import Delta, Finish
 
@@ -83,7 +84,13 @@ def start(context: ResponseContext) -> bytes:
 
 def end(context: ResponseContext, delta: Delta, totals: Totals, called: bool = False) -> bytes:
     """Encodes the last events, after all blocks are closed. `called` says that the answer has tool calls."""
-    reason = types.MessageDelta(delta=stop(delta, called), usage=usage(totals), seed=delta.seed, timings=totals.timings)
+    reason = types.MessageDelta(
+        delta=stop(delta, called),
+        usage=usage(totals),
+        seed=delta.seed,
+        timings=totals.timings,
+        receipt=receipt_of(context, delta),
+    )
     return event(reason) + STOP
 
 
@@ -102,6 +109,7 @@ def complete_message(
             usage=usage(totals),
             seed=delta.seed,
             timings=totals.timings,
+            receipt=receipt_of(context, delta),
         )
     )
 

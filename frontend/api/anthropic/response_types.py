@@ -1,9 +1,10 @@
-"""The responses of Anthropic's messages, complete and as events. `seed` and `timings` are additions."""
+"""The responses of Anthropic's messages, complete and as events. `seed`, `timings` and `receipt` are additions."""
 
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from frontend.api.receipts.receipt import Receipt
 from frontend.api.response_types import Count, ResponseModel, Timings
 
 StopReason = Literal["end_turn", "stop_sequence", "max_tokens", "tool_use"]
@@ -59,6 +60,7 @@ class Message(ResponseModel):
     usage: MessageUsage
     seed: Count | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
+    receipt: Receipt | UnsetType = UNSET
 
 
 class TextDelta(ResponseModel, tag_field="type", tag="text_delta"):
@@ -113,6 +115,7 @@ class MessageDelta(ResponseModel, tag_field="type", tag="message_delta"):
     usage: MessageUsage
     seed: Count | None
     timings: Timings | UnsetType = UNSET
+    receipt: Receipt | UnsetType = UNSET
 
 
 class MessageStop(ResponseModel, tag_field="type", tag="message_stop"):

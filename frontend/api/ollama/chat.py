@@ -56,7 +56,7 @@ async def parse(request: OllamaChatRequest, context: ModelContext) -> Generation
     ids, begins = await messages_prompt(request.messages, known, request.template_arguments(context), context)
     check_length("messages", len(ids), 1, context)
     grammar, parser_config = await grammar_and_parser(tool_choice, begins, await request.text_grammar(), context)
-    fields = request.chosen.fields(stream=request.stream)
+    fields = request.chosen.fields(stream=request.stream, receipt=request.receipt)
     chosen = sampling(fields, request.max_tokens(len(ids), context), context, grammar=grammar)
     return generation_request(
         fields, context, (ids,), chosen, stops=fields.stops, parser_config=parser_config,

@@ -10,6 +10,7 @@ from frontend.api import common
 from frontend.api.common import ModelContext, ResponseContext, to_json
 from frontend.api.ollama import response_types as types
 from frontend.api.ollama.options import AnswerFields
+from frontend.api.receipts.receipt import receipt_of
 from frontend.errors import NotFound, SluiceError, api_status
 from frontend.request import Delta, Finish, Usage
 from shared.messages import Timings
@@ -53,7 +54,7 @@ def loaded(request: AnswerFields, make: Callable[[dict[str, Any]], types.OllamaA
     return to_json(make(fields | {"done": True, "done_reason": "unload" if unload else "load"})) + b"\n"
 
 
-def end(delta: Delta, usage: Usage) -> dict[str, Any]:
+def end(context: ResponseContext, delta: Delta, usage: Usage) -> dict[str, Any]:
     """Returns the fields that only the last object of an answer has. The worker measured the times."""
     times = delta.timings or Timings()
     return {
@@ -65,6 +66,7 @@ def end(delta: Delta, usage: Usage) -> dict[str, Any]:
         "prompt_eval_duration": _ns(times.prefill_ms),
         "eval_count": usage.completion_tokens,
         "eval_duration": _ns(times.decode_ms),
+        "receipt": receipt_of(context, delta),
     }
 
 

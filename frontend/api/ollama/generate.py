@@ -68,7 +68,7 @@ async def parse(request: OllamaTextRequest, context: ModelContext) -> Generation
     check_length("prompt", len(prompt), 1, context)
     free = checked_choice((), openai_choice(None), True, context)
     grammar, parser_config = await grammar_and_parser(free, begins, await request.text_grammar(), context)
-    fields = request.chosen.fields(stream=request.stream)
+    fields = request.chosen.fields(stream=request.stream, receipt=request.receipt)
     chosen = sampling(fields, request.max_tokens(len(prompt), context), context, grammar=grammar)
     return generation_request(
         fields, context, (prompt,), chosen, stops=fields.stops, parser_config=None if request.raw else parser_config,

@@ -90,6 +90,7 @@ class AnswerFields(RequestModel):
         bool | Literal["low", "medium", "high"] | None,
         doc("Whether to think, and how much if a model knows degrees"),
     ] = None
+    receipt: Annotated[bool, doc("Add `receipt`, with which `/v1/receipts/verify` checks the answer")] = False
     keep_alive: Annotated[Any, doc("Accepted, no effect: the model stays loaded")] = None
 
     @property

@@ -67,7 +67,7 @@ class LineWriter:
     """Writes one answer as lines."""
 
     def __init__(self, context: ResponseContext, make: Make) -> None:
-        self._head = envelope.head(context)
+        self._context, self._head = context, envelope.head(context)
         self._make = make
         self._totals = Totals(context.request)
         self._listener = Listener(context)
@@ -80,7 +80,7 @@ class LineWriter:
             self._ids += delta.ids
             lines += [self._line(said, {}) for said in self._listener.hear(delta)]
             if delta.finish is not None:
-                lines.append(self._line(Said(), envelope.end(delta, self._totals.usage)))
+                lines.append(self._line(Said(), envelope.end(self._context, delta, self._totals.usage)))
         return b"".join(lines)
 
     def end(self) -> bytes:
@@ -108,4 +108,4 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas, make: Make) 
         "".join([part.thinking for part in parts]),
         tuple([one for part in parts for one in part.calls]),
     )
-    return to_json(make(whole, ids, envelope.head(context) | envelope.end(last, totals.usage)))
+    return to_json(make(whole, ids, envelope.head(context) | envelope.end(context, last, totals.usage)))

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
+from frontend.api.receipts.receipt import Receipt
 from frontend.api.response_types import Count, ResponseModel
 
 DoneReason = Literal["stop", "length", "load", "unload"]
@@ -44,6 +45,7 @@ class OllamaAnswer(ResponseModel):
     prompt_eval_duration: Count | UnsetType = UNSET
     eval_count: Count | UnsetType = UNSET
     eval_duration: Count | UnsetType = UNSET
+    receipt: Receipt | UnsetType = UNSET
 
 
 class OllamaChat(OllamaAnswer):

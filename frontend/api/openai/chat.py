@@ -29,6 +29,7 @@ from frontend.api.openai.chat_input import ChatRequest, ReasoningOptions, chat_p
 from frontend.api.openai.chat_output import ParsedChunkWriter, finish_reason, message
 from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, error, stream_error, usage_of
 from frontend.api.openai.token_details import LEAST, output_ids, prompt_ids, prompt_logprobs
+from frontend.api.receipts.receipt import receipt_of
 from frontend.api.thinking_budget import asked, check_budget, thinking_budget
 from frontend.api.tools import checked_choice, functions, grammar_and_parser, openai_choice
 from frontend.errors import SluiceError, Unprocessable, api_status
@@ -179,6 +180,7 @@ class _Choice:
             finish_reason=reason,
             stop_reason=end.stop,
             seed=end.seed,
+            receipt=receipt_of(self._context, end),
             token_ids=output_ids(self._context, self._ids),
         )
 

@@ -28,6 +28,7 @@ from frontend.api.continuation import continued_ids
 from frontend.api.openai import response_types as types
 from frontend.api.openai.completions_input import CompletionRequest, Prompt, prompt_texts, tokenized
 from frontend.api.openai.token_details import as_fields, output_ids, prompt_ids, prompt_logprobs
+from frontend.api.receipts.receipt import receipt_field, receipt_of
 from frontend.api.response_types import ResponseModel
 from frontend.errors import SluiceError, Unprocessable, own_status
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
@@ -227,7 +228,7 @@ class ChunkWriter:
         timings = request.timings and not self._left and not request.include_usage
         return b'%s%s,"logprobs":null,"finish_reason":%s%s}]%s%s}\n\n' % (
             self._bare[delta.index], self._shape.without,
-            to_json(self._reason(delta)), _extras(delta), self._usage(),
+            to_json(self._reason(delta)), _extras(self._context, delta), self._usage(),
             b',"timings":' + to_json(self._totals.timings) if timings else b"",
         )  # fmt: skip
 
@@ -242,9 +243,10 @@ class ChunkWriter:
         return b'%s,"choices":[],"usage":%s%s}\n\n' % (self._head, to_json(usage_of(self._totals.usage)), timings)
 
 
-def _extras(delta: Delta) -> bytes:
-    """Encodes two additions to OpenAI's format: which stop ended the choice, and the seed that reproduces it."""
-    return b',"stop_reason":%s,"seed":%s' % (to_json(delta.stop), to_json(delta.seed))
+def _extras(context: ResponseContext, delta: Delta) -> bytes:
+    """Encodes additions to OpenAI's format: which stop ended the choice, the seed that reproduces it, and a receipt."""
+    receipt = receipt_field(context, delta)
+    return b',"stop_reason":%s,"seed":%s%s' % (to_json(delta.stop), to_json(delta.seed), receipt)
 
 
 class _Choice:
@@ -283,6 +285,7 @@ class _Choice:
             finish_reason=FINISH[end.finish],
             stop_reason=end.stop,
             seed=end.seed,
+            receipt=receipt_of(self._context, end),
             token_ids=output_ids(self._context, self._ids),
             prompt_token_ids=prompt_ids(self._context, self._index),
             prompt_logprobs=prompt_logprobs(self._context, end),

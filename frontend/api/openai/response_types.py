@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
+from frontend.api.receipts.receipt import Receipt
 from frontend.api.response_types import Count, ResponseModel, Timings
 
 FinishReason = Literal["stop", "length"]
@@ -85,6 +86,7 @@ class CompletionChoice(ResponseModel):
     finish_reason: FinishReason
     stop_reason: str | int | None
     seed: Count | None
+    receipt: Receipt | UnsetType = UNSET
     token_ids: list[Count] | UnsetType = UNSET
     prompt_token_ids: list[Count] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -103,6 +105,7 @@ class CompletionChunkChoice(ResponseModel):
     finish_reason: FinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET
     seed: Count | UnsetType | None = UNSET
+    receipt: Receipt | UnsetType = UNSET
     token_ids: list[Count] | UnsetType = UNSET
     prompt_token_ids: list[Count] | UnsetType = UNSET
 
@@ -173,6 +176,7 @@ class ChatChoice(ResponseModel):
     finish_reason: ChatFinishReason
     stop_reason: str | int | None
     seed: Count | None
+    receipt: Receipt | UnsetType = UNSET
     token_ids: list[Count] | UnsetType = UNSET
 
 
@@ -214,6 +218,7 @@ class ChatChunkChoice(ResponseModel):
     finish_reason: ChatFinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET
     seed: Count | UnsetType | None = UNSET
+    receipt: Receipt | UnsetType = UNSET
     token_ids: list[Count] | UnsetType = UNSET
 
 
@@ -242,6 +247,7 @@ class DoneEvent(ResponseModel):
 
     finish_reason: Literal["eos", "stop", "length"]
     usage: EventUsage
+    receipt: Receipt | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
 
 

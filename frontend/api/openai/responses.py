@@ -25,6 +25,7 @@ from frontend.api.openai import responses_types as types
 from frontend.api.openai.completions import error, error_body
 from frontend.api.openai.responses_input import SCORES, ResponseCountRequest, ResponseRequest, response_prompt
 from frontend.api.openai.responses_output import COMPLETED, INCOMPLETE, Output, event
+from frontend.api.receipts.receipt import receipt_of
 from frontend.api.structured_output import TextFormat
 from frontend.api.thinking_budget import asked, check_budget, thinking_budget
 from frontend.api.tools import checked_choice, functions, grammar_and_parser, openai_choice
@@ -188,6 +189,7 @@ def _finished(context: ResponseContext, delta: Delta, totals: Totals, output: Ou
         response.completed_at = int(time.time())
     response.output, response.usage = output.items, _usage(totals, output)
     response.stop_reason, response.seed, response.timings = delta.stop, delta.seed, totals.timings
+    response.receipt = receipt_of(context, delta)
     return response
 
 

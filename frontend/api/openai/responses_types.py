@@ -6,6 +6,7 @@ from typing import Any, Literal
 from msgspec import UNSET, UnsetType
 
 from frontend.api.openai.response_types import ErrorBody, TokenLogprobs
+from frontend.api.receipts.receipt import Receipt
 from frontend.api.response_types import Count, ResponseModel, Timings
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -117,6 +118,7 @@ class Response(ResponseModel):
     seed: Count | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
     system_fingerprint: str | None = None
+    receipt: Receipt | UnsetType = UNSET
 
 
 class InputTokens(ResponseModel):

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, Totals, to_json
 from frontend.api.openai import completions
 from frontend.api.openai.completions_input import CompletionRequest
+from frontend.api.receipts.receipt import receipt_field
 from frontend.errors import SluiceError, Unprocessable, own_status
 from frontend.request import Delta, GenerationRequest
 from frontend.server.sse import SERVER_SENT_EVENTS
@@ -82,9 +83,10 @@ def _tokens(delta: Delta) -> bytes:
 
 def _done(context: ResponseContext, delta: Delta, totals: Totals) -> bytes:
     usage = totals.usage
-    return b'event: done\ndata: {"finish_reason": "%s", "usage": %s%s}\n\n' % (
+    return b'event: done\ndata: {"finish_reason": "%s", "usage": %s%s%s}\n\n' % (
         str(delta.finish).encode(),
         b'{"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}'
         % (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens),
         b', "timings": ' + to_json(totals.timings) if context.request.timings else b"",
+        receipt_field(context, delta),
     )

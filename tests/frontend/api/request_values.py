@@ -10,6 +10,10 @@ from frontend.api.openapi import REQUESTS
 from frontend.api.request_model import RequestModel, fields_of
 from frontend.api.request_schema import request_schema
 
+RECEIPT = {
+    "version": 1, "fingerprint": "", "model": "a", "route": "/v1/completions", "index": 0, "prompt_sha256": "",
+    "sampling": {"seed": 1}, "output_ids": [1], "finish_reason": "eos", "created": 1,
+}  # fmt: skip
 HELLO = [{"role": "user", "content": "a"}]
 
 
@@ -24,6 +28,8 @@ REQUIRED: dict[str, Any] = {
     "text_2": "a",
     "query": "a",
     "documents": ["a"],
+    "receipt": RECEIPT,
+    "request": {},
 }
 
 
@@ -85,7 +91,13 @@ LIKELY = st.sampled_from(  # values near the borders of what fields take
         *([{"name": "f", "input_schema": {}}], [{"name": "a b", "input_schema": {}}], [{"type": "x"}], "required"),
         *({"type": "function", "function": {"name": "f"}}, {"type": "enabled", "budget_tokens": 1}),
         *([{"role": "user", "content": [{"type": "image", "text": ""}]}], [{"role": "user", "content": []}]),
-        *({"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}, {"regex": "a"}),
+        *(
+            {"type": "json_object"},
+            RECEIPT,
+            {**RECEIPT, "signature": {"value": ""}},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}},
+            {"regex": "a"},
+        ),
         *({"type": "json_schema", "json_schema": {"name": "a"}}, {"type": "json_schema", "schema": {}}),
         *([{"type": "text", "text": "a"}], [{"type": "text"}], [{"role": "wizard", "content": "a"}]),
     ]

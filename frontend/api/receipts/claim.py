@@ -1,0 +1,171 @@
+"""A claim: that a request, with the seed of a receipt, gives the answer of the receipt.
+
+`GenerationRequest.answer` makes a worker check an answer in one prefill. What it sends back is what the request gives:
+the ids up to the first that differs, and the finish. Stop strings are found in them as in every answer.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from frontend.api.common import AsyncDeltas
+from frontend.api.receipts.receipt import Receipt, prompt_hash, sampling_used
+from frontend.api.receipts.signing import Check, Signer
+from frontend.api.request_model import MOST, RequestModel
+from frontend.api.request_types import Positive, doc
+from frontend.api.response_types import Count, ResponseModel
+from frontend.errors import BadRequest, Unprocessable
+from frontend.request import Delta, Finish, GenerationRequest
+
+SEED = "receipt.sampling.seed"
+
+
+class VerifyRequest(RequestModel):
+    receipt: Annotated[Receipt, doc("The receipt, as the answer had it")]
+    request: Annotated[dict[str, Any], doc("The body of the request that was answered, as it was sent")]
+    force: Annotated[bool, doc("Check a receipt of another fingerprint, too")] = False
+    priority: Annotated[
+        int, Meta(ge=-MOST - 1, le=MOST), doc("Lower goes first, among requests of one API key's name")
+    ] = 0
+    deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
+
+
+class Verification(ResponseModel):
+    """What a receipt is worth. `position` counts the answer's tokens from 0."""
+
+    identical: bool
+    position: Annotated[Count | None, Meta(description="Of the first token that differs")]
+    fingerprint_matches: bool
+    fingerprint: Annotated[str, Meta(description="Of this server")]
+    expected: Annotated[Count | None, Meta(description="The receipt's token id at `position`")]
+    found: Annotated[Count | None, Meta(description="The id that the request gives there")]
+    signature: Check
+    own_signature: Annotated[bool, Meta(description="Whether the signature is valid and of this server's key")]
+    reason: Annotated[str | None, Meta(description="Why the receipt is not identical")]
+    tokens: Annotated[Count, Meta(description="The answer's tokens")]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """generation: checks the answer; problem: in what the receipt does not belong to its request, or ""."""
+
+    receipt: Receipt
+    generation: GenerationRequest | None
+    problem: str
+
+    @classmethod
+    def of(cls, asked: VerifyRequest, request: GenerationRequest) -> "Claim":
+        """Makes the claim of a receipt about its request, which was read as it was when it was answered.
+
+        Raises BadRequest or Unprocessable, which name the field. If the prompts differ, there is nothing to check.
+        """
+        receipt = asked.receipt
+        seed = _seed(receipt)
+        if receipt.index >= len(request.prompts) * request.n:
+            raise Unprocessable(
+                f"`receipt.index` must be below {len(request.prompts) * request.n}, the number of choices",
+                param="receipt.index", code="out_of_range",
+            )  # fmt: skip
+        prompt = request.prompts[receipt.index // request.n]
+        if receipt.prompt_sha256 != prompt_hash(prompt):
+            return cls(receipt, None, "the prompt of the request is not the one of the receipt (prompt_sha256)")
+        sampling = msgspec.structs.replace(
+            request.sampling, seed=seed, logprobs=None, prompt_logprobs=False, prompt_top=0
+        )
+        checking = replace(
+            request, prompts=(prompt,), sampling=sampling, n=1, answer=receipt.output_ids, stream=False, echo=(),
+            prompt_logprobs=None, receipt=True, priority=asked.priority, deadline_ms=asked.deadline_ms or 0,
+        )  # fmt: skip
+        return cls(receipt, checking, _sampling_problem(receipt, request, seed))
+
+    async def verdict(self, arriving: AsyncDeltas | None, fingerprint: str, signer: Signer | None) -> Verification:
+        """Compares the receipt with what its request gives.
+
+        arriving: the deltas of `generation`; None without one. fingerprint: of the server that computes them.
+        """
+        last = await _last(arriving) if arriving is not None else None
+        receipt, signature = self.receipt, self.receipt.signature
+        expected, found = receipt.output_ids, last.output or [] if last else []
+        position = _first_difference(expected, found, last.finish == receipt.finish_reason) if last else None
+        check = receipt.signature_check
+        reason = self.problem or (_reason(receipt, found, position, last) if last else "")
+        return Verification(
+            identical=not reason,
+            position=position,
+            fingerprint_matches=bool(fingerprint) and receipt.fingerprint == fingerprint,
+            fingerprint=fingerprint,
+            expected=_at(expected, position),
+            found=_at(found, position),
+            signature=check,
+            own_signature=check == "valid" and bool(signer and signature and signature.public_key == signer.public_key),
+            reason=reason or None,
+            tokens=len(expected),
+        )
+
+
+def check_fingerprint(asked: VerifyRequest, fingerprint: str) -> None:
+    """Raises Unprocessable for a receipt of another fingerprint, unless the request insists."""
+    theirs = asked.receipt.fingerprint
+    if asked.force or (fingerprint and theirs == fingerprint):
+        return
+    if theirs and fingerprint:
+        words = f"the receipt was made with the fingerprint {theirs}, but this server has {fingerprint}"
+    else:
+        words = "the receipt has no fingerprint" if fingerprint else "this server has no fingerprint"
+    raise Unprocessable(
+        f"{words}, so another answer proves nothing; send `force`: true to check it all the same",
+        param="receipt.fingerprint", code="fingerprint_mismatch",
+    )  # fmt: skip
+
+
+def _seed(receipt: Receipt) -> int:
+    seed = receipt.sampling.get("seed")
+    if type(seed) is not int:
+        raise BadRequest(f"`{SEED}` must be an integer", param=SEED, code="wrong_type")
+    if not 0 <= seed < 1 << 64:
+        raise Unprocessable(f"`{SEED}` must be an unsigned integer of 64 bits", param=SEED, code="out_of_range")
+    return seed
+
+
+def _sampling_problem(receipt: Receipt, request: GenerationRequest, seed: int) -> str:
+    wanted = request.sampling.seed
+    if wanted is not None and seed != (drawn := (wanted + receipt.index % request.n) % (1 << 64)):
+        return f"the request gives this choice the seed {drawn}, but the receipt has {seed}"
+    used = sampling_used(request, seed)
+    names = [name for name in {**used, **receipt.sampling} if used.get(name) != receipt.sampling.get(name)]
+    return f"the sampling of the request is not the one of the receipt: {', '.join(sorted(names))}" if names else ""
+
+
+async def _last(arriving: AsyncDeltas) -> Delta:
+    last: Delta | None = None
+    async for deltas in arriving:
+        last = deltas[-1]
+    assert last is not None and last.finish is not None, "a generation without an error ends with a finish"
+    return last
+
+
+def _first_difference(expected: list[int], found: list[int], same_finish: bool) -> int | None:
+    for position, (one, other) in enumerate(zip(expected, found, strict=False)):
+        if one != other:
+            return position
+    if len(expected) != len(found):
+        return min(len(expected), len(found))
+    return None if same_finish else len(expected)
+
+
+def _reason(receipt: Receipt, found: list[int], position: int | None, last: Delta) -> str:
+    if position is None:
+        return ""
+    if position < min(len(found), len(receipt.output_ids)):
+        return f"token {position} is {found[position]}, but the receipt has {receipt.output_ids[position]}"
+    if position < len(receipt.output_ids):
+        return f"the answer ends before token {position} ({last.finish})"
+    if last.finish is Finish.CHECKED:
+        return f"the answer goes on with token {position}, where the receipt's ends"
+    return f"the answer ends with {last.finish}, but the receipt has {receipt.finish_reason}"
+
+
+def _at(ids: list[int], position: int | None) -> int | None:
+    return ids[position] if position is not None and position < len(ids) else None

@@ -1,0 +1,80 @@
+"""/v1/receipts/verify: reads the request of a receipt as its own route does, and checks the receipt.
+
+A check is a request like others: it waits in the queue, has a priority and a deadline, and is in the access log.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.api.api_formats import API_FORMATS
+from frontend.api.app_state import AppState, json_response
+from frontend.api.common import ModelContext, check_task, to_json
+from frontend.api.decoding import decode
+from frontend.api.generate import while_connected
+from frontend.api.receipts.claim import Claim, VerifyRequest, check_fingerprint
+from frontend.api.request_model import RequestModel
+from frontend.api.unknown_fields import UnknownFields
+from frontend.errors import BadRequest, SluiceError
+from frontend.observability.access_log import RequestRecord
+from frontend.request import GenerationRequest
+from frontend.server.middleware import RECORD
+
+NAME = "receipts"
+Decode = Callable[[bytes, type[RequestModel], str], Any]  # decodes a body into a type, for a route
+
+
+async def verify(app: AppState, request: Request) -> Response:
+    body, begun = await app.body(request), time.perf_counter()
+    record: RequestRecord = request.scope[RECORD]
+    record.api_format = NAME
+    asked = app.decode(request, body, VerifyRequest)
+    await app.service.wait_for_handshake()
+    context = app.context
+    check_task(request.scope["path"], ("generate",), context)
+
+    def decode_for(sent: bytes, kind: type[RequestModel], path: str) -> Any:
+        return app.decode(request, sent, kind, path)
+
+    claim = await read_claim(asked, context, app.fingerprint, decode_for)
+    if claim.generation is None:
+        return json_response(await claim.verdict(None, app.fingerprint, app.signer))
+    record.generation_request = claim.generation
+    generation = await while_connected(request, app.service.start(claim.generation, begun))
+    record.generation = generation
+    try:
+        verdict = claim.verdict(generation.deltas(), app.fingerprint, app.signer)
+        return json_response(await while_connected(request, verdict))
+    finally:
+        generation.close()
+
+
+def _decode(body: bytes, kind: type[RequestModel], path: str) -> Any:
+    return decode(body, kind, UnknownFields("auto").reader(path, {}))
+
+
+async def read_claim(
+    asked: VerifyRequest, context: ModelContext, fingerprint: str, decode_for: Decode = _decode
+) -> Claim:
+    """Reads the request of a receipt, on a server with this fingerprint.
+
+    Raises BadRequest or Unprocessable, which name the field.
+    """
+    check_fingerprint(asked, fingerprint)
+    route = asked.receipt.route
+    if route not in API_FORMATS:
+        known = ", ".join(API_FORMATS)
+        raise BadRequest(f"`receipt.route` must be one of {known}, got {route!r:.80}", param="receipt.route")
+    chosen = API_FORMATS[route]
+    try:
+        parsed = await chosen.parse(decode_for(to_json(asked.request), chosen.REQUEST, route), context)
+    except SluiceError as error:
+        error.message = f"the `request` of the receipt cannot be read: {error.message}"
+        error.param = f"request.{error.param}" if error.param else "request"
+        raise
+    if not isinstance(parsed, GenerationRequest):
+        raise BadRequest("`request` asks for no tokens, so it has no receipt", param="request")
+    return Claim.of(asked, parsed)
