@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from frontend.api.common import ModelContext, to_json
 from frontend.api.decoding import decode
-from frontend.api.fingerprint import combined
 from frontend.api.receipts.signing import Signer
 from frontend.api.request_model import RequestModel
 from frontend.api.unknown_fields import UnknownFields, header_value
@@ -61,8 +60,7 @@ class AppState:
 
     def fingerprint_with(self, worker: str) -> str:
         """Returns the fingerprint of answers that workers with the fingerprint `worker` compute; empty if not known."""
-        known = worker and self.service.has_tokenizer
-        return combined(worker, self._model_context.text_fingerprint) if known else ""
+        return self._model_context.fingerprint_with(worker) if self.service.has_tokenizer else ""
 
     def sign(self, request: Request, worker: str) -> str:
         """Returns the same, and has the response name it in its header."""

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from frontend.api import response_types
 from frontend.api.decoding import reader, refuse_unknown
-from frontend.api.fingerprint import text_fingerprint
+from frontend.api.fingerprint import combined, text_fingerprint
 from frontend.api.receipts.signing import Signer
 from frontend.api.request_model import SMALLEST, fields_of
 from frontend.api.request_types import GenerationFields, OpenAIFields
@@ -74,6 +74,10 @@ class ModelContext:
     def unlimited(self) -> Self:
         """The context for a prompt that is only counted."""
         return replace(self, max_seq_len=0)
+
+    def fingerprint_with(self, worker: str) -> str:
+        """Returns the fingerprint of answers that workers with the fingerprint `worker` compute; "" if that is ""."""
+        return combined(worker, self.text_fingerprint) if worker else ""
 
     def within(self, limits: Limits | None) -> Self:
         """Returns the context with a worker's limits; unchanged if no worker has reported them."""

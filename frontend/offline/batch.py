@@ -189,12 +189,13 @@ class BatchRunner:
         """Returns a job that checks the receipt of a request, and emits what `/v1/receipts/verify` answers."""
 
         async def job(emit: Emit[dict[str, Any]]) -> None:
-            fingerprint = ""
-            claim = await read_claim(convert(asked, VerifyRequest), self.context, fingerprint)
-            arriving = None
+            membership = self.service.pool.membership
+            claim = await read_claim(convert(asked, VerifyRequest), self.context, membership)
+            arriving, worker = None, membership.fingerprint
             if claim.generation is not None:
-                arriving = (await _start(self.service, claim.generation, self.recovery_timeout)).deltas()
-            emit(msgspec.to_builtins(await claim.verdict(arriving, fingerprint, None)))
+                generation = await _start(self.service, claim.generation, self.recovery_timeout)
+                arriving, worker = generation.deltas(), generation.fingerprint
+            emit(msgspec.to_builtins(await claim.verdict(arriving, self.context.fingerprint_with(worker), None)))
 
         return job
 

@@ -4,13 +4,14 @@
 the ids up to the first that differs, and the finish. Stop strings are found in them as in every answer.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from frontend.api.common import AsyncDeltas
+from frontend.api.common import AsyncDeltas, ModelContext
 from frontend.api.receipts.receipt import Receipt, prompt_hash, sampling_used
 from frontend.api.receipts.signing import Check, Signer
 from frontend.api.request_model import MOST, RequestModel
@@ -56,10 +57,12 @@ class Claim:
     problem: str
 
     @classmethod
-    def of(cls, asked: VerifyRequest, request: GenerationRequest) -> "Claim":
+    def of(cls, asked: VerifyRequest, request: GenerationRequest, vocab_size: int, worker: str) -> "Claim":
         """Makes the claim of a receipt about its request, which was read as it was when it was answered.
 
-        Raises BadRequest or Unprocessable, which name the field. If the prompts differ, there is nothing to check.
+        worker: the fingerprint of the workers that check it; "": any. If the prompts differ, there is nothing to check.
+
+        Raises BadRequest or Unprocessable, which name the field.
         """
         receipt = asked.receipt
         seed = _seed(receipt)
@@ -74,9 +77,11 @@ class Claim:
         sampling = msgspec.structs.replace(
             request.sampling, seed=seed, logprobs=None, prompt_logprobs=False, prompt_top=0
         )
+        known = [id if id < vocab_size else 0 for id in receipt.output_ids[: sampling.max_tokens]]
         checking = replace(
-            request, prompts=(prompt,), sampling=sampling, n=1, answer=receipt.output_ids, stream=False, echo=(),
+            request, prompts=(prompt,), sampling=sampling, n=1, answer=known, stream=False, echo=(),
             prompt_logprobs=None, receipt=True, priority=asked.priority, deadline_ms=asked.deadline_ms or 0,
+            fingerprint=worker,
         )  # fmt: skip
         return cls(receipt, checking, _sampling_problem(receipt, request, seed))
 
@@ -105,17 +110,19 @@ class Claim:
         )
 
 
-def check_fingerprint(asked: VerifyRequest, fingerprint: str) -> None:
-    """Raises Unprocessable for a receipt of another fingerprint, unless the request insists."""
+def checking_worker(asked: VerifyRequest, context: ModelContext, workers: Iterable[str]) -> str:
+    """Returns which of the workers' fingerprints has made the receipt; "" if any may check it all the same.
+
+    Raises Unprocessable for a receipt of another fingerprint, unless the request insists.
+    """
     theirs = asked.receipt.fingerprint
-    if asked.force or (fingerprint and theirs == fingerprint):
-        return
-    if theirs and fingerprint:
-        words = f"the receipt was made with the fingerprint {theirs}, but this server has {fingerprint}"
-    else:
-        words = "the receipt has no fingerprint" if fingerprint else "this server has no fingerprint"
+    ours = {context.fingerprint_with(worker): worker for worker in workers if worker}
+    if theirs in ours or asked.force:
+        return ours.get(theirs, "")
+    words = f"the receipt was made with the fingerprint {theirs}" if theirs else "the receipt has no fingerprint"
     raise Unprocessable(
-        f"{words}, so another answer proves nothing; send `force`: true to check it all the same",
+        f"{words}, but this server has {' and '.join(ours) or 'none'}, so another answer would prove nothing; send "
+        "`force`: true to check it all the same",
         param="receipt.fingerprint", code="fingerprint_mismatch",
     )  # fmt: skip
 

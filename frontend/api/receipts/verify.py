@@ -4,8 +4,8 @@ A check is a request like others: it waits in the queue, has a priority and a de
 """
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,15 +15,24 @@ from frontend.api.app_state import AppState, json_response
 from frontend.api.common import ModelContext, check_task, to_json
 from frontend.api.decoding import decode
 from frontend.api.generate import while_connected
-from frontend.api.receipts.claim import Claim, VerifyRequest, check_fingerprint
+from frontend.api.receipts.claim import Claim, VerifyRequest, checking_worker
 from frontend.api.request_model import RequestModel
 from frontend.api.unknown_fields import UnknownFields
 from frontend.errors import BadRequest, SluiceError
 from frontend.observability.access_log import RequestRecord
 from frontend.request import GenerationRequest
 from frontend.server.middleware import RECORD
+from frontend.workers.status import WorkerStatus
 
 NAME = "receipts"
+
+
+class Workers(Protocol):
+    """The workers that may check a receipt; see frontend/workers/membership.py."""
+
+    def statuses(self) -> Sequence[WorkerStatus]: ...
+
+
 Decode = Callable[[bytes, type[RequestModel], str], Any]  # decodes a body into a type, for a route
 
 
@@ -39,14 +48,15 @@ async def verify(app: AppState, request: Request) -> Response:
     def decode_for(sent: bytes, kind: type[RequestModel], path: str) -> Any:
         return app.decode(request, sent, kind, path)
 
-    claim = await read_claim(asked, context, app.fingerprint, decode_for)
+    claim = await read_claim(asked, context, app.pool.membership, decode_for)
     if claim.generation is None:
         return json_response(await claim.verdict(None, app.fingerprint, app.signer))
     record.generation_request = claim.generation
     generation = await while_connected(request, app.service.start(claim.generation, begun))
     record.generation = generation
     try:
-        verdict = claim.verdict(generation.deltas(), app.fingerprint, app.signer)
+        fingerprint = app.sign(request, generation.fingerprint)
+        verdict = claim.verdict(generation.deltas(), fingerprint, app.signer)
         return json_response(await while_connected(request, verdict))
     finally:
         generation.close()
@@ -57,13 +67,10 @@ def _decode(body: bytes, kind: type[RequestModel], path: str) -> Any:
 
 
 async def read_claim(
-    asked: VerifyRequest, context: ModelContext, fingerprint: str, decode_for: Decode = _decode
+    asked: VerifyRequest, context: ModelContext, workers: Workers, decode_for: Decode = _decode
 ) -> Claim:
-    """Reads the request of a receipt, on a server with this fingerprint.
-
-    Raises BadRequest or Unprocessable, which name the field.
-    """
-    check_fingerprint(asked, fingerprint)
+    """Reads the request of a receipt. Raises BadRequest or Unprocessable, which name the field."""
+    worker = checking_worker(asked, context, [one.fingerprint for one in workers.statuses() if one.ready])
     route = asked.receipt.route
     if route not in API_FORMATS:
         known = ", ".join(API_FORMATS)
@@ -77,4 +84,4 @@ async def read_claim(
         raise
     if not isinstance(parsed, GenerationRequest):
         raise BadRequest("`request` asks for no tokens, so it has no receipt", param="request")
-    return Claim.of(asked, parsed)
+    return Claim.of(asked, parsed, context.vocab_size, worker)
