@@ -117,7 +117,7 @@ class Delta(msgspec.Struct, gc=False):
     prompt_logprobs: list[TokenLogprob] | None = None  # set together with `finish`; NaN for the first token
     before: Sequence[str] = ()  # in the first one, if the output goes on from another: the texts of that one's tokens
     scores: Sequence[Logprobs] = ()  # those of the prompt as they came; set together with `finish` if asked for
-    output: list[int] | None = None  # all ids of the choice; set with `finish` if a receipt is asked for
+    output: list[int] | None = None  # all ids of the output; set with `finish` if a receipt is asked for
 
     @property
     def text(self) -> str:

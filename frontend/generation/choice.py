@@ -126,7 +126,7 @@ class Choice:
         delta.seed = self.stream.seed
         delta.vector, delta.scores = self.stream.vector, self._scores
         if self._request.receipt:
-            delta.output = self.stream.output[: self.consumed]
+            delta.output = self.stream.output[: self._text.consumed]
         if self._request.prompt_logprobs is not None:
             delta.prompt_logprobs = self._prompt_scores(self._prompt, self._request.prompt_logprobs)
         return self._after(delta)

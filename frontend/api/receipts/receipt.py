@@ -43,7 +43,7 @@ class Receipt(RequestModel):
     index: Annotated[Count, doc("Which choice of the response this is")]
     prompt_sha256: Annotated[str, doc("Of the prompt's token ids, each as 4 bytes, little-endian")]
     sampling: Annotated[dict[str, Any], doc("How the tokens were drawn, by the names of the API, with the seed")]
-    output_ids: Annotated[_Ids, doc("The token ids of the answer, with the id that ended it")]
+    output_ids: Annotated[_Ids, doc("Of the whole answer, with what it goes on from and what ended it")]
     finish_reason: Annotated[Literal["eos", "stop", "length"], doc("Why the answer ended")]
     created: Annotated[int, doc("When the answer began, in seconds since 1970")]
     signature: Annotated[Signature | None, doc("If the server has a `--receipt-key`")] = None
