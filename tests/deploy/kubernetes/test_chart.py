@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from deploy.release.manifests import CHART, NoHelm, helm, template
+from shared.default_sizes import GPU_SEQUENCES, SEQUENCES
 from shared.flags import Parser, add_flags, read
 from tests.deploy.kubernetes.objects import Object, check, objects, pods
 from tests.deploy.starts import DEFAULTS, FLAGS
@@ -170,6 +171,9 @@ def test_autoscalers_ask_for_what_workers_export() -> None:
         'sum(vllm:num_requests_waiting{job="sluice-worker", namespace="sluice", model_name="Qwen/Qwen3-0.6B"})'
     )
     assert "vllm:num_requests_running" in queries[1]
+    assert triggers[1]["metadata"]["threshold"] == str(GPU_SEQUENCES * 3 // 4)
+    on_cpu = template("--set", "workerAutoscaling.kind=keda,device=cpu", "--show-only", "templates/worker-keda.yaml")
+    assert objects(on_cpu)[0]["spec"]["triggers"][1]["metadata"]["threshold"] == str(SEQUENCES * 3 // 4)
     [scaler] = [s for s in rendered("metrics") if s["kind"] == "HorizontalPodAutoscaler" and "worker" in str(s)]
     metrics = [metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]]
     assert metrics == ["sluice_num_requests_waiting", "sluice_num_requests_running"]
@@ -219,6 +223,15 @@ def test_helm_lints_the_chart_and_the_schema_knows_every_value() -> None:
             compare(schema["properties"][name], values[name], f"{place}{name}.")
 
     compare(schema, values, "")
+
+
+def test_documented_values_exist() -> None:
+    page = (CHART.parents[2] / "docs/kubernetes.md").read_text()
+    named = set(re.findall(r"`((?:%s)\.\w+)[`:]" % "|".join(_values()), page))
+    assert len(named) > 10
+    for name in named:
+        record, _, value = name.partition(".")
+        assert value in _values()[record], name
 
 
 def _values() -> Any:

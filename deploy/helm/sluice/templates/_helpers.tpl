@@ -52,6 +52,11 @@ limits: {memory: {{ ceil (addf 8 $weights $shm) | int }}Gi, {{ $v.worker.gpuReso
 {{- end }}
 {{- end }}
 
+{{- /* Running requests for each worker; without a number of yours, 3/4 of the default --max-batch-size. */}}
+{{- define "sluice.runningPerWorker" -}}
+{{ .Values.workerAutoscaling.runningPerWorker | default (ternary 192 48 (eq .Values.device "cuda")) }}
+{{- end }}
+
 {{- define "sluice.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 10001
