@@ -227,7 +227,7 @@ def test_helm_lints_the_chart_and_the_schema_knows_every_value() -> None:
 
 def test_documented_values_exist() -> None:
     page = (CHART.parents[2] / "docs/kubernetes.md").read_text()
-    named = set(re.findall(r"`((?:%s)\.\w+)[`:]" % "|".join(_values()), page))
+    named = set(re.findall(rf"`((?:{'|'.join(_values())})\.\w+)[`:]", page))
     assert len(named) > 10
     for name in named:
         record, _, value = name.partition(".")
