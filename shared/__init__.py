@@ -14,5 +14,6 @@ heartbeat           a process's heartbeat file, read by the launcher
 build               which version of Sluice this is
 metrics_page        labels of all metrics, and which versions run
 gguf/               GGUF files as checkpoints
+record              the lines of a record of requests
 line_writer         log lines that never block their writer
 """

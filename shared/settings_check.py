@@ -33,6 +33,8 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
     _check_wire(settings.wire)
     _check_workers(settings)
     _check_origins(settings.frontend)
+    if settings.frontend.record_text and not settings.frontend.record:
+        raise ConfigError("--record-text needs --record FILE")
     for rule in (_static, _contiguous, _chunks, _target, _budget, _speculation, _stopping, _ports):
         settings = with_values(settings, rule(settings, explicit))
     return settings

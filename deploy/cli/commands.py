@@ -63,6 +63,10 @@ TOOLS = {
         "continue a text with a running server", "deploy.cli.chat:complete", "deploy.cli.chat:complete_parser"
     ),
     "verify": Tool("check the receipts of an answer", "deploy.cli.verify:verify", "deploy.cli.verify:parser"),
+    "replay": Tool(
+        "send the requests of a record to a server, and compare the answers", "deploy.replay.command:run",
+        "deploy.replay.command:parser",
+    ),
     "keygen": Tool(
         "make CURVE keys for workers and frontends on different hosts, or a key for receipts",
         "deploy.cli.keygen:keygen",

@@ -7,8 +7,10 @@ import http.client
 import json
 import os
 import ssl
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +31,15 @@ def add_key(parser: Parser) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """The body of an answer, its headers in small letters, and when its first bytes came, by `time.perf_counter()`."""
+
+    text: str
+    headers: Mapping[str, str]
+    first_at: float
+
+
 class Server:
     """One server.
 
@@ -47,13 +58,13 @@ class Server:
         self.url = url
         self._secure = parts.scheme == "https"
         self._host = parts.hostname
-        self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/"
+        self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def model(self) -> str:
         """Returns the name of the first served model."""
         with closing(self._connect()) as connection:
-            response = self._request(connection, "GET", "models", None)
+            response = self._request(connection, "GET", "/v1/models", None)
             models = _json(self._read(response)).get("data")
         if not isinstance(models, list) or not models:
             raise CliError(f"{self.url} serves no model", 1)
@@ -74,7 +85,7 @@ class Server:
         Raises CliError if the request is refused or fails, or if the stream ends early.
         """
         with closing(self._connect()) as connection:
-            response = self._request(connection, "POST", route, {**body, "stream": True})
+            response = self._request(connection, "POST", f"/v1/{route}", {**body, "stream": True})
             for chunk in self._chunks(response):
                 if "error" in chunk:
                     raise CliError(_error_message(chunk) or "the server failed", 1)
@@ -84,6 +95,19 @@ class Server:
                         on_reasoning(reasoning)
                     yield choice.get("text") or delta.get("content") or ""
 
+    def post(self, path: str, body: Mapping[str, Any]) -> WholeAnswer:
+        """Returns the answer to a request; of a stream, all of it. Raises CliError if the request is refused."""
+        with closing(self._connect()) as connection:
+            response = self._request(connection, "POST", path, body)
+            try:
+                first = response.read1()
+                first_at = time.perf_counter()
+                text = (first + response.read()).decode(errors="replace")
+            except (OSError, http.client.HTTPException) as error:
+                raise CliError(f"lost the connection to {self.url}: {_reason(error)}", 1) from error
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        return WholeAnswer(text, headers, first_at)
+
     def _connect(self) -> http.client.HTTPConnection:
         if self._secure:
             context = ssl.create_default_context()
@@ -91,12 +115,12 @@ class Server:
         return http.client.HTTPConnection(self._host, self._port, timeout=READ_TIMEOUT_S)
 
     def _request(
-        self, connection: http.client.HTTPConnection, method: str, route: str, body: Mapping[str, Any] | None
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None
     ) -> http.client.HTTPResponse:
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
         try:
-            connection.request(method, self._path + route, data, headers)
+            connection.request(method, self._root + path, data, headers)
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise CliError(f"no answer from {self.url}: {_reason(error)}", 1) from error

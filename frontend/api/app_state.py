@@ -18,8 +18,9 @@ from frontend.api.request_model import RequestModel
 from frontend.api.unknown_fields import UnknownFields, header_value
 from frontend.errors import TooLarge
 from frontend.generation.service import Service
+from frontend.observability.access_log import RequestRecord
 from frontend.observability.metrics import PrometheusMetrics
-from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS
+from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD
 from frontend.workers.pool import WorkerPool
 from shared.config import FrontendConfig
 from shared.messages import Limits
@@ -64,7 +65,8 @@ class AppState:
 
     def sign(self, request: Request, worker: str) -> str:
         """Returns the same, and has the response name it in its header."""
-        found = self.fingerprint_with(worker)
+        record: RequestRecord = request.scope[RECORD]
+        found = record.fingerprint = self.fingerprint_with(worker)
         if found:
             request.scope[FINGERPRINT] = found
         return found

@@ -17,6 +17,7 @@ from frontend.api.app_state import AppState
 from frontend.api.common import ResponseContext, check_task
 from frontend.generation.generation import Generation
 from frontend.observability.access_log import RequestRecord
+from frontend.observability.recording import RecordedWriter
 from frontend.server.middleware import API_FORMAT, CLOSED, DIRECT, RECORD, REQUEST_ID, SEND, client_error
 from frontend.server.sse import EventStream
 
@@ -29,6 +30,8 @@ async def generate(app: AppState, request: Request) -> Response:
     record: RequestRecord = request.scope[RECORD]
     chosen = request.scope[API_FORMAT] = api_format(request.scope["path"], body, app.config)
     record.api_format = chosen.NAME
+    if app.config.record_text:
+        record.body = body
     decoded = app.decode(request, body, chosen.REQUEST)
     await app.service.wait_for_handshake()
     context = app.context
@@ -51,6 +54,8 @@ async def generate(app: AppState, request: Request) -> Response:
         answer = await while_connected(request, chosen.complete(response_context, generation.deltas()))
     finally:
         generation.close()
+    if app.config.record_text:
+        record.answer.append(answer)
     return Response(answer, media_type="application/json")
 
 
@@ -58,9 +63,12 @@ def _stream(
     app: AppState, request: Request, chosen: ApiFormat, context: ResponseContext, generation: Generation
 ) -> Response:
     request_id = request.scope[REQUEST_ID]
+    writer = chosen.stream_writer(context)
+    if app.config.record_text:
+        writer = RecordedWriter(writer, request.scope[RECORD].answer)
     return EventStream(
         generation,
-        chosen.stream_writer(context),
+        writer,
         stream_error=lambda exc: chosen.stream_error(client_error(exc, request_id), request_id, context),
         close=lambda: generation.close(request.scope.get(CLOSED, "client")),
         keepalive_s=app.config.keepalive_s,

@@ -35,8 +35,8 @@ class RequestRecord:
     """One HTTP request until it ends. The middleware creates and ends it, the route adds what it knows."""
 
     __slots__ = (
-        "api_format", "began_at", "error", "generation", "generation_request", "method", "outcome", "path",
-        "request_id", "status", "tenant", "trace",
+        "answer", "api_format", "began_at", "body", "error", "fingerprint", "generation", "generation_request",
+        "method", "outcome", "path", "request_id", "status", "tenant", "trace",
     )  # fmt: skip
 
     def __init__(self, request_id: str, method: str, path: str, trace: str) -> None:
@@ -52,6 +52,9 @@ class RequestRecord:
         self.api_format: str | None = None
         self.generation_request: GenerationRequest | None = None
         self.generation: Generation | Windows | None = None
+        self.fingerprint = ""
+        self.body = b""  # of the request and, in `answer`, of its response; only with --record-text
+        self.answer: list[bytes] = []
 
     def failed(self, error: SluiceError) -> None:
         self.error = error.code or error.kind

@@ -1,4 +1,4 @@
-"""Hooks called for each request that has ended: access log, counts by API key, traces.
+"""Hooks called for each request that has ended: access log, record, counts by API key, traces.
 
 Their errors never reach the request.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from frontend.observability.access_log import LogEntry, RequestRecord, access_log, entry_of
 from frontend.observability.metrics import PrometheusMetrics
+from frontend.observability.recording import Recorder
 from shared.config import ConfigError, FrontendConfig
 
 log = logging.getLogger("sluice.frontend")
@@ -44,11 +45,15 @@ class EndHooks:
 
 
 def end_hooks(config: FrontendConfig, metrics: PrometheusMetrics) -> EndHooks:
-    """Creates the hooks that the settings ask for. Raises ConfigError when traces are requested and cannot be sent."""
+    """Creates the hooks that the settings ask for. Raises ConfigError when the record cannot be written, or when traces
+    are requested and cannot be sent."""
     hooks = EndHooks()
     hooks.add(lambda entry, record: metrics.request_ended(entry.key, entry.prompt_tokens, entry.completion_tokens))
     if (access := access_log(config)) is not None:
         hooks.add(lambda entry, record: access(entry), access.close)
+    if config.record:
+        recorder = Recorder.to(config.record)
+        hooks.add(recorder, recorder.close)
     if config.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         _add_tracing(hooks, config.otlp_endpoint)
     return hooks

@@ -69,6 +69,13 @@ class FrontendConfig:
         "without health checks and metrics scrapes; json: one object each, on stdout",
         choices=("off", "text", "json"),
     )  # fmt: skip
+    record: str = setting(
+        "", "file to which a line of JSON is added for each generating request that has ended: its parameters, seeds, "
+        "outcome, times, and hashes of prompts and answers; empty: none",
+    )  # fmt: skip
+    record_text: bool = setting(
+        False, "record requests and answers as they are, too, so that `sluice replay` can send them to another server"
+    )
     otlp_endpoint: str = setting(
         "",
         "OpenTelemetry collector for traces, as http://HOST:4318; empty: OTEL_EXPORTER_OTLP_ENDPOINT, or none",

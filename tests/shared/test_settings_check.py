@@ -99,3 +99,7 @@ def test_check_is_idempotent() -> None:
 @pytest.mark.parametrize("origin", ["example.com", "https://example.com/", "https://a,http://b/c", "https://"])
 def test_origin_that_no_browser_sends_is_refused(origin: str) -> None:
     assert refuse("--cors-origins", origin).startswith("--cors-origins must be * or like https://example.com")
+
+
+def test_texts_are_recorded_only_in_a_record() -> None:
+    assert refuse("--record-text").startswith("--record-text needs --record FILE")

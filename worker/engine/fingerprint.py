@@ -49,7 +49,7 @@ def numerics_of(kernels: str, formats: Formats, device: torch.device, *, batch_i
     """Returns the numerics of a loaded model. kernels: as `kernels_name` names them."""
     return Numerics(
         kernels=kernels,
-        processor=_processor(device),
+        processor=_processor(device, formats.dtype),
         dtype=str(formats.dtype),
         kv_dtype=str(formats.kv_dtype),
         memory=formats.memory,
@@ -57,10 +57,11 @@ def numerics_of(kernels: str, formats: Formats, device: torch.device, *, batch_i
     )
 
 
-def _processor(device: torch.device) -> str:
+def _processor(device: torch.device, dtype: torch.dtype) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{bindings.tier()}, torch with {torch.backends.cpu.get_cpu_capability()}"
+    ours = bindings.instruction_sets(dtype) if bindings.available(dtype) else ()
+    return ", ".join([*ours, torch.backends.cpu.get_cpu_capability()])
 
 
 def _release(library: str) -> str:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.cpu.library import available as available
+from worker.kernels.cpu.library import instruction_sets as instruction_sets
 from worker.kernels.cpu.library import kernels, library, multiplies_bf16
 from worker.kernels.cpu.library import tier as tier
 from worker.kernels.cpu.packed_experts import ExpertWeight

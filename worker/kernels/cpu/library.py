@@ -114,9 +114,20 @@ def kernels() -> dict[torch.dtype, Kernels]:
     found = library()
     if found is None or not level():
         return {}
-    best, bf16 = tier(), TIERS[min(level(), 3)]  # only matmul and attention have AMX versions
+    return {
+        torch.float32: _bind(found, "f32", *instruction_sets(torch.float32)),
+        torch.bfloat16: _bind(found, "bf16", *instruction_sets(torch.bfloat16)),
+    }
+
+
+def instruction_sets(dtype: torch.dtype) -> tuple[str, str]:
+    """Returns the instruction sets of a dtype's functions, which decide their bits: of most, and of matmul and
+    attention."""
+    best = tier()
+    if dtype is torch.bfloat16:
+        return TIERS[min(level(), 3)], best  # only matmul and attention have AMX versions
     plain = "avx512" if multiplies_bf16() else best
-    return {torch.float32: _bind(found, "f32", plain, plain), torch.bfloat16: _bind(found, "bf16", bf16, best)}
+    return plain, plain
 
 
 def _bind(found: ctypes.CDLL, dtype: str, simd: str, matmul: str) -> Kernels:

@@ -1,0 +1,55 @@
+"""`sluice replay FILE --url URL`: the gate for a rollout."""
+
+import sys
+from pathlib import Path
+
+from deploy.cli.http_client import Server, add_key
+from deploy.replay import plot
+from deploy.replay.record_file import read_record
+from deploy.replay.report import latencies, report
+from deploy.replay.sending import replay
+from shared.arguments import new_file, positive_int
+from shared.flags import Parser
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def parser() -> Parser:
+    parser = Parser(
+        prog="sluice replay",
+        description="Send the requests of a record to a server, and compare its answers with the recorded ones. The "
+        "exit code is 0 if all are identical, else 1. A server makes a record with --record FILE --record-text.",
+    )
+    parser.add_argument("file", type=Path, help="the record")
+    parser.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
+    add_key(parser)
+    parser.add_argument("--model", default="", help="replaces the model's name in the requests")
+    parser.add_argument(
+        "--pace", choices=("recorded", "max"), default="recorded",
+        help="recorded: send requests as they arrived; max: as fast as they are answered (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--concurrency", type=positive_int, default=32, help="how many requests run at a time (default: %(default)s)"
+    )
+    parser.add_argument("--plot", type=new_file, metavar="FILE.png", help="draw the latencies; needs matplotlib")
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Replays a record, prints the report and returns the exit code. Raises CliError when nothing can be replayed."""
+    args = parser().read(words)
+    if args.plot:
+        plot.check(args.plot)
+    record, server = read_record(args.file), Server(args.url, args.api_key)
+    results = replay(
+        server, record.requests, paced=args.pace == "recorded", concurrency=args.concurrency, model=args.model,
+        on_done=_show if sys.stderr.isatty() else lambda count: None,
+    )  # fmt: skip
+    print(*report(results, server.url, record.notes), sep="\n")
+    if args.plot:
+        plot.draw(latencies(results), args.plot)
+    return int(any(one.error or one.difference for one in results))
+
+
+def _show(count: int) -> None:
+    print(f"\r{count} answered", end="\r", file=sys.stderr)

@@ -1,0 +1,66 @@
+"""Reads a record, as `--record FILE --record-text` writes it (shared/record.py)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from deploy.supervisor.child_command import CliError
+from shared.record import VERSION, RecordedRequest
+
+BAD_FILE = 2  # the exit code
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The requests that can be sent, in the order of their arrival.
+
+    notes: sentences on what was left out
+    """
+
+    requests: Sequence[RecordedRequest]
+    notes: Sequence[str]
+
+
+def read_record(path: Path) -> Record:
+    """Raises CliError, with a sentence that names the file, if there is nothing to send."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise CliError(f"{path} cannot be read: {error.strerror}", BAD_FILE) from error
+    *lines, rest = lines  # every complete line has a line end
+    requests = [_read(path, number, line) for number, line in enumerate(lines, 1) if line]
+    notes = [f"the last line of {path} is incomplete and was left out"] if rest else []
+    if not requests:
+        raise CliError(f"{path} contains no complete line of a record", BAD_FILE)
+    whole = [request for request in requests if request.request is not None]
+    if not whole:
+        raise CliError(f"{path} has only hashes: a record that can be replayed is made with --record-text", BAD_FILE)
+    finished = [request for request in whole if request.outcome == "finished" and request.status == 200]
+    counts = {
+        "have no text": len(requests) - len(whole),
+        "had not finished when they were recorded": len(whole) - len(finished),
+        "are missing in the record, which could not be written in time": sum(request.lost for request in requests),
+    }
+    notes += [f"{count} requests {what}" for what, count in counts.items() if count]
+    if not finished:
+        raise CliError(f"{path} contains no request that had finished", BAD_FILE)
+    return Record(sorted(finished, key=lambda request: datetime.fromisoformat(request.began)), notes)
+
+
+def _read(path: Path, number: int, line: bytes) -> RecordedRequest:
+    try:
+        request = msgspec.json.decode(line, type=RecordedRequest)
+    except msgspec.DecodeError as error:
+        raise CliError(
+            f"line {number} of {path} is no line of a record, as --record writes them: {error}", BAD_FILE
+        ) from error
+    if request.sluice_record != VERSION:
+        raise CliError(
+            f"line {number} of {path} has version {request.sluice_record} of the format; this version of sluice reads "
+            f"{VERSION}",
+            BAD_FILE,
+        )
+    return request

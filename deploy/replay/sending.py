@@ -1,0 +1,114 @@
+"""Sends recorded requests to a server, several at a time, and measures how long the answers take.
+
+A request is sent with the seeds that were drawn for it. If these cannot be expressed by one seed, as those of several
+prompts that were sent without one, each choice is sent as a request of its own.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from deploy.cli.http_client import Server
+from deploy.replay.answers import Difference, FailedAnswer, difference, parts_of
+from deploy.supervisor.child_command import CliError
+from shared.record import RecordedRequest
+
+OLLAMA = "/api/"
+LATE_S = 1.0
+SEEDS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of a request. Times are in milliseconds; `late_s` says how long after its time it was sent."""
+
+    request: RecordedRequest
+    difference: Difference | None = None
+    error: str = ""
+    fingerprint: str = ""
+    ttft_ms: float = 0.0
+    total_ms: float = 0.0
+    late_s: float = 0.0
+
+
+def replay(
+    server: Server,
+    requests: Sequence[RecordedRequest],
+    *,
+    paced: bool,
+    concurrency: int,
+    model: str = "",
+    on_done: Callable[[int], None] = lambda count: None,
+) -> list[Replayed]:
+    """Sends the requests, which are in the order of their arrival, and returns what became of each.
+
+    paced: whether each is sent as long after the first as it arrived after it; else as soon as one has ended
+    concurrency: how many requests run at a time
+    model: replaces the requests' own
+    on_done: called with the number of those that have ended
+    """
+    begun, first = time.monotonic(), datetime.fromisoformat(requests[0].began)
+
+    def run(request: RecordedRequest) -> Replayed:
+        due = begun + (datetime.fromisoformat(request.began) - first).total_seconds() if paced else time.monotonic()
+        time.sleep(max(0.0, due - time.monotonic()))
+        return replay_one(server, request, model, max(0.0, time.monotonic() - due))
+
+    done: list[Replayed] = []
+    with ThreadPoolExecutor(concurrency) as threads:
+        try:
+            for result in threads.map(run, requests):
+                done.append(result)
+                on_done(len(done))
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+    return done
+
+
+def replay_one(server: Server, request: RecordedRequest, model: str, late_s: float) -> Replayed:
+    """Sends one request and compares its answer."""
+    began = time.perf_counter()
+    first_at, fingerprint, found = 0.0, "", dict[str, str]()
+    try:
+        for choice, body in bodies_of(request, model):
+            answer = server.post(request.route, body)
+            first_at = first_at or answer.first_at
+            fingerprint = answer.headers.get("x-sluice-fingerprint", "")
+            parts = parts_of(answer.text)
+            found |= parts if choice is None else {_at(choice, path): text for path, text in parts.items()}
+    except (CliError, FailedAnswer, ValueError) as error:
+        return Replayed(request, error=str(error), late_s=late_s)
+    ended = time.perf_counter()
+    return Replayed(
+        request, difference(parts_of(request.answer), found), "", fingerprint,
+        1e3 * (first_at - began), 1e3 * (ended - began), late_s,
+    )  # fmt: skip
+
+
+def _at(choice: int, path: str) -> str:
+    return path.replace("choices[0]", f"choices[{choice}]", 1)
+
+
+def bodies_of(request: RecordedRequest, model: str = "") -> Iterator[tuple[int | None, dict[str, Any]]]:
+    """Yields the bodies to send, each with the choice whose answer it gets; None: it gets all of them."""
+    body = request.request | ({"model": model} if model else {})
+    seeds = request.seeds
+    if all(seed == (seeds[0] + i % request.n) % SEEDS for i, seed in enumerate(seeds)):
+        yield None, with_seed(request.route, body, seeds[0])
+        return
+    prompts = body.get("prompt") if len(seeds) > request.n else None
+    for choice, seed in enumerate(seeds):
+        own = {} if prompts is None else {"prompt": prompts[choice // request.n]}
+        one = {name: value for name, value in body.items() if name not in ("n", "best_of")}
+        yield choice, with_seed(request.route, one | own, seed)
+
+
+def with_seed(route: str, body: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Returns the body with a seed where the route's API format has it."""
+    if route.startswith(OLLAMA):
+        return body | {"options": (body.get("options") or {}) | {"seed": seed}}
+    return body | {"seed": seed}

@@ -1,0 +1,29 @@
+"""`sluice replay`: its output and its exit code."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from deploy.replay import command
+from tests.deploy.cli.harness import sluice
+from tests.deploy.replay.requests import FakeServer, completion, recorded
+
+
+@pytest.mark.parametrize(("text", "code"), [("hello", 0), ("other", 1)])
+def test_exit_code_says_whether_all_are_identical(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, code: int
+) -> None:
+    monkeypatch.setattr(command, "Server", lambda url, key: FakeServer(lambda body: completion(text)))
+    file, picture = tmp_path / "record", tmp_path / "p.png"
+    file.write_bytes(msgspec.json.encode(recorded()) + b"\n")
+    got, printed, errors = sluice(capsys, "replay", str(file), "--pace=max", "--plot", str(picture))
+    assert (got, errors) == (code, "")
+    assert printed.splitlines()[-1] == f"{1 - code} identical, {code} different, 0 errors"
+    assert picture.exists()
+
+
+def test_unusable_record_is_refused_before_anything_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "record").write_text("hello\n")
+    code, _, errors = sluice(capsys, "replay", str(tmp_path / "record"))
+    assert code == 2 and "is no line of a record" in errors
