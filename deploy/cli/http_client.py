@@ -73,7 +73,7 @@ class Server:
     def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the answer to a request, such as to "receipts/verify". Raises CliError if it is refused or fails."""
         with closing(self._connect()) as connection:
-            return _json(self._read(self._request(connection, "POST", route, body)))
+            return _json(self._read(self._request(connection, "POST", f"/v1/{route}", body)))
 
     def stream(
         self, route: str, body: Mapping[str, Any], on_reasoning: Callable[[str], None] = lambda text: None
@@ -95,7 +95,7 @@ class Server:
                         on_reasoning(reasoning)
                     yield choice.get("text") or delta.get("content") or ""
 
-    def post(self, path: str, body: Mapping[str, Any]) -> WholeAnswer:
+    def ask(self, path: str, body: Mapping[str, Any]) -> WholeAnswer:
         """Returns the answer to a request; of a stream, all of it. Raises CliError if the request is refused."""
         with closing(self._connect()) as connection:
             response = self._request(connection, "POST", path, body)

@@ -75,7 +75,7 @@ def replay_one(server: Server, request: RecordedRequest, model: str, late_s: flo
     first_at, fingerprint, found = 0.0, "", dict[str, str]()
     try:
         for choice, body in bodies_of(request, model):
-            answer = server.post(request.route, body)
+            answer = server.ask(request.route, body)
             first_at = first_at or answer.first_at
             fingerprint = answer.headers.get("x-sluice-fingerprint", "")
             parts = parts_of(answer.text)

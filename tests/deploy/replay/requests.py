@@ -33,7 +33,7 @@ class FakeServer(Server):
     bodies: list[dict[str, Any]] = field(default_factory=list)
     url: str = "http://fake"
 
-    def post(self, path: str, body: Any) -> WholeAnswer:
+    def ask(self, path: str, body: Any) -> WholeAnswer:
         self.bodies.append(body)
         return WholeAnswer(self.play(body), {"x-sluice-fingerprint": "fp_new"}, 0.0)
 
