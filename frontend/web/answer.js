@@ -75,7 +75,7 @@ export class Answer {
   #drawEnd() {
     const { state, error } = this.turn;
     this.article.dataset.state = state;
-    this.timing.textContent = state === "running" ? "" : timingLine(this.turn);
+    this.timing.textContent = state === "running" ? repeating(this.turn) : timingLine(this.turn);
     this.error.hidden = state !== "failed";
     const said = state === "failed" ? sentence(error) : "";
     if (this.error.textContent !== said) this.error.textContent = said;
@@ -85,6 +85,11 @@ export class Answer {
   offer(give) {
     this.calls.offer(give);
   }
+}
+
+function repeating({ repeated, text, thought }) {
+  if (repeated === null) return "";
+  return `Taken up again: the server has repeated ${Math.floor((100 * repeated) / (text.length + thought.length || 1))} % of this text.`;
 }
 
 function extend(box, text) {
@@ -100,6 +105,6 @@ function sentence(error) {
 }
 
 function advice({ status, retryAfter }) {
-  if (status === 401) return " Put a key into the field at the top of the page, then press Regenerate.";
+  if (status === 401) return " Put a key into the field at the top of the page, then press Regenerate or Go on.";
   return retryAfter ? ` Try again in ${retryAfter} s.` : "";
 }

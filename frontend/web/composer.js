@@ -6,20 +6,18 @@ import { Attached } from "./files.js";
 const keyOf = (name) => `draft ${name}`;
 
 export class Composer {
-  #form;
   #name = ""; // of the draft
   #dialect;
 
   // `on` has `send()`, called by the keys and the button; `changed()`, after each input; and `extras`, kept with the draft.
-  constructor(form, dialect, on) {
-    this.#form = form;
+  constructor(root, dialect, on) {
+    const form = root.querySelector(".composer");
     this.#dialect = dialect;
     this.on = on;
     this.input = form.querySelector("textarea");
     this.input.placeholder = dialect.placeholder;
     this.input.setAttribute("aria-label", dialect.send);
-    this.attached = new Attached(form, () => this.#note());
-    form.querySelector(".attach").hidden = !dialect.takesFiles;
+    this.attached = new Attached(root, dialect.takesFiles, () => this.#note());
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       on.send();

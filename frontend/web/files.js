@@ -41,12 +41,14 @@ export class Attached {
   #note;
   #changed;
 
-  constructor(root, changed) {
+  constructor(root, isOffered, changed) {
     this.#list = root.querySelector(".attached");
     this.#note = root.querySelector(".note");
     this.#changed = changed;
-    const picker = root.querySelector(".picker");
-    root.querySelector(".attach").addEventListener("click", () => picker.click());
+    const [button, picker] = [root.querySelector(".attach"), root.querySelector(".picker")];
+    button.hidden = !isOffered;
+    if (!isOffered) return;
+    button.addEventListener("click", () => picker.click());
     picker.addEventListener("change", () => {
       this.take([...picker.files]);
       picker.value = ""; // the same file can be chosen again

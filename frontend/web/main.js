@@ -25,9 +25,9 @@ const sidebar = new Sidebar();
 const panels = Object.fromEntries(names.map((name) => [name, new Panel($(name), dialects[name], runs, address)]));
 let shown = names[0];
 
-// Shows the conversation of that id in the address, without opening it again.
-function address(id) {
-  history.replaceState(null, "", `${location.pathname}${location.search}#${id}`);
+// Names a panel's conversation in the address, if the panel is shown.
+function address(panel) {
+  if (panel === panels[shown]) history.replaceState(null, "", `${location.pathname}${location.search}#${panel.id}`);
   sidebar.draw();
 }
 
@@ -42,7 +42,7 @@ function show(name) {
 
 function turnTo(name) {
   show(name);
-  address(panels[name].id);
+  address(panels[name]);
 }
 
 for (const [i, name] of names.entries()) {
@@ -102,6 +102,7 @@ keepSettings();
 if (asked.get("probabilities") === "1") setProbabilities(true);
 show(asked.get("tab") === "completion" ? "completion" : "chat");
 for (const name of names) if (name !== shown) await panels[name].open("");
+await runs.returned();
 await open();
 const isNew = !panels[shown].id; // a reload of the address does not ask its question again
 if (isNew && asked.has("prompt")) panels[shown].composer.fill(asked.get("prompt"));

@@ -11,7 +11,7 @@ import * as store from "./store.js";
 import { watch } from "./tokens.js";
 import { Tree } from "./tree.js";
 import { TurnView } from "./turn.js";
-import { drawnSeed, isAnswered, newId, newTurn } from "./turns.js";
+import { drawnSeed, isAnswered, newId, newTurn, plain } from "./turns.js";
 
 const titleOf = (question) => {
   const words = question.trim().split(/\s+/).slice(0, 7).join(" ");
@@ -27,13 +27,13 @@ export class Panel {
   #last = ""; // the body of the last request
   id = ""; // of the conversation that is shown; "" until the first question is asked
 
-  // `named(id)` is called when a new conversation has got its id.
-  constructor(root, dialect, runs, named) {
+  // `moved(panel)` is called when the panel shows another conversation by itself.
+  constructor(root, dialect, runs, moved) {
     root.append(copyOf("panel"));
     const find = (selector) => root.querySelector(selector);
     this.#dialect = dialect;
     this.#runs = runs;
-    this.named = named;
+    this.moved = moved;
     this.log = find(".log");
     this.extras = new Extras(find(".extras"), dialect.extras);
     this.buttons = Object.fromEntries(["send", "stop", "fresh", "curl"].map((name) => [name, find(`.${name}`)]));
@@ -41,7 +41,7 @@ export class Panel {
     this.buttons.send.textContent = dialect.send;
     this.log.setAttribute("aria-label", `Answers: ${dialect.name}`);
     const on = { send: () => this.send(), changed: () => this.#enable(), extras: () => (this.id ? {} : this.extras.values) };
-    this.composer = new Composer(find(".composer"), dialect, on);
+    this.composer = new Composer(root, dialect, on);
     this.extras.root.addEventListener("input", () => this.#keepExtras());
     this.#listen(root);
     watch(this.log);
@@ -53,7 +53,7 @@ export class Panel {
     root.addEventListener("keydown", (event) => event.key === "Escape" && !event.defaultPrevented && this.#stop());
     curl.addEventListener("click", () => this.#copyCurl());
     this.#runs.addEventListener("draw", ({ detail: turn }) => turn.conversation === this.id && this.#follow(turn));
-    store.changes.addEventListener("change", ({ detail }) => !detail.isOwn && detail.conversation === this.id && this.#see(detail));
+    store.changes.addEventListener("change", ({ detail }) => detail.conversation === this.id && this.#see(detail));
   }
 
   // Shows a conversation, or none: the next question then begins one.
@@ -64,8 +64,8 @@ export class Panel {
     this.id = conversation ? id : "";
     for (const view of this.#views.values()) view.remove();
     this.#views.clear();
-    this.#last = "";
     this.#tree = new Tree(turns.map((turn) => this.#runs.turn(turn.id) ?? turn), conversation?.chosen);
+    this.#last = this.#tree.path.at(-1)?.request ?? "";
     const draft = this.composer.open(this.id || this.#dialect.name);
     this.extras.fill(conversation?.extras ?? draft.extras ?? {});
     this.log.setAttribute("aria-live", "off"); // until something new is said
@@ -103,6 +103,7 @@ export class Panel {
   async #ask(parent, asked) {
     if (!this.id) await this.#create(asked.question ?? "");
     const turn = newTurn(this.id, this.#dialect.name, parent, asked);
+    await store.keep({ ...turn, state: "failed", error: plain(new Failure("the page was closed before the question was sent")) });
     this.#tree.put(turn);
     this.#tree.choose(turn);
     this.log.removeAttribute("aria-live");
@@ -120,7 +121,7 @@ export class Panel {
     const now = Date.now();
     this.id = newId();
     this.composer.rename(this.id);
-    this.named(this.id);
+    this.moved(this);
     const title = titleOf(question) || "Untitled";
     await store.create({ id: this.id, kind: this.#dialect.name, title, created: now, changed: now, chosen: {}, extras: {} });
   }
@@ -131,9 +132,7 @@ export class Panel {
       turn.scored = showsProbabilities();
       turn.request = this.#last = bodyOf({ ...(await this.#fields(turn)), seed: sampling().seed ?? drawnSeed() });
     } catch (error) {
-      if (!(error instanceof Failure)) throw error;
-      const { message, status, param, retryAfter } = error;
-      Object.assign(turn, { state: "failed", error: { message, status, param, retryAfter } });
+      Object.assign(turn, { state: "failed", error: plain(error) });
       store.keep(turn);
       return this.#follow(turn);
     }
@@ -163,15 +162,22 @@ export class Panel {
     this.#draw();
   }
 
-  // Another tab has changed this conversation.
-  async #see({ conversation, turn: id }) {
+  // The conversation has been written, by this tab or another one.
+  async #see({ conversation, turn: id, isOwn }) {
+    if (isOwn && id) return;
     const [known, turn] = [await store.conversation(conversation), id && (await store.turn(id))];
     if (conversation !== this.id) return;
-    if (!known) return this.named("");
+    if (!known) return this.#leave();
     if (!turn || this.#runs.turn(id)) return;
     if (turn.state === "running") this.#runs.takeUpLater(id);
     this.#tree.put(turn);
     this.#draw();
+  }
+
+  // The conversation has been deleted.
+  async #leave() {
+    await this.open("");
+    this.moved(this);
   }
 
   #draw() {

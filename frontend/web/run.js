@@ -3,10 +3,10 @@
 // The server gives the same bytes for the same request and seed. A turn with text from before a reload is therefore sent
 // again as it was: what arrives is compared with the text that is there, and added from its end on.
 
-import { Failure, stream } from "./api.js";
-import { add, beyond, confirmWhole, nothing } from "./turns.js";
+import { stream } from "./api.js";
+import { add, beyond, confirmWhole, nothing, plain } from "./turns.js";
 
-const KEEP_EVERY_MS = 400;
+const KEEP_EVERY_MS = 1000;
 const now = () => performance.timeOrigin + performance.now();
 
 export class Run {
@@ -70,7 +70,8 @@ export class Run {
     if (this.#behind) {
       add(this.#again, piece);
       piece = beyond(this.#again, turn);
-      if (piece === null) return;
+      turn.repeated = piece ? null : this.#again.text.length + this.#again.thought.length;
+      if (piece === null) return this.drawn(turn);
       this.#behind = false;
     }
     turn.clock.last = now();
@@ -86,10 +87,4 @@ export class Run {
     this.#kept = now();
     this.keep(this.turn, isProgress);
   }
-}
-
-function plain(error) {
-  if (!(error instanceof Failure)) console.error(error);
-  const { message, status = 0, param = null, retryAfter = null } = error;
-  return { message, status, param, retryAfter };
 }

@@ -10,12 +10,24 @@ import * as store from "./store.js";
 
 const exclusively = (turn, work) => (navigator.locks ? navigator.locks.request(`turn ${turn.id}`, work) : work());
 
+// A page that is closed can no longer write to the store, but to the tab's own storage, which a reload does not clear.
+const LEFT = "left ";
+
+function leave(turn) {
+  try {
+    sessionStorage.setItem(LEFT + turn.id, JSON.stringify(turn));
+  } catch {
+    // too large: what the store has is at most a second older
+  }
+}
+
 export class Runs extends EventTarget {
   #running = new Map(); // by the turn's id
   #awaited = new Set(); // ids of turns whose lock this tab waits for
 
   constructor() {
     super();
+    addEventListener("pagehide", () => this.#running.forEach(({ turn }) => leave(turn)));
     store.changes.addEventListener("stop", ({ detail }) => this.#stopOwn(detail.conversation));
   }
 
@@ -39,6 +51,14 @@ export class Runs extends EventTarget {
     await run.go();
     this.#running.delete(turn.id);
     drawn(turn);
+  }
+
+  // Brings back what the page had shown before a reload.
+  async returned() {
+    for (const key of Object.keys(sessionStorage).filter((name) => name.startsWith(LEFT))) {
+      await store.extend(JSON.parse(sessionStorage.getItem(key)));
+      sessionStorage.removeItem(key);
+    }
   }
 
   // Takes up answers that a reload or a closed tab has left, at once or when the tab that runs them is closed.

@@ -21,8 +21,8 @@ const array = is(Array.isArray, "an array");
 
 export const oneOf = (choices) => is((value) => choices.includes(value), `one of ${choices.join(", ")}`);
 
-// null, and what is absent, is null.
-export const maybe = (shape) => (value, where) => (value === null || value === undefined ? null : taken(value, shape, where));
+// What is null or absent stays so.
+export const maybe = (shape) => (value, where) => (value === null || value === undefined ? value : taken(value, shape, where));
 
 export const mapOf = (shape) => (value, where) =>
   Object.fromEntries(Object.entries(object(value, where)).map(([name, each]) => [name, taken(each, shape, `${where}.${name}`)]));

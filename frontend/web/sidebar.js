@@ -61,6 +61,7 @@ export class Sidebar {
     const [id, name] = [focus?.dataset.id, document.activeElement.className];
     $("list").replaceChildren(...shown.map((one) => this.#item(one, found?.get(one.id), busy.has(one.id))));
     $("found").textContent = found ? `${shown.length} of ${all.length} conversations` : "";
+    document.title = [all.find(({ id }) => id === current())?.title, "Sluice playground"].filter(Boolean).join(" – ");
     $("export").disabled = !all.length;
     $("list").querySelector(`[data-id="${id}"] .${name || "title"}`)?.focus();
   }
@@ -92,8 +93,10 @@ export class Sidebar {
     const [link, field] = [item.querySelector("a"), document.createElement("input")];
     field.value = link.textContent;
     field.setAttribute("aria-label", "Name of the conversation");
+    let ended = false; // taking the field away blurs it
     const end = async (title) => {
-      if (!field.isConnected) return;
+      if (ended) return;
+      ended = true;
       const hadFocus = document.activeElement === field;
       field.replaceWith(link);
       if (hadFocus) item.querySelector(".rename").focus();
@@ -101,8 +104,9 @@ export class Sidebar {
       this.draw();
     };
     field.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") end(field.value.trim());
-      if (event.key === "Escape") end("");
+      if (event.key !== "Enter" && event.key !== "Escape") return;
+      event.preventDefault(); // it would press the button that gets the focus
+      end(event.key === "Enter" ? field.value.trim() : "");
     });
     field.addEventListener("blur", () => end(field.value.trim()));
     link.replaceWith(field);
@@ -111,12 +115,11 @@ export class Sidebar {
 
   async #delete(item) {
     const neighbour = item.nextElementSibling ?? item.previousElementSibling;
-    neighbour?.querySelector(".delete").focus();
+    neighbour?.querySelector("a").focus(); // not its button: a key that repeats would press it
     const [id, title] = [item.dataset.id, item.querySelector("a").textContent];
     store.askToStop(id);
     this.#undo = await store.remove(id);
     if (!this.#undo) return;
-    if (id === current()) location.hash = "";
     this.#say(`Deleted “${title}”.`, true);
     if (!neighbour) $("undo").focus();
   }

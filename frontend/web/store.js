@@ -100,6 +100,14 @@ export const keep = (turn, isProgress = false) =>
     if (await value(conversations.getKey(turn.conversation))) turns.put(turn);
   }, { conversation: turn.conversation, turn: turn.id, isProgress });
 
+// Writes a turn that is still running, unless the store has as much of it.
+export const extend = (turn) =>
+  write(async (_, turns) => {
+    const known = await value(turns.get(turn.id));
+    const size = ({ thought, text, tokens }) => thought.length + text.length + tokens.length;
+    if (known?.state === "running" && size(known) < size(turn)) turns.put(turn);
+  });
+
 // Returns what was removed, as `add` takes it.
 export const remove = (id) =>
   write(async (conversations, turns) => {

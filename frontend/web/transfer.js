@@ -45,9 +45,12 @@ function stop(value, where) {
 }
 
 export function fileOf({ conversations, turns }) {
-  const whole = conversations.map((one) => ({ ...one, turns: turns.filter(({ conversation }) => conversation === one.id) }));
+  const whole = conversations.map((one) => ({ ...one, turns: turns.filter(({ conversation }) => conversation === one.id).map(bare) }));
   return JSON.stringify({ format: FORMAT, version: VERSION, exported: new Date().toISOString(), conversations: whole }, null, 1);
 }
+
+// A turn without what its conversation says, and what is true for a moment only.
+const bare = ({ conversation, kind, repeated, ...turn }) => turn;
 
 // {conversations, turns} of a file's text. Throws a Failure that names what is wrong, and where.
 export function contentOf(text) {
@@ -90,4 +93,4 @@ function checkIds(items, name) {
 }
 
 // An answer that ran when the file was written does not run here.
-const atRest = (turn) => (turn.state === "running" ? { ...turn, state: "stopped" } : turn);
+const atRest = (turn) => ({ ...turn, repeated: null, state: turn.state === "running" ? "stopped" : turn.state });

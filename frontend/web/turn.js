@@ -59,7 +59,7 @@ export class TurnView {
     this.#part(".next").disabled = at === versions.length - 1;
     this.#part(".copy").hidden = running || !turn.text;
     this.#part(".edit").hidden = turn.question === null;
-    this.#part(".go").hidden = running || !turn.request;
+    this.#part(".go").hidden = running || !turn.request || !turn.clock.first || next !== undefined;
     for (const name of ["edit", "again", "go"]) this.#part(`.tools .${name}`).disabled = isBusy;
     if (next?.results) this.#answer.calls.close(next.results);
     else if (waitsForResults(turn) && !next) this.#answer.offer((results) => this.#acts.give(this.turn, results));

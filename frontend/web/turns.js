@@ -6,6 +6,7 @@
 // request (the body as JSON text, until the answer is done), scored (whether it asked for probabilities)
 // state: "running", "done", "stopped" or "failed"; error: {message, status, param, retryAfter} or null
 // thought, text, calls (as in a message), tokens (see dialects.js; with `thinks` those of the thought)
+// repeated: while the answer is taken up again, how many letters the server has given again, else null
 // clock: {sent, first, last, thought} in ms since 1970, 0 before; taken: how often it was taken up again
 // end: {finish, stop, seed, usage, timings}
 
@@ -19,12 +20,19 @@ export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(12))
 // A seed of the page's own, as digits: with it, the same request gives the same bytes again.
 export const drawnSeed = () => String(crypto.getRandomValues(new BigUint64Array(1))[0]);
 
+// An error as it is kept with a turn.
+export function plain(error) {
+  if (!(error instanceof Failure)) console.error(error);
+  const { message, status = 0, param = null, retryAfter = null } = error;
+  return { message, status, param, retryAfter };
+}
+
 export const nothing = () => ({ thought: "", text: "", calls: [], tokens: [] });
 
 export function newTurn(conversation, kind, parent, { question = null, files = [], results = null }) {
   return {
     id: newId(), conversation, parent, kind, created: Date.now(), question, files, results, request: null, scored: false,
-    state: "running", error: null, ...nothing(), clock: { sent: 0, first: 0, last: 0, thought: 0 }, taken: 0, end: {},
+    state: "running", error: null, ...nothing(), clock: { sent: 0, first: 0, last: 0, thought: 0 }, taken: 0, repeated: null, end: {},
   };
 }
 
