@@ -35,7 +35,7 @@ class Naming:
 
 
 # vLLM numbers its engines within a process, and does not distinguish how an answer that is complete has ended.
-NAMINGS = {"vllm:": Naming({"engine": "0"}, {"eos": "stop", "pooled": "stop"})}
+NAMINGS = {"vllm:": Naming({"engine": "0"}, {"eos": "stop", "pooled": "stop", "checked": "stop"})}
 
 
 def naming(prefix: str) -> Naming:

@@ -306,7 +306,7 @@ def test_metrics_have_documented_names_and_types(site: Site) -> None:
         exported.append(kinds.keys())
     assert exported[0] & exported[1] == {"build_info"}, "a sum over all targets would count something twice"
     reasons = re.findall(r'sluice_request_success_total{finished_reason="(\w+)",model_name="m"}', frontends)
-    assert set(reasons) == {"eos", "stop", "length", "pooled"}
+    assert set(reasons) == {"eos", "stop", "length", "pooled", "checked"}
     assert 'sluice_rejected_total{model_name="m",reason="queue_full"} 0.0' in frontends
     assert 'sluice_submits_rejected_total{model_name="m",reason="queue_full"} 0.0' in worker
     assert set(re.findall(r'sluice_step_duration_seconds_count{model_name="m",part="(\w+)"}', worker)) == {

@@ -120,7 +120,7 @@ def test_build_info_states_the_versions_that_run() -> None:
 
 def test_pages_with_the_prefix_of_vllm_have_its_names_and_labels() -> None:
     frontend = PrometheusMetrics("vllm:", NAME)
-    for finish in (Finish.EOS, Finish.STOP, Finish.LENGTH):
+    for finish in Finish:
         frontend.finished(finish, 1.0)
     pages = [frontend.text(WireCounters(), []).decode(), worker_page(Metrics("vllm:", NAME, 16), Ready())]
     found = {name: (labels, value) for page in pages for name, labels, value in samples(page)}
@@ -129,7 +129,7 @@ def test_pages_with_the_prefix_of_vllm_have_its_names_and_labels() -> None:
     assert found["vllm:kv_cache_usage_perc"] == (own, pytest.approx(3 / 7))
     assert found["vllm:cache_config_info"] == (own | {"block_size": "16", "num_gpu_blocks": "10"}, 1)
     ended = {labels["finished_reason"]: n for name, labels, n in samples(pages[0]) if "request_success_total" in name}
-    assert ended == {"stop": 2, "length": 1}
+    assert ended == {"stop": len(Finish) - 1, "length": 1}
     assert names(pages[:1]) & names(pages[1:]) == {"sluice_build_info"}
 
 
