@@ -10,10 +10,12 @@ byte_level          the alphabet of byte-level vocabularies
 task                what a checkpoint is for: text, embeddings or scores
 fingerprint         a short hash of what decides the bytes of answers
 hf_hub              checkpoints from the Hugging Face hub
+weight_formats      which formats of weights file names show
 heartbeat           a process's heartbeat file, read by the launcher
 build               which version of Sluice this is
 metrics_page        labels of all metrics, and which versions run
 gguf/               GGUF files as checkpoints
 record              the lines of a record of requests
 line_writer         log lines that never block their writer
+log_lines           log lines in JSON
 """

@@ -5,12 +5,13 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+VERSION = "0.1.0"  # pyproject.toml reads it from here
 
 
-def version(package: str = "sluice") -> str:
-    """Returns the installed version of a distribution, "unknown" without one."""
+def version(package: str = "") -> str:
+    """Returns the version of Sluice, or of another installed distribution; "unknown" without one."""
     try:
-        return metadata.version(package)
+        return metadata.version(package) if package else VERSION
     except metadata.PackageNotFoundError:
         return "unknown"
 

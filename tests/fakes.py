@@ -72,6 +72,9 @@ class FakePool:
     async def start(self) -> None:
         self.started = True
 
+    def end_waiting(self) -> None:
+        """No stream of the fake ever waits for a worker."""
+
     async def close(self) -> None:
         self.closed = True
         for task in self.tasks:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench.client.load_client import Record
@@ -39,6 +40,7 @@ PAGES = 8192
 def main(words: Sequence[str]) -> int:
     """Runs one command line; raises ConfigError for flags that do not fit, and what loading a model raises."""
     args = parser().read(words)
+    _require_matplotlib(args)
     settings = read(args, os.environ, FLAGS)
     if args.calibrate:
         return _calibrate(args, with_local_model(with_values(settings, {"model": args.calibrate})))
@@ -121,6 +123,11 @@ def _bounds(text: str) -> tuple[int, int]:
     if bounds[0] > bounds[1]:
         raise argparse.ArgumentTypeError(f"must be LOW-HIGH, not {text!r}")
     return bounds
+
+
+def _require_matplotlib(args: argparse.Namespace) -> None:
+    if args.plot and find_spec("matplotlib") is None:
+        raise ConfigError(f"--plot needs matplotlib; run: {sys.executable} -m pip install matplotlib")
 
 
 def _simulate(args: argparse.Namespace, settings: Settings) -> int:

@@ -15,11 +15,12 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+from shared.build import version
 from shared.flags import Parser
 from shared.machine import usable_cores, visible_gpus
 from worker.kernels.cpu.instruction_set import TIERS, VARIABLE, highest_allowed
 
-PACKAGES = ("sluice", "torch", "triton", "transformers", "tokenizers", "pyzmq", "msgspec", "starlette", "uvicorn")
+PACKAGES = ("torch", "triton", "transformers", "tokenizers", "pyzmq", "msgspec", "starlette", "uvicorn")
 # the flags in /proc/cpuinfo that matter to kernels for CPUs
 CPU_FLAGS = (
     "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8",
@@ -37,11 +38,18 @@ def parser() -> Parser:
         "--measure", action="store_true",
         help="measure for a second how fast the CPU reads memory and multiplies; builds the C kernels if need be",
     )  # fmt: skip
+    parser.add_argument(
+        "--build", action="store_true", help="build the C kernels now; otherwise the first worker builds them"
+    )  # fmt: skip
     return parser
 
 
 def env(words: list[str]) -> int:
     args = parser().read(words)
+    if args.build:
+        from worker.kernels.cpu.build import build
+
+        build()
     facts = {name: find() for name, find in FACTS.items()} | (_floors() if args.measure else {})
     width = max(map(len, facts))
     lines = (f"{name:<{width}}  {fact}" for name, fact in facts.items())
@@ -167,6 +175,7 @@ def _text(path: str) -> str:
 
 
 FACTS: dict[str, Callable[[], str]] = {
+    "sluice": version,
     "python": _python,
     **{package: _version(package) for package in PACKAGES},
     "cpu": _cpu,

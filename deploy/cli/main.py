@@ -5,16 +5,24 @@ Exit codes: 0 success, 1 a failure, 2 bad flags or settings, 3 this model cannot
 
 import argparse
 import difflib
+import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
 from deploy.cli.commands import COMMANDS, TOOLS, Command, load_function
+from deploy.cli.foreign_flags import refuse_foreign
+from deploy.cli.installation import allow_interrupts, missing_package
 from deploy.supervisor.child_command import CliError
+from shared.build import VERSION
 from shared.config import ConfigError
 from shared.flags import Parser, add_flags, misspelt_variables, read
+from shared.log_lines import is_json_set_up, is_json_wanted, set_up
+
+log = logging.getLogger("sluice.cli")
+
+OUR_PACKAGES = ("shared", "frontend", "worker", "deploy", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _reopen_closed_streams()
     _handle_sigterm_as_init()
     words = list(sys.argv[1:] if argv is None else argv)
+    if is_json_wanted(words, os.environ):
+        set_up("info", as_json=True)
     name = words[0] if words and words[0] in (*COMMANDS, *TOOLS) else ""
     prog = f"sluice {name}".strip()
     try:
@@ -30,6 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(prog, error, 2)
     except CliError as error:
         return _fail(prog, error, error.code)
+    except ModuleNotFoundError as error:
+        if (package := str(error.name).partition(".")[0]) in OUR_PACKAGES:
+            raise
+        return _fail(prog, missing_package(package), 3)
     except KeyboardInterrupt:
         return 130
 
@@ -52,18 +66,24 @@ def _handle_sigterm_as_init() -> None:
 
 def _dispatch(prog: str, name: str, words: list[str]) -> int:
     if name in TOOLS:
-        return int(load_function(TOOLS[name].run)(words[1:]))
+        run = load_function(TOOLS[name].run)
+        allow_interrupts()
+        return int(run(words[1:]))
     return _command(prog, COMMANDS[name], words[1:]) if name else _top(words)
 
 
-def _fail(prog: str, error: Exception, code: int) -> int:
-    print(f"{prog}: {error}", file=sys.stderr)
+def _fail(prog: str, error: object, code: int) -> int:
+    """Tells the error in a line that the launcher recognizes (ERROR_LINE in supervisor/child_process.py)."""
+    if is_json_set_up():
+        log.error("%s: %s", prog, error)
+    else:
+        print(f"{prog}: {error}", file=sys.stderr)
     return code
 
 
 def _top(words: list[str]) -> int:
     parser = Parser(prog="sluice", description="Serve open-weight language models over HTTP.")
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="version", version=f"sluice {VERSION}")
     commands = parser.add_subparsers(metavar="command", required=True)
     for name, entry in (COMMANDS | TOOLS).items():
         commands.add_parser(name, help=entry.about)
@@ -80,13 +100,6 @@ def _no_command(word: str) -> str:
     return f"there is no command {word!r}; " + (f"did you mean {matches[0]}?" if matches else "see sluice --help")
 
 
-def _version() -> str:
-    try:
-        return f"sluice {metadata.version('sluice')}"
-    except metadata.PackageNotFoundError:
-        return "sluice, not installed"
-
-
 def _command(prog: str, command: Command, words: list[str]) -> int:
     takes_model = any(flag.name == "model" for flag in command.flags)
     usage = f"{prog} [MODEL] [--flag value ...]" if takes_model else f"{prog} [--flag value ...]"
@@ -98,6 +111,7 @@ def _command(prog: str, command: Command, words: list[str]) -> int:
     parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
     if takes_model:
         parser.add_argument("positional_model", metavar="MODEL", nargs="?", help="the same as --model MODEL")
+    refuse_foreign(words)
     namespace = parser.read(words)
     if takes_model and namespace.positional_model is not None:
         if "model" in namespace:

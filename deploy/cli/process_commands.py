@@ -7,28 +7,37 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploy.cli.installation import allow_interrupts, require_worker_packages
 from deploy.supervisor.child_command import SERVE_FLAGS, CliError, with_local_model, with_tokenizer_files
 from shared.config import ConfigError, Settings
 from shared.flags import given_values
 from shared.heartbeat import Heartbeat
+from shared.log_lines import set_up
 
 if TYPE_CHECKING:
     from socket import socket
 
 
 def serve(settings: Settings, namespace: argparse.Namespace) -> int:
+    if settings.launch.workers:
+        require_worker_packages()
     _check_instruction_set()
     from deploy.supervisor import serve as launch
     from deploy.supervisor.listen_sockets import ListenError
     from deploy.supervisor.run_dir import RunDirError
+    from deploy.supervisor.start_checks import check_before_start
 
+    settings = with_local_model(settings)
+    check_before_start(settings)
+    allow_interrupts()
     try:
-        return launch.serve(with_local_model(settings), given_values(namespace, os.environ, SERVE_FLAGS).keys())
+        return launch.serve(settings, given_values(namespace, os.environ, SERVE_FLAGS).keys())
     except (ListenError, RunDirError) as error:
         raise CliError(error, 1) from error
 
 
 def worker(settings: Settings, namespace: argparse.Namespace) -> int:
+    require_worker_packages()
     _check_instruction_set()
     settings = _prepare(settings, namespace)
     from worker.kernels.cpu.openmp import spin_briefly
@@ -103,11 +112,7 @@ def _prepare(settings: Settings, namespace: argparse.Namespace) -> Settings:
             "set --run-dir, or --request-address and --event-address, to the same values for worker and frontend "
             "(or, for a frontend, --worker-addresses or --workers-file)"
         )
-    logging.basicConfig(
-        level=settings.frontend.log_level.upper(),
-        format="%(asctime)s %(levelname)-7s %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    set_up(settings.frontend.log_level, as_json=settings.frontend.log_format == "json")
     return with_local_model(settings)
 
 

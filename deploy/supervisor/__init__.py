@@ -1,6 +1,7 @@
 """Starts the processes of a server and keeps them running.
 
 serve               `sluice serve`: from settings to running processes
+start_checks        what is checked before any process starts
 supervisor          starts children, restarts them, stops them
 child_process       one child: its process, its restarts, its backoff
 child_command       the command line of a child

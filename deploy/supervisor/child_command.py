@@ -12,11 +12,12 @@ from shared.gguf.hub import check_not_only_gguf, fetch_text
 from shared.gguf.naming import HUB_NAME, local_model
 from shared.gguf.translated import translated
 from shared.hf_hub import HubError, fetch
+from shared.weight_formats import LAYOUT, format_of
 
 DEMO_MODEL = Path(__file__).parents[1] / "demo" / "model"
 
 SERVE_FLAGS = all_flags()
-WORKER_FLAGS = select(("model", "wire", "worker"), ("metrics_prefix", "log_level"))
+WORKER_FLAGS = select(("model", "wire", "worker"), ("metrics_prefix", "log_level", "log_format"))
 FRONTEND_FLAGS = select(("model", "wire", "frontend"), ("drain_timeout",))
 
 _TOKENIZER_FILES = ["*.json", "*.jinja"]  # the files of a checkpoint that a frontend needs
@@ -85,10 +86,8 @@ def _model_folder(model: str) -> str:
     if path.is_dir():
         return str(path.resolve())
     if path.exists():
-        raise CliError(
-            f"--model {model}: this file is not GGUF; a GGUF file, or a folder with config.json, safetensors and "
-            "tokenizer.json is needed", 3,
-        )  # fmt: skip
+        found = f"is {kind}, not GGUF" if (kind := format_of(model)) else "is not GGUF"
+        raise CliError(f"--model {model}: this file {found}: {LAYOUT}", 3)
     if model.startswith(("/", ".", "~")) or (model.count("/") > 1 and not HUB_NAME.fullmatch(model)):
         raise CliError(f"--model {model}: there is no such folder", 3)
     return model

@@ -6,8 +6,10 @@ what a hang is.
 
 import asyncio
 import contextlib
+import json
 import math
 import os
+import re
 import signal
 import time
 from asyncio.subprocess import Process
@@ -17,6 +19,11 @@ from dataclasses import dataclass
 
 from deploy.supervisor.console import Console, LineSplitter
 from deploy.supervisor.watchdog import CHECK_INTERVAL_S, Watchdog, is_stopped
+from shared.log_lines import LOG_START
+
+ERROR_LINE = re.compile(
+    r'sluice [a-z]+: |\{"level":"error",.*"logger":"sluice\.cli"'
+)  # what _fail in cli/main.py writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,7 @@ class Child:
         self.spec = spec
         self.incarnation = 0
         self.last_line = ""
+        self._held_line = ""
         self._console = console
         self._backoff = backoff
         self._on_exit = on_exit
@@ -74,7 +82,11 @@ class Child:
     @property
     def last_error(self) -> str:
         """The message in the last line of output: "no weights" if the line is "sluice worker: no weights"."""
-        prefix, _, message = self.last_line.partition(": ")
+        line = self.last_line
+        if line.startswith(LOG_START):
+            with contextlib.suppress(ValueError):
+                line = str(json.loads(line)["message"])
+        prefix, _, message = line.partition(": ")
         return message or prefix
 
     async def run(self, is_final: Callable[[int], bool]) -> int:
@@ -85,6 +97,8 @@ class Child:
         while True:
             started = time.monotonic()
             code = await self._run_once()
+            if not is_final(code):
+                self.show_held_line()
             if self._stopping.is_set() or self._draining or is_final(code):
                 return code
             pause = self._backoff.after(math.inf if self._was_ready else time.monotonic() - started)
@@ -92,6 +106,12 @@ class Child:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
                 return code
+
+    def show_held_line(self) -> None:
+        """Shows an error message that was held back because it may be the reason why the process cannot start."""
+        if self._held_line:
+            self._console.line(self.spec.name, self._held_line)
+        self._held_line = ""
 
     def mark_ready(self) -> None:
         """Records that the current process has served: if it dies, that is not a crash loop."""
@@ -195,7 +215,11 @@ class Child:
 
     def _show(self, lines: list[str]) -> None:
         for line in lines:
-            self._console.line(self.spec.name, line)
+            self.show_held_line()
+            if ERROR_LINE.match(line):  # said once: by the one who knows what follows from it
+                self._held_line = line
+            else:
+                self._console.line(self.spec.name, line)
             self.last_line = line or self.last_line
 
 

@@ -4,9 +4,12 @@ Knows no processes. A closed pipe does not stop the server.
 """
 
 import contextlib
+import json
 import re
 import sys
 from typing import Protocol
+
+from shared.log_lines import LOG_START, json_line
 
 _COLOURS = ("36", "35", "33", "34", "32", "31")
 _BAR_COLUMNS = 30
@@ -44,15 +47,19 @@ class LineSplitter:
 class Console:
     """Writes whole lines; on a terminal in colours, with a progress bar that stays below them."""
 
-    def __init__(self, stream: Sink, names: tuple[str, ...] = (), data: Sink | None = None) -> None:
+    def __init__(
+        self, stream: Sink, names: tuple[str, ...] = (), data: Sink | None = None, *, as_json: bool = False
+    ) -> None:
         """Writes to `stream`.
 
         names: the names of all processes, which determine the width and the colours of labels.
         data: receives lines of JSON, which are for programs; stdout if None.
+        as_json: whether log lines are JSON, which get a field with the name of the process, as the other lines do.
         """
+        self._as_json = as_json
         self._stream = stream
         self._data = data
-        self._is_terminal = stream.isatty()
+        self._is_terminal = stream.isatty() and not as_json
         self._width = max((len(name) for name in names), default=0)
         self._colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
         self._bar = ""  # the bar as drawn now, if the output is a terminal
@@ -60,6 +67,8 @@ class Console:
 
     def line(self, name: str, text: str) -> None:
         """Writes one line of the process `name`; a JSON object is written without a label."""
+        if self._as_json and not (text.startswith('{"') and not text.startswith(LOG_START)):
+            return self._json(name, text)
         if text.startswith('{"') and text.endswith("}"):
             return self._put(self._data or sys.stdout, text + "\n")
         label = f"{name:<{self._width}} |"
@@ -67,7 +76,15 @@ class Console:
             label = f"\x1b[{self._colours[name]}m{label}\x1b[0m"
         self.print(f"{label} {text}")
 
+    def _json(self, name: str, text: str) -> None:
+        if text.startswith(LOG_START):
+            self._put(self._stream, f'{{"process":{json.dumps(name)},{text[1:]}\n')
+        elif text.strip():
+            self._put(self._stream, f"{json_line('info', text, process=name)}\n")
+
     def print(self, text: str) -> None:
+        if self._as_json:
+            return self._json("launcher", text.strip())
         self._write(f"{_CLEAR_LINE}{text}\n{self._bar}" if self._bar else f"{text}\n")
 
     def progress(self, fraction: float, reason: str) -> None:

@@ -80,7 +80,9 @@ async def _supervise(
         contextlib.closing(NonBlockingStream(sys.stderr)) as stderr,
         contextlib.closing(NonBlockingStream(sys.stdout)) as stdout,
     ):
-        console = Console(stderr, tuple(spec.name for spec in specs), stdout)
+        console = Console(
+            stderr, tuple(spec.name for spec in specs), stdout, as_json=settings.frontend.log_format == "json"
+        )
         return await _run_supervisor(console, specs, settings, listeners, folder)
 
 

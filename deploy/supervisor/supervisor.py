@@ -47,6 +47,7 @@ class Supervisor:
         self._tasks: dict[Child, asyncio.Task[int]] = {}  # of all running children, including draining ones
         self._ended: asyncio.Queue[Child | None] = asyncio.Queue()  # None: a stop was requested
         self._stopping = False
+        self._stop_code = 0
         self._reloading = asyncio.Lock()
 
     @property
@@ -59,10 +60,15 @@ class Supervisor:
         """How many children run, including draining ones."""
         return len(self._tasks)
 
-    def request_stop(self) -> None:
-        """The first call sends SIGTERM to the children and gives them time; the second kills them."""
+    def request_stop(self, code: int = 0) -> None:
+        """The first call sends SIGTERM to the children and gives them time; the second kills them.
+
+        code: what `run` returns if the server was never ready
+        """
         if self._stopping:
             self._kill()
+        elif not self.ready_once:
+            self._stop_code = code
         self._stopping = True
         self._ended.put_nowait(None)
 
@@ -84,13 +90,14 @@ class Supervisor:
             codes = await self._stop()
             if failed:
                 self._report_failure(failed)  # last, so that it stays on the screen
-            return self._tasks[failed].result() if failed else _combine(codes)
+            return self._tasks[failed].result() if failed else _combine(codes) or self._stop_code
 
     async def _until_failure(self) -> Child | None:
         """Returns the first child that failed permanently; None after a stop request."""
         while (ended := await self._ended.get()) is not None:
             if ended in self._children:
                 break
+            ended.show_held_line()
             del self._tasks[ended]
         return ended
 
@@ -168,13 +175,13 @@ def _combine(codes: Sequence[int]) -> int:
 
 
 @contextlib.contextmanager
-def _signal_handlers(stop: Callable[[], object], reload: Callable[[], object]) -> Iterator[None]:
+def _signal_handlers(stop: Callable[[int], object], reload: Callable[[], object]) -> Iterator[None]:
     """Handles SIGTERM, SIGINT and SIGHUP. SIGHUP reloads, or stops if it comes because the terminal was closed."""
     loop, terminal = asyncio.get_running_loop(), sys.stderr.isatty()
     handlers = {
-        signal.SIGTERM: stop,
-        signal.SIGINT: stop,
-        signal.SIGHUP: lambda: stop() if terminal and not sys.stderr.isatty() else reload(),
+        signal.SIGTERM: lambda: stop(0),
+        signal.SIGINT: lambda: stop(128 + signal.SIGINT),
+        signal.SIGHUP: lambda: stop(0) if terminal and not sys.stderr.isatty() else reload(),
     }
     for signum, handler in handlers.items():
         loop.add_signal_handler(signum, handler)

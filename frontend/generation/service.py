@@ -182,10 +182,14 @@ class Service:
         return [next(self._groups) if request.n > 1 else 0 for _ in request.prompts]
 
     async def drain(self, timeout: float) -> None:
-        """Admits nothing more, lets requests finish within `timeout` seconds, then ends the others with an error."""
+        """Admits nothing more, lets requests finish within `timeout` seconds, then ends the others with an error.
+
+        Requests that wait for a lost worker end at once.
+        """
         self.draining = True
         deadline = time.monotonic() + timeout
         while self.generations and time.monotonic() < deadline:
+            self.pool.end_waiting()
             await asyncio.sleep(POLL_S)
         for generation in list(self.generations):
             generation.fail(Overloaded("the server is shutting down", code="shutdown", retry_after=1.0))

@@ -28,7 +28,8 @@ MAX_FINISH_REASONS = 128  # in one line
 NO_TIMINGS = Timings()
 
 _encode = msgspec.json.Encoder().encode
-QUIET_PATHS = frozenset({"/", "/health", "/ready", "/stats", "/metrics"})  # not in the text log if successful
+# Paths of probes and scrapes, and of the page: not in the log if successful.
+QUIET_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/stats", "/metrics", "/version", "/favicon.ico"})
 
 
 class RequestRecord:
@@ -134,14 +135,12 @@ def _timings(choice: Choice) -> Timings:
 
 
 def as_json(entry: LogEntry) -> bytes:
-    """Encodes the line of `--access-log json`."""
+    """Encodes the line in JSON."""
     return _encode(entry) + b"\n"
 
 
 def as_text(entry: LogEntry) -> bytes:
-    """Encodes the line of `--access-log text`; empty for a successful probe, scrape or playground file."""
-    if entry.outcome == "finished" and (entry.path in QUIET_PATHS or entry.path.startswith("/web/")):
-        return b""
+    """Encodes a readable line."""
     path = entry.path if entry.path.isprintable() else ascii(entry.path)
     clock = time.strftime("%H:%M:%S")
     line = f"{clock} INFO    {entry.method} {path} {entry.status or '-'} {entry.outcome}"
@@ -163,17 +162,22 @@ class AccessLog:
         self._render = render
 
     def __call__(self, entry: LogEntry) -> None:
-        if data := self._render(entry):
-            self.writer.put(data)
+        """Writes the line, unless it is of a successful probe or scrape, or of a file of the page."""
+        if entry.outcome != "finished" or not (entry.path in QUIET_PATHS or entry.path.startswith("/web/")):
+            self.writer.put(self._render(entry))
 
     def close(self) -> None:
         self.writer.close()
 
 
 def access_log(config: FrontendConfig) -> AccessLog | None:
-    """Opens the log of `--access-log`: `text` on stderr among log lines of level info, or `json` on stdout."""
+    """Opens the log of `--access-log`: `text` on stderr among log lines of level info, or `json` on stdout.
+
+    With `--log-format json`, the lines on stderr are JSON, too.
+    """
     if config.access_log == "json":
         return AccessLog(as_json, NonBlockingWriter(sys.__stdout__.fileno() if sys.__stdout__ else 1))
     if config.access_log == "text" and config.log_level in ("debug", "info"):
-        return AccessLog(as_text, NonBlockingWriter(sys.__stderr__.fileno() if sys.__stderr__ else 2))
+        render = as_json if config.log_format == "json" else as_text
+        return AccessLog(render, NonBlockingWriter(sys.__stderr__.fileno() if sys.__stderr__ else 2))
     return None

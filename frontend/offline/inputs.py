@@ -16,7 +16,8 @@ from frontend.request import GenerationRequest
 Prompt = str | list[int]
 Prompts = list[str] | list[list[int]] | list[Prompt]
 Messages = list[dict[str, Any]]
-Chats = list[Messages]
+Chat = Messages | str
+Chats = list[Messages] | list[str] | list[Chat]
 ReadRequests = Callable[[ModelContext], Awaitable[list[GenerationRequest]]]
 
 SLICE = MAX_PROMPTS  # how many prompts one request body may have
@@ -76,10 +77,15 @@ def as_prompts(prompts: Prompt | Prompts) -> tuple[list[Prompt], bool]:
     return ([prompts] if single else list(prompts)), single  # type: ignore[list-item, arg-type]
 
 
-def as_chats(chats: Messages | Chats) -> tuple[Chats, bool]:
-    """Returns the conversations as a list, and whether a single one was passed."""
-    single = len(chats) > 0 and isinstance(chats[0], Mapping)
-    return ([chats] if single else list(chats)), single  # type: ignore[list-item, arg-type]
+def as_chats(chats: Chat | Chats) -> tuple[list[Messages], bool]:
+    """Returns the conversations as a list, and whether a single one was passed. A text is a message of the user."""
+    single = isinstance(chats, str) or (len(chats) > 0 and isinstance(chats[0], Mapping))
+    every = [chats] if single else list(chats)
+    return [_user_says(chat) if isinstance(chat, str) else chat for chat in every], single  # type: ignore[misc]
+
+
+def _user_says(text: str) -> Messages:
+    return [{"role": "user", "content": text}]
 
 
 def prompt_requests(prompts: Sequence[Prompt], options: Mapping[str, Any]) -> ReadRequests:
@@ -102,7 +108,7 @@ def prompt_requests(prompts: Sequence[Prompt], options: Mapping[str, Any]) -> Re
     return read
 
 
-def chat_requests(chats: Chats, options: Mapping[str, Any]) -> ReadRequests:
+def chat_requests(chats: list[Messages], options: Mapping[str, Any]) -> ReadRequests:
     """Returns a function that makes one request per conversation. Raises as `prompt_requests` does."""
     body = _body(options, ChatOptions)
     entries = [list(map(dict, messages)) for messages in chats]

@@ -6,7 +6,8 @@
         for text in llm.generate("Hello", stream=True): ...
         for index, text in llm.generate(["A", "B"], stream=True): ...
         async for text in llm.generate_async("Hello"): ...
-        llm.chat([{"role": "user", "content": "Hi"}])                           # in the same forms
+        llm.chat("Hi")                                                          # in the same forms
+        llm.chat([{"role": "user", "content": "Hi"}])
         llm.generate_with_request({"messages": [...], "temperature": 0})        # the same as `chat`
         llm.complete(["A", "B"])                                                # list[Answer]: ids, finish, usage, seed
         llm.verify(receipt, request)                                            # dict: identical, position, ...
@@ -35,9 +36,9 @@ from frontend.errors import SluiceError
 from frontend.generation.service import Service
 from frontend.offline.batch import Answer, BatchRunner
 from frontend.offline.inputs import (
+    Chat,
     ChatOptions,
     Chats,
-    Messages,
     Options,
     Prompt,
     Prompts,
@@ -165,7 +166,7 @@ class LLM:
     # fmt: off
     @overload
     def chat(
-        self, messages: Messages, *, stream: Literal[False] = ..., progress: bool | None = ...,
+        self, messages: Chat, *, stream: Literal[False] = ..., progress: bool | None = ...,
         **options: Unpack[ChatOptions],
     ) -> str: ...
     @overload
@@ -174,14 +175,16 @@ class LLM:
         **options: Unpack[ChatOptions],
     ) -> list[str]: ...
     @overload
-    def chat(self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]) -> Generator[str]: ...
+    def chat(self, messages: Chat, *, stream: Literal[True], **options: Unpack[ChatOptions]) -> Generator[str]: ...
     @overload
     def chat(
         self, messages: Chats, *, stream: Literal[True], **options: Unpack[ChatOptions]
     ) -> Generator[TextPiece]: ...
     # fmt: on
     def chat(self, messages: Any, *, stream: bool = False, progress: bool | None = None, **options: Any) -> Any:
-        """Like `generate`, for a conversation (dicts with `role` and `content`) or for each of a list of conversations.
+        """Like `generate`, for a conversation or for each of a list of them.
+
+        A conversation is a list of dicts with `role` and `content`, or the text of a single message of the user.
 
         The model's chat template renders a conversation.
 
@@ -202,7 +205,7 @@ class LLM:
         return self._answers(prompt_requests(prompt_list, options), len(prompt_list), progress)
 
     def complete_chat(
-        self, messages: Messages | Chats, *, progress: bool | None = None, **options: Unpack[ChatOptions]
+        self, messages: Chat | Chats, *, progress: bool | None = None, **options: Unpack[ChatOptions]
     ) -> list[Answer]:
         """Like `chat`, with ids, finish, usage and seed of each output."""
         chats, _ = as_chats(messages)
@@ -212,9 +215,10 @@ class LLM:
         """Like `generate` with `stream`, for a caller in an event loop: `async for text in llm.generate_async("A")`."""
         return TextStream(self._loop_thread.iterate_async(self._runner.texts(prompt_requests([prompt], options))))
 
-    def chat_async(self, messages: Messages, **options: Unpack[ChatOptions]) -> "TextStream":
+    def chat_async(self, messages: Chat, **options: Unpack[ChatOptions]) -> "TextStream":
         """Like `chat` with `stream`, for a caller in an event loop."""
-        return TextStream(self._loop_thread.iterate_async(self._runner.texts(chat_requests([messages], options))))
+        chats, _ = as_chats([messages])
+        return TextStream(self._loop_thread.iterate_async(self._runner.texts(chat_requests(chats, options))))
 
     # vectors and scores
 

@@ -7,6 +7,7 @@ The environment is the one Hugging Face templates are written for (sandboxed, tr
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import NoReturn
 
 import jinja2
@@ -16,6 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from frontend.errors import BadRequest
+from shared.config import ConfigError
 
 
 class TemplateError(BadRequest):
@@ -61,6 +63,20 @@ def _environment() -> jinja2.Environment:
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _strftime_now
     return environment
+
+
+def given_template(file: Path) -> dict[str, str]:
+    """Returns the template of `--chat-template` by its name. Raises ConfigError if it cannot be read or compiled."""
+    try:
+        source = file.expanduser().read_text(encoding="utf-8")
+        _environment().from_string(source)
+    except FileNotFoundError as error:
+        raise ConfigError(f"--chat-template {file}: there is no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {file} cannot be read: {error}") from error
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"--chat-template {file} does not compile: line {error.lineno}: {error}") from error
+    return {"default": source}
 
 
 class ChatTemplate:

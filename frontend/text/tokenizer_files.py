@@ -12,7 +12,7 @@ import msgspec
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
-from shared.config import ConfigError
+from frontend.text.chat_template import given_template
 from shared.task import Task, TaskError, read_task
 
 Settings = dict[str, Any]
@@ -54,7 +54,7 @@ class TokenizerFiles:
         template: a file that replaces all chat templates of the folder
         task: what to serve the checkpoint for, see `shared.task.read_task`
 
-        Raises TokenizerError saying what is missing or broken; ConfigError for a `template` that cannot be read.
+        Raises TokenizerError saying what is missing or broken; ConfigError for a `template` that cannot be used.
         """
         data, engine, decoding = read_engine(folder / "tokenizer.json")
         config = read_settings(folder / "tokenizer_config.json")
@@ -184,15 +184,6 @@ def missing_specials(engine: Engine, config: Settings, names: dict[str, str]) ->
     known = {entry.content for entry in engine.get_added_tokens_decoder().values()}
     missing = sorted(text for text in texts - known if engine.token_to_id(text) is not None)
     return [AddedToken(text, special=True, normalized=False) for text in missing]
-
-
-def given_template(file: Path) -> dict[str, str]:
-    try:
-        return {"default": file.expanduser().read_text(encoding="utf-8")}
-    except FileNotFoundError as error:
-        raise ConfigError(f"--chat-template {file}: there is no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {file} cannot be read: {error}") from error
 
 
 def chat_templates(folder: Path, config: Settings) -> dict[str, str]:

@@ -147,6 +147,13 @@ class WorkerPool:
             self._tried.pop(stream, None)
         return stream
 
+    def end_waiting(self) -> None:
+        """Ends the streams that wait for a worker, with `shutdown`: this process will not see one come back."""
+        for stream in list(self._placement):
+            home = self._placement[stream]
+            if home is None or home.welcome is None:
+                self._fail(stream, m.Outcome.SHUTDOWN, "the server is shutting down, and its worker is lost")
+
     def abort(self, streams: Iterable[Stream]) -> None:
         """Aborts streams. Never blocks; ended streams are ignored."""
         live = [stream for stream in streams if stream in self._placement]

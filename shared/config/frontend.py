@@ -65,8 +65,8 @@ class FrontendConfig:
         120.0, "how long streams wait for a lost worker to return", unit="seconds", at_least=0
     )
     access_log: str = setting(
-        "text", "one line per finished request; text: readable, among the other log lines if --log-level is info, and "
-        "without health checks and metrics scrapes; json: one object each, on stdout",
+        "text", "one line per finished request, but none for successful health checks and metrics scrapes; text: "
+        "readable, among the other log lines if --log-level is info; json: one object each, on stdout",
         choices=("off", "text", "json"),
     )  # fmt: skip
     record: str = setting(
@@ -108,6 +108,10 @@ class FrontendConfig:
         75.0, "a connection on which no request begins for this long is closed", unit="seconds", above=0
     )
     log_level: str = setting("info", "minimum severity of log lines", choices=("debug", "info", "warning", "error"))
+    log_format: str = setting(
+        "text", "json: every line of every process is one JSON object, those of the access log too; text: readable "
+        "lines", choices=("text", "json"),
+    )  # fmt: skip
 
     @property
     def keyed(self) -> bool:

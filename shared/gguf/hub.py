@@ -72,9 +72,14 @@ def _writable_cache() -> Path:
         return Path(tempfile.mkdtemp(prefix="sluice-gguf-"))
 
 
-def check_not_only_gguf(repository: str, revision: str = "") -> None:
-    """Raises GgufError that lists the quantizations if the weights of a repository are GGUF files."""
-    if models := models_among(file_names(repository, revision=revision)):
+def check_not_only_gguf(repository: str, revision: str = "") -> list[str]:
+    """Returns the names of a repository's files.
+
+    Raises GgufError that lists the quantizations if the weights are GGUF files.
+    """
+    names = file_names(repository, revision=revision)
+    if models := models_among(names):
         raise GgufError(
             f"{repository!r} has GGUF files, so say which: {repository}:NAME, where NAME is one of {listed(models)}"
         )
+    return names

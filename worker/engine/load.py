@@ -28,7 +28,7 @@ from worker.kernels.cpu.packed_weight import huge_pages
 from worker.kernels.operations import TORCH
 from worker.kv_cache.gpu_memory import GpuMemoryReader
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.sizing import PoolSize, configured_budget, longest_sequence, size_pool
+from worker.kv_cache.sizing import GIB, PoolSize, configured_budget, longest_sequence, size_pool
 from worker.kv_cache.tensors import KVCache
 from worker.model.checkpoint import (
     CheckpointError,
@@ -53,6 +53,7 @@ from worker.schedule.scheduler import Scheduler
 
 log = logging.getLogger("sluice.load")
 
+CAPPED_SHARE = 0.05  # of --kv-cache-gb; less than that is lost to whole pages
 PROCESSOR_CACHE_BYTES = 64 << 20  # weights up to this size may stay in the processors' caches
 
 
@@ -240,12 +241,24 @@ def size_pool_and_decoder(
     device = weights.embed.device
     if gpu is None:
         size = size_pool(spec, kv_dtype, device, configured_budget(worker), model, worker, weights.embed.dtype)
+        warn_if_capped(size, worker)
         return size, Decoder(spec, weights, size.max_seq_len)
     log.info("preparing kernels for %s", gpu.name)
     length = longest_sequence(spec, model, worker)
     decoder, measured = choose_operations(Decoder(spec, weights, length), worker, length, gpu, on_progress)
     budget = configured_budget(worker) if worker.kv_cache_gb else measured
-    return size_pool(spec, kv_dtype, device, budget, model, worker, weights.embed.dtype), decoder
+    size = size_pool(spec, kv_dtype, device, budget, model, worker, weights.embed.dtype)
+    warn_if_capped(size, worker)
+    return size, decoder
+
+
+def warn_if_capped(size: PoolSize, worker: WorkerConfig) -> None:
+    """Logs that the pool is smaller than --kv-cache-gb, because running sequences could not use more."""
+    if size.nbytes < (1 - CAPPED_SHARE) * worker.kv_cache_gb * GIB:
+        log.warning(
+            "--kv-cache-gb %g is capped to %.3g: %d sequences (--max-batch-size) of %d tokens need no more",
+            worker.kv_cache_gb, size.nbytes / GIB, worker.max_batch_size, size.max_seq_len,
+        )  # fmt: skip
 
 
 @contextmanager

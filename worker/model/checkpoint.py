@@ -26,12 +26,12 @@ from shared.gguf.naming import HUB_NAME, local_model
 from shared.gguf.naming import INDEX as GGUF_INDEX
 from shared.gguf.translated import translated
 from shared.hf_hub import HubError, Progress, fetch
+from shared.weight_formats import folder_problem, other_format
 from worker.model.stacked_tensors import names_of_experts
 from worker.model.staging import Extent, Staging
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors"]
-OTHER_WEIGHTS = (".gguf", ".bin", ".pth", ".pt", ".safetensors")  # .safetensors: only names that are not read
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -82,7 +82,9 @@ def _from_hub(model: str, revision: str, prefer_cache: bool, on_progress: Progre
         return folder
     folder = fetched()
     if not _is_complete(folder):
-        check_not_only_gguf(model, revision)
+        names = check_not_only_gguf(model, revision)
+        if not any(name.endswith(".safetensors") for name in names) and (problem := other_format(repr(model), names)):
+            raise CheckpointError(problem)
     return folder
 
 
@@ -290,8 +292,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in sorted(set(names.values()))]
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
-    others = sorted(path.name for ending in OTHER_WEIGHTS for path in folder.glob(f"*{ending}"))
-    shown = (
-        f"; it has {', '.join(others[:3])}{', …' if len(others) > 3 else ''}, which is another format" if others else ""
-    )
-    raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}: only safetensors checkpoints are read{shown}")
+    if problem := folder_problem(folder):
+        raise CheckpointError(problem)
+    others = ", ".join(sorted(path.name for path in folder.glob("*.safetensors"))[:3])
+    raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}, but {others}: no other names are read")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.client.workloads import WORKLOADS
-from bench.simulate import calibrate
+from bench.simulate import calibrate, command
 from bench.simulate.cost import CostModel, Observation, load
 from deploy.cli import main
 from shared.config import Settings
@@ -72,6 +72,17 @@ def test_simulate_mistake_is_one_sentence_and_exits_2(
     assert simulate(*words.split()) == 2
     stderr = capsys.readouterr().err
     assert stderr.startswith("sluice simulate: ") and error in stderr and stderr.count("\n") == 1
+
+
+def test_plot_without_matplotlib_is_refused_before_anything_is_simulated(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    assert simulate("--plot", str(tmp_path / "plot.png")) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == (
+        "", f"sluice simulate: --plot needs matplotlib; run: {sys.executable} -m pip install matplotlib\n"
+    )  # fmt: skip
 
 
 def test_calibrate_missing_model_exits_with_an_error(capsys: pytest.CaptureFixture[str]) -> None:

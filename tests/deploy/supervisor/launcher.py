@@ -49,6 +49,8 @@ class Launcher:
     def __init__(self, folder: Path, *argv: str, streams: str = "") -> None:
         """`streams`: shell redirections of the launcher."""
         self.log = folder / "log"
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).touch()
         environment = os.environ | {"PYTHONPATH": os.getcwd(), "TMPDIR": str(folder)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

@@ -2,11 +2,13 @@
 
 import io
 import itertools
+import json
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.supervisor.console import Console, LineSplitter
+from shared.log_lines import json_line
 
 
 class Terminal(io.StringIO):
@@ -46,6 +48,22 @@ def test_json_object_is_written_unlabelled_to_the_data_stream() -> None:
     console.line("frontend", '{"path":"/x"}')
     console.line("frontend", "{ braces")
     assert stdout.getvalue() == '{"path":"/x"}\n' and stderr.getvalue() == "frontend | { braces\n"
+
+
+def test_console_in_json_labels_log_lines_and_makes_one_of_everything_else() -> None:
+    log, data = io.StringIO(), io.StringIO()
+    console = Console(log, ("worker",), data, as_json=True)
+    console.line("worker", json_line("info", "ready"))
+    console.line("worker", '{"time":"now","path":"/v1/completions"}')
+    console.line("worker", "a library's print")
+    console.print("\ndemo is ready\n")
+    console.progress(0.5, "loading 50 %")
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [(line["process"], line["level"], line["message"]) for line in lines] == [
+        ("worker", "info", "ready"), ("worker", "info", "a library's print"), ("launcher", "info", "demo is ready"),
+        ("launcher", "info", "loading: 50 %"),
+    ]  # fmt: skip
+    assert data.getvalue() == '{"time":"now","path":"/v1/completions"}\n', "the access log stays as it is"
 
 
 def test_console_on_a_terminal_has_colours_and_a_bar_below_the_lines() -> None:

@@ -21,6 +21,13 @@ async def test_permanent_failure_stops_everything_with_its_code_and_message(code
     async with running(lasting("frontend 0"), broken) as run:
         assert await run.result() == code
         assert "sluice serve: worker cannot start: no weights" in run.text.splitlines()
+        assert run.text.count("no weights") == 1, "a mistake is told once"
+
+
+async def test_error_of_a_child_that_is_restarted_is_shown_with_its_name() -> None:
+    broken = script("worker", "import sys\nif N == 1: print('sluice worker: device lost'); sys.exit(1)\n" + WAIT)
+    async with running(broken) as run:
+        await run.until("worker | sluice worker: device lost", "restarting")
 
 
 async def test_no_exit_code_is_permanent_after_readiness() -> None:
@@ -29,12 +36,12 @@ async def test_no_exit_code_is_permanent_after_readiness() -> None:
         await until(lambda: run.text.count("up") == 2, lambda: run.text)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-async def test_signal_is_passed_on_and_clean_exits_give_zero(signum: int) -> None:
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+async def test_signal_before_readiness_is_passed_on_and_clean_exits_give_its_code(signum: int, code: int) -> None:
     async with running(lasting(), lasting("frontend 0")) as run:
         await until(lambda: run.text.count("up") == 2)
         os.kill(os.getpid(), signum)
-        assert await run.result() == 0
+        assert await run.result() == code
         assert "restarting" not in run.text
 
 

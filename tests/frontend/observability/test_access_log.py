@@ -5,7 +5,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,12 +91,11 @@ async def test_refused_and_failed_requests_are_logged(tokenizer: Tokenizer, told
         (422, "refused", "out_of_range"),
         (400, "refused", "invalid_request_error"),
         (404, "refused", "not_found_error"),
-        (200, "finished", None),
         (500, "error", "worker_error"),
         (200, "error", "worker_error"),
         (504, "deadline", "deadline_exceeded"),
     ]
-    assert told[6]["completion_tokens"] == 1 and told[6]["finish_reasons"] == [None]
+    assert told[5]["completion_tokens"] == 1 and told[5]["finish_reasons"] == [None]
 
 
 async def test_outcome_tells_a_client_that_left_from_a_shutdown(tokenizer: Tokenizer, told: Sink) -> None:
@@ -119,13 +118,29 @@ async def test_outcome_tells_a_client_that_left_from_a_shutdown(tokenizer: Token
     assert [entry["status"] for entry in told] == [200, None, 200]
 
 
-def test_text_log_has_one_line_and_none_for_successful_probes() -> None:
+@pytest.mark.parametrize("render", [as_json, as_text])
+def test_log_has_no_line_for_successful_probes_and_scrapes(render: Callable[[LogEntry], bytes]) -> None:
+    lines: list[bytes] = []
+    sink = Sink()
+    sink.put = lines.append  # type: ignore[method-assign]
+    log = access_log.AccessLog(render, sink)  # type: ignore[arg-type]
+    for path in ("/health", "/ready", "/metrics", "/ping", "/", "/web/main.js"):
+        one = RequestRecord("req_1", "GET", path, "")
+        one.status = 200
+        log(entry_of(one))
+        assert lines == []
+        one.status, one.outcome = 503, "refused"
+        log(entry_of(one))
+        assert len(lines) == 1, "a probe that is refused has a line"
+        lines.clear()
+
+
+def test_text_log_has_one_line() -> None:
     def exchange(method: str, path: str, status: int, outcome: str = "") -> LogEntry:
         one = RequestRecord("req_1", method, path, "")
         one.status, one.outcome, one.tenant = status, outcome, "alice"
         return entry_of(one)
 
-    assert as_text(exchange("GET", "/ready", 200)) == b"" != as_text(exchange("GET", "/ready", 503, "refused"))
     said = as_text(exchange("POST", "/x\n\x1b[2J", 404, "refused")).decode()
     assert said.count("\n") == 1 and "\x1b" not in said and "POST" in said and "404 refused" in said
     assert said.endswith("alice, req_1\n")

@@ -3,6 +3,7 @@
 import pytest
 
 from frontend.errors import BadRequest, Unprocessable
+from frontend.offline.inputs import as_chats
 from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
 from tests.fakes import FakePool
@@ -18,6 +19,16 @@ def test_options_reach_the_worker_as_over_http(tokenizer: Tokenizer) -> None:
     assert plain == m.Sampling(max_tokens=128)
     assert (chosen.max_tokens, chosen.top_k, chosen.temperature) == (7, 3, 1.0)
     assert (chosen.stop_token_ids, chosen.logit_bias, chosen.seed) == ((9,), ((4, 1.5),), 2**64 - 1)
+
+
+def test_text_in_a_chat_is_a_message_of_the_user(tokenizer: Tokenizer) -> None:
+    message = [{"role": "user", "content": "hello"}]
+    assert as_chats("hello") == as_chats(message) == ([message], True)
+    assert as_chats(["hello", message]) == ([message, message], False)
+    pool = FakePool(play=echoing())
+    with llm_over(pool, tokenizer) as llm:
+        assert llm.chat("hello") == llm.chat(message) == llm.chat(["hello"])[0]
+    assert len({tuple(one.prompt) for one in pool.submitted}) == 1
 
 
 def test_invalid_options_raise_the_http_apis_errors(tokenizer: Tokenizer) -> None:

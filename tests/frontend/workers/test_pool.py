@@ -137,6 +137,20 @@ async def test_streams_wait_when_all_workers_died_and_resume_at_the_first_one_ba
             await until(lambda: idle(back))
 
 
+async def test_streams_that_wait_for_a_worker_end_at_once_when_the_server_stops(two: tuple[Worker, Worker]) -> None:
+    a, b = two
+    async with pool_of(a, b) as pool:
+        streams = await start(pool, 2)
+        pool.end_waiting()
+        assert pool.live == 2, "their worker lives"
+        a.kill()
+        b.kill()
+        await until(lambda: not pool.membership.readiness.ready)
+        pool.end_waiting()
+        assert pool.live == 0
+        assert {stream.end.outcome for stream in streams if stream.end} == {m.Outcome.SHUTDOWN}
+
+
 def cut(connection: WorkerConnection) -> Any:
     """Nothing comes through in either direction, as when a cable is pulled; returns what mends it."""
     connection._on_event = lambda event: None  # type: ignore[method-assign]

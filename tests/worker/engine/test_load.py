@@ -5,8 +5,8 @@ import pytest
 from shared.config import ModelConfig, WorkerConfig
 from tests.checkpoints import HYBRID, Checkpoints
 from worker.engine import load
-from worker.engine.load import load_engine
-from worker.kv_cache.sizing import GIB
+from worker.engine.load import load_engine, warn_if_capped
+from worker.kv_cache.sizing import GIB, PoolSize
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,13 @@ def test_loads_of_experts_are_counted_if_the_flag_asks_for_them(checkpoints: Che
     expected = {layer: experts.chosen for layer in sparse} if counted else {}
     assert {layer: sum(loads) for layer, loads in engine.expert_loads().items()} == expected
     assert all(len(loads) == experts.count for loads in engine.expert_loads().values())
+
+
+def test_pool_that_is_smaller_than_its_flag_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    size = PoolSize((1 << 10,), 32, 2048, (), (1 << 20,))  # 1 GiB
+    warn_if_capped(size, WorkerConfig(kv_cache_gb=1.0))
+    warn_if_capped(size, WorkerConfig())
+    assert caplog.messages == []
+    warn_if_capped(size, WorkerConfig(kv_cache_gb=1000.0, max_batch_size=64))
+    [message] = caplog.messages
+    assert message == "--kv-cache-gb 1000 is capped to 1: 64 sequences (--max-batch-size) of 2048 tokens need no more"

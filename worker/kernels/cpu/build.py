@@ -5,6 +5,7 @@ worker then uses plain torch.
 """
 
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from platform import machine
+
+log = logging.getLogger("sluice.kernels")
 
 SOURCES = Path(__file__).with_name("csrc")
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra")
@@ -61,9 +64,9 @@ def build(force: bool = False) -> Path | None:
     try:
         return (None if force else _existing()) or _compile_library()
     except subprocess.CalledProcessError as failure:
-        _warn(f"compiling failed:\n{failure.stderr}")
+        _warn(f"the C kernels do not compile ({_first_error(failure.stderr)})", "install gcc 12 or newer and libc6-dev")
     except (OSError, RuntimeError) as error:  # no writable folder, no home, no memory for a process
-        _warn(f"the C kernels cannot be compiled: {error}")
+        _warn(f"the C kernels cannot be compiled ({error})", "set XDG_CACHE_HOME to a folder that can be written")
     return None
 
 
@@ -78,8 +81,9 @@ def _existing() -> Path | None:
 def _compile_library() -> Path | None:
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
     if compiler is None:
-        _warn("no C compiler (gcc) found")
+        _warn("no C compiler was found", "install gcc (Debian, Ubuntu: apt install gcc libc6-dev)")
         return None
+    log.info("building the C kernels with %s, once; this takes half a minute", compiler)
     target = _folder() / f"libsluice-{_key()}.so"
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as scratch:
         os.replace(_compile(compiler, Path(scratch)), target)
@@ -133,8 +137,14 @@ def _remove_older(target: Path) -> None:
             other.unlink(missing_ok=True)
 
 
-def _warn(reason: str) -> None:
-    print(f"sluice: {reason}; the CPU runs on plain torch (slower)", file=sys.stderr)
+def _first_error(output: str) -> str:
+    """Returns the first line of a compiler's output that tells an error."""
+    lines = output.strip().splitlines()
+    return next((line for line in lines if "error" in line), lines[0] if lines else "without a message")
+
+
+def _warn(reason: str, remedy: str) -> None:
+    print(f"sluice: {reason}, so plain PyTorch computes, which is several times slower: {remedy}", file=sys.stderr)
 
 
 if __name__ == "__main__":

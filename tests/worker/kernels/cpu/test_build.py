@@ -64,4 +64,4 @@ def test_build_without_a_writable_folder_returns_none(
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(Path, "home", homeless)
     assert build.build() is None and not made
-    assert "plain torch" in capsys.readouterr().err
+    assert "plain PyTorch" in capsys.readouterr().err

@@ -1,0 +1,33 @@
+"""What a command finds at its start: packages that may be missing, and a Ctrl-C that has nothing to stop yet."""
+
+import signal
+import sys
+from importlib.util import find_spec
+
+from deploy.supervisor.child_command import CliError
+
+# Beside what a frontend has (requirements-frontend.txt).
+WORKER_PACKAGES = ("torch", "safetensors", "numpy")
+
+
+def missing_package(name: str) -> str:
+    """Returns the sentence that says that a package is missing, with the command that installs it."""
+    return f"the package {name} is not installed in this Python; run: {sys.executable} -m pip install {name}"
+
+
+def require_worker_packages() -> None:
+    """Raises CliError if a worker cannot run here. It imports nothing: torch takes seconds."""
+    missing = [name for name in WORKER_PACKAGES if find_spec(name) is None]
+    if missing:
+        names = " ".join(missing)
+        raise CliError(
+            f"a worker needs {' and '.join(missing)}, which this Python does not have; run: {sys.executable} -m pip "
+            f"install {names}",
+            3,
+        )
+
+
+def allow_interrupts() -> None:
+    """Lets Ctrl-C raise KeyboardInterrupt again, which sluice.py has made end the process at once."""
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
