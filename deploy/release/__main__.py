@@ -1,6 +1,6 @@
 """`python -m deploy.release [--registry R] [--build] [--push]`: gives a release's images their names, everywhere.
 
-The version is that of pyproject.toml. The names and tags are written into the chart and the compose file, and the
+The version is that of shared/build.py. The names and tags are written into the chart and the compose file, and the
 manifests are rendered from the chart; --build and --push run docker. It is run in a checkout.
 """
 
@@ -8,18 +8,13 @@ import argparse
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 from deploy.release.images import IMAGES
 from deploy.release.manifests import CHART, DEPLOY, NoHelm, write_all
-from shared.build import commit
+from shared.build import VERSION, commit
 
 ROOT = DEPLOY.parent
-
-
-def version() -> str:
-    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
 def name_images(version: str, registry: str) -> None:
@@ -45,7 +40,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--push", action="store_true", help="push them")
     parser.add_argument("--torch-index", default="", help="package index with a torch without CUDA, for the -cpu image")
     args = parser.parse_args(words)
-    release = version()
+    release = VERSION
     name_images(release, args.registry)
     try:
         write_all()

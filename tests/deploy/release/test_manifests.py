@@ -1,7 +1,6 @@
 """deploy/release: what is written is what the chart renders, and a version reaches every file."""
 
 import shutil
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import yaml
 
 from deploy.release import __main__ as release
 from deploy.release.manifests import CHART, FILES, FOLDER, NoHelm, helm, render
-from tests.deploy.starts import ROOT
+from shared.build import VERSION
 
 HEAD = "needs Helm: make helm"
 
@@ -29,8 +28,7 @@ def test_manifests_are_up_to_date(name: str) -> None:
 
 def test_chart_has_the_version_of_the_project() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert chart["version"] == chart["appVersion"] == project == release.version()
+    assert chart["version"] == chart["appVersion"] == VERSION
 
 
 def test_version_and_registry_reach_chart_and_compose_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
