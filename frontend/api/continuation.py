@@ -1,26 +1,38 @@
-"""`continue_from`: an answer goes on from a place in another one, which is given by its token ids.
+"""`continue_from`: an answer goes on from a place in another one, which is given by its token ids or its receipt.
 
 The request is otherwise that of the other answer. Whatever counts tokens of the answer (`max_tokens`, `min_tokens`,
 penalties, a budget for reasoning, the random numbers) counts those that it goes on from, so the same sampling gives
 the same answer from every place on.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
 from frontend.api.common import ModelContext, check_ids
-from frontend.api.request_model import RequestModel
+from frontend.api.receipts.receipt import Receipt, prompt_hash
+from frontend.api.request_model import FieldError, RequestModel
 from frontend.api.request_types import Count, TokenDetailFields, doc
-from frontend.errors import Unprocessable
+from frontend.errors import BadRequest, Unprocessable
 
 FIELD = "continue_from"
-MAX_IDS = 1 << 24
+_Ids = Annotated[list[Count], Meta(max_length=1 << 24)]
+
+
+def _given(name: str) -> dict[str, Any]:
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
 
 
 class ContinueFrom(RequestModel):
-    ids: Annotated[list[Count], Meta(max_length=MAX_IDS), doc("The tokens of an answer")]
-    position: Annotated[Count | None, doc("Only so many of them, the first; absent: all")] = None
+    SCHEMA: ClassVar = ({"oneOf": [_given("ids"), _given("receipt")]},)
+
+    ids: Annotated[_Ids | None, doc("The tokens of an answer")] = None
+    receipt: Annotated[Receipt | None, doc("The receipt of an answer, in place of `ids`")] = None
+    position: Annotated[Count | None, doc("Only so many of its tokens, the first; absent: all")] = None
+
+    def __post_init__(self) -> None:
+        if (self.ids is None) == (self.receipt is None):
+            raise FieldError("ids", "or else `receipt` must be given", BadRequest, "missing_field")
 
 
 ContinueFromField = Annotated[ContinueFrom | None, doc("Go on from a place in an answer to the same prompt")]
@@ -38,18 +50,30 @@ def continued_ids(
     if given is None:
         return ()
     _check_together(request, len(prompts))
-    ids: list[int] = given.ids
-    check_ids(f"{FIELD}.ids", ids, context.vocab_size)
+    ids = _ids_of_receipt(given.receipt, prompts[0], context) if given.receipt else given.ids
+    source = "receipt" if given.receipt else "ids"
+    check_ids(f"{FIELD}.{source}", ids, context.vocab_size)
     position = len(ids) if given.position is None else given.position
     if position > len(ids):
         raise _refusal("position", f"is {position}, but the answer has {len(ids)} tokens")
     if position > max_tokens:
         raise _refusal(
-            "position" if given.position is not None else "ids",
+            "position" if given.position is not None else source,
             f"leaves nothing to generate: {position} tokens are there, and `max_tokens`, which counts them, too, is "
             f"{max_tokens}",
         )
     return tuple(ids[:position])
+
+
+def _ids_of_receipt(receipt: Receipt, prompt: list[int], context: ModelContext) -> list[int]:
+    """Returns the ids of the receipt's answer, if this is the answer of this model to this prompt."""
+    if receipt.model not in {context.model, *context.names}:
+        raise _refusal("receipt.model", f"is `{receipt.model}`, but this server serves `{context.model}`")
+    if receipt.prompt_sha256 != prompt_hash(prompt):
+        raise _refusal("receipt.prompt_sha256", "is that of another prompt than the request's")
+    if receipt.signature_check == "invalid":
+        raise _refusal("receipt.signature", "is not valid: the receipt was changed after it was signed")
+    return receipt.output_ids
 
 
 def _check_together(request: TokenDetailFields, prompts: int) -> None:

@@ -40,6 +40,19 @@ def test_completion_goes_on_with_the_same_bytes_from_every_place(kind: str, demo
     assert scored[1]["token_logprobs"] == whole["logprobs"]["token_logprobs"][:2]
 
 
+def test_receipt_of_a_continued_answer_is_checked_from_its_place_on(demo: Server) -> None:
+    body = {"prompt": STORY, "max_tokens": 12, "seed": 5, "receipt": True}
+    whole = choice(demo, **body)["receipt"]
+    branch = {**body, "seed": 6, "temperature": 1.5, "continue_from": {"receipt": whole, "position": 5}}
+    receipt = choice(demo, **branch)["receipt"]
+    assert receipt["output_ids"][:5] == whole["output_ids"][:5] and receipt["output_ids"] != whole["output_ids"]
+    told = demo.client.post("/v1/receipts/verify", json={"receipt": receipt, "request": branch}).json()
+    assert told["identical"], told
+    wrong = {**receipt, "output_ids": [*receipt["output_ids"][:7], 9, *receipt["output_ids"][8:]]}
+    told = demo.client.post("/v1/receipts/verify", json={"receipt": wrong, "request": branch}).json()
+    assert (told["identical"], told["position"]) == (False, 7)
+
+
 def test_branches_differ_and_come_from_the_openai_sdk(demo: Server) -> None:
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as sdk:
         body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 30}

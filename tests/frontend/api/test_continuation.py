@@ -87,6 +87,34 @@ async def test_what_cannot_go_on_is_refused_with_its_field(
     assert told["error"]["param"] == param and words in told["error"]["message"]
 
 
+async def test_receipt_lends_its_ids_to_the_same_prompt_of_the_same_model(tokenizer: Tokenizer) -> None:
+    ids = encode(tokenizer)
+    _, told = await answer(tokenizer, [], ids("Hello there"), receipt=True)
+    receipt = told["choices"][0]["receipt"]
+    pool, told = await answer(tokenizer, [], ids("you"), continue_from={"receipt": receipt, "position": 3})
+    assert unpack_u32(pool.submitted[0].stream.submit.generated).tolist() == ids("Hello there")[:3]
+    assert told["choices"][0]["text"] == "you"
+    changes: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"model": "another"}, {}, "`another`, but this server serves"),
+        ({}, {"prompt": "abd"}, "another prompt"),
+        ({"output_ids": [99999]}, {}, "outside 0 to"),
+        (
+            {"signature": {"algorithm": "ed25519", "public_key": "", "value": ""}},
+            {},
+            "`continue_from.receipt.signature`",
+        ),
+    ]
+    for changed, more, words in changes:
+        pool, told = await answer(tokenizer, [], [65], continue_from={"receipt": receipt | changed}, **more)
+        assert words in told["error"]["message"] and not pool.submitted
+
+
+@pytest.mark.parametrize("field", [{}, {"ids": None}, {"position": 1}])
+async def test_place_without_an_answer_is_refused(field: dict[str, Any], tokenizer: Tokenizer) -> None:
+    _, told = await answer(tokenizer, [], [65], continue_from=field)
+    assert told["error"]["param"] == "continue_from.ids" and "`receipt` must be given" in told["error"]["message"]
+
+
 async def test_chat_goes_on_in_the_same_way(tokenizer: Tokenizer) -> None:
     ids = encode(tokenizer)
     pool = FakePool(sending(ids("there"), outcome=Outcome.EOS))
