@@ -76,6 +76,12 @@ async function begin() {
   if (!roomy.matches) $("history").open = false;
 }
 
+$("history").addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || event.defaultPrevented || roomy.matches) return;
+  $("history").open = false;
+  $("history").querySelector("summary").focus();
+});
+
 $("list").addEventListener("click", ({ target }) => {
   if (target.matches("a") && !roomy.matches) $("history").open = false;
 });

@@ -1,7 +1,7 @@
 // One tab of the page: the conversation that it shows, and the buttons around it. dialects.js knows how chat and
 // completion differ, tree.js the versions, runs.js the answers that are being generated.
 
-import { Failure, model } from "./api.js";
+import { Failure } from "./api.js";
 import { copyOf } from "./calls.js";
 import { Composer } from "./composer.js";
 import { Extras } from "./extras.js";
@@ -99,50 +99,63 @@ export class Panel {
     if (this.#tree.isBusy) this.#runs.stop(this.id);
   }
 
-  // Asks after a turn, or at the beginning where `parent` is null.
+  // Asks after a turn, or at the beginning where `parent` is null. What is asked is settled before anything is awaited:
+  // meanwhile another conversation may be opened.
   async #ask(parent, asked) {
-    if (!this.id) await this.#create(asked.question ?? "");
+    const isNew = !this.id;
+    this.id ||= newId();
     const turn = newTurn(this.id, this.#dialect.name, parent, asked);
-    await store.keep({ ...turn, state: "failed", error: plain(new Failure("the page was closed before the question was sent")) });
+    turn.scored = showsProbabilities();
+    const extras = this.extras.values;
+    const request = this.#begun(turn);
+    request.catch(() => {}); // #start tells what was wrong
     this.#tree.put(turn);
     this.#tree.choose(turn);
+    const { chosen } = this.#tree;
     this.log.removeAttribute("aria-live");
     this.#draw();
     this.log.scrollTop = this.log.scrollHeight;
-    const { chosen } = this.#tree;
-    const extras = this.extras.values;
-    store.change(this.id, (conversation) => {
+    if (isNew) await this.#create(turn);
+    await store.keep({ ...turn, state: "failed", error: plain(new Failure("the page was closed before the question was sent")) });
+    store.change(turn.conversation, (conversation) => {
       Object.assign(conversation, { changed: Date.now(), chosen: { ...conversation.chosen, ...chosen }, extras });
     });
-    await this.#start(turn);
+    await this.#start(turn, request);
   }
 
-  async #create(question) {
-    const now = Date.now();
-    this.id = newId();
-    this.composer.rename(this.id);
+  async #create({ conversation: id, created, question }) {
+    this.composer.rename(id);
     this.moved(this);
-    const title = titleOf(question) || "Untitled";
-    await store.create({ id: this.id, kind: this.#dialect.name, title, created: now, changed: now, chosen: {}, extras: {} });
+    const title = titleOf(question ?? "") || "Untitled";
+    await store.create({ id, kind: this.#dialect.name, title, created, changed: created, chosen: {}, extras: {} });
   }
 
-  async #start(turn) {
+  // A promise of the request as JSON text.
+  #begun(turn) {
     blame(null, this.extras.fields);
     try {
-      turn.scored = showsProbabilities();
-      turn.request = this.#last = bodyOf({ ...(await this.#fields(turn)), seed: sampling().seed ?? drawnSeed() });
+      return bodyOf(this.#fields(turn), { seed: sampling().seed ?? drawnSeed() });
+    } catch (error) {
+      return Promise.reject(error);
+    }
+  }
+
+  async #start(turn, request) {
+    try {
+      turn.request = await request;
     } catch (error) {
       Object.assign(turn, { state: "failed", error: plain(error) });
       store.keep(turn);
-      return this.#follow(turn);
+      if (turn.conversation === this.id) this.#follow(turn);
+      return;
     }
+    if (turn.conversation === this.id) this.#last = turn.request;
     await this.#runs.start(turn);
   }
 
-  // The fields of a request as JSON text.
-  async #fields(turn) {
+  // The fields of a request as JSON text, but for the model's name.
+  #fields(turn) {
     return {
-      model: JSON.stringify(await model()),
       ...this.#dialect.question(turn, this.#tree.before(turn.parent).filter(isAnswered), this.extras.system),
       ...this.extras.asked,
       ...sampling(),
@@ -168,10 +181,18 @@ export class Panel {
     const [known, turn] = [await store.conversation(conversation), id && (await store.turn(id))];
     if (conversation !== this.id) return;
     if (!known) return this.#leave();
+    if (!id) return this.#addNew(await store.turnsOf(conversation));
     if (!turn || this.#runs.turn(id)) return;
     if (turn.state === "running") this.#runs.takeUpLater(id);
     this.#tree.put(turn);
     this.#draw();
+  }
+
+  // Turns that an import has added.
+  #addNew(turns) {
+    const added = turns.filter(({ id, conversation }) => conversation === this.id && !this.#tree.get(id));
+    for (const turn of added) this.#tree.put(turn);
+    if (added.length) this.#draw();
   }
 
   // The conversation has been deleted.
@@ -230,7 +251,7 @@ export class Panel {
     const parent = this.#tree.path.at(-1)?.id ?? null;
     copyBy(this.buttons.curl, async () => {
       if (this.composer.isEmpty || this.#tree.isBusy) return curl(this.#dialect.path, this.#last);
-      return curl(this.#dialect.path, bodyOf(await this.#fields({ ...this.composer.asked, parent })));
+      return curl(this.#dialect.path, await bodyOf(this.#fields({ ...this.composer.asked, parent })));
     });
   }
 }

@@ -1,8 +1,10 @@
 // The request of a turn as JSON text, and as a command for the shell.
 
-import { apiKey } from "./api.js";
+import { apiKey, model } from "./api.js";
 
-export function bodyOf(fields) {
+// `groups`: fields with their values as JSON text; the model's name is added, and asked of the server the first time.
+export async function bodyOf(...groups) {
+  const fields = Object.assign({ model: JSON.stringify(await model()) }, ...groups);
   return `{${Object.entries(fields).map(([name, json]) => `${JSON.stringify(name)}:${json}`).join(",")}}`;
 }
 

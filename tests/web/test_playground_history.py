@@ -214,6 +214,27 @@ def test_edit_and_regenerate_make_versions_which_stay_reachable(model: Model, op
     assert "It flew" not in model.prompts[4]
 
 
+def test_double_click_asks_once_and_another_conversation_may_be_opened_at_once(
+    model: Model, open_playground: OpenPlayground
+) -> None:
+    model.says = ["One.", "Two.", "Three.", "Four."]
+    with served(model) as url, open_playground(url) as ui:
+        ui.open()
+        begun(ui, "First", "Second")
+        ui.of_turn("Regenerate").dblclick()
+        expect(ui.turn.locator(".answer")).to_have_text("Three.")
+        expect(ui.turn.locator(".which")).to_have_text("2 / 2")
+        ui.panel.locator(".composer textarea").fill("And?")
+        ui.page.evaluate("""() => {
+          document.querySelector("#chat .send").click();
+          document.querySelectorAll("#list a")[1].click();
+        }""")
+        expect(ui.panel.locator(".question")).to_have_text(["First"])
+        ui.page.get_by_role("link", name="Second").click()
+        expect(ui.panel.locator(".answer")).to_have_text(["Three.", "Four."])
+    assert "Second" in model.prompts[3] and "Three." in model.prompts[3]
+
+
 def test_answer_is_copied_as_it_was_sent(model: Model, open_playground: OpenPlayground) -> None:
     model.says = ["**Two** lines\n\n- of Markdown"]
     with served(model) as url, open_playground(url) as ui:
@@ -505,6 +526,10 @@ def test_everything_is_done_by_keyboard(model: Model, open_playground: OpenPlayg
         expect(ui.turn.locator(".answer")).to_have_text("Three.")
         ui.wait_for_state("done")
         tab_to("Conversations")
+        ui.page.keyboard.press("Enter")
+        tab_to("Search conversations")
+        ui.page.keyboard.press("Escape")
+        expect(ui.page.locator("#history")).not_to_have_attribute("open", "")
         ui.page.keyboard.press("Enter")
         tab_to("First")
         ui.page.keyboard.press("Enter")
