@@ -21,6 +21,7 @@ from frontend import errors
 from frontend.api.anthropic import messages
 from frontend.api.openai import completions
 from frontend.api.openapi import ERRORS, REQUESTS, document
+from frontend.api.receipts.receipt import Receipt
 from frontend.api.request_model import RequestModel
 from frontend.api.request_schema import Schema, ignored_fields, refused_fields, request_schema
 from frontend.observability.metrics import PrometheusMetrics
@@ -151,6 +152,18 @@ def logprobs() -> str:
     """Lists the body fields of the route that scores tokens."""
     rows = [row[1:] for row in _by_route({"/v1/logprobs": "LogprobsRequest"})]
     return table(["field", "value", "default", ""], rows)
+
+
+def verify() -> str:
+    """Lists the body fields of the route that checks receipts, and those of a receipt."""
+    rows = [row[1:] for row in _by_route({"/v1/receipts/verify": "VerifyRequest"})]
+    return table(["field", "value", "default", ""], rows)
+
+
+def receipt() -> str:
+    """Lists the fields of a receipt."""
+    shape = request_schema(Receipt)["properties"]
+    return table(["field", "value", ""], [[f"`{name}`", words(one), one["description"]] for name, one in shape.items()])
 
 
 def _by_route(requests: Mapping[str, str]) -> list[list[str]]:
@@ -327,7 +340,8 @@ def _first(kind: type) -> str:
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "routes": routes, "fields": fields, "ignored": ignored, "only": only, "refused": refused, "nested": nested,
-    "small": small, "pooling": pooling, "logprobs": logprobs, "failures": failures, "codes": codes, "flags": flags,
+    "small": small, "pooling": pooling, "logprobs": logprobs, "verify": verify, "receipt": receipt,
+    "failures": failures, "codes": codes, "flags": flags,
     "commands": commands, "frontend metrics": frontend_metrics, "worker metrics": worker_metrics, "alerts": alerts,
     "wire": wire,
 }  # fmt: skip

@@ -6,6 +6,7 @@ The environment is the one Hugging Face templates are written for (sandboxed, tr
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
@@ -92,11 +93,17 @@ class ChatTemplate:
         self._templates = dict(templates)
         self._compiled: dict[str, jinja2.Template] = {}
         self._environment = _environment()
-        self._specials = dict(specials)
+        self._specials: dict[str, object] = dict(specials)
 
     def __bool__(self) -> bool:
         """Whether the model has a template."""
         return bool(self._templates)
+
+    def at(self, seconds: float) -> "ChatTemplate":
+        """Returns the template as it renders at a time, in seconds since 1970: some write the date."""
+        other = copy(self)
+        other._specials = {**self._specials, "strftime_now": datetime.fromtimestamp(seconds).strftime}
+        return other
 
     def mentions(self, variable: str) -> bool:
         """Whether some template has this word."""

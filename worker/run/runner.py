@@ -26,7 +26,9 @@ from worker.run.pooling import launch_pooling
 from worker.run.sampler import is_plain, sample_rows
 from worker.schedule.sequence import Chunk, Plan, Row
 
-CHECKED_ROWS = 64  # sampled together if answers are checked: a row needs several arrays as long as the vocabulary
+# Rows sampled together if answers are checked. A row needs several arrays as long as the vocabulary, and on the CPU
+# sampling is four times as fast while those of all rows fit in the caches.
+CHECKED_ROWS, CHECKED_ROWS_CPU = 64, 8
 
 
 class Model(Protocol):
@@ -116,7 +118,8 @@ class Runner:
     def _sample(self, logits: Tensor, rows: list[Row]) -> Tensor:
         allowed, spec, kernel = self._grammar_mask.apply(logits, rows), self._model.spec, self._model.operations
         checks = any(sequence.answer is not None for sequence, _ in rows)
-        size = CHECKED_ROWS if checks else len(rows)
+        most = CHECKED_ROWS_CPU if self._device.type == "cpu" else CHECKED_ROWS
+        size = min(most, len(rows)) if checks else len(rows)
         parts = [slice(first, first + size) for first in range(0, len(rows), size)]
         ids = [sample_rows(allowed[part], rows[part], spec.eos_ids, kernel.sample_plain) for part in parts]
         return ids[0] if len(ids) == 1 else torch.cat(ids)

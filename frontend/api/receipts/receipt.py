@@ -20,6 +20,7 @@ from shared.codec import pack_u32
 from shared.messages import Sampling
 
 VERSION = 1
+LAST_SECOND = 253_000_000_000  # of what a date can hold, in seconds since 1970
 ALWAYS = (
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty",
@@ -45,7 +46,7 @@ class Receipt(RequestModel):
     sampling: Annotated[dict[str, Any], doc("How the tokens were drawn, by the names of the API, with the seed")]
     output_ids: Annotated[_Ids, doc("Of the whole answer, with what it goes on from and what ended it")]
     finish_reason: Annotated[Literal["eos", "stop", "length"], doc("Why the answer ended")]
-    created: Annotated[int, doc("When the answer began, in seconds since 1970")]
+    created: Annotated[int, Meta(ge=0, le=LAST_SECOND), doc("When the answer began, in seconds since 1970")]
     signature: Annotated[Signature | None, doc("If the server has a `--receipt-key`")] = None
 
     @property

@@ -5,6 +5,7 @@ A check is a request like others: it waits in the queue, has a priority and a de
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -76,6 +77,7 @@ async def read_claim(
         known = ", ".join(API_FORMATS)
         raise BadRequest(f"`receipt.route` must be one of {known}, got {route!r:.80}", param="receipt.route")
     chosen = API_FORMATS[route]
+    context = replace(context, template=context.template.at(asked.receipt.created))
     try:
         parsed = await chosen.parse(decode_for(to_json(asked.request), chosen.REQUEST, route), context)
     except SluiceError as error:

@@ -1,18 +1,23 @@
 """Answers are checked by prefill: the ids sampled at their positions are those of their decode, for every kind."""
 
 import random
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from frontend.text.grammar_builder import json_schema, regex
 from shared import messages as m
 from shared.codec import pack_u32, unpack_u32
 from tests.checkpoints import EOS, VOCAB, Checkpoints
 from tests.worker.run.harness import RunnerBench, batch_invariant_decoder
+from tests.worker.test_matrix import FEW_BITS, decoder_in_few_bits
 from worker.grammar.compiler import GrammarCompiler
+from worker.model.decoder import Decoder
 from worker.run.in_flight import InFlightStep
 from worker.schedule.sequence import Plan
 
@@ -46,6 +51,7 @@ Answers = dict[int, tuple[m.Submit, list[int], m.End]]
 
 
 def submits() -> list[m.Submit]:
+    """A request of every kind."""
     draw = random.Random(3)
     prompts = [[draw.randrange(3, VOCAB) for _ in range(draw.choice([1, 5, 17, 50]))] for _ in KINDS]
     return [
@@ -82,7 +88,18 @@ def compiler(checkpoints: Checkpoints) -> Iterator[GrammarCompiler]:
 def test_answer_of_every_kind_is_sampled_again(
     family: str, checkpoints: Checkpoints, compiler: GrammarCompiler
 ) -> None:
-    decoder = batch_invariant_decoder(checkpoints(family), torch.bfloat16)
+    assert_checked(batch_invariant_decoder(checkpoints(family), torch.bfloat16), compiler)
+
+
+@pytest.mark.parametrize(("name", "family"), FEW_BITS[1:5:2])
+def test_answer_in_few_bits_is_sampled_again(
+    name: str, family: str, checkpoints: Checkpoints, compiler: GrammarCompiler, tmp_path: Path
+) -> None:
+    assert_checked(decoder_in_few_bits(name, checkpoints(family), torch.bfloat16, tmp_path / "copy"), compiler)
+
+
+def assert_checked(decoder: Decoder, compiler: GrammarCompiler) -> int:
+    """Checks answers of every kind, in one chunk each, and in small chunks with preemptions. Returns how many."""
     answers = served(RunnerBench(decoder, compiler=compiler), submits())
     assert {end.outcome for *_, end in answers.values()} == {m.Outcome.EOS, m.Outcome.STOP, m.Outcome.LENGTH}
     for chunk in (64, 5):
@@ -95,6 +112,27 @@ def test_answer_of_every_kind_is_sampled_again(
             assert checked[id][2].outcome is end.outcome, (kind, chunk)
         assert bench.scheduler.status.generation_tokens == 0
         assert (bench.scheduler.status.preemptions > 0) == (chunk == 5)
+    return 2 * len(answers)
+
+
+def test_one_bit_of_a_weight_is_found_where_the_answer_changes(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    copy = shutil.copytree(checkpoints("llama"), tmp_path / "copy")
+    tensors = load_file(copy / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("0.mlp.up_proj.weight"))
+    tensors[name].view(torch.int32)[3, 5] ^= 1 << 24  # of the exponent
+    save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+    was, now = (batch_invariant_decoder(folder, torch.float32) for folder in (checkpoints("llama"), copy))
+    kinds = [m.Sampling(LENGTH, temperature=1.5, seed=seed, ignore_eos=True) for seed in range(8)]
+    requests = [m.Submit(id, pack_u32([5, 6, 7]), kind) for id, kind in enumerate(kinds)]
+    before, after = (served(RunnerBench(decoder), requests) for decoder in (was, now))
+    checked = served(RunnerBench(now), [checking(submit, output) for submit, output, _ in before.values()])
+    differing = 0
+    for id, (_, output, _) in before.items():
+        same = [one == other for one, other in zip(output, after[id][1], strict=True)]
+        position = same.index(False) if False in same else LENGTH - 1
+        differing += False in same
+        assert checked[id][1] == after[id][1][: position + 1]
+    assert differing
 
 
 def test_changed_answers_end_at_the_changed_token(checkpoints: Checkpoints, compiler: GrammarCompiler) -> None:
