@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from frontend.api.receipts.signing import Signer
 from tests.deploy.cli.harness import sluice
 
 
@@ -56,3 +57,22 @@ def test_keygen_in_an_unusable_folder_is_one_line(tmp_path: Path, capsys: pytest
     code, _, err = sluice(capsys, "keygen", str(tmp_path / "file"))
     assert code == 1 and err.startswith(f"sluice keygen: cannot make keys in {tmp_path / 'file'}: ")
     assert err.count("\n") == 1
+
+
+def test_keygen_makes_a_private_key_for_receipts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "receipts.pem"
+    code, out, _ = sluice(capsys, "keygen", "--receipt-key", str(file))
+    signer = Signer.load(str(file))
+    assert signer is not None and signer.public_key in out and code == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and files(tmp_path) == {"receipts.pem"}
+    code, _, err = sluice(capsys, "keygen", "--receipt-key", str(file))
+    assert code == 1 and "exists; --force replaces it" in err
+    assert sluice(capsys, "keygen", "--receipt-key", str(file), "--force")[0] == 0
+    again = Signer.load(str(file))
+    assert again is not None and again.public_key != signer.public_key
+
+
+def test_keygen_wants_one_of_a_folder_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ((), (str(tmp_path), "--receipt-key", "x")):
+        code, _, err = sluice(capsys, "keygen", *words)
+        assert code == 2 and "name a folder for CURVE keys, or a file with --receipt-key" in err
