@@ -76,7 +76,7 @@ async def test_answer_that_goes_on_has_all_ids_and_its_receipt_can_be_gone_on_fr
         second = (await http.post("/v1/completions", json=again)).json()["choices"][0]
         other = await http.post("/v1/completions", json=again | {"prompt": "other"})
     assert (second["text"], second["receipt"]["output_ids"]) == ("xy", ids("abxy"))
-    assert (other.status_code, other.json()["error"]["param"]) == (422, "continue_from.receipt")
+    assert (other.status_code, other.json()["error"]["param"]) == (422, "continue_from.receipt.prompt_sha256")
 
 
 def test_sampling_used_names_what_was_set() -> None:
