@@ -1,14 +1,11 @@
-"""deploy/release: what is written is what the chart renders, and a version reaches every file."""
+"""deploy/release/manifests.py: what is written is what the chart renders."""
 
 import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
-from deploy.release import __main__ as release
 from deploy.release.manifests import CHART, FILES, FOLDER, NoHelm, helm, render
-from shared.build import VERSION
 
 HEAD = "needs Helm: make helm"
 
@@ -24,26 +21,6 @@ def has_helm() -> bool:
 @pytest.mark.parametrize("name", FILES)
 def test_manifests_are_up_to_date(name: str) -> None:
     assert (FOLDER / name).read_text() == render(FILES[name]), "python -m deploy.release writes it"
-
-
-def test_chart_has_the_version_of_the_project() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["version"] == chart["appVersion"] == VERSION
-
-
-def test_version_and_registry_reach_chart_and_compose_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(CHART, tmp_path / "helm/sluice")
-    shutil.copytree(CHART.parents[1] / "docker", tmp_path / "docker")
-    monkeypatch.setattr(release, "CHART", tmp_path / "helm/sluice")
-    monkeypatch.setattr(release, "DEPLOY", tmp_path)
-    for registry in ("registry.example.com/a", ""):
-        release.name_images("7.8.9", registry)
-        assert yaml.safe_load((tmp_path / "helm/sluice/Chart.yaml").read_text())["appVersion"] == "7.8.9"
-        assert yaml.safe_load((tmp_path / "helm/sluice/values.yaml").read_text())["image"]["registry"] == registry
-        services = yaml.safe_load((tmp_path / "docker/compose.yml").read_text())["services"]
-        prefix = f"{registry}/" if registry else ""
-        assert services["worker"]["image"] == f"{prefix}sluice-worker:7.8.9"
-        assert services["frontend-2"]["image"] == f"{prefix}sluice-frontend:7.8.9"
 
 
 @pytest.mark.skipif(not has_helm(), reason=HEAD)
