@@ -1,7 +1,6 @@
 """`python -m deploy.release`: a version and a registry reach every file."""
 
 import shutil
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,13 +8,12 @@ import yaml
 
 from deploy.release import __main__ as release
 from deploy.release.manifests import CHART
-from tests.deploy.starts import ROOT
+from shared.build import VERSION
 
 
-def test_chart_has_the_version_of_the_project() -> None:
+def test_chart_has_the_version_of_the_code() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert chart["version"] == chart["appVersion"] == project == release.version()
+    assert chart["version"] == chart["appVersion"] == VERSION
 
 
 def test_version_and_registry_reach_chart_and_compose_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
