@@ -10,7 +10,7 @@ from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, chec
 from frontend.api.openai import completions
 from frontend.api.openai.completions_input import prompts_schema
 from frontend.api.pooling import response_types as types
-from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields, check_prompts, pooling_request
+from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields, check_prompts, check_texts, pooling_request
 from frontend.api.pooling.vectors import collect
 from frontend.api.request_model import EXACT, FieldError
 from frontend.api.request_types import Positive, Text, doc
@@ -96,6 +96,7 @@ async def embedding_request(
             f"the model has no prompt `{prompt_name}`; it has {known}", param="prompt_name", code="out_of_range"
         )
     texts = [before + one for one in inputs if isinstance(one, str)]
+    check_texts(param, texts, context)
     encoded = iter(await context.tokenizer.encode_batch(texts, special) if texts else [])
     prompts = [next(encoded) if isinstance(one, str) else one for one in inputs]
     check_prompts(param, prompts, context)

@@ -1,12 +1,12 @@
 """The fields that requests for vectors and scores share, and how their inputs become prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
 from frontend.api.common import ModelContext, check_ids
-from frontend.api.context_length import check_length
+from frontend.api.context_length import check_characters, check_length
 from frontend.api.request_model import MOST, RequestModel
 from frontend.api.request_types import Ignored, ModelName, Positive, Refused, Text, doc
 from frontend.errors import BadRequest
@@ -44,6 +44,12 @@ def pooling_request(
         tuple(prompts), Sampling(0), model=context.model, cache_salt=fields.cache_salt or "",
         priority=fields.priority, deadline_ms=fields.deadline_ms or 0, pooling=pooling, format_data=format_data,
     )  # fmt: skip
+
+
+def check_texts(param: str, texts: Iterable[str], context: ModelContext) -> None:
+    """Raises ContextLengthExceeded, before anything is tokenized, for a text that is certainly too long."""
+    for text in texts:
+        check_characters(param, text, context)
 
 
 def check_prompts(param: str, prompts: Sequence[Prompt], context: ModelContext) -> None:

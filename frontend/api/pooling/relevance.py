@@ -12,7 +12,7 @@ from typing import Annotated
 
 from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext
 from frontend.api.pooling.embeddings import embedding_request
-from frontend.api.pooling.fields import PoolingFields, Prompt, check_prompts, pooling_request
+from frontend.api.pooling.fields import PoolingFields, Prompt, check_prompts, check_texts, pooling_request
 from frontend.api.pooling.vectors import Vectors, collect
 from frontend.api.request_types import Text, doc
 from frontend.errors import Unprocessable
@@ -60,6 +60,8 @@ async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: Mode
     if task.name == "embed":
         texts = [*pairs.first, *pairs.second]
         return await embedding_request(fields, texts, context, param=pairs.second_field, pairs=pairs)
+    check_texts(pairs.first_field, pairs.first, context)
+    check_texts(pairs.second_field, pairs.second, context)
     ids: tuple[int, ...]
     if asked:
         prompts = await _questions(pairs, fields.instruction or INSTRUCTION, context)

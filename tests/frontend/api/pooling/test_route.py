@@ -92,6 +92,21 @@ async def test_refusal_or_failure_of_one_prompt_is_the_answer_and_ends_the_other
     assert nothing.status_code == 500 and "sent no vector" in nothing.text
 
 
+@pytest.mark.parametrize("task", [EMBED, HEAD])
+async def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    for_task: Callable[[Task], Tokenizer], monkeypatch: pytest.MonkeyPatch, task: Task
+) -> None:
+    tokenizer, encoded = for_task(task), list[object]()
+    monkeypatch.setattr(tokenizer, "encode_now", lambda texts, *_: encoded.append(texts) or [])
+    async with http_client(FakePool(), tokenizer) as http:
+        long = "x" * 1_000_000
+        scored = await http.post("/v1/score", json={"text_1": "a", "text_2": ["b", long]})
+        asked = await http.post("/v1/embeddings", json={"input": ["a", long]})
+    assert scored.json()["error"]["code"] == "context_length_exceeded"
+    assert task is HEAD or asked.json()["error"]["code"] == "context_length_exceeded"
+    assert encoded == []
+
+
 async def test_client_that_leaves_ends_its_prompts(for_task: Callable[[Task], Tokenizer]) -> None:
     pool = FakePool()
     async with http_client(pool, for_task(EMBED)) as http:
