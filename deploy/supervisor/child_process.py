@@ -102,7 +102,7 @@ class Child:
             if self._stopping.is_set() or self._draining or is_final(code):
                 return code
             pause = self._backoff.after(math.inf if self._was_ready else time.monotonic() - started)
-            self._console.print(f"{self.spec.name} {_describe_exit(code)}; restarting in {pause:g} s")
+            self._console.print(f"{self.spec.name} {_describe_exit(code)}; restarting in {pause:g} s", "warning")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
                 return code

@@ -76,15 +76,16 @@ class Console:
             label = f"\x1b[{self._colours[name]}m{label}\x1b[0m"
         self.print(f"{label} {text}")
 
-    def _json(self, name: str, text: str) -> None:
+    def _json(self, name: str, text: str, level: str = "info") -> None:
         if text.startswith(LOG_START):
             self._put(self._stream, f'{{"process":{json.dumps(name)},{text[1:]}\n')
         elif text.strip():
-            self._put(self._stream, f"{json_line('info', text, process=name)}\n")
+            self._put(self._stream, f"{json_line(level, text, process=name)}\n")
 
-    def print(self, text: str) -> None:
+    def print(self, text: str, level: str = "info") -> None:
+        """Writes lines of the launcher. level: their severity, which only JSON shows."""
         if self._as_json:
-            return self._json("launcher", text.strip())
+            return self._json("launcher", text.strip(), level)
         self._write(f"{_CLEAR_LINE}{text}\n{self._bar}" if self._bar else f"{text}\n")
 
     def progress(self, fraction: float, reason: str) -> None:

@@ -72,7 +72,7 @@ class _LogConsole(Console):
     def line(self, name: str, text: str) -> None:
         log.info("%s", text)
 
-    def print(self, text: str) -> None:
+    def print(self, text: str, level: str = "info") -> None:
         log.warning("%s", text)
 
 

@@ -149,7 +149,7 @@ class Supervisor:
 
     def _report_failure(self, child: Child) -> None:
         self._console.clear_progress()
-        self._console.print(f"sluice serve: {child.spec.name} cannot start: {child.last_error}")
+        self._console.print(f"sluice serve: {child.spec.name} cannot start: {child.last_error}", "error")
 
     async def _stop(self) -> list[int]:
         self._stopping = True
