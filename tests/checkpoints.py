@@ -38,6 +38,8 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
     Lfm2Config,
@@ -306,6 +308,24 @@ def _granite_moe() -> PreTrainedModel:
     return GraniteMoeForCausalLM(GraniteMoeConfig(**sizes, **factors, attention_multiplier=0.2))
 
 
+MAMBA: dict[str, Any] = {
+    **SIZES, "head_dim": 16, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 24, "mamba_expand": 2,
+    "shared_intermediate_size": 80, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
+    "attention_multiplier": 0.2,
+}  # fmt: skip
+
+
+def _granite_hybrid(**more: Any) -> PreTrainedModel:
+    return GraniteMoeHybridForCausalLM(GraniteMoeHybridConfig(**{**MAMBA, "num_local_experts": 0, **more}))
+
+
+def _granite_hybrid_moe() -> PreTrainedModel:
+    """A model with experts beside a shared one, that rotates queries and keys."""
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96}
+    return _granite_hybrid(**experts, position_embedding_type="rope")
+
+
 def _olmo2() -> PreTrainedModel:
     return Olmo2ForCausalLM(Olmo2Config(**{**SIZES, "hidden_size": 96}))
 
@@ -465,6 +485,8 @@ KINDS = {
     "lfm2": Kind(_lfm2),
     "olmoe": Kind(_olmoe),
     "granite-moe": Kind(_granite_moe),
+    "granite-hybrid": Kind(_granite_hybrid),
+    "granite-hybrid-moe": Kind(_granite_hybrid_moe),
     "qwen3_5": Kind(_qwen3_5),
     "qwen3_5-moe": Kind(_qwen3_5_moe),
     "qwen3-next": Kind(_qwen3_next),
@@ -473,7 +495,7 @@ KINDS = {
 
 SPARSE = ("qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss", "olmoe", "granite-moe")  # kinds with experts
 GATED_DELTA = ("qwen3_5", "qwen3_5-moe", "qwen3-next")
-HYBRID = (*GATED_DELTA, "lfm2")  # kinds with recurrent layers
+HYBRID = (*GATED_DELTA, "lfm2", "granite-hybrid", "granite-hybrid-moe")  # kinds with recurrent layers
 GEMMA4 = ("gemma4", "gemma4-dense", "gemma4-moe")
 
 
@@ -483,7 +505,7 @@ def build(kind: str, seed: int = 0) -> PreTrainedModel:
     model = KINDS[kind].model()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
+            if "norm" in name or name.endswith(("bias", ".D", ".A_log")):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             if "alpha_" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.5)

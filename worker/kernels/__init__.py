@@ -12,6 +12,7 @@ plain PyTorch and defines what x computes.
     linear              matrix products
     experts             the feed-forward network of a mixture of experts
     delta_net           the gated delta rule, with a state instead of K/V
+    mamba2              Mamba-2, another layer whose sequences have a state
     short_conv          short convolutions, whose state is their last inputs
     recurrent_state     the state of any recurrent layer, in slots
     output_gate         the output gate of attention

@@ -11,6 +11,7 @@ from worker.kernels.attention import attention, attention_torch
 from worker.kernels.delta_net import delta_net, delta_net_torch
 from worker.kernels.experts import experts, experts_torch
 from worker.kernels.linear import gated_linear, gated_linear_torch, linear, linear_torch
+from worker.kernels.mamba2 import mamba2, mamba2_torch
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from worker.kernels.output_gate import output_gate, output_gate_torch
 from worker.kernels.qkv_rope_write import qkv_rope_write, qkv_rope_write_torch
@@ -28,6 +29,7 @@ class Operations:
     attention: Callable[..., Tensor]
     output_gate: Callable[..., Tensor]
     delta_net: Callable[..., Tensor]
+    mamba2: Callable[..., Tensor]
     short_conv: Callable[..., Tensor]
     linear: Callable[..., Tensor]
     gated_linear: Callable[..., Tensor]
@@ -44,6 +46,7 @@ FAST = Operations(
     attention,
     output_gate,
     delta_net,
+    mamba2,
     short_conv,
     linear,
     gated_linear,
@@ -61,6 +64,7 @@ TORCH = Operations(
     attention_torch,
     output_gate_torch,
     delta_net_torch,
+    mamba2_torch,
     short_conv_torch,
     linear_torch,
     gated_linear_torch,

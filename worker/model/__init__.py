@@ -18,7 +18,8 @@ quantization/       weights in few bits
 gguf/               weights from GGUF files
 weights_cache, tensor_file  keep the packed weights on disk
 content_hash        the hashes of the files of weights
-modules, expert_modules, delta_modules  which modules of a checkpoint a layer consists of
+modules, expert_modules, delta_modules, mamba_modules   which modules of a checkpoint a layer consists of
+state_weights       the small weights of recurrent layers
 stacked_linear      linears of a checkpoint that are one in memory
 layer_inputs        per-layer embeddings
 expected_tensors    checks a checkpoint's tensors before any is read

@@ -11,24 +11,26 @@ from torch import Tensor
 from worker.kernels.activate import ACTIVATIONS
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu import delta_net as delta_net_c
+from worker.kernels.cpu import mamba2 as mamba2_c
 from worker.kernels.cpu import short_conv as short_conv_c
 from worker.kernels.cpu.decoder_c import (
     EXPERT_NORMS,
     NORMS,
     AttentionC,
-    ConvC,
     DecoderC,
     DecoderCLayer,
-    DeltaC,
     StepRows,
 )
+from worker.kernels.cpu.recurrent_c import ConvC, DeltaC, MambaC, RecurrentC
 from worker.kernels.delta_net import DeltaNetShape
 from worker.kernels.experts import in_c
+from worker.kernels.mamba2 import Mamba2Shape
 from worker.kernels.operations import FAST
 from worker.kernels.short_conv import ShortConvShape
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.forward_inputs import ForwardInputs
+from worker.model.spec import RecurrentShape
 
 
 class CpuDecoder:
@@ -89,10 +91,12 @@ def fastest_decoder(decoder: Decoder, cache: KVCache) -> Decoder | CpuDecoder:
     return CpuDecoder(decoder, cache, packed) if len(packed) == len(layers) else decoder
 
 
-def _recurs_in_c(shape: DeltaNetShape | ShortConvShape | None, dtype: torch.dtype) -> bool:
+def _recurs_in_c(shape: RecurrentShape | None, dtype: torch.dtype) -> bool:
     match shape:
         case DeltaNetShape():
             return delta_net_c.supports(dtype, shape)
+        case Mamba2Shape():
+            return mamba2_c.supports(dtype, shape)
         case ShortConvShape():
             return short_conv_c.supports(dtype, shape.taps)
         case None:
@@ -115,7 +119,7 @@ def _layer_in_c(decoder: Decoder, index: int, cache: KVCache) -> DecoderCLayer |
         **{name: linear and linear.cpu for name, linear in linears.items()},
         **{name: getattr(layer, name) for name in (*NORMS, *EXPERT_NORMS, "after_input")},
         scale=None if layer.scale is None else layer.scale.float(), activation=layer.activation, experts=experts,
-        delta=_delta_in_c(decoder, index, cache), conv=_conv_in_c(decoder, index, cache),
+        recurrent=_recurrent_in_c(decoder, index, cache) if kind.recurrent else None,
         attention=None if kind.recurrent else _attention_in_c(decoder, index, cache),
     )  # fmt: skip
 
@@ -130,11 +134,12 @@ def _attention_in_c(decoder: Decoder, index: int, cache: KVCache) -> AttentionC:
     )  # fmt: skip
 
 
-def _delta_in_c(decoder: Decoder, index: int, cache: KVCache) -> DeltaC | None:
-    weights, shape = decoder.weights.layers[index].delta, decoder.spec.recurrent
-    return DeltaC(weights, shape, cache.states[index]) if weights and isinstance(shape, DeltaNetShape) else None
-
-
-def _conv_in_c(decoder: Decoder, index: int, cache: KVCache) -> ConvC | None:
-    weight = decoder.weights.layers[index].conv
-    return None if weight is None else ConvC(weight, cache.states[index])
+def _recurrent_in_c(decoder: Decoder, index: int, cache: KVCache) -> RecurrentC:
+    layer, state = decoder.weights.layers[index], cache.states[index]
+    match decoder.spec.recurrent:
+        case DeltaNetShape() as shape if layer.delta is not None:
+            return DeltaC(layer.delta, shape, state)
+        case Mamba2Shape() as shape if layer.mamba is not None:
+            return MambaC(layer.mamba, shape, state)
+    assert layer.conv is not None
+    return ConvC(layer.conv, state)

@@ -15,6 +15,7 @@ from torch.nn.functional import embedding
 from worker.kernels.delta_net import DeltaNetWeights
 from worker.kernels.experts import Experts, PackedExperts
 from worker.kernels.linear import PackedLinear
+from worker.kernels.mamba2 import Mamba2Weights
 from worker.kernels.operations import FAST, Operations
 from worker.kernels.recurrent_state import RecurrentState
 from worker.kv_cache.tensors import KVCache
@@ -29,21 +30,24 @@ class Layer:
     """The weights of one layer. Norms are [H], or [2, H] if they are layer norms; those of queries and keys are [D].
 
     H: hidden size; I: intermediate size; D: head_dim; P: size of a layer's input. Each comment begins with the names in
-    Hugging Face checkpoints. A recurrent layer has `delta` or `conv`, and qkv, gates and o are those of the gated delta
-    rule or of the convolution.
+    Hugging Face checkpoints. A recurrent layer has `delta`, `mamba` or `conv`, and qkv, gates and o are those of the
+    gated delta rule, of Mamba-2 or of the convolution.
     """
 
     before_attention: Tensor | None = None  # input_layernorm
     qkv: PackedLinear  # q_proj, k_proj, v_proj: H → query heads, key heads, value heads
-    # delta: in_proj_qkv, in_proj_z: H → queries, keys, values, output gates; conv: in_proj: H → b, c, x
-    gates: PackedLinear | None = None  # half of q_proj: H → query heads; delta: in_proj_b, in_proj_a: H → b, a
+    # delta: in_proj_qkv, in_proj_z: H → queries, keys, values, output gates; conv: in_proj: H → b, c, x;
+    # mamba: in_proj: H → output gates, x, b, c
+    # gates: half of q_proj: H → query heads; delta: in_proj_b, in_proj_a: H → b, a; mamba: in_proj: H → dt
+    gates: PackedLinear | None = None
     delta: DeltaNetWeights | None = None  # conv1d, A_log, dt_bias, norm
+    mamba: Mamba2Weights | None = None  # conv1d, A_log, dt_bias, D, norm
     conv: Tensor | None = None  # conv [taps, H] float32
     q_norm: Tensor | None = None  # q_norm
     k_norm: Tensor | None = None  # k_norm
     v_norm: Tensor | None = None  # ones: of values that are divided by their root mean square
     sinks: Tensor | None = None  # sinks [query heads] float32: logits of a key whose value is zero
-    o: PackedLinear  # o_proj: query heads → H; delta, conv: out_proj: values → H
+    o: PackedLinear  # o_proj: query heads → H; delta, mamba, conv: out_proj: values → H
     after_attention: Tensor | None = None  # post_attention_layernorm of Gemma, before the residual sum
     before_mlp: Tensor | None = None  # post_attention_layernorm; Gemma: pre_feedforward_layernorm
     gate_up: PackedLinear | None = None  # gate_proj, up_proj: H → 2 I; of the shared expert if there are experts;
@@ -220,6 +224,8 @@ class Decoder:
             return do.short_conv(projected, layer.conv, state, *sequences)
         assert layer.gates is not None
         gates, eps = do.linear(h, layer.gates), self.spec.norm_eps
+        if layer.mamba is not None:
+            return do.mamba2(projected, gates, layer.mamba, self.spec.recurrent, state, *sequences, eps)
         return do.delta_net(projected, gates, layer.delta, self.spec.recurrent, state, *sequences, eps)
 
     def _add_input(self, x: Tensor, own: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:

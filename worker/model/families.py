@@ -12,15 +12,13 @@ from typing import Any
 from shared.task import GENERATE, Task
 from worker.kernels.act_and_mul import CLAMP, SWIGLU_ALPHA
 from worker.kernels.activate import GATED, PLAIN, Activation
-from worker.kernels.delta_net import DeltaNetShape
-from worker.kernels.short_conv import ShortConvShape
 from worker.model.checkpoint import UnsupportedModel
 from worker.model.family import FULL, SLIDING, Config, Family
 from worker.model.family_table import COMMON, FAMILIES
 from worker.model.gemma4_layers import layer_inputs
 from worker.model.quantization.methods import method_of
 from worker.model.rope_settings import NO_ROPE, rope_spec
-from worker.model.spec import ExpertsSpec, LayerSpec, ModelSpec, QueryScaling, RopeSpec
+from worker.model.spec import ExpertsSpec, LayerSpec, ModelSpec, QueryScaling, RecurrentShape, RopeSpec
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu2": "relu2",
@@ -197,12 +195,12 @@ def _experts(family: Family, config: Config) -> ExpertsSpec:
         router_bias=row.biases,
         bias=row.biases,
         shared_size=_count(config, row.shared_size) if row.shared_size else 0,
-        shared_gated=bool(row.shared_size),
+        shared_gated=bool(row.shared_size) and row.shared_gated,
         beside_mlp=row.beside_mlp,
     )
 
 
-def _recurrent(family: Family, config: Config, layers: Sequence[LayerSpec]) -> DeltaNetShape | ShortConvShape | None:
+def _recurrent(family: Family, config: Config, layers: Sequence[LayerSpec]) -> RecurrentShape | None:
     found = any(layer.recurrent for layer in layers)
     return family.recurrence.shape(config) if family.recurrence and found else None
 

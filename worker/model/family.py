@@ -129,6 +129,15 @@ def sparse_if_enabled(config: Config) -> list[bool]:
     return [config["enable_moe_block"]] * config["num_hidden_layers"]
 
 
+def sparse_if_there_are_experts(config: Config) -> list[bool]:
+    return [bool(config["num_local_experts"])] * config["num_hidden_layers"]
+
+
+def rotates_if_stated(config: Config) -> list[bool]:
+    """Rotates all layers if `position_embedding_type` is "rope", otherwise none (Granite 4)."""
+    return [config["position_embedding_type"] == "rope"] * config["num_hidden_layers"]
+
+
 def sparse_by_step(config: Config) -> list[bool]:
     """Returns for each layer whether it has experts (Qwen).
 
@@ -140,6 +149,22 @@ def sparse_by_step(config: Config) -> list[bool]:
 
 def nothing(config: Config) -> Config:
     return {}
+
+
+def granite_hybrid_settings(config: Config) -> Config:
+    """Files have older names of layer types, and may leave sizes open that follow from others.
+
+    Models without experts have only what is the shared expert of the others.
+    """
+    names = {"mamba": LINEAR, "attention": FULL}
+    types = config["layer_types"] or [LINEAR] * config["num_hidden_layers"]
+    inner = config["intermediate_size" if config["num_local_experts"] else "shared_intermediate_size"]
+    size, heads = config["mamba_d_head"], config["mamba_n_heads"]
+    return {
+        "layer_types": [names.get(kind, kind) for kind in types],
+        "intermediate_size": inner,
+        "mamba_d_head": config["mamba_expand"] * config["hidden_size"] // heads if size == "auto" else size,
+    }
 
 
 def lfm2_sizes(config: Config) -> Config:
@@ -163,7 +188,8 @@ class FamilyExperts:
 
     size: the setting that has the experts' intermediate size.
     normalized: whether the weights of a row's experts add up to 1; None if `norm_topk_prob` says it.
-    shared_size: the setting that has the intermediate size of a shared expert with a gate; "" if there is none.
+    shared_size: the setting that has the intermediate size of a shared expert; "" if there is none.
+    shared_gated: whether the shared expert has a gate.
     beside_mlp: whether layers with experts have the MLP, too.
     """
 
@@ -172,6 +198,7 @@ class FamilyExperts:
     sparse: Callable[[Config], list[bool]] = every_layer_sparse
     biases: bool = False  # of the router and of the experts
     shared_size: str = ""
+    shared_gated: bool = True
     beside_mlp: bool = False
 
 

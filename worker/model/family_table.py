@@ -15,11 +15,14 @@ from worker.model.family import (
     as_use_bias,
     conv_but_listed,
     full_every_nth,
+    granite_hybrid_settings,
     lfm2_sizes,
     rotates_but_every_nth,
+    rotates_if_stated,
     rotates_where_windowed,
     sparse_by_step,
     sparse_if_enabled,
+    sparse_if_there_are_experts,
     window_but_every_nth,
     window_but_every_sixth_and_last,
     window_everywhere,
@@ -30,7 +33,7 @@ from worker.model.family import (
     window_where_nothing_rotates,
 )
 from worker.model.gemma4_layers import gemma4_layers
-from worker.model.recurrence import DELTA_RULE, SHORT_CONV
+from worker.model.recurrence import DELTA_RULE, MAMBA2, SHORT_CONV
 
 COMMON = {
     "head_dim": None, "num_key_value_heads": None, "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False,
@@ -143,6 +146,12 @@ GRANITE = {
     "logits_scaling": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 1.0,
 }  # fmt: skip
 GRANITE_MOE = {**GRANITE, "num_experts_per_tok": 2, "num_experts": 8}
+GRANITE_HYBRID = {
+    **GRANITE, "num_experts_per_tok": 2, "num_local_experts": 8, "shared_intermediate_size": 1024, "layer_types": None,
+    "position_embedding_type": None, "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256,
+    "mamba_d_head": "auto", "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
+    "time_step_limit": None,
+}  # fmt: skip
 MINISTRAL3 = {
     "vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 34,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262_144,
@@ -272,6 +281,14 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "granitemoe": Family(
         GRANITE_MOE, multipliers=True, experts=FamilyExperts("intermediate_size", normalized=True)
+    ),
+    "granitemoehybrid": Family(
+        GRANITE_HYBRID, multipliers=True, rotates=rotates_if_stated, recurrence=MAMBA2,
+        experts=FamilyExperts(
+            "intermediate_size", normalized=True, sparse=sparse_if_there_are_experts,
+            shared_size="shared_intermediate_size", shared_gated=False,
+        ),
+        derived=granite_hybrid_settings,
     ),
     "olmo2": Family(OLMO, pre_norms=False, post_norms=True, qk_norm=True, whole_qk_norm=True),
     "olmo3": Family(

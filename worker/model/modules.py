@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from worker.kernels.delta_net import DeltaNetShape
+from worker.kernels.mamba2 import Mamba2Shape
 from worker.kernels.short_conv import ShortConvShape
 from worker.model.delta_modules import INTERLEAVED, delta_linears
 from worker.model.layer_inputs import layer_input_linears
+from worker.model.mamba_modules import mamba_linears
 from worker.model.spec import LayerSpec, ModelSpec
 from worker.model.stacked_linear import WEIGHT, StackedLinear
 from worker.model.stored_weight import PlainWeight, Shape
@@ -35,8 +37,10 @@ OTHER_NAMES = {  # of modules, as some families have them → common name
     "operator_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
     "self_attn.out_proj": "self_attn.o_proj", "self_attn.q_layernorm": "self_attn.q_norm",
     "self_attn.k_layernorm": "self_attn.k_norm",
+    "shared_mlp.input_linear": "mlp.gate_up_proj", "shared_mlp.output_linear": "mlp.down_proj",
     "feed_forward.w1": "mlp.gate_proj", "feed_forward.w3": "mlp.up_proj", "feed_forward.w2": "mlp.down_proj",
 }  # fmt: skip
+_SHARED_MLP = "shared_mlp.input_linear"  # of Granite 4: the MLP, or the shared expert where there are others
 _NORMS = {(True, False): _PRE, (False, True): _POST, (True, True): _BOTH}  # by pre_norms and post_norms
 
 
@@ -46,13 +50,15 @@ class LayerSpelling:
 
     fused_qkv: whether q, k and v are one tensor; fused_gate_up: whether gate and up are one; interleaved_delta: the
     modules of recurrent layers that are stored key head by key head (Qwen3-Next); norms: module by field of Layer;
-    others: names that are not the common ones, by common name.
+    shared_expert: what the names of the shared expert begin with; others: names that are not the common ones, by
+    common name.
     """
 
     fused_qkv: bool
     fused_gate_up: bool
     interleaved_delta: frozenset[str]
     norms: Mapping[str, str]
+    shared_expert: str
     others: Mapping[str, str]
 
     @classmethod
@@ -62,10 +68,11 @@ class LayerSpelling:
         parts = {module.rpartition(".")[2] for module in modules}
         glm = _GLM["after_attention"] in parts
         norms = _GLM if glm else _NORMS[spec.pre_norms, spec.post_norms]
-        fused = {"self_attn.qkv_proj", "mlp.gate_up_proj"} & modules
+        shared = "mlp." if _SHARED_MLP in modules else "mlp.shared_expert."
+        gate_up = bool({"mlp.gate_up_proj", _SHARED_MLP} & modules)
         interleaved = frozenset(INTERLEAVED) & modules
         others = {common: other for other, common in OTHER_NAMES.items() if other in modules | parts}
-        return cls("self_attn.qkv_proj" in fused, "mlp.gate_up_proj" in fused, interleaved, norms, others)
+        return cls("self_attn.qkv_proj" in modules, gate_up, interleaved, norms, shared, others)
 
     def spelled(self, module: str) -> str:
         """Returns the name of a module in the checkpoint from its common name."""
@@ -111,6 +118,8 @@ def _recurrent(spec: ModelSpec, names: LayerSpelling) -> dict[str, StackedLinear
     match shape:
         case DeltaNetShape():
             return delta_linears(shape, hidden, interleaved=names.interleaved_delta)
+        case Mamba2Shape():
+            return mamba_linears(shape, hidden)
         case ShortConvShape():
             inputs = StackedLinear(("conv.in_proj",), (3 * shape.channels,), hidden, False)
             return {"qkv": inputs, "o": StackedLinear(("conv.out_proj",), (hidden,), shape.channels, False)}
@@ -126,7 +135,7 @@ def _feed_forward(spec: ModelSpec, layer: LayerSpec, names: LayerSpelling) -> di
     if not spec.experts.shared_size:
         return {}
     gate = {"shared_gate": StackedLinear(("mlp.shared_expert_gate",), (1,), hidden, False, exact=True)}
-    shared = _gated("mlp.shared_expert.", spec.experts.shared_size, spec, fused=False)
+    shared = _gated(names.shared_expert, spec.experts.shared_size, spec, fused=names.shared_expert == "mlp.")
     return shared | (gate if spec.experts.shared_gated else {})
 
 

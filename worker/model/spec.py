@@ -9,8 +9,10 @@ from typing import Literal
 
 from worker.kernels.activate import Activation
 from worker.kernels.delta_net import DeltaNetShape
+from worker.kernels.mamba2 import Mamba2Shape
 from worker.kernels.short_conv import ShortConvShape
 
+RecurrentShape = DeltaNetShape | Mamba2Shape | ShortConvShape
 Activations = Literal["unquantized", "dynamic", "other"]  # dynamic: quantized at run time, with a scale per token
 
 
@@ -147,7 +149,7 @@ class ModelSpec:
     mlp_bias: bool = False
     sinks: bool = False  # attention has one more key per query head, with a learned logit and a value of zero
     attention_gate: bool = False  # attention's output is multiplied by sigmoid(a linear of the input)
-    recurrent: DeltaNetShape | ShortConvShape | None = None  # the kind and sizes of all recurrent layers
+    recurrent: RecurrentShape | None = None  # the kind and sizes of all recurrent layers
     experts: ExpertsSpec | None = None
     attention_scale: float
     attention_softcap: float = 0.0  # if c is not 0, scaled scores become c * tanh(scores / c)

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from shared.hf_hub import Progress
-from worker.kernels.delta_net import DeltaNetShape, DeltaNetWeights
 from worker.kernels.experts import Experts, PackedExperts, pack_experts, pack_quantized_experts
 from worker.kernels.linear import PackedLinear, pack_quantized, pack_stacked
 from worker.kernels.quantized_weight import QuantizedWeight
 from worker.kv_cache.sizing import WeightsSize
 from worker.model.checkpoint import CheckpointError
 from worker.model.decoder import Layer, Weights
-from worker.model.delta_modules import delta_vectors, delta_weights
 from worker.model.expected_tensors import check_tensors
 from worker.model.expert_modules import ExpertLinears, spelling
 from worker.model.layer_inputs import LayerInputs, StoredLayerInputs
@@ -41,6 +39,7 @@ from worker.model.source import open_source
 from worker.model.spec import LayerSpec, ModelSpec
 from worker.model.stacked_linear import WEIGHT, StackedLinear
 from worker.model.staging import Staging
+from worker.model.state_weights import state_vectors, state_weights
 from worker.model.stored_weight import Layout, PlainWeight, Shape, StoredTensors, StoredWeight, WeightSource
 from worker.model.weights_size import Keeper
 
@@ -139,27 +138,20 @@ class Loader:
         }
         if self.spec.value_norm and layer.shares is None:
             vectors["v_norm"] = torch.ones(self.spec.kv_shape(layer)[1], dtype=self.dtype, device=self.device)
-        delta = self._delta(shape, prefix) if (shape := self._delta_shape(layer)) else None
+        stored = state_vectors(self.spec, layer, prefix).items()
+        state = {field: vector.read(self._tensor, torch.float32) for field, vector in stored}
+        small = state_weights(self.spec, state, self.dtype)
         experts = self._experts(prefix) if layer.sparse else None
-        return Layer(**linears, **vectors, delta=delta, experts=experts)  # type: ignore[arg-type]  # keys are its fields
+        return Layer(**linears, **vectors, **small, experts=experts)  # type: ignore[arg-type]  # keys are its fields
 
     def _dtype_of(self, field: str) -> torch.dtype:
         return torch.float32 if field in EXACT else self.dtype
-
-    def _delta_shape(self, layer: LayerSpec) -> DeltaNetShape | None:
-        return self.spec.recurrent if layer.recurrent and isinstance(self.spec.recurrent, DeltaNetShape) else None
 
     def _layer_inputs(self) -> LayerInputs | None:
         if self.inputs is None:
             return None
         table = self.inputs.read_table(self._tensor)
         return LayerInputs(table, self._linear(self.inputs.projection, self.prefix), self._vector(self.inputs.norm))
-
-    def _delta(self, shape: DeltaNetShape, prefix: str) -> DeltaNetWeights:
-        stored = {
-            field: vector.read(self._tensor, torch.float32) for field, vector in delta_vectors(shape, prefix).items()
-        }
-        return delta_weights(stored, self.dtype)
 
     def _experts(self, prefix: str) -> Experts:
         assert self.experts is not None
@@ -283,8 +275,7 @@ class Loader:
                 yield from ((bias, None) for bias in linear.biases(prefix))
             for parts in layer_vectors(self.spec, layer, prefix, self.names).values():
                 yield from ((part, None) for part in parts)
-            if shape := self._delta_shape(layer):
-                yield from ((vector, None) for vector in delta_vectors(shape, prefix).values())
+            yield from ((vector, None) for vector in state_vectors(self.spec, layer, prefix).values())
             if layer.sparse and self.experts is not None:
                 yield from self._expert_weights(self.experts, prefix)
         yield from ((part, None) for part in self._norm())

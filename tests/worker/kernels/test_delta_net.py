@@ -6,6 +6,7 @@ from torch import Tensor
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
 from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier
+from tests.worker.kernels.harness.recurrent import assert_company_changes_no_bit, in_chunks, slots
 from worker.kernels.cpu import delta_net as in_c
 from worker.kernels.delta_net import DeltaNetShape, DeltaNetWeights, delta_net, delta_net_torch
 from worker.kernels.recurrent_state import NO_STATE, RecurrentState
@@ -31,10 +32,6 @@ def random_weights(shape: DeltaNetShape, dtype: torch.dtype) -> DeltaNetWeights:
     )
 
 
-def slots(*numbers: int) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
-
-
 class Layer:
     """A layer with its states, and inputs of one sequence."""
 
@@ -55,12 +52,7 @@ class Layer:
 
     def in_chunks(self, cuts: list[int]) -> Tensor:
         """The sequence, computed in chunks that end at `cuts`. Two slots take turns."""
-        outputs, read, start = [], NO_STATE, 0
-        for number, end in enumerate(cuts):
-            write = 1 + number % 2
-            outputs.append(self.run(self.x[start:end], slots(read), slots(write), slots(0, end - start)))
-            read, start = write, end
-        return torch.cat(outputs)
+        return in_chunks(self.run, self.x, cuts)
 
 
 def by_transformers(layer: Layer) -> Tensor:
@@ -118,22 +110,8 @@ def test_any_cut_and_any_threads_give_the_same_bits(shape: DeltaNetShape, dtype:
 @dtypes
 @pytest.mark.usefixtures("tier")
 def test_company_changes_no_bit(dtype: torch.dtype) -> None:
-    """Sequences of 1, 5, 0 and 31 rows in one step, of which two continue; two read the same state."""
     layer = Layer(SHAPES[0], dtype)
-    first = layer.run(layer.x[:6], slots(NO_STATE), slots(3), slots(0, 6))
-    alone = [
-        layer.run(layer.x[6:7], slots(3), slots(4), slots(0, 1)),
-        layer.run(layer.x[7:12], slots(3), slots(5), slots(0, 5)),
-        layer.run(layer.x[6:37], slots(NO_STATE), slots(6), slots(0, 31)),
-    ]
-    states = layer.state.memory[4:7].clone(), layer.state.tail[4:7].clone()
-    together = layer.run(
-        torch.cat((layer.x[6:7], layer.x[7:12], layer.x[6:37])), slots(3, 3, 3, NO_STATE), slots(7, 8, 9, 10),
-        slots(0, 1, 6, 6, 37),
-    )  # fmt: skip
-    assert len(first) == 6 and torch.equal(together, torch.cat(alone))
-    written = layer.state.memory[[7, 8, 10]], layer.state.tail[[7, 8, 10]]
-    assert all(map(torch.equal, states, written))
+    assert_company_changes_no_bit(layer.run, layer.x, layer.state)
 
 
 def on_triton(layer: Layer, x: Tensor, read: Tensor, write: Tensor, starts: Tensor) -> Tensor:

@@ -2,11 +2,14 @@ import pytest
 import torch
 
 from worker.kernels.delta_net import DeltaNetShape
+from worker.kernels.mamba2 import Mamba2Shape
 from worker.kernels.recurrent_state import RecurrentShape, RecurrentState
 from worker.kernels.short_conv import ShortConvShape
 
 
-@pytest.mark.parametrize("shape", [DeltaNetShape(2, 4, 16, 24, 4), ShortConvShape(64, 3)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [DeltaNetShape(2, 4, 16, 24, 4), Mamba2Shape(4, 24, 2, 16, 4), ShortConvShape(64, 3)], ids=str
+)
 def test_state_has_the_sizes_of_its_shape(shape: RecurrentShape) -> None:
     state = RecurrentState.zeros(shape, 5, torch.bfloat16, torch.device("cpu"))
     assert state.tail.shape == (5, *shape.tail) and state.tail.dtype == torch.bfloat16

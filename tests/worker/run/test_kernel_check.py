@@ -130,6 +130,7 @@ KINDS_WITH = {  # the checkpoint whose decoder has an operation that the ordinar
     "delta_net": "qwen3_5",
     "activate": "starcoder2",
     "short_conv": "lfm2",
+    "mamba2": "granite-hybrid",
     "act_and_mul": "gemma4",
 }
 

@@ -8,38 +8,32 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int, c_long, c_uint64, c_void_p
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu import bindings, short_conv
-from worker.kernels.cpu.delta_net import DeltaNetStruct, check_slots, layer_struct, scratch_floats
+from worker.kernels.cpu import bindings
+from worker.kernels.cpu.delta_net import check_slots
 from worker.kernels.cpu.experts_c import CExperts, ExpertsStruct, scratch_bytes
 from worker.kernels.cpu.library import kernels, library
 from worker.kernels.cpu.packed_weight import CpuWeight, huge_pages
-from worker.kernels.cpu.short_conv import ShortConvStruct
-
-if TYPE_CHECKING:
-    from worker.kernels.delta_net import DeltaNetShape, DeltaNetWeights
-    from worker.kernels.recurrent_state import RecurrentState
+from worker.kernels.cpu.recurrent_c import RecurrentC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderCLayer:
     """One layer's weights and cache. Norms are [H], or [2, H] if they are layer norms; those of queries and keys [D].
 
-    Sizes: H hidden, I inner, D head_dim, Hq query heads, Hk key/value heads. A layer has one of `attention`,
-    `delta` and `conv`.
+    Sizes: H hidden, I inner, D head_dim, Hq query heads, Hk key/value heads. A layer has one of
+    `attention` and `recurrent`.
     """
 
     before_attention: Tensor | None
-    qkv: CpuWeight  # H → (Hq + 2 Hk) * D; delta: H → sum of DeltaNetShape.projected; conv: H → 3 H
-    gates: CpuWeight | None  # H → Hq * D; delta: H → sum of DeltaNetShape.gates
+    qkv: CpuWeight  # H → (Hq + 2 Hk) * D; delta, mamba: H → sum of the shape's `projected`; conv: H → 3 H
+    gates: CpuWeight | None  # H → Hq * D; delta: H → sum of DeltaNetShape.gates; mamba: H → heads
     attention: "AttentionC | None"
-    delta: "DeltaC | None"
-    conv: "ConvC | None"
-    o: CpuWeight  # Hq * D → H; delta: values → H
+    recurrent: RecurrentC | None
+    o: CpuWeight  # Hq * D → H; delta, mamba: values → H
     after_attention: Tensor | None
     before_mlp: Tensor | None
     gate_up: CpuWeight | None  # H → 2 I, or H → I without a gate; of the shared expert if there are experts
@@ -76,27 +70,10 @@ class AttentionC:
     shares: bool  # whether the cache is another layer's, which writes it
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaC:
-    """What the gated delta rule has besides linears."""
-
-    weights: "DeltaNetWeights"
-    shape: "DeltaNetShape"
-    state: "RecurrentState"
-
-
-@dataclass(frozen=True, slots=True)
-class ConvC:
-    """What a short convolution has besides linears."""
-
-    weight: Tensor  # [taps, H] float32
-    state: "RecurrentState"
-
-
 # in the order of struct Kernels in csrc/decoder.c, which begins with two for the kind of the model's norms
 KERNELS = (
     "activate", "act_and_mul", "qkv_rope_write", "gemm", "attention", "combine", "scale_rows",
-    "output_gate", "delta_net", "short_conv",
+    "output_gate", "delta_net", "mamba2", "short_conv",
 )  # fmt: skip
 
 
@@ -108,7 +85,7 @@ INPUT_LINEARS = ("input_gate", "input_out")
 
 class _Layer(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in (*NORMS, "qkv", "gates", "o", "delta", "conv", *LINEARS)),
+        *((name, c_void_p) for name in (*NORMS, "qkv", "gates", "o", "delta", "mamba", "conv", *LINEARS)),
         ("activation", c_void_p), ("experts", c_void_p),
         *((name, c_void_p) for name in (*EXPERT_NORMS, *INPUT_LINEARS, "after_input", "scale")),
         *((name, c_void_p) for name in ("q_norm", "k_norm", "v_norm", "cos", "sin", "sinks", "cache_k", "cache_v")),
@@ -197,13 +174,10 @@ class DecoderC:
         self._referenced = (tuple(layers), last_norm, layers_started, query_scales)
         self._hidden, self._dtype = last_norm.shape[-1], dtype
         self._experts = [None if layer.experts is None else layer.experts.struct() for layer in layers]
-        deltas = [layer.delta for layer in layers]
-        self._deltas = [None if d is None else layer_struct(d.weights, d.shape, d.state, eps) for d in deltas]
-        convs = [layer.conv for layer in layers]
-        self._convs = [None if c is None else short_conv.layer_struct(c.weight, c.state) for c in convs]
-        self._layers = (_Layer * len(layers))(*map(_addresses, layers, self._experts, self._deltas, self._convs))
-        floats = [scratch_floats(delta.shape) for delta in deltas if delta is not None]
-        floats += [short_conv.scratch_floats(conv.weight.shape[1]) for conv in convs if conv is not None]
+        recurrent = [layer.recurrent for layer in layers]
+        self._recurrent = [None if each is None else each.struct(eps) for each in recurrent]
+        self._layers = (_Layer * len(layers))(*map(_addresses, layers, self._experts, self._recurrent))
+        floats = [each.row_floats for each in recurrent if each is not None]
         self._row_scratch = 4 * max(floats, default=0)  # bytes
         projected = max(self._hidden, *(max(_rows(layer, "qkv", "gate_up", "input_gate")) for layer in layers))
         gates = max(layer.gates.n if layer.gates else 0 for layer in layers)
@@ -289,11 +263,9 @@ def _columns(layer: DecoderCLayer, *names: str) -> list[int]:
     return [0 if (linear := getattr(layer, name)) is None else linear.k for name in names]
 
 
-def _addresses(
-    layer: DecoderCLayer, experts: ExpertsStruct | None, delta: DeltaNetStruct | None, conv: ShortConvStruct | None
-) -> _Layer:
+def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None, recurrent: Structure | None) -> _Layer:
     assert (layer.gate_up is None) == (layer.down is None) and (layer.experts is not None or layer.down is not None)
-    assert [layer.attention, delta, conv].count(None) == 2 and (delta is None or layer.gates is not None)
+    assert (layer.attention is None) == (recurrent is not None)
     norms: dict[str, Tensor | None] = {
         name: getattr(layer, name) for name in (*NORMS, *EXPERT_NORMS, "after_input", "scale")
     }
@@ -305,8 +277,9 @@ def _addresses(
     return _Layer(
         **{name: bindings.address(norm) for name, norm in norms.items()},
         **{name: ctypes.addressof(weight.struct) for name, weight in linears.items() if weight is not None},
-        delta=None if delta is None else ctypes.addressof(delta),
-        conv=None if conv is None else ctypes.addressof(conv),
+        **(
+            {} if layer.recurrent is None or recurrent is None else {layer.recurrent.field: ctypes.addressof(recurrent)}
+        ),
         activation=bindings.address(layer.activation),
         experts=None if experts is None else ctypes.addressof(experts),
         **({} if layer.attention is None else _attention(layer.attention, layer.o.k)),

@@ -39,6 +39,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "attention": _POINTERS * 8 + _LONGS * 8 + (c_int, c_float, c_float, c_int),
     "store_kv": _POINTERS * 5 + _LONGS * 5 + (c_int,),
     "delta_net": _POINTERS,
+    "mamba2": _POINTERS,
     "short_conv": _POINTERS,
     "pack": _POINTERS * 2 + _LONGS * 2 + (c_int,),
 }
@@ -63,6 +64,7 @@ class Kernels:
     attention: Call
     store_kv: Call
     delta_net: Call
+    mamba2: Call
     short_conv: Call
     pack: Call
 

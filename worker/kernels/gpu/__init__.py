@@ -1,7 +1,7 @@
 """Triton kernels. Each module holds the GPU form of the operation of the same name one folder above.
 
 norm, rotary, store_kv, qkv_rope_write, attention, linear, activate, act_and_mul, output_gate, experts, delta_net,
-short_conv, quantize, sample, split_k
+mamba2, short_conv, quantize, sample, split_k
 
 quantized_linear    linear with weights of four or eight bits in groups
 packed_codes        such a weight as these kernels read it

@@ -25,10 +25,13 @@ def _silu(x):
 
 
 @triton.jit
-def _convolved(x_ptr, tail_ptr, conv_ptr, channel, mask, row, at, stride, channels, begins, TAPS: tl.constexpr):
+def _convolved(
+    x_ptr, tail_ptr, conv_ptr, bias_ptr, channel, mask, row, at, stride, channels, begins, TAPS: tl.constexpr
+):  # fmt: skip
     """Returns SiLU of the convolution of some channels, for row `row`, which is row `at` of its sequence in this step.
 
-    tail_ptr: the inputs before this step. begins: whether there are none, so that they count as zeros.
+    bias_ptr: may be None. tail_ptr: the inputs before this step. begins: whether there are none, so that they count as
+    zeros.
     """
     total = tl.zeros(channel.shape, tl.float32)
     for tap in tl.static_range(TAPS):
@@ -38,6 +41,8 @@ def _convolved(x_ptr, tail_ptr, conv_ptr, channel, mask, row, at, stride, channe
         old = tl.load(tail_ptr + (TAPS - 1 + at - back) * channels + channel, mask=mask & before, other=0.0)
         weight = tl.load(conv_ptr + tap * channels + channel, mask=mask, other=0.0)
         total += weight * (now.to(tl.float32) + old.to(tl.float32))
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + channel, mask=mask, other=0.0)
     return _silu(total)
 
 
@@ -82,9 +87,11 @@ def _advance_kernel(
     rate, dt_bias = tl.load(decay_ptr + head), tl.load(dt_bias_ptr + head)
     for row in range(start, end):
         at = row - start
-        q = _convolved(x_ptr, tail_ptr, conv_ptr, query_channel, in_key, row, at, stride, CHANNELS, begins, TAPS)
-        k = _convolved(x_ptr, tail_ptr, conv_ptr, key_channel, in_key, row, at, stride, CHANNELS, begins, TAPS)
-        v = _convolved(x_ptr, tail_ptr, conv_ptr, value_channel, in_value, row, at, stride, CHANNELS, begins, TAPS)
+        q = _convolved(x_ptr, tail_ptr, conv_ptr, None, query_channel, in_key, row, at, stride, CHANNELS, begins, TAPS)
+        k = _convolved(x_ptr, tail_ptr, conv_ptr, None, key_channel, in_key, row, at, stride, CHANNELS, begins, TAPS)
+        v = _convolved(
+            x_ptr, tail_ptr, conv_ptr, None, value_channel, in_value, row, at, stride, CHANNELS, begins, TAPS
+        )
         q = q * (tl.rsqrt(tl.sum(q * q, axis=0) + length_eps) / tl.sqrt(KEY_DIM * 1.0))
         k = k * tl.rsqrt(tl.sum(k * k, axis=0) + length_eps)
         gates = gates_ptr + row * 2 * VALUE_HEADS + head

@@ -19,6 +19,7 @@ from tests.worker.kernels.harness.quantized import quantized, with_scales
 from tests.worker.kernels.harness.sampling import Row, params_of
 from worker.kernels.delta_net import DeltaNetShape, DeltaNetWeights
 from worker.kernels.gpu.packed_codes import pack_codes
+from worker.kernels.mamba2 import Mamba2Shape, Mamba2Weights
 from worker.kernels.quantize import quantize
 from worker.kernels.quantized_weight import E2M1, INT4, INT8, NF4
 from worker.kernels.recurrent_state import NO_STATE, RecurrentState
@@ -61,6 +62,23 @@ def states() -> Iterable[Tensor]:
     slots, starts = ([NO_STATE, 1, 1, 2], [3, 4, 5, 0]), [0, 3, 4, 8, 8]
     yield delta_net_triton(
         random(8, sum(shape.projected), dtype=HALF), random(8, 8, dtype=HALF), weights, shape, state,
+        *(torch.tensor(one, dtype=torch.int32) for one in (*slots, starts)), 1e-6,
+    )  # fmt: skip
+    yield from (state.memory, state.tail)
+
+
+def scans() -> Iterable[Tensor]:
+    from worker.kernels.gpu.mamba2 import mamba2_triton
+
+    shape = Mamba2Shape(heads=4, head_dim=40, groups=2, state_size=12, taps=3)
+    small = (random(3, shape.channels), random(shape.channels), -random(4, seed=1).abs(), random(4), random(4, seed=2))
+    state = RecurrentState.zeros(shape, 6, HALF, torch.device("cpu"))
+    state.memory.normal_(generator=torch.Generator().manual_seed(0))
+    state.tail.normal_(generator=torch.Generator().manual_seed(1))
+    slots, starts = ([NO_STATE, 1, 1, 2], [3, 4, 5, 0]), [0, 3, 4, 8, 8]
+    yield mamba2_triton(
+        random(8, sum(shape.projected), dtype=HALF), random(8, 4, dtype=HALF),
+        Mamba2Weights(*small, random(160, dtype=HALF, seed=3)), shape, state,
         *(torch.tensor(one, dtype=torch.int32) for one in (*slots, starts)), 1e-6,
     )  # fmt: skip
     yield from (state.memory, state.tail)
@@ -209,6 +227,7 @@ KERNELS: dict[Run, set[str]] = {
     norms: {"_rms_norm_kernel"},
     states: {"_advance_kernel", "_gated_norm_kernel"},
     convolutions: {"_short_conv_kernel"},
+    scans: {"_scan_kernel", "_norm_gated_kernel"},
     gates: {"_act_and_mul_kernel", "_activate_kernel", "_output_gate_kernel"},
     writes: {"_rotary_kernel", "_store_kv_kernel"},
     heads: {"_qkv_rope_write_kernel"},

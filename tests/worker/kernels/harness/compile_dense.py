@@ -22,6 +22,7 @@ from worker.kernels.gpu import (
     act_and_mul,
     activate,
     delta_net,
+    mamba2,
     qkv_rope_write,
     quantize,
     rotary,
@@ -175,6 +176,15 @@ SMALL = [
     Variant(
         delta_net._gated_norm_kernel, [F, X, X, X, "i32", "fp32"], {"HEADS": 32, "SIZE": 128, "BLOCK": 128},
         {"num_warps": 1}, odd=("stride",),
+    ),
+    Variant(
+        mamba2._scan_kernel, [X, X, F, F, F, F, F, X, F, I32, I32, I32, F, "i32"],
+        {"HEADS": 48, "HEAD_DIM": 64, "GROUPS": 1, "STATE": 128, "PADDED_DIM": 64, "TAPS": 4, "BLOCK_N": 128,
+         "BLOCK_P": delta_net.COLUMNS}, odd=("stride",),
+    ),
+    Variant(
+        mamba2._norm_gated_kernel, [F, X, X, X, "i32", "fp32"], {"GROUPS": 1, "SIZE": 3072, "BLOCK": 4096},
+        odd=("stride",),
     ),
     tokens(3072, INT8),
     tokens(9728, FP8),

@@ -3,9 +3,10 @@
  * It computes the same steps as the loop in worker/model/decoder.py and only calls kernels, so it gives the same bits.
  * Every kernel is passed as a function for its dtype and instruction set. All buffers are overwritten: x is the
  * residual stream, h the normed rows; `projected` holds the qkv or the gate and up projections; `q` the query heads;
- * `inner` the output of attention, of the gated delta rule, of a short convolution, or of the activation. */
+ * `inner` the output of attention, of a recurrent layer, or of the activation. */
 #include "delta_net.h"
 #include "experts.h"
+#include "mamba2.h"
 #include "short_conv.h"
 #include <string.h>
 
@@ -20,6 +21,7 @@ typedef void QkvRopeWrite(const char *qkv, char *q, char *cache_k, char *cache_v
 typedef void Activate(const char *x, char *out, const float *parameters, long t, long n, int activation, int threads);
 typedef void OutputGate(const char *x, const char *gate, char *out, long t, long n, int threads);
 typedef void GatedDeltaRule(const DeltaNet *n);
+typedef void SelectiveScan(const Mamba2 *n);
 typedef void ConvolveShort(const ShortConv *n);
 typedef void ScaleRows(char *x, const float *scales, const int64_t *positions, long t, long n, int threads);
 typedef int Attention(const char *q, const char *cache_k, const char *cache_v, const int32_t *query_start_loc,
@@ -39,13 +41,15 @@ typedef struct {
     ScaleRows *scale_rows;
     OutputGate *output_gate;
     GatedDeltaRule *delta_net;
+    SelectiveScan *mamba2;
     ConvolveShort *short_conv;
 } Kernels;
 
 typedef struct {
     const void *before_attention, *after_attention, *before_mlp, *after_mlp; /* norms, which may be NULL */
-    const Weight *qkv, *gates, *o; /* gates: of the output, or b and a of the gated delta rule; may be NULL */
-    const DeltaNet *delta;         /* without the fields of a step; NULL in other layers, as is conv */
+    const Weight *qkv, *gates, *o; /* gates: of the output, b and a of the gated delta rule, or dt of Mamba-2; may be NULL */
+    const DeltaNet *delta;         /* without the fields of a step; NULL in other layers, as are mamba and conv */
+    const Mamba2 *mamba;
     const ShortConv *conv;
     const Weight *gate_up, *down, *shared_gate; /* of the shared expert if there are experts; may be NULL then */
     const float *activation;                    /* parameters, which may be NULL */
@@ -76,7 +80,7 @@ typedef struct {
 } Model;
 
 typedef struct {
-    char *x, *h, *projected, *gates, *q, *inner, *scratch; /* scratch: of the gated delta rule, and of the experts */
+    char *x, *h, *projected, *gates, *q, *inner, *scratch; /* scratch: of recurrent layers, and of the experts */
     char *inputs; /* [t][num_layers][input_size], or NULL */
     const int64_t *logits_indices;            /* ascending */
     const int32_t *read_slots, *write_slots; /* NULL without recurrent states */
@@ -110,21 +114,35 @@ static int project(const Model *m, const Step *s, const Layer *l) {
     return m->kernels.gemm(jobs, l->gates ? 2 : 1, m->is_bf16, s->threads);
 }
 
+/* Sets the fields of a step that all recurrent layers have. */
+#define SET_STEP(n, s)                                                                                    \
+    n.threads = s->threads, n.seqs = s->seqs, n.projected = s->projected, n.out = s->inner,               \
+    n.read_slots = s->read_slots, n.write_slots = s->write_slots, n.query_start_loc = s->query_start_loc
+
 static int delta_block(const Model *m, const Step *s, const Layer *l) {
     DeltaNet n = *l->delta;
     if (project(m, s, l)) return 1;
-    n.threads = s->threads, n.seqs = s->seqs, n.projected = s->projected, n.gates = s->gates, n.out = s->inner;
-    n.read_slots = s->read_slots, n.write_slots = s->write_slots, n.query_start_loc = s->query_start_loc;
+    SET_STEP(n, s);
+    n.gates = s->gates;
     n.rates = (float *)s->scratch, n.mixed = n.rates + s->t * 2 * n.value_heads;
     m->kernels.delta_net(&n);
+    return 0;
+}
+
+static int mamba_block(const Model *m, const Step *s, const Layer *l) {
+    Mamba2 n = *l->mamba;
+    if (project(m, s, l)) return 1;
+    SET_STEP(n, s);
+    n.steps = s->gates, n.rates = (float *)s->scratch, n.mixed = n.rates + s->t * 2 * n.heads;
+    m->kernels.mamba2(&n);
     return 0;
 }
 
 static int conv_block(const Model *m, const Step *s, const Layer *l) {
     ShortConv n = *l->conv;
     if (project(m, s, l)) return 1;
-    n.threads = s->threads, n.seqs = s->seqs, n.projected = s->projected, n.inputs = s->scratch, n.out = s->inner;
-    n.read_slots = s->read_slots, n.write_slots = s->write_slots, n.query_start_loc = s->query_start_loc;
+    SET_STEP(n, s);
+    n.inputs = s->scratch;
     m->kernels.short_conv(&n);
     return 0;
 }
@@ -142,6 +160,13 @@ static int attention_block(const Model *m, const Step *s, const Layer *l) {
         return 1;
     if (l->gates) m->kernels.output_gate(s->inner, s->gates, s->inner, s->t, m->heads * l->d, s->threads);
     return 0;
+}
+
+/* Writes to `inner` what the layer mixes from its rows and those before them. */
+static int mix(const Model *m, const Step *s, const Layer *l) {
+    if (l->delta) return delta_block(m, s, l);
+    if (l->mamba) return mamba_block(m, s, l);
+    return l->conv ? conv_block(m, s, l) : attention_block(m, s, l);
 }
 
 static int mlp(const Model *m, const Step *s, const Layer *l, char *out) {
@@ -241,7 +266,7 @@ __attribute__((visibility("default"))) int decoder_forward(const Model *m, const
     for (long i = 0; i < m->num_layers; i++) {
         const Layer *l = &m->layers[i];
         ++*m->layers_started;
-        if (l->delta ? delta_block(m, s, l) : l->conv ? conv_block(m, s, l) : attention_block(m, s, l)) return 1;
+        if (mix(m, s, l)) return 1;
         if (i + 1 == args->layers_of_all) { /* only the output rows are needed from here on */
             drop_other_rows(m, &step, l);
             if (!s->t) return 0;

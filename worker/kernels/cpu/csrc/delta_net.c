@@ -6,31 +6,21 @@
  * L1 cache meanwhile. */
 #include "delta_net.h"
 #include "convolution.h"
-#include <math.h>
+#include "state_columns.h"
 
-#define COLUMNS 32 /* columns of a state that are next to each other in memory */
-#define VECTORS (COLUMNS / SIMD_WIDTH)
-#define PARTS (SIMD_WIDTH / 4) /* as many as the registers hold */
-#define UNROLLED _Pragma("GCC unroll 8")
 #define MAX_KEY_DIM 256
 
-INLINE long min_long(long a, long b) { return a < b ? a : b; }
 INLINE long rows_of(const DeltaNet *n) { return n->query_start_loc[n->seqs]; }
 INLINE long keys_width(const DeltaNet *n) { return n->key_heads * n->key_dim; }
 INLINE long values_width(const DeltaNet *n) { return n->value_heads * n->value_dim; }
 INLINE long channels(const DeltaNet *n) { return 2 * keys_width(n) + values_width(n); }
 INLINE long width_of(const DeltaNet *n) { return channels(n) + values_width(n); } /* of a row of `projected` */
 INLINE long blocks_of(const DeltaNet *n) { return (n->value_dim + COLUMNS - 1) / COLUMNS; }
-INLINE float element(const char *row, long i, int is_bf16) {
-    return is_bf16 ? bf16_to_float(((const bf16 *)row)[i]) : ((const float *)row)[i];
-}
 
 INLINE Convolution convolution_of(const DeltaNet *n, long size) {
     return (Convolution){n->projected, width_of(n) * size, channels(n) * size, n->tails, n->conv, n->taps, channels(n),
                          n->seqs, n->read_slots, n->write_slots, n->query_start_loc};
 }
-
-INLINE vf silu(vf x) { return x / (broadcast(1.0f) + simd_exp(-x)); }
 
 static void scale_head(float *head, long d, float factor) {
     vf sum = {0};
@@ -55,73 +45,9 @@ INLINE void mix_row(const DeltaNet *n, const Convolution *c, long row, int is_bf
     float *rates = n->rates + row * 2 * n->value_heads;
     for (long head = 0; head < n->value_heads; head++) {
         float a = element(at, n->value_heads + head, is_bf16) + n->dt_bias[head];
-        rates[head] = expf(n->decay[head] * (a > 20.0f ? a : log1pf(expf(a))));
+        rates[head] = expf(n->decay[head] * softplus(a));
         rates[n->value_heads + head] = 1.0f / (1.0f + expf(-element(at, head, is_bf16)));
     }
-}
-
-typedef struct {
-    vf v[VECTORS];
-} Row; /* COLUMNS numbers */
-
-INLINE Row load_row(const float *p) {
-    Row row;
-    UNROLLED for (long j = 0; j < VECTORS; j++) row.v[j] = load_f32(p + j * SIMD_WIDTH);
-    return row;
-}
-
-INLINE Row scaled_sum(float factor, Row x, Row y) {
-    UNROLLED for (long j = 0; j < VECTORS; j++) y.v[j] += broadcast(factor) * x.v[j];
-    return y;
-}
-
-/* Sums over keys, in PARTS independent chains that hide the latency of multiply-adds. */
-typedef struct {
-    Row part[PARTS];
-} Sums;
-
-INLINE Row total(const Sums *sums) {
-    Row row = sums->part[0];
-    UNROLLED for (long part = 1; part < PARTS; part++)
-        UNROLLED for (long j = 0; j < VECTORS; j++) row.v[j] += sums->part[part].v[j];
-    return row;
-}
-
-/* Returns the sums over keys of state[key] * factor[key]. */
-INLINE Row recall(const float *state, const float *factor, long key_dim) {
-    Sums sums = {0};
-    long key = 0;
-    for (; key + PARTS <= key_dim; key += PARTS)
-        UNROLLED for (long i = 0; i < PARTS; i++)
-            sums.part[i] = scaled_sum(factor[key + i], load_row(state + (key + i) * COLUMNS), sums.part[i]);
-    for (; key < key_dim; key++) sums.part[0] = scaled_sum(factor[key], load_row(state + key * COLUMNS), sums.part[0]);
-    return total(&sums);
-}
-
-INLINE Row advance_row(const float *from, float *to, float decay, float key, Row delta) {
-    Row row = load_row(from);
-    UNROLLED for (long j = 0; j < VECTORS; j++) {
-        row.v[j] = row.v[j] * broadcast(decay) + broadcast(key) * delta.v[j];
-        store_f32(to + j * SIMD_WIDTH, row.v[j]);
-    }
-    return row;
-}
-
-/* Sets to = from * decay + key * delta, and returns the sums over keys of to[key] * query[key]. */
-INLINE Row advance(const float *from, float *to, float decay, const float *key, Row delta, const float *query,
-                   long key_dim) {
-    Sums sums = {0};
-    long at = 0;
-    for (; at + PARTS <= key_dim; at += PARTS)
-        UNROLLED for (long i = 0; i < PARTS; i++) {
-            long row = (at + i) * COLUMNS;
-            sums.part[i] = scaled_sum(query[at + i], advance_row(from + row, to + row, decay, key[at + i], delta),
-                                      sums.part[i]);
-        }
-    for (; at < key_dim; at++)
-        sums.part[0] = scaled_sum(query[at], advance_row(from + at * COLUMNS, to + at * COLUMNS, decay, key[at], delta),
-                                  sums.part[0]);
-    return total(&sums);
 }
 
 /* Advances COLUMNS columns of a head's state through the tokens of a sequence. Results replace the values. */

@@ -1,0 +1,149 @@
+"""Mamba-2 (arXiv 2405.21060): a layer whose sequences have a state of fixed size, no K/V.
+
+For each head of a sequence the state is a matrix S [state_size, head_dim]. A token with input x [head_dim], step dt,
+and vectors b and c [state_size], which the heads of a group share, changes it and reads it:
+
+    S = exp(dt * A) * S + b (dt * x)^T;  output = S^T c + D * x
+
+Before that, x, b and c pass a short causal convolution over the last `taps` tokens and SiLU; dt passes softplus.
+Afterwards the output is multiplied by SiLU of its gate, and has an RMS norm over the heads of a group.
+
+The state advances token by token in every implementation, as in delta_net.py and for the same reason.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker.kernels.cpu import mamba2 as in_c
+from worker.kernels.recurrent_state import NO_STATE, RecurrentState
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Shape:
+    """The sizes of a layer. Consecutive heads belong to a group."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+    taps: int  # inputs of the convolution
+
+    @property
+    def values(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> Sequence[int]:
+        """Widths of x, b and c, which are next to each other."""
+        return self.values, self.groups * self.state_size, self.groups * self.state_size
+
+    @property
+    def channels(self) -> int:
+        return sum(self.mixed)
+
+    @property
+    def projected(self) -> Sequence[int]:
+        """Widths of what the input is projected to besides dt: output gates; x, b and c."""
+        return self.values, self.channels
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        return self.taps - 1, self.channels
+
+    @property
+    def memory(self) -> int:
+        """The matrices of all heads, with padding."""
+        return self.heads * self.state_size * in_c.padded_columns(self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Weights:
+    """The small weights of a layer."""
+
+    conv: Tensor  # [taps, channels] float32
+    conv_bias: Tensor  # [channels] float32
+    decay: Tensor  # [heads] float32, negative: A = -exp(A_log)
+    dt_bias: Tensor  # [heads] float32
+    skip: Tensor  # [heads] float32: D
+    norm: Tensor  # [values]
+
+
+def mamba2(
+    projected: Tensor,
+    steps: Tensor,
+    weights: Mamba2Weights,
+    shape: Mamba2Shape,
+    state: RecurrentState,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    query_start_loc: Tensor,
+    eps: float,
+) -> Tensor:
+    """Returns the gated output [T, values] in the dtype of `projected`, and writes the new state of every sequence.
+
+    projected [T, sum of shape.projected], steps [T, heads]: dt before its bias; read_slots, write_slots [S] int32,
+    query_start_loc [S + 1] int32. A slot that one sequence writes must not be read in the same step.
+    """
+    if projected.is_cuda:
+        from worker.kernels.gpu.mamba2 import mamba2_triton
+
+        return mamba2_triton(projected, steps, weights, shape, state, read_slots, write_slots, query_start_loc, eps)
+    run = in_c.mamba2 if in_c.supports(projected.dtype, shape) else mamba2_torch
+    return run(projected, steps, weights, shape, state, read_slots, write_slots, query_start_loc, eps)
+
+
+def mamba2_torch(
+    projected: Tensor,
+    steps: Tensor,
+    weights: Mamba2Weights,
+    shape: Mamba2Shape,
+    state: RecurrentState,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    query_start_loc: Tensor,
+    eps: float,
+) -> Tensor:
+    """Computes the same as `mamba2`. The memory of a slot is [heads, state_size, head_dim], then padding."""
+    gates, mixed = projected.split_with_sizes(shape.projected, dim=1)
+    dt, out = F.softplus(steps.float() + weights.dt_bias), torch.empty_like(gates, dtype=torch.float32)
+    ends = query_start_loc.tolist()
+    for seq, (read, write) in enumerate(zip(read_slots.tolist(), write_slots.tolist(), strict=True)):
+        rows = slice(ends[seq], ends[seq + 1])
+        if rows.start == rows.stop:
+            continue
+        tail, memory = _load(state, shape, read)
+        inputs = torch.cat((tail, mixed[rows]))  # [taps - 1 + rows, channels]
+        windows = inputs.float().unfold(0, shape.taps, 1)  # [rows, channels, taps]
+        convolved = F.silu((windows * weights.conv.T).sum(2) + weights.conv_bias)
+        out[rows], memory = _advance(convolved, dt[rows], weights, shape, memory)
+        state.tail[write] = inputs[len(inputs) - shape.taps + 1 :]
+        state.memory[write, : memory.numel()] = memory.flatten()
+    gated = (out * F.silu(gates.float())).unflatten(1, (shape.groups, -1))
+    normed = gated * torch.rsqrt(gated.square().mean(2, keepdim=True) + eps)
+    return (normed.flatten(1) * weights.norm.float()).to(projected.dtype)
+
+
+def _load(state: RecurrentState, shape: Mamba2Shape, slot: int) -> tuple[Tensor, Tensor]:
+    """Returns the tail and the matrices [heads, state_size, head_dim] of a slot."""
+    sizes = (shape.heads, shape.state_size, shape.head_dim)
+    if slot == NO_STATE:
+        return torch.zeros_like(state.tail[0]), torch.zeros(sizes, device=state.memory.device)
+    return state.tail[slot], state.memory[slot, : torch.Size(sizes).numel()].view(sizes)
+
+
+def _advance(
+    mixed: Tensor, dt: Tensor, weights: Mamba2Weights, shape: Mamba2Shape, memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the output [rows, values] and the state after the last row. mixed [rows, channels], dt [rows, heads]."""
+    x, b, c = mixed.split_with_sizes(shape.mixed, dim=1)
+    x, repeats, outputs = x.unflatten(1, (shape.heads, -1)), shape.heads // shape.groups, []
+    b, c = (part.unflatten(1, (shape.groups, -1)).repeat_interleave(repeats, dim=1) for part in (b, c))
+    for row in range(len(mixed)):
+        decay = (dt[row] * weights.decay).exp()[:, None, None]
+        memory = memory * decay + b[row, :, :, None] * (dt[row, :, None] * x[row])[:, None, :]
+        outputs.append(torch.einsum("hnp,hn->hp", memory, c[row]) + weights.skip[:, None] * x[row])
+    return torch.stack(outputs).flatten(1), memory
