@@ -90,6 +90,9 @@ def _stored(weights: dict[str, torch.Tensor], config: Metadata) -> dict[tuple[st
     for name, weight in _stacked_experts(weights).items():
         if ".act_fn." in name:
             continue
+        if "shared_mlp." in name:
+            found |= {(name, stored): part for stored, part in _of_shared_mlp(name, weight, config)}
+            continue
         if name.endswith("in_proj_qkvz.weight"):
             weights[name] = sorted = weight[_by_kind(config)]
             gates = config["linear_num_value_heads"] * config["linear_value_head_dim"]
@@ -99,6 +102,13 @@ def _stored(weights: dict[str, torch.Tensor], config: Metadata) -> dict[tuple[st
         stored = stored_name(names, name)
         found[name, stored] = weight[0] if stored.endswith("ffn_gate_inp_shexp.weight") else weight
     return found
+
+
+def _of_shared_mlp(name: str, weight: torch.Tensor, config: Metadata) -> list[tuple[str, torch.Tensor]]:
+    """Returns the parts of Granite 4's MLP, which is a shared expert where there are others, by their names in GGUF."""
+    layer, kind = name.split(".")[2], "_shexp" if config["num_local_experts"] else ""
+    parts = zip(("gate", "up"), weight.chunk(2), strict=True) if "input_linear" in name else [("down", weight)]
+    return [(f"blk.{layer}.ffn_{part}{kind}.weight", rows) for part, rows in parts]
 
 
 def _by_kind(config: Metadata) -> torch.Tensor:

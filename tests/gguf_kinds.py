@@ -36,6 +36,8 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
     Lfm2Config,
@@ -239,6 +241,15 @@ def _apertus() -> PreTrainedModel:
     return model
 
 
+def _granite_hybrid(**more: Any) -> PreTrainedModel:
+    """A model with Mamba-2 layers before and behind one with attention."""
+    sizes = {
+        "num_hidden_layers": 3, "layer_types": ["linear_attention", FULL, "linear_attention"], "mamba_n_heads": 8,
+        "mamba_d_head": 64, "mamba_n_groups": 2, "mamba_d_state": 32, "initializer_range": 0.05, **more,
+    }  # fmt: skip
+    return GraniteMoeHybridForCausalLM(GraniteMoeHybridConfig(**_granite(**sizes)))
+
+
 def _lfm2() -> PreTrainedModel:
     """A model whose first and last layers are short convolutions."""
     more = {"num_hidden_layers": 3, "layer_types": ["conv", FULL, "conv"], "block_auto_adjust_ff_dim": False}
@@ -315,6 +326,14 @@ KINDS = {
             OlmoeConfig(**SIZES | {"num_key_value_heads": 4}, num_experts=6, num_experts_per_tok=3)
         ),
     ),
+    "granite-hybrid": Kind(
+        "granitehybrid",
+        lambda: _granite_hybrid(num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=512),
+    ),
+    "granite-hybrid-moe": Kind(
+        "granitehybrid",
+        lambda: _granite_hybrid(num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=256),
+    ),
     "granite-moe": Kind(
         "granitemoe",
         lambda: GraniteMoeForCausalLM(GraniteMoeConfig(**_granite(num_local_experts=6, num_experts_per_tok=3))),
@@ -334,4 +353,7 @@ KINDS = {
     ),
 }
 
-MIXTURES = ("qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss", "olmoe", "granite-moe", "qwen3_5-moe", "qwen3-next")
+MIXTURES = (
+    "qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss", "olmoe", "granite-moe", "granite-hybrid-moe", "qwen3_5-moe",
+    "qwen3-next",
+)  # fmt: skip

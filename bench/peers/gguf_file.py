@@ -22,6 +22,7 @@ ARCHITECTURES = {  # model_type → architecture, where they differ
     "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
     "gemma3_text": "gemma3", "gemma4_text": "gemma4", "ministral3": "mistral3", "olmo3": "olmo2",
     "qwen3_next": "qwen3next", "cohere": "command-r", "hunyuan_v1_dense": "hunyuan-dense",
+    "granitemoehybrid": "granitehybrid",
     "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
 }  # fmt: skip
 RENAMED = {  # ends of names that the converter changes before it looks them up

@@ -13,7 +13,9 @@ import numpy.typing as npt
 Config = Mapping[str, Any]
 Array = npt.NDArray[Any]
 
-PAIRED_MODELS = ("llama", "mistral", "mixtral", "ministral3", "smollm3", "granite", "granitemoe", "arcee")
+PAIRED_MODELS = (
+    "llama", "mistral", "mixtral", "ministral3", "smollm3", "granite", "granitemoe", "granitemoehybrid", "arcee",
+)  # fmt: skip
 SHIFTED_MODELS = (  # norms are 1 + weight
     "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron",
 )  # fmt: skip
@@ -56,6 +58,10 @@ def stored_numbers(name: str, numbers: Array, config: Config) -> Array:
         numbers = -np.exp(numbers)
     if config["model_type"] in SHIFTED_MODELS and name.endswith("norm.weight") and ".linear_attn." not in name:
         numbers = numbers + np.float32(1)
+    if name.endswith((".mamba.A_log", ".mamba.D")):
+        return numbers[:, None]
+    if name.endswith(".mamba.norm.weight"):
+        return numbers.reshape(config["mamba_n_groups"], -1)
     if name.endswith(("conv1d.weight", "conv.conv.weight")):
         numbers = numbers[:, 0]
     return stored_rows(name, stored_columns(name, numbers, config), config)

@@ -10,7 +10,8 @@ import numpy.typing as npt
 Config = Mapping[str, Any]
 
 SCALINGS = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
-WITHOUT_HEAD_DIM = ("granite", "granitemoe", "olmo2", "olmoe")  # the converter does not write it for these
+# The converter does not write it for these.
+WITHOUT_HEAD_DIM = ("granite", "granitemoe", "granitemoehybrid", "olmo2", "olmoe")
 WITH_PATTERN = ("olmo3", "exaone4", "gemma4_text")  # it writes which layers have a window
 EPSILONS = {
     "cohere": "layer_norm_eps",
@@ -40,6 +41,8 @@ def hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:
     _experts(writer, config)
     if config.get("linear_num_key_heads"):
         _recurrent(writer, config)
+    if config.get("mamba_n_heads"):
+        _mamba(writer, config)
     for name, write in OF_FAMILIES.items():
         if config.get(name) is not None:
             write(writer, config[name])
@@ -49,7 +52,8 @@ def _same_in_all_layers(writer: gguf.GGUFWriter, config: Config, head_dim: int) 
     kv_heads = config["num_key_value_heads"]
     if config.get("conv_L_cache"):
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-        kv_heads = [0 if kind == "conv" else kv_heads for kind in config["layer_types"]]
+    if config.get("conv_L_cache") or config.get("mamba_n_heads"):
+        kv_heads = [kv_heads if kind == "full_attention" else 0 for kind in config["layer_types"]]
     writer.add_head_count_kv(kv_heads)
     if config.get("intermediate_size"):
         writer.add_feed_forward_length(config["intermediate_size"])
@@ -145,7 +149,7 @@ def _experts(writer: gguf.GGUFWriter, config: Config) -> None:
     size = config["intermediate_size"] if config["model_type"] == "gpt_oss" else config.get("moe_intermediate_size")
     if size:
         writer.add_expert_feed_forward_length(size)
-    if shared := config.get("shared_expert_intermediate_size"):
+    if shared := config.get("shared_expert_intermediate_size") or config.get("shared_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(shared)
 
 
@@ -157,3 +161,12 @@ def _recurrent(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_ssm_time_step_rank(heads)
     writer.add_ssm_inner_size(heads * size)
     writer.add_full_attention_interval(1 + config["layer_types"].index("full_attention"))
+
+
+def _mamba(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+    writer.add_ssm_state_size(config["mamba_d_state"])
+    writer.add_ssm_group_count(config["mamba_n_groups"])
+    writer.add_ssm_time_step_rank(config["mamba_n_heads"])
+    writer.add_ssm_inner_size(config["mamba_n_heads"] * config["mamba_d_head"])
+    writer.add_rope_scaling_finetuned(config["position_embedding_type"] == "rope")

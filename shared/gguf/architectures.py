@@ -48,6 +48,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4": Architecture("glm4", "Glm4ForCausalLM", dense.glm4),
     "granite": Architecture("granite", "GraniteForCausalLM", dense.granite),
     "granitemoe": Architecture("granitemoe", "GraniteMoeForCausalLM", mixtures.granite_moe),
+    "granitehybrid": Architecture(
+        "granitemoehybrid", "GraniteMoeHybridForCausalLM", hybrids.granite_hybrid, hybrids.sizes_of_granite
+    ),
     "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", dense.ernie4_5),
     "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", dense.exaone4),
     "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", dense.seed_oss),

@@ -135,12 +135,18 @@ def glm4(values: Hyperparameters, config: Config) -> Config:
 
 def granite(values: Hyperparameters, config: Config) -> Config:
     bias = {"attention_bias": has_bias(values, "attn_q"), "mlp_bias": has_bias(values, "ffn_down")}
+    values.expect("expert_shared_feed_forward_length", config["intermediate_size"])  # of Granite 4 without experts
     return whole_heads(values, config) | bias | factors_of_granite(values, config)
 
 
 def factors_of_granite(values: Hyperparameters, config: Config) -> Config:
-    """Granite's factors. What a file does not state has no effect; `finetuned` says whether positions are rotated."""
+    """Granite's factors, where all layers are rotated, as `finetuned` says."""
     values.expect("rope.scaling.finetuned", True)
+    return granite_factors(values, config)
+
+
+def granite_factors(values: Hyperparameters, config: Config) -> Config:
+    """Granite's factors. What a file does not state has no effect."""
     attention = values.number("attention.scale", 0.0) or config["head_dim"] ** -0.5
     factors = {name: values.number(stored, 0.0) or 1.0 for stored, name in MULTIPLIERS.items()}
     return factors | {"attention_multiplier": attention}

@@ -1,10 +1,12 @@
-"""What only the architectures with recurrent layers (Gated DeltaNet, short convolutions) have in config.json."""
+"""What only the architectures with recurrent layers have in config.json (Gated DeltaNet, Mamba-2, convolutions)."""
+
+from functools import partial
 
 from shared.gguf.container import Container
-from shared.gguf.dense import has_bias, part_of_heads, same_in_all_layers, whole_heads
+from shared.gguf.dense import granite_factors, has_bias, part_of_heads, same_in_all_layers, whole_heads
 from shared.gguf.errors import GgufError
 from shared.gguf.hyperparameters import Config, Hyperparameters
-from shared.gguf.mixtures import qwen_experts, shared_expert
+from shared.gguf.mixtures import experts, qwen_experts, shared_expert
 
 FULL_EVERY_NTH = 4
 SIZES = {  # name in GGUF → name in config.json
@@ -54,8 +56,11 @@ def _layer_types(values: Hyperparameters, layers: int) -> list[str]:
     return ["linear_attention" if one else "full_attention" for one in recurrent[:layers]]
 
 
-def sizes_of_lfm2(values: Hyperparameters) -> Config:
-    """Files of LFM2 state key heads layer by layer; layers without key heads are short convolutions."""
+def sizes_by_layer(values: Hyperparameters, recurrent: str) -> Config:
+    """Some files state key heads layer by layer, and layers without key heads are recurrent.
+
+    recurrent: the type of such layers in config.json.
+    """
     container, key = values.container, values.key("attention.head_count_kv")
     heads = container.entries(key, int)
     attending = {count for count in heads if count}
@@ -63,8 +68,38 @@ def sizes_of_lfm2(values: Hyperparameters) -> Config:
         raise GgufError(f"{container.name}: {key} {heads} must be 0 or the same number for every layer")
     stated = {**container.metadata, key: attending.pop()}
     same = Hyperparameters(Container(container.name, stated, container.tensors), values.architecture, values.seen)
-    kinds = ["full_attention" if count else "conv" for count in heads]
+    kinds = ["full_attention" if count else recurrent for count in heads]
     return same_in_all_layers(same) | {"layer_types": kinds}
+
+
+sizes_of_lfm2 = partial(sizes_by_layer, recurrent="conv")
+sizes_of_granite = partial(sizes_by_layer, recurrent="linear_attention")
+
+
+def granite_hybrid(values: Hyperparameters, config: Config) -> Config:
+    """Granite 4. Its `finetuned` says whether queries and keys are rotated."""
+    values.seen.add("rope.scaling.finetuned")
+    rotated = values.container.flag(values.key("rope.scaling.finetuned"), True)
+    inner, heads = values.integer("ssm.inner_size"), values.integer("ssm.time_step_rank")
+    if heads < 1 or inner % heads or inner % config["hidden_size"]:
+        raise GgufError(f"{values.container.name}: {values.key('ssm.inner_size')} {inner} does not fit the rest of it")
+    size = config["intermediate_size"]
+    chosen = {"num_local_experts": 0, "num_experts_per_tok": 0}
+    if values.integer("expert_count", 0):
+        chosen = experts(values, "num_local_experts", normalized=True)
+        size = values.integer("expert_shared_feed_forward_length")
+    values.expect("expert_shared_feed_forward_length", size)
+    return whole_heads(values, config) | granite_factors(values, config) | chosen | {
+        "attention_bias": has_bias(values, "attn_q"),
+        "position_embedding_type": "rope" if rotated else None,
+        "shared_intermediate_size": size,
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": values.integer("ssm.group_count"),
+        "mamba_d_state": values.integer("ssm.state_size"),
+        "mamba_d_conv": values.integer("ssm.conv_kernel"),
+        "mamba_expand": inner // config["hidden_size"],
+    }  # fmt: skip
 
 
 def lfm2(values: Hyperparameters, config: Config) -> Config:

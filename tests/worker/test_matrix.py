@@ -50,7 +50,9 @@ from worker.schedule.sequence import Row, Sequence
 PROMPT, NEW, CROWD = 70, 12, 16
 CHECKPOINTS = 8  # slots for recurrent states besides those of running sequences: too few for all, so some are evicted
 FEW = 5  # others, beside whom there are rows left for drafts
-FAMILIES = ("llama", "qwen3", "gemma3", "qwen3-moe", "mixtral", "gpt-oss", "cohere2", *GEMMA4, *HYBRID[:-1])  # the last has experts, too
+FAMILIES = (  # the last of HYBRID has the layers of the one before it
+    "llama", "qwen3", "gemma3", "qwen3-moe", "mixtral", "gpt-oss", "cohere2", *GEMMA4, *HYBRID[:-1],
+)  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16)
 GGUF = ("GGUF Q4_K_M", "llama")  # Q6_K beside Q4_K in one stacked linear
 MXFP4_EXPERTS = ("MXFP4 experts", "gpt-oss")

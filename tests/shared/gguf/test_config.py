@@ -18,6 +18,10 @@ OF_EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_le
 MIXTURES = ("qwen2moe", "qwen3moe", "gpt-oss", "qwen3next", "qwen35moe")
 SMALL_MIXTURES = ("olmoe", "granitemoe")  # whose experts have the size of a dense model's feed-forward
 RECURRENT = ("qwen3next", "qwen35", "qwen35moe")
+OF_MAMBA = {
+    "ssm.conv_kernel": 4, "ssm.state_size": 6, "ssm.group_count": 1, "ssm.time_step_rank": 4, "ssm.inner_size": 16,
+    "attention.head_count_kv": [0, 2], "rope.scaling.finetuned": False,
+}  # fmt: skip
 LAYER_NORMS = ("command-r", "cohere2", "starcoder2", "nemotron")
 OF_STATES = {
     "ssm.conv_kernel": 4, "ssm.state_size": 6, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 20,
@@ -37,6 +41,7 @@ def container(architecture: str, change: dict[str, Any] | None = None, **types: 
     values |= {"expert_count": 8, "expert_used_count": 2} if architecture in SMALL_MIXTURES else {}
     values |= OF_STATES if architecture in RECURRENT else {}
     values |= {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2]} if architecture == "lfm2" else {}
+    values |= OF_MAMBA if architecture == "granitehybrid" else {}
     if architecture in LAYER_NORMS:
         values["attention.layer_norm_epsilon"] = values.pop("attention.layer_norm_rms_epsilon")
     metadata = {f"{architecture}.{name}": value for name, value in values.items()}
@@ -150,6 +155,16 @@ def test_tensors_tell_heads_biases_and_number_formats() -> None:
                            "hunyuan-dense.rope.scaling.original_context_length": 512}, {"rope_scaling": None}),
         ("apertus", {}, {"rope_scaling": {"rope_type": "default"}, "hidden_act": "xielu"}),
         ("nemotron", {"nemotron.rope.dimension_count": 2}, {"partial_rotary_factor": 0.5, "mlp_bias": False}),
+        ("granitehybrid", {}, {
+            "layer_types": ["linear_attention", "full_attention"], "num_local_experts": 0, "mamba_n_heads": 4,
+            "mamba_d_head": 4, "mamba_n_groups": 1, "mamba_d_state": 6, "mamba_d_conv": 4, "mamba_expand": 2,
+            "position_embedding_type": None, "shared_intermediate_size": 16, "logits_scaling": 1.0}),
+        ("granitehybrid", {"granitehybrid.expert_count": 8, "granitehybrid.expert_used_count": 2,
+                           "granitehybrid.expert_shared_feed_forward_length": 24,
+                           "granitehybrid.rope.scaling.finetuned": True},
+         {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 24,
+          "position_embedding_type": "rope"}),
+        ("granite", {"granite.expert_shared_feed_forward_length": 16}, {"intermediate_size": 16}),
         ("lfm2", {}, {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "num_key_value_heads": 2,
                       "block_auto_adjust_ff_dim": False}),
         ("exaone4", {}, {"sliding_window": 0, "layer_types": ["full_attention"] * 2}),

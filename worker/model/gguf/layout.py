@@ -6,6 +6,7 @@ shifted norms   1 was added to the weights of norms that multiply by 1 + weight
 decays          A_log became -exp(A_log)
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,20 +17,20 @@ from torch import Tensor
 from shared.gguf.index import Index, TiledHeads
 from worker.model.checkpoint import CheckpointError
 
-PAIRED_ARCHITECTURES = ("llama", "smollm3", "granite", "granitemoe", "mistral3", "arcee")
+PAIRED_ARCHITECTURES = ("llama", "smollm3", "granite", "granitemoe", "mistral3", "arcee", "granitehybrid")
 PAIRED = re.compile(r".*\.self_attn\.(q|k|qkv)_proj\.(weight|bias)")
 SHIFTED_ARCHITECTURES = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe", "nemotron")
 SHIFTED = re.compile(r".*(?<!\.linear_attn\.)norm\.weight")
-DECAYS = re.compile(r".*\.linear_attn\.A_log")
+DECAYS = re.compile(r".*\.(linear_attn|mamba)\.A_log")
 # Rows of value heads, behind rows of queries and keys if there are any; rows of one number each; columns.
 OF_VALUES = re.compile(r".*\.linear_attn\.(in_proj_qkv|in_proj_z|conv1d)\.weight")
 OF_VALUE_HEADS = re.compile(r".*\.linear_attn\.(A_log|dt_bias|in_proj_[ab]\.weight)")
 BY_VALUES = re.compile(r".*\.linear_attn\.out_proj\.weight")
 # Tensors that have dimensions of size 1 in Hugging Face checkpoints only: a weight of one row, kernels of channels.
-ONE_ROW, ONE_INPUT = (
-    re.compile(r".*\.mlp\.shared_expert_gate\.weight"),
-    re.compile(r".*\.(linear_attn\.conv1d|conv\.conv)\.weight"),
-)
+ONE_ROW = re.compile(r".*\.mlp\.shared_expert_gate\.weight")
+ONE_INPUT = re.compile(r".*\.(linear_attn\.conv1d|mamba\.conv1d|conv\.conv)\.weight")
+# Vectors that files have as matrices: one row for each number, or for each group.
+FLAT = re.compile(r".*\.mamba\.(A_log|D|norm\.weight)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,9 @@ def _log_of_decay(stored: Tensor, name: str) -> Tensor:
 
 
 def hugging_face_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of a tensor in a Hugging Face checkpoint, with its dimensions of size 1."""
+    """Returns the shape of a tensor in a Hugging Face checkpoint, with its dimensions of size 1 or without."""
+    if FLAT.fullmatch(name):
+        return (math.prod(shape),)
     if ONE_ROW.fullmatch(name) and len(shape) == 1:
         return 1, *shape
     return (shape[0], 1, shape[1]) if ONE_INPUT.fullmatch(name) and len(shape) == 2 else shape

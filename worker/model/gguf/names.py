@@ -42,6 +42,9 @@ LFM2 = {
     "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2", "shortconv.conv": "conv.conv",
     "shortconv.in_proj": "conv.in_proj", "shortconv.out_proj": "conv.out_proj",
 }  # fmt: skip
+MAMBA = {
+    "ssm_in": "mamba.in_proj", "ssm_conv1d": "mamba.conv1d", "ssm_norm": "mamba.norm", "ssm_out": "mamba.out_proj",
+}  # fmt: skip
 SPECIAL: Mapping[str, Mapping[str, str]] = {
     "gemma2": GEMMA,
     "gemma3": GEMMA,
@@ -59,6 +62,7 @@ SPECIAL: Mapping[str, Mapping[str, str]] = {
     "hunyuan-dense": {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
     "apertus": {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
     "lfm2": LFM2,
+    "granitehybrid": MAMBA,
     "qwen3next": DELTA_NET,
     "qwen35": DELTA_NET,
     "qwen35moe": DELTA_NET,
@@ -75,6 +79,7 @@ NO_MODULES = {
     "xielu.alpha_p": "mlp.act_fn.alpha_p", "xielu.alpha_n": "mlp.act_fn.alpha_n", "xielu.beta": "mlp.act_fn.beta",
     "xielu.eps": "mlp.act_fn.eps",
 }  # fmt: skip
+MAMBA_PARAMETERS = {"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"}
 BESIDE_MLP = ("gemma4",)  # architectures whose experts are no part of an `mlp`
 ONE_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d+)")  # old files of Mixtral
 NOT_READ = re.compile(
@@ -94,8 +99,9 @@ def hugging_face_name(name: str, architecture: str) -> str:
 
 
 def _in_layer(name: str, architecture: str) -> str | None:
-    if name in NO_MODULES:
-        return NO_MODULES[name]
+    parameters = NO_MODULES | (MAMBA_PARAMETERS if SPECIAL.get(architecture) is MAMBA else {})
+    if name in parameters:
+        return parameters[name]
     module, _, kind = name.rpartition(".")
     if parameter := PARAMETERS.get(module):
         parameter = parameter.removeprefix("mlp.") if architecture in BESIDE_MLP else parameter

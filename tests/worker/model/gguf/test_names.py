@@ -20,7 +20,9 @@ def test_names_are_the_inverse_of_ggufs(kind: str) -> None:
     names = gguf.get_tensor_name_map(arch, 10)
     model = model_of(kind)
     for name in model.state_dict():
-        if (name == "lm_head.weight" and model.config.tie_word_embeddings) or ".experts." in name or ".act_fn." in name:
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        if any(part in name for part in (".experts.", ".act_fn.", ".shared_mlp.")):
             continue
         assert hugging_face_name(stored_name(names, name), architecture) == name
 
@@ -31,7 +33,7 @@ def test_every_tensor_of_a_mixture_of_experts_has_a_name(kind: str) -> None:
     arch = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture)
     unused = (gguf.MODEL_TENSOR.ROPE_FREQS, gguf.MODEL_TENSOR.ATTN_ROT_EMBD)
     names = [gguf.TENSOR_NAMES[tensor].format(bid=3) for tensor in gguf.MODEL_TENSORS[arch] if tensor not in unused]
-    kinds = {"ssm_a": "", "ssm_dt": ".bias"}
+    kinds = {"ssm_a": "", "ssm_d": "", "ssm_dt": ".bias"}
     found = [hugging_face_name(name + kinds.get(name.split(".")[-1], ".weight"), architecture) for name in names]
     assert len(set(found)) == len(names) > 10 and not [name for name in found if name.startswith("model.blk")]
 
@@ -77,3 +79,11 @@ def test_unknown_name_is_no_name_of_the_model_but_within_it(name: str) -> None:
 )
 def test_names_in_recurrent_layers(stored: str, name: str) -> None:
     assert hugging_face_name(f"blk.3.{stored}", "qwen3next") == f"model.layers.3.linear_attn.{name}"
+
+
+@pytest.mark.parametrize(
+    ("stored", "name"),
+    [("ssm_a", "A_log"), ("ssm_d", "D"), ("ssm_dt.bias", "dt_bias"), ("ssm_in.weight", "in_proj.weight")],
+)
+def test_names_in_layers_of_granite(stored: str, name: str) -> None:
+    assert hugging_face_name(f"blk.3.{stored}", "granitehybrid") == f"model.layers.3.mamba.{name}"
