@@ -125,7 +125,7 @@ def routes(state: AppState) -> list[Route]:
     """Returns the routes of the table, and those of the page, which need nothing of the app."""
     return [
         Route("/", playground.page),
-        Route("/web/{name}", playground.page),
+        Route("/web/{name:path}", playground.page),
         *(Route(path, partial(handler, state), methods=[method]) for method, path, handler in ROUTES),
     ]
 

@@ -1,6 +1,7 @@
 // A turn on the page. It draws what its turn has, once a frame: a fast stream costs no more than a slow one.
 
 import { Calls, copyOf } from "./calls.js";
+import { Prose } from "./prose.js";
 import { milliseconds, timingLine } from "./timing.js";
 import { tokenSpan } from "./tokens.js";
 
@@ -8,10 +9,13 @@ export class Answer {
   #log;
   #frame = 0;
   #drawn = { thought: 0, text: 0, tokens: 0 }; // how much of the turn the page shows
+  #hasMarkdown;
+  #prose; // the text as Markdown, from its first piece on
 
   // The question is hidden for results of tool calls, which are shown where they were typed.
-  constructor(log, turn) {
+  constructor(log, turn, hasMarkdown) {
     this.#log = log;
+    this.#hasMarkdown = hasMarkdown;
     this.turn = turn;
     const fresh = copyOf("turn");
     this.article = fresh.querySelector("article");
@@ -50,12 +54,19 @@ export class Answer {
     const drawn = this.#drawn;
     if (!scored) {
       extend(this.thoughts, thought.slice(drawn.thought));
-      extend(this.box, text.slice(drawn.text));
+      if (this.#hasMarkdown) this.#drawMarkdown();
+      else extend(this.box, text.slice(drawn.text));
     }
     for (const [i, token] of tokens.slice(drawn.tokens).entries()) {
       (token.thinks ? this.thoughts : this.box).append(token.top ? tokenSpan(token, drawn.tokens + i === 0) : token.text);
     }
     this.#drawn = { thought: thought.length, text: text.length, tokens: tokens.length };
+  }
+
+  #drawMarkdown() {
+    const { text, state } = this.turn;
+    if (text) this.#prose ??= new Prose(this.box);
+    this.#prose?.show(text, state !== "running");
   }
 
   #drawThought() {

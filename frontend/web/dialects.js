@@ -12,6 +12,7 @@ export const chat = {
   placeholder: "Say something. Enter sends, Shift+Enter makes a new line.",
   enterSends: true,
   takesFiles: true,
+  hasMarkdown: true, // its answers
   extras: ["system", "tools", "response_format"],
   probabilities: { logprobs: "true", top_logprobs: String(RIVALS) },
 
@@ -59,6 +60,7 @@ export const completion = {
   placeholder: "A text to go on with. Ctrl+Enter sends.",
   enterSends: false,
   takesFiles: false,
+  hasMarkdown: false,
   extras: ["response_format"],
   probabilities: { logprobs: String(RIVALS) },
 

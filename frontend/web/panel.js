@@ -3,10 +3,11 @@
 
 import { Failure } from "./api.js";
 import { copyOf } from "./calls.js";
+import { copyBy } from "./clipboard.js";
 import { Composer } from "./composer.js";
 import { Extras } from "./extras.js";
 import { blame, sampling, showsProbabilities } from "./knobs.js";
-import { bodyOf, copyBy, curl } from "./request.js";
+import { bodyOf, curl } from "./request.js";
 import * as store from "./store.js";
 import { watch } from "./tokens.js";
 import { Tree } from "./tree.js";

@@ -2,9 +2,9 @@
 
 import { Answer } from "./answer.js";
 import { copyOf } from "./calls.js";
+import { copyBy } from "./clipboard.js";
 import { sendsBy } from "./composer.js";
 import { folds } from "./files.js";
-import { copyBy } from "./request.js";
 import { waitsForResults } from "./turns.js";
 
 export class TurnView {
@@ -18,7 +18,7 @@ export class TurnView {
     this.turn = turn;
     this.#dialect = dialect;
     this.#acts = acts;
-    this.#answer = new Answer(log, turn);
+    this.#answer = new Answer(log, turn, dialect.hasMarkdown);
     this.article = this.#answer.article;
     this.#part(".files").append(...folds(turn.files));
     this.#listen();

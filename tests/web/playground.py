@@ -21,6 +21,11 @@ NOTE_LENGTHS = """() => {
 }"""
 
 
+def flat(text: str) -> str:
+    """Returns the text with single spaces: an answer in Markdown shows line breaks as paragraphs."""
+    return " ".join(text.split())
+
+
 class Playground:
     def __init__(self, page: Page, watch: Watch, url: str) -> None:
         self.page, self.watch, self.url = page, watch, url
@@ -40,7 +45,8 @@ class Playground:
 
     @property
     def answer(self) -> str:
-        return self.turn.locator(".answer").text_content() or ""
+        """The last answer as it is shown; see flat()."""
+        return flat(self.turn.locator(".answer").inner_text())
 
     @property
     def error(self) -> str:

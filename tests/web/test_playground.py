@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.e2e.server import Server
 from tests.web.browser import program, watched
-from tests.web.playground import NOTE_LENGTHS, Playground
+from tests.web.playground import NOTE_LENGTHS, Playground, flat
 
 pytestmark = pytest.mark.browser
 
@@ -42,7 +42,7 @@ def test_chat_answer_grows_token_by_token(ui: Playground, demo: Server) -> None:
     ui.set_field("seed", str(SEED))
     ui.page.evaluate(NOTE_LENGTHS)
     ui.send(STORY)
-    assert ui.answer == chat_answer_of(demo, STORY, seed=SEED, **fields)
+    assert ui.answer == flat(chat_answer_of(demo, STORY, seed=SEED, **fields))
     lengths = ui.page.evaluate("lengths")
     assert lengths == sorted(lengths)
     assert len(set(lengths)) > 10
@@ -53,11 +53,12 @@ def test_chat_second_question_sends_history(ui: Playground, demo: Server) -> Non
     ui.set_field("seed", str(SEED))
     ui.set_extra("system", "You are brief.")
     ui.send(STORY)
-    first = ui.answer
+    messages = [{"role": "system", "content": "You are brief."}, {"role": "user", "content": STORY}]
+    first = answer_of(demo, "/v1/chat/completions", messages=messages, seed=SEED)
+    assert ui.answer == flat(first)
     ui.send(CAPITAL)
-    roles = ("system", "You are brief."), ("user", STORY), ("assistant", first), ("user", CAPITAL)
-    messages = [{"role": role, "content": content} for role, content in roles]
-    second = answer_of(demo, "/v1/chat/completions", messages=messages, seed=SEED)
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": CAPITAL}]
+    second = flat(answer_of(demo, "/v1/chat/completions", messages=messages, seed=SEED))
     assert ui.answer == second != ""
     ui.of_turn("Regenerate").click()
     expect(ui.panel.locator(".turn")).to_have_count(2)
@@ -90,7 +91,7 @@ def test_completion_tab_equals_completions_api(ui: Playground, demo: Server) -> 
     ui.page.get_by_role("tab", name="Chat").press("ArrowRight")
     ui.send("Once upon a time", key="Control+Enter")
     expected = answer_of(demo, "/v1/completions", prompt="Once upon a time", temperature=0, stop=["\n", "never said"])
-    assert ui.answer == expected != ""
+    assert ui.answer == flat(expected) != ""
     assert 'finished: stop "\\n"' in ui.timing
     assert ui.turn.locator(".question").text_content() == "Once upon a time"
 
@@ -103,7 +104,9 @@ def test_token_click_shows_probabilities(ui: Playground, demo: Server, tab: str)
     ui.send(STORY, key="Control+Enter")
     tokens, rivals = ui.turn.locator(".answer .token"), ui.page.locator("#rivals .rival")
     plain = answer_of(demo, "/v1/completions", prompt=STORY, seed=SEED) if tab == "completion" else ""
-    assert "".join(tokens.all_text_contents()) == ui.answer == (plain or chat_answer_of(demo, STORY, seed=SEED))
+    assert (
+        flat("".join(tokens.all_text_contents())) == ui.answer == flat(plain or chat_answer_of(demo, STORY, seed=SEED))
+    )
     tokens.nth(4).click()
     expect(ui.page.locator("#rivals")).to_be_visible()
     assert rivals.count() >= 5
@@ -145,7 +148,7 @@ def test_copied_curl_command_gives_the_same_answer(ui: Playground, demo: Server)
     assert lines[-2:] == ["data: [DONE]", ""]
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    assert "".join(choice["delta"].get("content") or "" for choice in choices) == ui.answer != ""
+    assert flat("".join(choice["delta"].get("content") or "" for choice in choices)) == ui.answer != ""
 
 
 def test_schema_constrains_answer_and_invalid_schema_is_marked(ui: Playground) -> None:
@@ -179,7 +182,7 @@ def test_answer_with_killed_worker_is_complete(ui: Playground, demo: Server) -> 
     os.kill(before["pid"], signal.SIGKILL)
     assert len(ui.answer) < len(expected)
     ui.wait_for_state("done")
-    assert ui.answer == expected
+    assert ui.answer == flat(expected)
     worker = demo.until(lambda stats: stats["worker"]["pid"] not in (0, before["pid"]))["worker"]
     restarted = f"worker restarted: epoch {worker['epoch']}, pid {worker['pid']}"
     expect(ui.page.locator("#events li").filter(has_text=restarted)).to_have_count(1)

@@ -1,0 +1,111 @@
+// Markdown as nodes of the page. A model's answer is hostile input: no HTML is ever made from it or parsed. The parser gives
+// tokens, and this file makes an element for each, of a fixed set and with a fixed set of attributes; raw HTML stays text.
+
+import MarkdownIt from "./vendor/markdown-it.esm.min.mjs";
+
+import { codeBlock } from "./code.js";
+import { formula, readMaths } from "./maths.js";
+
+const LINKED = new Set(["http:", "https:", "mailto:"]);
+const ELEMENTS = new Set("p ul ol li blockquote table thead tbody tr th td em strong s hr br h2 h3 h4 h5 h6".split(" "));
+
+const parser = new MarkdownIt({ html: false, linkify: true, breaks: true });
+parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false }); // main.py is a file, not a host in Paraguay
+parser.validateLink = isLinked; // what is refused stays the text that it was
+readMaths(parser);
+
+// The whole text as a DocumentFragment.
+export function renderMarkdown(text) {
+  const whole = document.createDocumentFragment();
+  whole.append(...blocks(text, {}).map(({ node }) => node));
+  return whole;
+}
+
+// The blocks of a text, as {at: where in the text the block begins, node}. `env` keeps the definitions of links for further
+// texts; `env.open` says that the text goes on, so that a block which its end cuts off is shown as a part.
+export function blocks(text, env) {
+  const lines = [0, ...Array.from(text.matchAll(/\r\n?|\n/g), (end) => end.index + end[0].length)];
+  const count = lines.length - (lines.at(-1) === text.length ? 1 : 0);
+  const isCutOff = (token) => Boolean(env.open) && token.map[1] >= count;
+  const found = [];
+  let group = [];
+  for (const token of parser.parse(text, env)) {
+    group.push(token);
+    if (token.level || token.nesting === 1) continue;
+    found.push({ at: lines[group[0].map[0]], node: build(group, document.createDocumentFragment(), isCutOff).firstChild });
+    group = [];
+  }
+  return found;
+}
+
+// `stack` has the element that is being filled at its end.
+function build(tokens, root, isCutOff) {
+  const stack = [root];
+  for (const token of tokens) {
+    const parent = stack.at(-1);
+    if (token.nesting < 0) stack.pop();
+    else if (token.nesting > 0) stack.push(token.hidden ? parent : open(token, parent));
+    else if (token.type === "inline") build(token.children, parent, isCutOff);
+    else parent.append(leaf(token, isCutOff));
+  }
+  return root;
+}
+
+// Adds the element of a token to its parent, and returns it.
+function open(token, parent) {
+  if (token.type === "link_open") return parent.appendChild(link(token.attrGet("href")));
+  const node = element(token.type === "heading_open" ? `h${Math.min(6, Number(token.tag[1]) + 1)}` : token.tag); // h1 is the page's
+  if (token.type === "ordered_list_open") node.start = token.attrGet("start") ?? 1;
+  const aligned = /^text-align:(left|center|right)$/.exec(token.attrGet("style") ?? "");
+  if (aligned) node.style.textAlign = aligned[1];
+  if (token.type === "table_open") parent = parent.appendChild(scrolling());
+  return parent.appendChild(node);
+}
+
+// A wide table scrolls by itself, with the keyboard, too.
+function scrolling() {
+  const box = document.createElement("div");
+  return Object.assign(box, { className: "wide", tabIndex: 0, role: "region", ariaLabel: "Table" });
+}
+
+const element = (tag) => document.createElement(ELEMENTS.has(tag) ? tag : "span");
+
+function leaf(token, isCutOff) {
+  switch (token.type) {
+    case "softbreak":
+    case "hardbreak":
+      return element("br");
+    case "hr":
+      return element("hr");
+    case "code_inline":
+      return Object.assign(document.createElement("code"), { textContent: token.content });
+    case "fence":
+    case "code_block":
+      return codeBlock(token.content.replace(/\n$/, ""), token.info.trim().split(/\s+/)[0], isCutOff(token));
+    case "maths_inline":
+      return formula(token, "span");
+    case "maths_block":
+      return formula(token, "div");
+    case "image":
+      return refused(token);
+    default:
+      return token.content;
+  }
+}
+
+function isLinked(address) {
+  return URL.canParse(address) && LINKED.has(new URL(address).protocol);
+}
+
+function link(address) {
+  if (!isLinked(address)) return element("span");
+  return Object.assign(document.createElement("a"), { href: address, target: "_blank", rel: "noopener noreferrer" });
+}
+
+// An image would be fetched from where the model says, with what it says in the address: its description is shown instead.
+function refused(token) {
+  const node = link(token.attrGet("src"));
+  node.className = "refused";
+  node.textContent = `image not loaded: ${token.content || "without a description"}`;
+  return node;
+}

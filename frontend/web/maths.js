@@ -1,0 +1,82 @@
+// Formulas between $ $, \( \), $$ $$ and \[ \]: rules for the Markdown parser, and KaTeX, which sets them.
+
+import "./vendor/katex.min.js";
+
+const { katex } = globalThis;
+const DELIMITERS = [["$$", "$$"], ["\\[", "\\]"], ["\\(", "\\)"], ["$", "$"]];
+const DISPLAYED = DELIMITERS.slice(0, 2);
+const LONGEST = 10_000; // characters of a formula: the search for an end looks no further
+// `trust` would admit links and images. Sizes are in em.
+const OPTIONS = { trust: false, throwOnError: true, strict: "ignore", maxSize: 30, maxExpand: 300 };
+const STYLED = /\\(pmb|fcolorbox)/; // KaTeX writes their MathML with style attributes, which the page's policy refuses
+
+export function readMaths(parser) {
+  parser.inline.ruler.before("escape", "maths_inline", readInline);
+  parser.block.ruler.before("fence", "maths_block", readBlock, { alt: ["paragraph", "reference", "blockquote", "list"] });
+}
+
+function push(state, type, [open, close], content) {
+  const token = state.push(type, "", 0);
+  Object.assign(token, { content: content.trim(), markup: open, info: close });
+  return token;
+}
+
+function readInline(state, silent) {
+  const delimiters = DELIMITERS.find(([open]) => state.src.startsWith(open, state.pos));
+  if (!delimiters) return false;
+  const content = between(state.src.slice(state.pos, state.pos + LONGEST), ...delimiters);
+  if (content === null) return false;
+  if (!silent) push(state, "maths_inline", delimiters, content);
+  state.pos += delimiters[0].length + content.length + delimiters[1].length;
+  return true;
+}
+
+// What is between the delimiters at the start of `text`, or null. A single $ may be a price: a formula has no space inside of
+// its delimiters, and no digit after them.
+function between(text, open, close) {
+  const single = /^\$(?![\s$])((?:\\[^]|[^\\$])*?)(?<!\s)\$(?!\d)/;
+  if (open === "$") return single.exec(text)?.[1] || null;
+  const end = text.indexOf(close, open.length);
+  const content = text.slice(open.length, end);
+  return end > 0 && content.trim() ? content : null;
+}
+
+// A displayed formula begins a line and ends one; the lines between are not read as Markdown.
+function readBlock(state, first, last, silent) {
+  const start = state.bMarks[first] + state.tShift[first];
+  const delimiters = DISPLAYED.find(([open]) => state.src.startsWith(open, start));
+  if (!delimiters || state.sCount[first] - state.blkIndent >= 4) return false;
+  const lines = [];
+  for (let line = first; line < last && (state.isEmpty(line) || state.sCount[line] >= state.blkIndent); line++) {
+    const text = line > first ? state.getLines(line, line + 1, state.blkIndent, false) : state.src.slice(start + 2, state.eMarks[line]);
+    const end = text.indexOf(delimiters[1]);
+    lines.push(end < 0 ? text : text.slice(0, end));
+    if (end < 0) continue;
+    return !text.slice(end + 2).trim() && finishBlock(state, delimiters, lines, first, silent);
+  }
+  return Boolean(state.env.open) && finishBlock(state, [delimiters[0], ""], lines, first, silent); // its end is to come
+}
+
+function finishBlock(state, delimiters, lines, first, silent) {
+  if (silent) return true;
+  push(state, "maths_block", delimiters, lines.join("\n")).map = [first, first + lines.length];
+  state.line = first + lines.length;
+  return true;
+}
+
+// The formula of a token as an element; its source where its end is to come, or where KaTeX cannot read it.
+export function formula({ content, markup, info }, tag) {
+  const node = document.createElement(tag);
+  const displayMode = DISPLAYED.some(([open]) => open === markup);
+  node.className = displayMode ? "formula displayed" : "formula";
+  const output = STYLED.test(content) ? "html" : "htmlAndMathml";
+  try {
+    if (!info) throw new Error("not whole");
+    katex.render(content, node, { ...OPTIONS, displayMode, output });
+    if (output === "html") Object.assign(node, { role: "math", ariaLabel: content });
+  } catch {
+    node.replaceChildren(markup + content + info);
+    node.classList.add("source");
+  }
+  return node;
+}

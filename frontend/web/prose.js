@@ -1,0 +1,57 @@
+// Markdown that grows. A block is finished when another one follows: then it is never read again, and while an answer streams
+// only its last block is. The nodes that are there stay where they can, with their scroll position, selection and focus.
+
+import { blocks } from "./markdown.js";
+
+export class Prose {
+  #box;
+  #env = { open: true };
+  #text = "";
+  #read = 0; // characters of the finished blocks
+  #finished = 0; // their number, which is the number of their nodes
+
+  constructor(box) {
+    this.#box = box;
+    box.classList.add("prose");
+  }
+
+  // Shows all of the text that there is by now; `isWhole` says that no more will come.
+  show(text, isWhole) {
+    if (!text.startsWith(this.#text)) this.#begin();
+    this.#text = text;
+    this.#env.open = !isWhole;
+    if (isWhole && this.#env.references && Object.keys(this.#env.references).length) this.#begin(); // a late link has early uses
+    const found = blocks(text.slice(this.#read), this.#env);
+    fill(this.#box, this.#finished, found.map(({ node }) => node));
+    const open = found.at(-1);
+    if (found.length < 2) return;
+    this.#finished += found.length - 1;
+    this.#read += open.at;
+  }
+
+  #begin() {
+    this.#read = this.#finished = 0;
+  }
+}
+
+// Makes the children of `box` from `start` on like `nodes`.
+function fill(box, start, nodes) {
+  while (box.childNodes.length > start + nodes.length) box.lastChild.remove();
+  for (const [i, node] of nodes.entries()) {
+    const old = box.childNodes[start + i];
+    if (!old) box.append(node);
+    else become(old, node);
+  }
+}
+
+function become(old, node) {
+  if (old.isEqualNode(node)) return;
+  if (old instanceof Text && node instanceof Text) change(old, node.data);
+  else if (old instanceof Text || node instanceof Text || !old.cloneNode(false).isEqualNode(node.cloneNode(false))) old.replaceWith(node);
+  else fill(old, 0, [...node.childNodes]);
+}
+
+function change(text, data) {
+  if (data.startsWith(text.data)) text.appendData(data.slice(text.length));
+  else text.data = data;
+}
