@@ -9,6 +9,7 @@ export class Answer {
   #log;
   #frame = 0;
   #drawn = { thought: 0, text: 0, tokens: 0 }; // how much of the turn the page shows
+  #before = Infinity; // requests that are computed before this one
   #hasMarkdown;
   #prose; // the text as Markdown, from its first piece on
 
@@ -81,6 +82,14 @@ export class Answer {
     this.fold.hidden = false;
     if (going) this.fold.dataset.going = "true";
     else delete this.fold.dataset.going;
+  }
+
+  // `count` requests wait at the server. The queue is first come, first served, so those that came later are not counted.
+  sayWaiting(count) {
+    const { state, clock } = this.turn;
+    if (state !== "running" || clock.first) return;
+    this.#before = Math.min(this.#before, Math.max(0, count - 1));
+    this.timing.textContent = count ? `waiting${this.#before ? `, ${this.#before} before you` : ""}` : "";
   }
 
   #drawEnd() {

@@ -45,9 +45,9 @@ export class Live {
   #since = 0; // since when the server has been ready without a break
   #shut = false; // /stats has refused the key
 
-  // `onReady` is called each time the server becomes ready.
-  constructor(onReady) {
-    this.onReady = onReady;
+  // `onReady` is called each time the server becomes ready, `onStats` with each answer of /stats.
+  constructor(onReady, onStats) {
+    Object.assign(this, { onReady, onStats });
     access.addEventListener("changed", () => {
       this.#shut = false;
       this.#ask();
@@ -68,6 +68,7 @@ export class Live {
     this.#samples = this.#samples.filter((sample) => now - sample.at < WINDOW_MS);
     this.#sayState(ready.value ?? { ready: false, reason: ready.reason.message }, now);
     if (stats.value) this.#events.see(stats.value.workers, now);
+    if (stats.value) this.onStats(stats.value);
     this.#sayFacts(stats.value, now);
     this.draw();
   }

@@ -114,11 +114,13 @@ const isNew = !panels[shown].id; // a reload of the address does not ask its que
 if (isNew && asked.has("prompt")) panels[shown].composer.fill(asked.get("prompt"));
 let waiting = isNew && asked.get("send") === "1";
 
-const live = new Live(() => {
+function onReady() {
   runs.takeUp().catch(() => {});
   if (waiting) panels[shown].send();
   waiting = false;
-});
+}
+
+const live = new Live(onReady, (stats) => names.forEach((name) => panels[name].sayWaiting(stats.waiting)));
 
 $("theme").addEventListener("click", () => {
   const theme = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];

@@ -202,6 +202,11 @@ export class Panel {
     this.moved(this);
   }
 
+  // `count` requests wait at the server.
+  sayWaiting(count) {
+    for (const view of this.#views.values()) view.sayWaiting(count);
+  }
+
   #draw() {
     const { path } = this.#tree;
     const shown = new Set(path.map(({ id }) => id));

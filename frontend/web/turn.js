@@ -47,6 +47,10 @@ export class TurnView {
     this.#answer.follow();
   }
 
+  sayWaiting(count) {
+    this.#answer.sayWaiting(count);
+  }
+
   // `turn` is this turn as it is now; `versions` has all turns in its place, `next` is the one after it on the page.
   update(turn, { versions, next, isBusy }) {
     this.turn = this.#answer.turn = turn;

@@ -49,6 +49,13 @@ class Playground:
         return flat(self.turn.locator(".answer").inner_text())
 
     @property
+    def kept_text(self) -> str:
+        """The text of the answer as the page keeps it, of a conversation with one turn."""
+        turns = "import('/web/store.js').then((store) => store.turnsOf(location.hash.slice(1)))"
+        (turn,) = self.page.evaluate(turns)
+        return str(turn["text"])
+
+    @property
     def error(self) -> str:
         return self.turn.locator(".error").text_content() or ""
 

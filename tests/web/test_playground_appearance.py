@@ -158,12 +158,13 @@ def test_tab_key_reaches_every_control_with_visible_focus(browser: Browser, demo
 
 
 def test_reduced_motion_stops_the_blinking(browser: Browser, demo: Server) -> None:
-    blinking = "getComputedStyle(document.querySelector('.answer'), '::after').animationName"
+    blinking = "getComputedStyle(document.querySelector('.answer > p:last-child'), '::after').animationName"
     for motion, name in (("no-preference", "blink"), ("reduce", "none")):
         with playground(browser, demo.url, reduced_motion=motion) as ui:
             ui.add_to_requests(ignore_eos=True, max_tokens=1900)
             ui.open()
             ui.send("Tell me a story", until="running")
+            expect(ui.turn.locator(".answer > p").last).not_to_be_empty()
             assert ui.page.evaluate(blinking) == name
             ui.button("Stop").click()
             ui.wait_for_state("stopped")
