@@ -177,7 +177,7 @@ def test_answer_waiting_for_worker_shows_notice(model: Model, open_playground: O
         assert ui.page.evaluate(notice) == "none"
         model.pool.readiness = not_ready("the worker is lost")
         expect(ui.page.locator("#state")).to_have_text("not ready: the worker is lost")
-        assert "This answer goes on" in ui.page.evaluate(notice)
+        ui.page.wait_for_function(f"{notice}.includes('This answer goes on')")
         model.pool.readiness = READY
         expect(ui.page.locator("#state")).to_have_text("ready")
         assert ui.page.evaluate(notice) == "none"
