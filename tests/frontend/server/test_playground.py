@@ -3,6 +3,7 @@
 What it does in a browser is tested in `tests/web`, by `make browser`.
 """
 
+import hashlib
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,7 +22,11 @@ from tests.fakes import MODEL, FakePool
 from tests.frontend.serving import app_over
 
 WEB = Path(frontend.api.app.__file__).parents[1] / "web"
-FILES = {path.name: path.read_text("utf-8") for path in WEB.iterdir()}
+FILES = {path.name: path.read_text("utf-8") for path in WEB.iterdir() if path.is_file()}
+VENDOR = WEB / "vendor"
+SUMS = dict(reversed(line.split()) for line in (VENDOR / "SHA256SUMS").read_text().splitlines())
+TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".woff2": "font/woff2"}
+TYPES[".mjs"] = TYPES[".js"]
 SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
 ALL_JS = "\n".join(SCRIPTS.values())
 
@@ -55,8 +60,9 @@ async def test_the_page_is_served_with_a_strict_policy(http: httpx.AsyncClient) 
     page = await http.get("/")
     assert page.status_code == 200 and page.headers["content-type"] == "text/html; charset=utf-8"
     rules = dict(rule.strip().split(" ", 1) for rule in page.headers["content-security-policy"].split(";"))
-    assert rules["default-src"] == "'self'" and rules["frame-ancestors"] == rules["base-uri"] == "'none'"
-    assert not {"script-src", "style-src", "connect-src"} & set(rules)  # default-src rules them
+    assert rules["default-src"] == rules["frame-ancestors"] == rules["base-uri"] == rules["form-action"] == "'none'"
+    assert rules["script-src"] == rules["style-src"] == rules["connect-src"] == rules["font-src"] == "'self'"
+    assert rules["require-trusted-types-for"] == "'script'" and rules["trusted-types"] == "'none'"
     assert page.headers["x-content-type-options"] == "nosniff"
 
 
@@ -70,23 +76,43 @@ def test_the_page_has_nothing_that_its_policy_forbids() -> None:
 async def test_every_file_is_served_as_what_it_is_and_used(http: httpx.AsyncClient) -> None:
     tags = Tags()
     linked = {value for value in tags.values("src") | tags.values("href") if not value.startswith("data:")}
-    used = {value.removeprefix("web/") for value in linked} | set(re.findall(r'(?:from|import) "\./([\w.]+)"', ALL_JS))
-    assert used == set(FILES) - {"index.html"}
-    for name in used:
+    imported = set(re.findall(r'(?:from|import) "\./([\w./-]+)"', ALL_JS))
+    used = {value.removeprefix("web/") for value in linked} | imported
+    assert {name for name in used if "/" not in name} == set(FILES) - {"index.html"}
+    fonts = {f"vendor/{name}" for name in SUMS if name.startswith("fonts/")}
+    assert {name for name in used if "/" in name} | fonts == {f"vendor/{name}" for name in SUMS} - {
+        "vendor/LICENSES.txt"
+    }
+    for name in used | fonts:
         answer = await http.get(f"/web/{name}")
-        kind = "text/javascript" if name.endswith(".js") else "text/css"
-        assert answer.text == FILES[name] and answer.headers["content-type"] == f"{kind}; charset=utf-8"
+        assert answer.content == (WEB / name).read_bytes()
+        assert answer.headers["content-type"] == TYPES[Path(name).suffix]
 
 
-@pytest.mark.parametrize(
-    "name", ["none.js", "..%2fapp.py", "../app.py", "%2e%2e/app.py", "..%2f..%2fx.js", "", ".js", "a" * 5000 + ".js"]
-)
+async def test_a_file_that_the_browser_has_is_not_sent_again(http: httpx.AsyncClient) -> None:
+    first = await http.get("/web/main.js")
+    again = await http.get("/web/main.js", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert (await http.get("/web/main.js", headers={"If-None-Match": '"other"'})).content == first.content
+
+
+def test_libraries_are_those_that_their_sums_name() -> None:
+    found = {path.relative_to(VENDOR).as_posix(): hashlib.sha256(path.read_bytes()) for path in VENDOR.rglob("*.*")}
+    assert {name: digest.hexdigest() for name, digest in found.items() if name in SUMS} == SUMS
+    assert set(found) - set(SUMS) == {"package.json", "refresh.sh"}
+
+
+OUTSIDE = ("../app.py", "..%2fapp.py", "%2e%2e/app.py", "..%2f..%2fx.js", "vendor/../../server/sse.py")
+UNSERVED = ("none.js", "", ".js", "vendor", "vendor/package.json", "vendor/refresh.sh", "a" * 5000 + ".js")
+
+
+@pytest.mark.parametrize("name", [*OUTSIDE, *UNSERVED])
 async def test_nothing_else_is_served(http: httpx.AsyncClient, name: str) -> None:
     assert (await http.get(f"/web/{name}")).status_code == 404
 
 
 def test_it_is_small_and_names_no_other_host() -> None:
-    assert sum(path.stat().st_size for path in WEB.iterdir()) < 150_000
+    assert sum(map(len, FILES.values())) < 150_000
     for name, text in FILES.items():
         assert "://" not in text and not re.search(r"""["'(=]//""", text), name
 
