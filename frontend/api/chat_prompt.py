@@ -87,7 +87,7 @@ def with_template(context: ModelContext, source: str | None) -> ModelContext:
         )  # fmt: skip
     shown = ModelFormat.of({"default": source})
     style = replace(
-        context.style, shows_tools=shown.shows_tools, has_enable_thinking=shown.has_enable_thinking,
+        context.style, shows_tools=shown.shows_tools, thinking_switch=shown.thinking_switch,
         has_reasoning_effort=shown.has_reasoning_effort,
     )  # fmt: skip
     template = _compiled(source, tuple(context.tokenizer.named_tokens.items()))

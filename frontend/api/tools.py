@@ -264,7 +264,8 @@ def _check_format(context: ModelContext) -> None:
 def thinking(wanted: bool | None, context: ModelContext) -> dict[str, Any]:
     """Returns the template's variables that turn thinking on or off; none for a model that cannot be told, such as one
     that never thinks."""
-    return {"enable_thinking": wanted} if wanted is not None and context.style.has_enable_thinking else {}
+    switch = context.style.thinking_switch
+    return {switch: wanted} if wanted is not None and switch else {}
 
 
 def effort(wanted: str | None, context: ModelContext) -> dict[str, Any]:

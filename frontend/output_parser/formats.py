@@ -71,6 +71,8 @@ SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
 DESCRIBED = frozenset({ToolFormat.DEEPSEEK_V3, ToolFormat.DEEPSEEK_V31})  # their templates show calls and no tools
 KNOWN_WITHOUT_TOOLS = DESCRIBED | {ToolFormat.HARMONY, ToolFormat.MISTRAL_ARGS}
 ARGUMENTS_AS_TEXT = re.compile(r"""arguments(['"]\])?\s*\+""")  # in a template: `… + call.arguments + …`
+# In a template that asks for the variable `thinking` (DeepSeek V3.1), which is no field of a message there.
+ASKS_FOR_THINKING = re.compile(r"(?<![.\w])thinking is (not )?defined")
 MARKS: Mapping[ToolFormat, Mapping[str, str]] = {
     ToolFormat.HARMONY: marks.HARMONY,
     ToolFormat.MISTRAL_ARGS: marks.MISTRAL_ARGS,
@@ -105,7 +107,7 @@ class ModelFormat:
     tool_format: ToolFormat = ToolFormat.NONE
     shows_tools: bool = False  # the template writes tools into the prompt
     has_reasoning: bool = False
-    has_enable_thinking: bool = False  # the template reads the variable `enable_thinking`
+    thinking_switch: str = ""  # the variable of the template that turns thinking on or off; "" if it has none
     has_reasoning_effort: bool = False  # the template reads the variable `reasoning_effort`
     tags: Tags = THINK
     tools_as_text: bool = False  # the template has no place for tools: a system message describes them
@@ -128,7 +130,7 @@ class ModelFormat:
             tool_format=detected,
             shows_tools=shows_tools,
             has_reasoning=thinks if reasoning_format == "auto" else reasoning_format == "think",
-            has_enable_thinking="enable_thinking" in source,
+            thinking_switch="enable_thinking" if "enable_thinking" in source else _plain_switch(source),
             has_reasoning_effort="reasoning_effort" in source,
             tags=tags or THINK,
             tools_as_text=as_text or (not shows_tools and detected in DESCRIBED),
@@ -185,6 +187,10 @@ class ModelFormat:
     def degree(self, effort: str) -> str:
         """Returns the degree of reasoning that the model knows and that is nearest to a client's."""
         return DEGREES.get(self.tool_format, {}).get(effort, effort)
+
+
+def _plain_switch(source: str) -> str:
+    return "thinking" if ASKS_FOR_THINKING.search(source) else ""
 
 
 def _open_message(prompt: str) -> Reasoning:

@@ -245,7 +245,7 @@ def _template_arguments(request: MessageRequest | MessageCountRequest, context: 
     """Returns the template's variables. Without `thinking` the model does not think; `adaptive` lets it if it can."""
     style = context.style
     kind = request.thinking.type if request.thinking else "disabled"
-    wanted = kind == "enabled" or (kind == "adaptive" and (style.has_reasoning or style.has_enable_thinking))
+    wanted = kind == "enabled" or (kind == "adaptive" and (style.has_reasoning or bool(style.thinking_switch)))
     degree = request.output_config.effort if request.output_config else None
     effort = {"reasoning_effort": style.degree(degree)} if degree is not None and style.has_reasoning_effort else {}
     return effort | thinking(wanted, context)

@@ -77,5 +77,5 @@ def _capabilities(context: ModelContext) -> dict[str, bool]:
         "completion": generates,
         "embedding": context.task.name == "embed",
         "tools": generates and (style.shows_tools or style.tools_as_text),
-        "thinking": generates and (style.has_reasoning or style.has_enable_thinking),
+        "thinking": generates and (style.has_reasoning or bool(style.thinking_switch)),
     }

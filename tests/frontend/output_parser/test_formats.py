@@ -104,3 +104,16 @@ def test_newer_mistral_models_have_tags_of_their_own() -> None:
     assert style.output_begins("a[THINK]") is Reasoning.OPEN and style.output_begins("a") is Reasoning.UNDECIDED
     assert style.output_begins("[THINK]a[/THINK]b", "[THINK]a[/THINK]b") is Reasoning.DONE
     assert not ModelFormat.of({"default": "{{ tools }}[TOOL_CALLS] [ARGS]"}).has_reasoning
+
+
+@pytest.mark.parametrize(
+    ("source", "switch"),
+    [
+        (QWEN3, "enable_thinking"),
+        ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}", "thinking"),  # DeepSeek V3.1
+        ("{% if message.thinking is defined %}{{ message.thinking }}{% endif %}", ""),
+        ("You may end your thinking at any time.", ""),
+    ],
+)
+def test_switch_of_thinking_is_a_variable_that_the_template_asks_for(source: str, switch: str) -> None:
+    assert ModelFormat.of({"default": source}).thinking_switch == switch
