@@ -153,8 +153,8 @@ class Tokenizer:
 
     @cached_property
     def _puts_space_before(self) -> bool:
-        (ids,) = self.encode_now(["x"], False)
-        return b"".join([self._raw[id] for id in ids]).startswith(b" ")
+        first, second, both = self.encode_now(["\n", "x", "\nx"], False)
+        return first + second != both
 
     def fewest_tokens(self, text: str) -> int:
         """Returns a number of tokens that the text surely has, without tokenizing it; 0 if nothing is certain."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Engine
-from tokenizers import decoders, models
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from frontend.errors import BadRequest
 from frontend.text.tokenizer import HUGE_CHARS, INLINE_CHARS, Tokenizer
@@ -135,3 +135,25 @@ def test_import_loads_neither_torch_nor_transformers() -> None:
     code = "import sys, frontend.text.chat_template; print({'torch', 'transformers'} & {*sys.modules})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("scheme", ["prepended", "always", "never"])
+async def test_text_that_follows_another_has_its_own_characters_only(scheme: str, tmp_path: Path) -> None:
+    pieces = ["<unk>", "▁", "a", "b", "\n", "▁a", "ab", "▁ab"]
+    vocabulary = {piece: id for id, piece in enumerate(pieces)}
+    engine = Engine(models.BPE(vocabulary, [("▁", "a"), ("a", "b"), ("▁", "ab")], unk_token="<unk>"))
+    replaces = [normalizers.Replace(" ", "▁")]
+    before = [normalizers.Prepend("▁")] if scheme == "prepended" else []
+    engine.normalizer = normalizers.Sequence([*before, *replaces])
+    if scheme == "always":
+        engine.normalizer = normalizers.Sequence([])
+        engine.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    strips = [] if scheme == "never" else [decoders.Strip(" ", 1, 0)]
+    engine.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), *strips])
+    engine.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    texts = ["ab", " ab", "  a", "b\na", "\nb"]
+    following = await tokenizer.encode_following(texts)
+    lead = await tokenizer.encode("b", False)
+    assert [tokenizer.decode([*lead, *ids]) for ids in following] == ["b" + text for text in texts]
+    assert following[0] == [vocabulary["ab"]] and following[1] == [vocabulary["▁a"], vocabulary["b"]]

@@ -216,3 +216,17 @@ async def test_chat_chunks_in_channels_show_no_mark(gpt_oss: Model, size: int) -
     text, _, scores, finish = folds(events[1])[0]
     assert (text, finish) == ("I look.", "tool_calls") and folds(events[0])[0][0] == text
     assert scores == len(gpt_oss.tokenizer.encode_now([CALLED], False)[0]) and "<|" not in json.dumps(events[0])
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_chat_that_goes_on_within_a_call_tells_of_the_whole_call(qwen: Model, streamed: bool) -> None:
+    place = SAID.index("Paris")
+    (before,) = qwen.tokenizer.encode_now([SAID[:place]], False)
+    qwen.says = [SAID[place:]]
+    async with qwen.served() as url, openai_sdk(url) as sdk:
+        more = {"continue_from": {"ids": before}}
+        rest = await whole_or_streamed(sdk, streamed, **ASKED, tools=TOOLS, extra_body=more)
+    assert rest.finish_reason == "tool_calls" and not rest.message.content
+    assert not hasattr(rest.message, "reasoning_content")
+    told = [(call.function.name, json.loads(call.function.arguments)) for call in rest.message.tool_calls]
+    assert told == [("get_weather", {"city": "Paris"}), ("now", {})]
