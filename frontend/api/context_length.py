@@ -33,7 +33,9 @@ def check_characters(param: str, text: str, context: ModelContext) -> None:
     has no limit.
     """
     most = context.max_seq_len
-    least = context.tokenizer.fewest_tokens(text) if most else 0
+    least = (
+        context.tokenizer.fewest_tokens(text, most) if 0 < most < len(text) else 0
+    )  # a token has a character at least
     if least > most:
         raise _exceeded(
             f"at least {least} tokens in the {param}. Please reduce the length of the {param}.",

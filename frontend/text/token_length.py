@@ -3,15 +3,20 @@
 With such a bound, a text that cannot fit a context is known before it is tokenized.
 """
 
+import math
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer as Engine
 
+from shared.byte_level import spelled
+
 Part = dict[str, Any]  # a normalizer or a pre-tokenizer of tokenizer.json
 
 # NFC makes one character of up to four: no canonical decomposition is longer.
 CHARS_TO_ONE = {"NFC": 4, "Prepend": 1}
+SLICE = 1 << 16  # characters
 KEEPS_ALL_TEXT = frozenset({"ByteLevel", "Digits", "Metaspace"})  # pre-tokenizers
 
 
@@ -37,10 +42,12 @@ class TokenLength(msgspec.Struct, frozen=True):
 
     ascii: in a text of ASCII characters
     any: in any text
+    reach: for each ASCII character, the most characters that a token with it stands for; empty if that is not known
     """
 
     ascii: int = 0
     any: int = 0
+    reach: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, file: bytes, engine: Engine, alphabet: frozenset[str]) -> "TokenLength":
@@ -62,12 +69,48 @@ class TokenLength(msgspec.Struct, frozen=True):
         if not letters <= vocabulary.keys():  # a letter that the vocabulary lacks may vanish
             return cls()
         longest = max(map(len, vocabulary))
-        return cls(longest, longest * max(normalizing, default=1))
+        is_spelled_out = byte_level and all(part["type"] == "NFC" for part in _flat(parts.normalizer, "normalizers"))
+        return cls(longest, longest * max(normalizing, default=1), _reach(vocabulary) if is_spelled_out else ())
 
-    def fewest_tokens(self, text: str) -> int:
-        """Returns a number of tokens that no tokenization of the text is below; 0 if no bound is known."""
+    def fewest_tokens(self, text: str, enough: float = math.inf) -> int:
+        """Returns a number of tokens that no tokenization of the text is below; 0 if no bound is known.
+
+        enough: a number above this one is as good as the largest, so the rest of the text need not be read
+        """
+        if self.reach and text.isascii():
+            return self._fewest_by_character(text, enough)
         longest = self.ascii if text.isascii() else self.any
         return -(-len(text) // longest) if longest else 0
+
+    def _fewest_by_character(self, text: str, enough: float) -> int:
+        """Adds 1 / reach for every character: the characters of one token add up to 1 at most.
+
+        Only white space and rules have very long tokens, so the bound is close for text and code.
+        """
+        lengths = sorted(set(self.reach))
+        kind_of = bytes(lengths.index(length) for length in self.reach) + bytes(128)
+        least = 0.0
+        for at in range(0, len(text), SLICE):
+            kinds = text[at : at + SLICE].encode().translate(kind_of)
+            least += sum(kinds.count(kind) / length for kind, length in enumerate(lengths))
+            if least > enough + 1:
+                break
+        return math.ceil(least * (1 - 1e-9))  # a sum of floats is not exact
+
+
+def _reach(vocabulary: Collection[str]) -> tuple[int, ...]:
+    """Returns the length of the longest token with each ASCII character, in the spelling of bytes or as it is."""
+    found = {spelling: 1 for byte in range(128) for spelling in _spellings(byte)}
+    pending = set(found)
+    for token in sorted(vocabulary, key=len, reverse=True):
+        for letter in pending.intersection(token):
+            found[letter] = len(token)
+            pending.remove(letter)
+    return tuple(max(found[spelling] for spelling in _spellings(byte)) for byte in range(128))
+
+
+def _spellings(byte: int) -> set[str]:
+    return {chr(byte), spelled(chr(byte))}
 
 
 def _flat(part: Part | None, name: str) -> list[Part]:

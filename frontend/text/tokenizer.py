@@ -7,6 +7,7 @@ stands for; `detokenizer` knows how ids become text while they stream.
 import asyncio
 import ctypes
 import hashlib
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -156,9 +157,12 @@ class Tokenizer:
         first, second, both = self.encode_now(["\n", "x", "\nx"], False)
         return first + second != both
 
-    def fewest_tokens(self, text: str) -> int:
-        """Returns a number of tokens that the text surely has, without tokenizing it; 0 if nothing is certain."""
-        return self._token_length.fewest_tokens(text)
+    def fewest_tokens(self, text: str, enough: float = math.inf) -> int:
+        """Returns a number of tokens that the text surely has, without tokenizing it; 0 if nothing is certain.
+
+        enough: see TokenLength
+        """
+        return self._token_length.fewest_tokens(text, enough)
 
     def encode_now(
         self, texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool = True

@@ -27,6 +27,11 @@ def of(engine: Engine) -> TokenLength:
 
 
 BOUNDED = [loaded(), loaded(normalizer={"type": "NFC"}), (of(byte_fallback()), byte_fallback())]
+ADDED = {
+    "id": 900, "content": " " * 12, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+    "special": False,
+}  # fmt: skip
+WITH_ADDED = loaded(added_tokens=[ADDED])
 TEXTS = st.text(st.characters(codec="utf-8") | st.sampled_from("the é€👍e\u0301\u0308ᾂ"), max_size=60)
 
 
@@ -34,6 +39,22 @@ TEXTS = st.text(st.characters(codec="utf-8") | st.sampled_from("the é€👍e\u
 def test_no_text_has_fewer_tokens_than_the_bound(text: str) -> None:
     for length, engine in BOUNDED:
         assert length.any and len(engine.encode(text, add_special_tokens=False).ids) >= length.fewest_tokens(text)
+
+
+@given(st.text("eE <|a>\n\t-=", max_size=80))
+def test_no_ascii_text_has_fewer_tokens_than_the_bound(text: str) -> None:
+    for length, engine in [*BOUNDED, WITH_ADDED]:
+        assert len(engine.encode(text, add_special_tokens=False).ids) >= length.fewest_tokens(text)
+
+
+def test_long_token_of_spaces_does_not_loosen_the_bound_of_words() -> None:
+    length, engine = WITH_ADDED
+    assert length.ascii == 12 and length.reach[ord(" ")] == 12 and length.reach[ord("q")] < 4
+    assert length.fewest_tokens(" " * 1200) == 100
+    assert len(engine.encode(" " * 1200, add_special_tokens=False).ids) == 100
+    assert length.fewest_tokens("q" * 1200) > 300
+    assert 5000 < length.fewest_tokens("q" * 1_000_000, 5000) < length.fewest_tokens("q" * 1_000_000)
+    assert loaded(normalizer={"type": "NFC"})[0].reach and not BOUNDED[2][0].reach
 
 
 def test_composition_counts_only_outside_of_ascii() -> None:
