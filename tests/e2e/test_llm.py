@@ -15,7 +15,7 @@ import pytest
 from deploy.cli.main import main
 from deploy.supervisor import embedded_worker
 from deploy.supervisor.child_command import DEMO_MODEL
-from frontend.offline.llm import LLM, CannotStart
+from frontend.offline.llm import LLM, CannotStart, SluiceError
 from tests.e2e.held import Hold
 from tests.e2e.server import ROOT, Server
 from tests.patience import PATIENCE_S
@@ -175,3 +175,14 @@ def test_the_terminals_commands_with_the_real_server(demo: Server, capsys: pytes
     assert capsys.readouterr().out == said.text + "\n"
     assert main(["complete", PROMPTS[0], *flags, "--model=other"]) == 1
     assert "the model `other` does not exist; this server serves `m`" in capsys.readouterr().err
+
+
+def test_receipt_of_a_server_is_checked_without_it(llm: LLM, demo: Server) -> None:
+    sent = {"messages": QUESTION, "max_tokens": 20, "receipt": True}
+    receipt = demo.client.post("/v1/chat/completions", json=sent).json()["choices"][0]["receipt"]
+    verdict = llm.verify(receipt, sent)
+    assert verdict["identical"] and verdict["fingerprint_matches"]
+    wrong = llm.verify(receipt | {"output_ids": [5, *receipt["output_ids"][1:]]}, sent)
+    assert (wrong["identical"], wrong["position"]) == (False, 0)
+    with pytest.raises(SluiceError, match="the receipt was made with the fingerprint fp_other"):
+        llm.verify(receipt | {"fingerprint": "fp_other"}, sent)
