@@ -61,7 +61,7 @@ export class TurnView {
     this.#part(".which").textContent = `${at + 1} / ${versions.length}`;
     this.#part(".prev").disabled = at === 0;
     this.#part(".next").disabled = at === versions.length - 1;
-    this.#part(".copy").hidden = running || !turn.text;
+    this.#part(".tools .copy").hidden = running || !turn.text;
     this.#part(".edit").hidden = turn.question === null;
     this.#part(".go").hidden = running || !turn.request || !turn.clock.first || next !== undefined;
     for (const name of ["edit", "again", "go"]) this.#part(`.tools .${name}`).disabled = isBusy;

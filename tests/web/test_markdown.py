@@ -79,6 +79,7 @@ def test_markdown_is_shown_with_code_and_maths(model: Model, open_playground: Op
         answer.get_by_role("button", name="Copy the code: python").click()
         expect(answer.get_by_role("button", name="Copied")).to_be_visible()
         copied = ui.page.evaluate("navigator.clipboard.readText()")
+        expect(ui.turn.locator(".tools").get_by_role("button", name="Copy")).to_be_visible()
         assert copied == "def double(x: int) -> int:\n    return 2 * x  # twice"
 
 
