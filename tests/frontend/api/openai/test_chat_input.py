@@ -1,5 +1,6 @@
 """What /v1/chat/completions accepts and refuses, and the prompt of its messages."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from frontend.api.openai import chat
 from frontend.api.openai.chat_input import ChatRequest, TokenizeRequest
 from frontend.api.tokenize import tokenize
 from frontend.errors import BadRequest, SluiceError, Unprocessable
+from frontend.output_parser.formats import ModelFormat
 from frontend.request import GenerationRequest
 from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer
@@ -95,6 +97,16 @@ async def test_chat_template_kwargs_reach_the_template(tokenizer: Tokenizer) -> 
         chat, body(chat_template_kwargs={"enable_thinking": False}), context(tokenizer, template=thinking)
     )
     assert tokenizer.decode(request.prompts[0]) == "False hi"
+
+
+async def test_effort_none_turns_thinking_off_by_the_variable_of_the_template(tokenizer: Tokenizer) -> None:
+    source = "{% if not thinking is defined %}-{% else %}{{ thinking }}{% endif %} {{ messages[0].content }}"
+    told = replace(
+        context(tokenizer, template=ChatTemplate({"default": source}, {})), style=ModelFormat.of({"default": source})
+    )
+    for fields, text in (({}, "- hi"), ({"reasoning_effort": "none"}, "False hi")):
+        request = await parse(chat, body(**fields), told)
+        assert tokenizer.decode(request.prompts[0]) == text
 
 
 async def test_tokenize_of_messages_gives_the_chat_prompt(tokenizer: Tokenizer) -> None:
