@@ -135,9 +135,12 @@ def _structs(types: Iterable[Any]) -> set[type[msgspec.Struct]]:
 
 
 def _require_all(struct: type[msgspec.Struct], schema: dict[str, Any]) -> None:
-    """Marks as required every field that cannot be UNSET, also if it has a default: a response always has it."""
+    """Marks as required every field that a response always has: also one with a default, unless that is left out."""
+    left_out = struct.__struct_config__.omit_defaults
     schema["required"] = [
-        field.encode_name for field in msgspec.structs.fields(struct) if field.default is not UNSET
+        field.encode_name
+        for field in msgspec.structs.fields(struct)
+        if field.default is not UNSET and (field.required or not left_out)
     ] + ([struct.__struct_config__.tag_field] if struct.__struct_config__.tag_field else [])
     for shape in schema["properties"].values():
         shape.pop("default", None)
