@@ -1,7 +1,7 @@
 """What of an answer is compared: all texts and numbers that the request and the model decide, in any API format.
 
-An answer becomes a text for each path in its JSON. The events of a stream may cut the text anywhere, so the texts at
-one path are joined over all events.
+An answer becomes a text, or a list of numbers, for each path in its JSON. The events of a stream may cut a text
+anywhere, so what is at one path is joined over all events.
 """
 
 import json
@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Parts = Mapping[str, str]
+Part = str | tuple[str, ...]  # a text, or numbers
+Parts = Mapping[str, Part]
 
 # Names of what differs between two answers to the same request, or only says how a stream was cut.
 NOT_COMPARED = frozenset({
@@ -22,27 +23,29 @@ NOT_COMPARED = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two answers begin to differ: at this character of the text at this path."""
+    """Where two answers begin to differ: at this character or number of what is at this path."""
 
     path: str
     position: int
-    recorded: str
-    replayed: str
+    recorded: Part
+    replayed: Part
 
 
 class FailedAnswer(Exception):
     """A stream ended with an error; the message is the server's."""
 
 
-def parts_of(answer: str) -> dict[str, str]:
-    """Returns the texts of an answer by path. Raises FailedAnswer for an error, ValueError for what is no JSON."""
-    parts: dict[str, list[str]] = {}
+def parts_of(answer: str) -> dict[str, Part]:
+    """Returns the parts of an answer by path. Raises FailedAnswer for an error, ValueError for what is no JSON."""
+    texts: dict[str, list[str]] = {}
+    numbers: dict[str, list[str]] = {}
     for event in _events(answer):
         kind = event.get("type")
         if error := event.get("error"):
             raise FailedAnswer(str(error.get("message") or error) if isinstance(error, dict) else str(error))
-        _add(parts, kind if isinstance(kind, str) and kind != "message" else "", event)
-    return {path: "".join(pieces) for path, pieces in parts.items()}
+        _add(texts, numbers, kind if isinstance(kind, str) and kind != "message" else "", event)
+    joined = {path: "".join(pieces) for path, pieces in texts.items()}
+    return joined | {path: tuple(found) for path, found in numbers.items()}
 
 
 def _events(answer: str) -> Iterator[dict[str, Any]]:
@@ -60,32 +63,32 @@ def _events(answer: str) -> Iterator[dict[str, Any]]:
             yield json.loads(data)
 
 
-def _add(parts: dict[str, list[str]], path: str, value: Any) -> None:
+def _add(texts: dict[str, list[str]], numbers: dict[str, list[str]], path: str, value: Any) -> None:
     match value:
         case dict():
             index = value.get("index")
             here = f"{path}[{index}]" if isinstance(index, int) else path
             for name, inner in value.items():
                 if name not in NOT_COMPARED:
-                    _add(parts, f"{here}.{name}" if here else name, inner)
+                    _add(texts, numbers, f"{here}.{name}" if here else name, inner)
         case list():
             for inner in value:
-                _add(parts, path, inner)
+                _add(texts, numbers, path, inner)
         case str():
-            parts.setdefault(path, []).append(value)
+            texts.setdefault(path, []).append(value)
         case int() | float():
-            parts.setdefault(path, []).append(f"{value!r},")
+            numbers.setdefault(path, []).append(repr(value))
 
 
 def difference(recorded: Parts, replayed: Parts) -> Difference | None:
-    """Returns where the first of the recorded texts differs; None if all are equal.
+    """Returns where the first of the recorded parts differs; None if all are equal.
 
     Paths that only the replayed answer has are no difference: another version may tell more.
     """
-    for path, text in recorded.items():
+    for path, one in recorded.items():
         other = replayed.get(path, "")
-        if text != other:
-            cut = min(len(text), len(other))
-            position = next((i for i in range(cut) if text[i] != other[i]), cut)
-            return Difference(path, position, text, other)
+        if one != other:
+            cut = min(len(one), len(other))
+            position = next((i for i in range(cut) if one[i] != other[i]), cut)
+            return Difference(path, position, one, other)
     return None

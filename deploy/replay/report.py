@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from deploy.replay.answers import Difference
+from deploy.replay.answers import Difference, Part
 from deploy.replay.sending import LATE_S, Replayed
 from shared.record import RecordedRequest
 
@@ -52,8 +52,13 @@ def _name(request: RecordedRequest) -> str:
 
 
 def _described(found: Difference) -> str:
-    recorded, replayed = (text[found.position :][:CONTEXT] for text in (found.recorded, found.replayed))
-    return f"{found.path} from character {found.position} on: recorded {recorded!r}, replayed {replayed!r}"
+    recorded, replayed = (_from(part, found.position) for part in (found.recorded, found.replayed))
+    unit = "character" if isinstance(found.recorded, str) else "number"
+    return f"{found.path} from {unit} {found.position} on: recorded {recorded}, replayed {replayed}"
+
+
+def _from(part: Part, position: int) -> str:
+    return repr(part[position:][:CONTEXT]) if isinstance(part, str) else ", ".join(part[position:][:3])
 
 
 def _table(rows: Sequence[Latencies]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from deploy.cli.http_client import Server
-from deploy.replay.answers import Difference, FailedAnswer, difference, parts_of
+from deploy.replay.answers import Difference, FailedAnswer, Part, difference, parts_of
 from deploy.supervisor.child_command import CliError
 from shared.record import RecordedRequest
 
@@ -72,14 +72,14 @@ def replay(
 def replay_one(server: Server, request: RecordedRequest, model: str, late_s: float) -> Replayed:
     """Sends one request and compares its answer."""
     began = time.perf_counter()
-    first_at, fingerprint, found = 0.0, "", dict[str, str]()
+    first_at, fingerprint, found = 0.0, "", dict[str, Part]()
     try:
         for choice, body in bodies_of(request, model):
             answer = server.ask(request.route, body)
             first_at = first_at or answer.first_at
             fingerprint = answer.headers.get("x-sluice-fingerprint", "")
             parts = parts_of(answer.text)
-            found |= parts if choice is None else {_at(choice, path): text for path, text in parts.items()}
+            found |= parts if choice is None else {_at(choice, path): part for path, part in parts.items()}
     except (CliError, FailedAnswer, ValueError) as error:
         return Replayed(request, error=str(error), late_s=late_s)
     ended = time.perf_counter()

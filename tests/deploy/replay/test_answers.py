@@ -58,6 +58,11 @@ def test_difference_names_the_first_character() -> None:
     assert difference({"t": "he"}, {}) == Difference("t", 0, "he", "")
 
 
+def test_numbers_are_compared_one_by_one() -> None:
+    one, other = [parts_of(json.dumps({"ids": [{"id": 1, "n": 10}, {"id": 2, "n": n}]})) for n in (20, 21)]
+    assert difference(one, other) == Difference("ids.n", 1, ("10", "20"), ("10", "21"))
+
+
 def test_answer_that_tells_more_does_not_differ() -> None:
     assert difference({"t": "he"}, {"t": "he", "new": "x"}) is None
 
