@@ -28,8 +28,8 @@ from tests.worker.gpu.cuda import gpu
 from tests.worker.gpu.machine import Machine
 from worker.model.spec import ModelSpec
 
-MODELS = ("llama-3.2-3b", "gemma-3-1b")
-SIZES = replace(FULL, batches=(1, 32, 256), steps=1, rounds=2, context=64, prompt=1200, new=8, idle_batch=8)
+MODELS = ("gemma-3-1b",)
+SIZES = replace(FULL, batches=(1, 256), steps=1, rounds=2, context=64, prompt=700, new=8, idle_batch=8)
 APART = ("start", "served", "peer")
 
 

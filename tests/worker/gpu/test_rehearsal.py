@@ -30,14 +30,14 @@ def test_a_worker_serves_and_compiles_nothing_meanwhile_and_the_bench_runs_to_it
     """Other models and ways: `python -m tests.worker.gpu.rehearsal [MODEL] [WAY]`."""
     worker = "tests.worker.gpu.rehearsal"
     experts = worker, "gpt-oss-20b", "int4"
-    tiny = worker, "tiny", "plain", "contiguous", "int8-dynamic", "int4"
+    tiny = worker, "tiny", "plain", "int8-dynamic"
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         bench, *served = pool.map(
             lambda words: rehearsed(*words),
             [("tests.bench.gpu.rehearsal",), experts, tiny],
         )
     assert "ablations gemma-3-1b" in bench
-    assert [line.count("later 0;") for said in served for line in said.splitlines() if "compiled at" in line] == [1] * 5
+    assert [line.count("later 0;") for said in served for line in said.splitlines() if "compiled at" in line] == [1] * 3
 
 
 def pinned(*values: int) -> Tensor:
