@@ -1,7 +1,5 @@
 """`sluice serve` before it starts a process."""
 
-from pathlib import Path
-
 import pytest
 
 from deploy.cli import main
@@ -13,13 +11,13 @@ def fail(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     return code, capsys.readouterr().err.strip()
 
 
-def test_serve_on_a_taken_port_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_serve_on_a_taken_port_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     [listener] = listen("127.0.0.1", 0)
     with listener:
         port = reachable(listener)[1]
-        code, text = fail(capsys, "serve", "--model", str(tmp_path), "--port", str(port))
+        code, text = fail(capsys, "serve", "--model", "demo", "--port", str(port))
         assert (code, text.startswith(f"sluice serve: port {port} is already in use")) == (1, True)
-        code, text = fail(capsys, "serve", "--model", str(tmp_path), "--port", "0", "--worker-metrics-port", str(port))
+        code, text = fail(capsys, "serve", "--model", "demo", "--port", "0", "--worker-metrics-port", str(port))
         assert (code, text.startswith(f"sluice serve: port {port} is already in use")) == (1, True)
 
 

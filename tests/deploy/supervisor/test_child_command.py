@@ -54,7 +54,7 @@ def test_model_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").touch()
     for model, words in (
         (str(tmp_path / "model.gguf"), "model.gguf is not a GGUF file"),
-        (str(tmp_path / "model.bin"), "this file is not GGUF"),
+        (str(tmp_path / "model.bin"), "Python's pickle format, not GGUF"),
         (str(tmp_path / "missing"), "there is no such folder"),
         ("a/b/c", "there is no such folder"),
     ):
