@@ -5,9 +5,12 @@ import { Prose } from "./prose.js";
 import { milliseconds, timingLine } from "./timing.js";
 import { tokenSpan } from "./tokens.js";
 
+const LONG_MS = 16; // a pause that is worth a timer
+
 export class Answer {
   #log;
   #frame = 0;
+  #pause = 0; // a timer: the next draw waits until it ends
   #drawn = { thought: 0, text: 0, tokens: 0 }; // how much of the turn the page shows
   #before = Infinity; // requests that are computed before this one
   #hasMarkdown;
@@ -31,16 +34,29 @@ export class Answer {
     log.scrollTop = log.scrollHeight;
   }
 
-  // The turn has changed: draws it with the next frame or, if the answer has ended, at once.
+  // The turn has changed: draws it with the next frame or, if the answer has ended, at once. A block that is still growing is
+  // read again with each draw: after a draw that took long there is a pause, so that drawing takes a fifth of the time at most.
   follow() {
-    if (this.turn.state === "running") this.#frame ||= requestAnimationFrame(() => this.draw());
-    else this.draw();
+    if (this.turn.state !== "running") this.draw();
+    else if (!this.#pause) this.#frame ||= requestAnimationFrame(() => this.#drawAndRest());
+  }
+
+  #drawAndRest() {
+    const start = performance.now();
+    this.draw();
+    const pause = 4 * (performance.now() - start);
+    if (pause < LONG_MS) return;
+    this.#pause = setTimeout(() => {
+      this.#pause = 0;
+      this.follow();
+    }, pause);
   }
 
   // If the log was scrolled to its end, it stays there.
   draw() {
     cancelAnimationFrame(this.#frame);
-    this.#frame = 0;
+    clearTimeout(this.#pause);
+    this.#frame = this.#pause = 0;
     const log = this.#log;
     const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
     this.#drawText();

@@ -116,3 +116,34 @@ def test_growing_answer_keeps_its_finished_blocks(model: Model, open_playground:
         ui.send("Go on.")
         expect(ui.turn.locator(".answer > p")).to_have_count(40)
         assert ui.page.evaluate("window.removed") < 5
+
+
+def test_slow_draws_leave_the_page_most_of_the_time(model: Model, open_playground: OpenPlayground) -> None:
+    """A block that is still growing is read whole at each draw, so the draws of a long one are slow."""
+    stream = """async () => {
+      const { Answer } = await import("/web/answer.js"), { newTurn } = await import("/web/turns.js");
+      const { Prose } = await import("/web/prose.js"), { show } = Prose.prototype;
+      const turn = newTurn("c", "chat", null, { question: "?" });
+      const answer = new Answer(document.querySelector(".log"), turn, true);
+      let draws = 0;
+      Prose.prototype.show = function (...text) {
+        draws++;
+        for (const end = performance.now() + 50; performance.now() < end; );
+        show.apply(this, text);
+      };
+      const start = performance.now();
+      for (let i = 0; i < 100; i++) {
+        turn.text += `- item ${i}\\n`;
+        answer.follow();
+        await new Promise((go) => setTimeout(go, 10));
+      }
+      const share = ((draws - 1) * 50) / (performance.now() - start);
+      turn.state = "done";
+      answer.follow();
+      return [draws, share];
+    }"""
+    with served(model) as url, open_playground(url) as ui:
+        ui.open()
+        draws, share = ui.page.evaluate(stream)
+        assert draws > 1 and share <= 0.2
+        expect(ui.turn.locator(".answer li")).to_have_count(100)

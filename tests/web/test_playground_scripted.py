@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -169,15 +170,17 @@ def test_error_in_midstream_keeps_partial_answer(model: Model, open_playground: 
 
 def test_answer_waiting_for_worker_shows_notice(model: Model, open_playground: OpenPlayground) -> None:
     notice = "getComputedStyle(document.querySelector('.timing'), '::before').content"
-    model.pool.play = lambda pool, stream: None
+    arrived = threading.Event()
+    model.pool.play = lambda pool, stream: arrived.set()
     with served(model) as url, open_playground(url) as ui:
         ui.watch.expected_statuses = {503}
         ui.open()
         ui.send("Hi", until="running")
+        assert arrived.wait(30)  # else the server, not ready, would refuse it
         assert ui.page.evaluate(notice) == "none"
         model.pool.readiness = not_ready("the worker is lost")
         expect(ui.page.locator("#state")).to_have_text("not ready: the worker is lost")
-        ui.page.wait_for_function(f"{notice}.includes('This answer goes on')")
+        ui.page.wait_for_function(f"() => {notice}.includes('This answer goes on')")
         model.pool.readiness = READY
         expect(ui.page.locator("#state")).to_have_text("ready")
         assert ui.page.evaluate(notice) == "none"
