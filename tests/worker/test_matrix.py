@@ -265,7 +265,7 @@ def test_bits_of_an_eight_bit_cache_depend_on_the_request_alone(
     kept: str, family: str, dtype: torch.dtype, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = batch_invariant_decoder(checkpoints(family), dtype)
-    logits = assert_same_bits(decoder, in_eight_bits(kept, [*MODES[::2], *DRAFTING_MODES]), monkeypatch)
+    logits = assert_same_bits(decoder, in_eight_bits(kept, [*MODES[::4], *DRAFTING_MODES]), monkeypatch)
     plain = run(decoder, Mode(), monkeypatch)[1]
     assert not torch.equal(logits[0], plain[0]), "eight bits change the logits"
 
@@ -303,7 +303,8 @@ def test_bits_of_few_bits_depend_on_the_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder = decoder_in_few_bits(name, checkpoints(family), dtype, tmp_path / "copy")
-    assert_same_bits(decoder, [*MODES[::3], *DRAFTING_MODES[::2]], monkeypatch)
+    modes = MODES[::3] if dtype is torch.bfloat16 else MODES[1::9]
+    assert_same_bits(decoder, [*modes, *DRAFTING_MODES[::2]], monkeypatch)
 
 
 @pytest.mark.parametrize(("tier", "dtype"), BELOW, ids=str, indirect=["tier"])
