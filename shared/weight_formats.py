@@ -6,7 +6,7 @@ Knows file names only.
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
-LAYOUT = "a folder with config.json, safetensors and tokenizer.json, or a GGUF file, is needed"
+LAYOUT = "a folder with config.json, model.safetensors (or its index) and tokenizer.json, or a GGUF file, is needed"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 FORMATS = {
     **dict.fromkeys(PICKLES, "Python's pickle format"),

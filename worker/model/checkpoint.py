@@ -294,5 +294,5 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / SINGLE]
     if problem := folder_problem(folder):
         raise CheckpointError(problem)
-    others = ", ".join(sorted(path.name for path in folder.glob("*.safetensors"))[:3])
+    others = ", ".join(sorted(path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".gguf"))[:3])
     raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}, but {others}: no other names are read")

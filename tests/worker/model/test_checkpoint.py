@@ -98,8 +98,18 @@ def test_adapter_is_named(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["tiny.gguf", "pytorch_model.bin", "consolidated.00.pth", "consolidated.safetensors"])
-def test_other_weight_formats_are_named(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(b"")
-    with pytest.raises(CheckpointError, match=f"only safetensors checkpoints are read; it has {name}"):
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["tiny.gguf"], "neither model.safetensors nor model.safetensors.index.json, but tiny.gguf"),
+        (["config.json", "consolidated.safetensors"], "nor model.safetensors.index.json, but consolidated.safetensors"),
+        (["consolidated.safetensors"], "has safetensors, but no config.json"),
+        (["pytorch_model.bin"], r"only in Python's pickle format \(pytorch_model.bin\)"),
+        (["consolidated.00.pth"], r"only in Python's pickle format \(consolidated.00.pth\)"),
+    ],
+)
+def test_other_weight_formats_are_named(names: list[str], expected: str, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=expected):
         Checkpoint(tmp_path)
