@@ -46,7 +46,8 @@ def words(text: str) -> list[str]:
 def value_problem(item: "Field[Any]", value: Any) -> str:
     """Describes what is wrong with a value of the right type ("must be at least 1"), or returns an empty string."""
     meta = item.metadata
-    if meta["choices"] and value not in meta["choices"]:
+    chosen = words(value) if meta["many"] else [value]
+    if meta["choices"] and not {*chosen} <= {*meta["choices"]}:
         return f"must be one of {', '.join(meta['choices'])}"
     if isinstance(value, float) and not math.isfinite(value):
         return "must be a finite number"

@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 from shared.config.declaration import BY_DEVICE, setting
 
+GPU_OPTIONS = (
+    "pdl", "weight_prefetch", "last_combine", "fused_norms", "prefetch_branch", "library_products",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
@@ -95,6 +99,11 @@ class WorkerConfig:
         "depend on what else is in a step",
         choices=("auto", "triton", "torch"),
     )
+    gpu_options: str = setting(
+        "", "ways to launch a GPU's kernels that no hardware has proven yet; each is used if test steps at start give "
+        "the same bits with it (docs/gpu.md)",
+        choices=GPU_OPTIONS, many=True,
+    )  # fmt: skip
     overlap: bool = setting(True, "on a GPU, launch the next step before the token ids of the last one are read")
     speculation: str = setting(
         "auto", "speculative decoding; ngram: draft tokens from earlier occurrences of the last ones, verified in "

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from worker.kernels.cpu import bindings
 from worker.kernels.eight_bit_kv import dequantize_rows, has_scales
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 
 GATHER_ELEMENTS = 1 << 25  # elements of keys gathered together
 MASK_ELEMENTS = 1 << 26  # mask entries that are in memory together
@@ -29,6 +30,7 @@ def attention(
     window: int,
     sinks: Tensor | None = None,
     softcap: float = 0.0,
+    options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
     """Returns softmax(q k^T * scale) v over the cache for every row. The tokens' own K/V must have been written.
 
@@ -43,7 +45,7 @@ def attention(
 
         return attention_triton(
             q, cache_k, cache_v, query_start_loc, seq_lens, page_table, max_kv_len,
-            scale=scale, window=window, sinks=sinks, softcap=softcap,
+            scale=scale, window=window, sinks=sinks, softcap=softcap, options=options,
         )  # fmt: skip
     supported = bindings.supports_cache(q.dtype, cache_k, q.shape[2]) and q.shape[2] <= bindings.MAX_HEAD_DIM
     if supported:

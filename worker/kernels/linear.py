@@ -16,6 +16,7 @@ from worker.kernels.act_and_mul import act_and_mul, act_and_mul_torch
 from worker.kernels.activate import Activation
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.packed_weight import CpuWeight, pack_weight
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 from worker.kernels.gpu.packed_codes import PackedCodes, pack_codes, unpack_codes
 from worker.kernels.quantize import dequantize, linear_quantized_torch
 from worker.kernels.quantized_weight import QuantizedWeight, stack
@@ -92,7 +93,14 @@ def pack_stacked(
     return pack(torch.cat(plain) if len(plain) > 1 else plain[0], bias, invariant=invariant)
 
 
-def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
+def linear(
+    x: Tensor,
+    packed: PackedLinear,
+    *,
+    fp32_out: bool = False,
+    split_k: bool = False,
+    options: GpuOptions = NO_OPTIONS,
+) -> Tensor:
     """Returns x [T, K] @ weight.T + bias, [T, N] in x's dtype, or in float32 if `fp32_out`.
 
     The float32 result is not rounded to x's dtype before, except by library GEMMs. With `split_k` the result may also
@@ -101,7 +109,9 @@ def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: 
     if x.is_cuda and packed.codes:
         from worker.kernels.gpu.quantized_linear import quantized_linear_triton
 
-        return quantized_linear_triton(x, packed.codes, packed.bias, fp32_out=fp32_out, split_k=split_k)
+        return quantized_linear_triton(
+            x, packed.codes, packed.bias, fp32_out=fp32_out, split_k=split_k, options=options
+        )
     if x.is_cuda and packed.invariant:
         from worker.kernels.gpu.linear import linear_triton
 
@@ -113,6 +123,7 @@ def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: 
             dynamic=packed.dynamic,
             fp32_out=fp32_out,
             split_k=split_k,
+            options=options,
         )
     return linear_torch(x, packed, fp32_out=fp32_out)
 
@@ -134,20 +145,24 @@ def linear_torch(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, spl
     return y.float() if fp32_out else y
 
 
-def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
+def gated_linear(
+    x: Tensor, packed: PackedLinear, activation: Activation, *, options: GpuOptions = NO_OPTIONS
+) -> Tensor:
     """Returns act_and_mul(linear(x)), [T, I], for x [T, K] and the stacked weights of gate and up, [2 I, K]."""
     if x.is_cuda and packed.codes:
         from worker.kernels.gpu.quantized_linear import can_be_gated, quantized_gated_linear_triton
 
         if can_be_gated(packed.codes):
-            return quantized_gated_linear_triton(x, packed.codes[0], packed.bias, activation)
+            return quantized_gated_linear_triton(x, packed.codes[0], packed.bias, activation, options=options)
     elif x.is_cuda and packed.invariant:
         from worker.kernels.gpu.linear import gated_linear_triton
         from worker.kernels.gpu.tiles import is_single_chain
 
         if is_single_chain(packed.weight):
-            return gated_linear_triton(x, packed.weight, packed.bias, activation, packed.scale, dynamic=packed.dynamic)
-    return act_and_mul(linear(x, packed), activation)
+            return gated_linear_triton(
+                x, packed.weight, packed.bias, activation, packed.scale, dynamic=packed.dynamic, options=options
+            )
+    return act_and_mul(linear(x, packed, options=options), activation)
 
 
 def gated_linear_torch(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:

@@ -1,7 +1,8 @@
 """Collects the operations of a decoder in one record: the fastest functions for its tensors, or plain PyTorch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from worker.kernels.activate import activate, activate_torch
 from worker.kernels.attention import attention, attention_torch
 from worker.kernels.delta_net import delta_net, delta_net_torch
 from worker.kernels.experts import experts, experts_torch
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 from worker.kernels.linear import gated_linear, gated_linear_torch, linear, linear_torch
 from worker.kernels.mamba2 import mamba2, mamba2_torch
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
@@ -73,3 +75,12 @@ TORCH = Operations(
     experts_torch,
     sample_torch,
 )
+# The operations whose kernels may be launched with options.
+WITH_OPTIONS = ("attention", "linear", "gated_linear")
+
+
+def with_options(operations: Operations, options: GpuOptions) -> Operations:
+    """Returns the operations so that their GPU kernels have these options: fast ones, which have none yet."""
+    if options == NO_OPTIONS:
+        return operations
+    return replace(operations, **{name: partial(getattr(operations, name), options=options) for name in WITH_OPTIONS})

@@ -1,6 +1,6 @@
 """Measures the gain from each part of the fast path: runs the same steps with and without that part.
 
-Everything else is as in the server.
+Everything else is as in the server. Parts that the server has only with `--gpu-options` are added to it one by one.
 """
 
 from collections.abc import Iterator
@@ -14,22 +14,33 @@ from bench.gpu.measure.prefill import to_first_token
 from bench.gpu.setup.harness import Setup, build_harness
 from bench.gpu.setup.unfused import UNFUSED, X_NORM, without
 from bench.gpu.setup.weights import random_weights
+from worker.kernels.gpu.options import GPU_OPTIONS, options_named
 from worker.model.spec import ModelSpec
 
 BASE = Setup()
+NEEDS = {"weight_prefetch": ("pdl",)}  # option → those without which it has no effect
 ROW_COUNTS = (1, 32, 2048)  # two batches of decodes, and a step of a long prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
+    """setup: the server without the part, or with it if it is `optional`."""
+
     name: str
-    without: Setup
+    setup: Setup
     prefill: bool = False  # whether the part affects long prompts too
     cuda: bool = False  # whether the part exists on GPUs only
+    optional: bool = False  # whether the server has the part only with a flag
 
 
 def _without_fusion(fusion: str) -> Part:
     return Part(fusion, Setup(operations=without(fusion)), prefill=True, cuda=True)
+
+
+def _with_option(name: str) -> Part:
+    """Returns the part for an option. Those that need programmatic dependent launch are measured together with it."""
+    names = [*NEEDS.get(name, ()), name]
+    return Part(" ".join(names), Setup(options=options_named(names)), prefill=True, cuda=True, optional=True)
 
 
 SANDWICH_NORMS = _without_fusion(X_NORM)
@@ -40,6 +51,8 @@ PARTS = (
     Part("graphs and overlap", Setup(graphs=False, overlap=False), cuda=True),
     *(_without_fusion(name) for name in UNFUSED if name != X_NORM),
     SANDWICH_NORMS,
+    *map(_with_option, GPU_OPTIONS),
+    Part("all GPU options", Setup(options=options_named([*GPU_OPTIONS])), prefill=True, cuda=True, optional=True),
 )
 
 
@@ -52,9 +65,10 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
         if why := NEEDS_CUDA if part.cuda and not env.cuda else env.skip_reason(12):
             yield what | {"without": part.name, "note": why}
             continue
-        found = _figures(env, spec, part.without, prefill=part.prefill)
+        found = _figures(env, spec, part.setup, prefill=part.prefill)
         for figure, seconds in found.items():
-            yield what | _row(part.name, figure, base[figure], seconds)
+            having, lacking = (seconds, base[figure]) if part.optional else (base[figure], seconds)
+            yield what | _row(part.name, figure, having, lacking)
     if model == env.models[0]:
         yield what | _sampling(env, spec)
         yield from (what | row for row in _activations(env, spec))

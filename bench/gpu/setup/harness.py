@@ -18,7 +18,8 @@ from shared.config import WorkerConfig
 from shared.messages import Abort, Sampling, Submit
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
-from worker.kernels.operations import FAST, Operations
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
+from worker.kernels.operations import FAST, Operations, with_options
 from worker.kernels.quantize import Scheme
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import KVCache, kv_format
@@ -50,6 +51,7 @@ class Setup:
     weights: Scheme | None = None
     step_tokens: int = 0
     operations: Operations = FAST
+    options: GpuOptions = NO_OPTIONS
 
     @property
     def description(self) -> str:
@@ -65,7 +67,8 @@ class Harness:
         self, env: Environment, spec: ModelSpec, weights: Weights, setup: Setup, *, slots: int, max_length: int
     ) -> None:
         pages = slots * -(-max_length // PAGE_SIZE) + 1
-        decoder = Decoder(spec, weights, max_length, setup.operations)
+        operations = with_options(setup.operations, setup.options.on(env.device))
+        decoder = Decoder(spec, weights, max_length, operations)
         self.spec, self._env, self._max_length = spec, env, max_length
         self.cache = KVCache(spec, (pages,), PAGE_SIZE, kv_format(setup.kv, env.dtype), env.device)
         self.scheduler = Scheduler(_config(setup, slots, max_length), [PagePool(pages, PAGE_SIZE)])

@@ -15,6 +15,8 @@ from shared.config import setting, value_problem
         ({"above": 0}, 0.0, "must be above 0"),
         ({"at_most": 1}, 1.5, "must be at most 1"),
         ({"choices": ("a", "b")}, "c", "must be one of a, b"),
+        ({"choices": ("a", "b"), "many": True}, "b,a", ""),
+        ({"choices": ("a", "b"), "many": True}, "a, c", "must be one of a, b"),
         ({}, float("nan"), "must be a finite number"),
         ({}, float("inf"), "must be a finite number"),
     ],

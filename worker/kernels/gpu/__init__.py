@@ -12,6 +12,7 @@ grouped_linear, quantized_grouped_linear: one linear of many experts, with both 
 packed_experts      the codes of many experts
 key_splits          where attention splits the keys of a row
 online_softmax      the partial softmax that attention computes for blocks of keys and merges
+options             ways to launch kernels that are off by default
 tiles               how matrix products split K, and which tiles they use
 softmax_weights     the softmax weights of a row of logits
 top_k_top_p         finds the top-k and top-p limits of a row

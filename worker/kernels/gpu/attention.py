@@ -28,6 +28,7 @@ from torch import Tensor
 
 from worker.kernels.gpu.key_splits import begins_split, count_splits, split_index, split_start
 from worker.kernels.gpu.online_softmax import LOG2_E, add_sink, attend_block, empty_softmax, merge_softmax
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 from worker.kernels.gpu.tiles import shared_memory
 
 SPLIT_SIZE = 256  # positions of the shortest splits (see key_splits.py); a multiple of every block_n
@@ -232,6 +233,7 @@ def attention_triton(
     window: int,
     sinks: Tensor | None = None,
     softcap: float = 0.0,
+    options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
     """Computes the same as `attention_torch`. max_kv_len: at least every seq_len.
 

@@ -43,6 +43,7 @@ from worker.kernels.gpu.chains import (
     load_scales,
     tile_index,
 )
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 from worker.kernels.gpu.quantize import FORMAT_CODES, quantize_tokens_triton
 
 
@@ -129,6 +130,7 @@ def linear_triton(
     dynamic: bool = False,
     fp32_out: bool = False,
     split_k: bool = False,
+    options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
     """Returns x [T, K] @ weight [N, K].T + bias [N], [T, N] in x's dtype, or in float32 if `fp32_out`.
 
@@ -163,6 +165,7 @@ def gated_linear_triton(
     scale: Tensor | None = None,
     *,
     dynamic: bool = False,
+    options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
     """Returns act(x @ gate) * (x @ up), [T, I], for x [T, K], weight [2 I, K] and bias and scale [2 I].
 

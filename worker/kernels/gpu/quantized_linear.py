@@ -23,6 +23,7 @@ from worker.kernels.gpu.act_and_mul import act_times_up
 from worker.kernels.gpu.chains import load_bias, tile_index
 from worker.kernels.gpu.code_chains import accumulate_chain, accumulate_gated_chain, code_offsets, row_words
 from worker.kernels.gpu.dequantize import Format
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 from worker.kernels.gpu.packed_codes import ROWS, STEP, PackedCodes
 from worker.kernels.gpu.tiles import Tile, cdiv
 
@@ -97,7 +98,13 @@ def _quantized_gated_linear_kernel(
 
 
 def quantized_linear_triton(
-    x: Tensor, parts: Sequence[PackedCodes], bias: Tensor | None, *, fp32_out: bool = False, split_k: bool = False
+    x: Tensor,
+    parts: Sequence[PackedCodes],
+    bias: Tensor | None,
+    *,
+    fp32_out: bool = False,
+    split_k: bool = False,
+    options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
     """Returns x [T, K] @ weight [N, K].T + bias [N], [T, N] in x's dtype, or in float32 if `fp32_out`.
 
@@ -127,7 +134,9 @@ def quantized_linear_triton(
     return out
 
 
-def quantized_gated_linear_triton(x: Tensor, weight: PackedCodes, bias: Tensor | None, activation: str) -> Tensor:
+def quantized_gated_linear_triton(
+    x: Tensor, weight: PackedCodes, bias: Tensor | None, activation: str, *, options: GpuOptions = NO_OPTIONS
+) -> Tensor:
     """Returns act(x @ gate) * (x @ up), [T, I], for x [T, K], weight [2 I, K] and bias [2 I].
 
     The rows of gate come before those of up. The bits of both products are those of `quantized_linear_triton`. The
