@@ -178,9 +178,8 @@ def test_attention_of_long_sequences_uses_splits(dtype: torch.dtype, window: int
     "heads, kv_heads, d, codes, sinks",
     [
         *((4, 2, 64, codes, False) for codes in (None, torch.int8, torch.float8_e4m3fn)),
-        *((9, 1, 40, codes, False) for codes in (None, torch.int8, torch.float8_e4m3fn)),
+        *((9, 1, 40, codes, False) for codes in (None, torch.float8_e4m3fn)),
         (3, 1, 96, None, False),
-        (8, 2, 64, None, False),
         (16, 2, 64, None, True),
         (9, 1, 40, torch.int8, True),
         (6, 2, 64, torch.float8_e4m3fn, True),
@@ -195,7 +194,7 @@ def test_attention_bits_do_not_depend_on_chunks_pages_threads_or_batch(
     whole = some.step((0, 0, 1200), window=window, codes=codes)[0]
     threads = torch.get_num_threads()
     try:
-        for page, count in ((1, 1), (16, 2), (64, 1), (4096, 2)):
+        for page, count in ((1, 1), (16, 2), (4096, 1)):
             torch.set_num_threads(count)
 
             def step(*rows: Rows, page: int = page) -> list[Tensor]:
