@@ -11,4 +11,5 @@ tables              rows as text, Markdown and JSON
 checks/             correctness
 measure/            measurements, by section
 setup/              models, steps and tools that measurements share
+offline/            a GPU that is not there: rehearsals and compilation without hardware
 """

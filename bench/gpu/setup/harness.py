@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
+from msgspec import structs
 
 from bench.gpu.environment import Environment
 from bench.gpu.setup.weights import random_weights
@@ -97,11 +98,25 @@ class Harness:
         assert len(sequences) == len(prompts), "a sequence was refused"
         return sequences
 
-    def add_decoding(self, count: int, context: int, *, temperature: float = 0.0, top_p: float = 1.0) -> None:
-        """Replaces all sequences by `count` sequences of `context` tokens each, whose next step is a decode."""
+    def add_decoding(
+        self,
+        count: int,
+        context: int,
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        logprobs: int | None = None,
+        repetition_penalty: float = 1.0,
+    ) -> None:
+        """Replaces all sequences by `count` sequences of `context` tokens each, whose next step is a decode.
+
+        logprobs, repetition_penalty: of the first sequence alone.
+        """
         self.clear()
         sampling = Sampling(self._max_length - context, temperature=temperature, top_p=top_p, ignore_eos=True)
-        self.submit([self.prompt(context) for _ in range(count)], sampling)
+        first = structs.replace(sampling, logprobs=logprobs, repetition_penalty=repetition_penalty)
+        self.submit([self.prompt(context)], first)
+        self.submit([self.prompt(context) for _ in range(count - 1)], sampling)
         while self.scheduler.status.waiting or any(one.uncomputed_tokens > 1 for one in self.scheduler.sequences()):
             plan = self.scheduler.plan(0.0)
             self.scheduler.launched(plan)
@@ -158,6 +173,6 @@ def _config(setup: Setup, slots: int, max_length: int) -> SchedulerConfig:
         max_batch_size=slots,
         use_chunked_prefill=setup.step_tokens > 0,
         prefill_chunk_size=setup.step_tokens or ENDLESS,
-        max_step_tokens=setup.step_tokens or ENDLESS,
+        max_step_tokens=setup.step_tokens + slots if setup.step_tokens else ENDLESS,  # a chunk beside the decodes
         watermark=0.0,
     )

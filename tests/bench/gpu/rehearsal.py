@@ -19,13 +19,13 @@ import torch
 
 from bench.gpu.clock import clock_of
 from bench.gpu.environment import Environment, spec_of
+from bench.gpu.offline.checkpoint import LAYERS
+from bench.gpu.offline.compiling import compile_all
+from bench.gpu.offline.cuda import gpu
+from bench.gpu.offline.machine import Machine
 from bench.gpu.sections import SECTIONS, Options, Task, tasks
 from bench.gpu.setup import profiler
 from bench.gpu.shapes import FULL
-from tests.worker.gpu.checkpoint import LAYERS
-from tests.worker.gpu.compiling import compile_all
-from tests.worker.gpu.cuda import gpu
-from tests.worker.gpu.machine import Machine
 from worker.model.spec import ModelSpec
 
 MODELS = ("gemma-3-1b",)

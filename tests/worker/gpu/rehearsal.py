@@ -20,17 +20,17 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from bench.gpu.offline.checkpoint import checkpoint
+from bench.gpu.offline.compiling import compile_all
+from bench.gpu.offline.cuda import gpu
+from bench.gpu.offline.launches import Compilation
+from bench.gpu.offline.machine import Machine
 from bench.gpu.shapes import CONFIGS
 from bench.micro.step import EncodingServer
 from frontend.text import grammar_builder as build
 from shared.codec import pack_u32
 from shared.config import ModelConfig, WorkerConfig
 from shared.messages import End, Outcome, Sampling, Step, Submit
-from tests.worker.gpu.checkpoint import checkpoint
-from tests.worker.gpu.compiling import compile_all
-from tests.worker.gpu.cuda import gpu
-from tests.worker.gpu.launches import Compilation
-from tests.worker.gpu.machine import Machine
 from worker.engine.load import Engine, load_engine
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable

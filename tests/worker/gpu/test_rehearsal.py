@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.gpu.cuda import gpu
-from tests.worker.gpu.machine import Machine
+from bench.gpu.offline.cuda import gpu
+from bench.gpu.offline.machine import Machine
 
 CUDA = torch.device("cuda")
 
@@ -66,6 +66,13 @@ def test_what_comes_from_the_device_is_there_only_after_the_wait() -> None:
         assert not machine.waits and 0 not in here.tolist()
         torch.cuda.synchronize()
         assert here.tolist() == [0, 0, 0] and machine.waits.total() == 1
+
+
+def test_launches_are_counted_and_views_are_not() -> None:
+    with gpu() as machine:
+        value = torch.empty(4, 6, device=CUDA)
+        (value.view(24)[2:].t() + 1).copy_(torch.zeros(22, device=CUDA))
+    assert machine.launched == {"aten::add": 1, "aten::copy_": 1, "aten::zeros": 1}
 
 
 def waits(machine: Machine, value: Tensor) -> object:

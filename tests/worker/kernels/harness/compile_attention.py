@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import triton
 
-from tests.worker.kernels.harness.triton_offline import SHARED, Variant, copies, tensor_core_steps, usage
+from bench.gpu.offline.triton_offline import SHARED, Variant, copies, tensor_core_steps, usage
 from worker.kernels.gpu import attention
 
 X, F, N, F8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import triton
 
-from tests.worker.kernels.harness.triton_offline import (
+from bench.gpu.offline.triton_offline import (
     SHARED,
     Variant,
     copies,

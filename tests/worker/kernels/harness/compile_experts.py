@@ -16,10 +16,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tests.worker.gpu.cuda import gpu
-from tests.worker.gpu.launches import Compilation
-from tests.worker.kernels.harness.compile_quantized import weight
-from tests.worker.kernels.harness.triton_offline import (
+from bench.gpu.offline.cuda import gpu
+from bench.gpu.offline.launches import Compilation
+from bench.gpu.offline.triton_offline import (
     SHARED,
     copies,
     from_zero,
@@ -27,6 +26,7 @@ from tests.worker.kernels.harness.triton_offline import (
     through_shared_memory,
     usage,
 )
+from tests.worker.kernels.harness.compile_quantized import weight
 from worker.kernels.activate import Activation
 from worker.kernels.experts import Experts, PackedExperts, experts
 from worker.kernels.gpu import tiles

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.harness.triton_offline import SHARED, Variant, tensor_core_steps, through_shared_memory, usage
+from bench.gpu.offline.triton_offline import SHARED, Variant, tensor_core_steps, through_shared_memory, usage
 from worker.kernels.gpu import quantized_linear, tiles
 from worker.kernels.gpu.packed_codes import ROWS, STEP, WHOLE_ROW, PackedCodes
 from worker.kernels.gpu.tiles import Tile

@@ -51,8 +51,8 @@ def usage(compiled: Any) -> Usage:
         cubin.flush()
         tool = triton.knobs.nvidia.cuobjdump.path
         told = subprocess.run([tool, "-res-usage", cubin.name], check=True, capture_output=True, text=True).stdout
-    registers, stack, local = (int(re.search(rf"{name}:(\d+)", told)[1]) for name in ("REG", "STACK", "LOCAL"))
-    return Usage(registers, stack + local, compiled.metadata.shared)
+    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", told))
+    return Usage(int(found["REG"]), int(found["STACK"]) + int(found["LOCAL"]), compiled.metadata.shared)
 
 
 def tensor_core_steps(compiled: Any) -> set[str]:

@@ -1,5 +1,6 @@
-"""Decides for every operation whether it is the host's, and is done, or the device's, and only its shapes are."""
+"""Runs every operation on host tensors, and computes only the shapes of those on tensors of the fake GPU."""
 
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -9,21 +10,39 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.worker.gpu.machine import Machine
+from bench.gpu.offline.machine import Machine
 
 COMPOSITE = "CompositeImplicitAutograd"
+# operations that launch nothing on a device, besides those that return views
+NOTHING_LAUNCHED = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "_unsafe_view", "detach"}
 aten = torch.ops.aten
 
 
-class Dispatch(TorchDispatchMode):
-    """Decides for every operation whether it is the host's or the device's."""
+class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the device's operations, and the host's seconds that a real GPU would not need for them."""
 
     def __init__(self, machine: Machine) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._machine = machine
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._depth = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, so a wrapper that keeps the compiler away would only cost time."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        begun, before = time.thread_time(), self._machine.operations
+        self._depth += 1
+        try:
+            return self._run(func, args, kwargs)
+        finally:
+            self._depth -= 1
+            if not self._depth and (func.namespace == "prim" or self._machine.operations > before):
+                self._machine.faked_s += time.thread_time() - begun
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         kwargs, machine = dict(kwargs or {}), self._machine
         if func.namespace == "prim":
             return func(*args, **kwargs)
@@ -37,6 +56,8 @@ class Dispatch(TorchDispatchMode):
             made = func(*args, **kwargs)
             return machine.pin(made) if pinned else made
         machine.operations += 1
+        if _launches(func):
+            machine.launched[func._schema.name] += 1
         if func in ASKED:
             machine.wait(f"{func} asks the device")
             return ASKED[func](args[0])
@@ -69,7 +90,13 @@ class Dispatch(TorchDispatchMode):
             return into
         self._machine.uses(into, source)
         with self._fake:
-            return aten.copy_.default(into, source, asynchronous)
+            aten.copy_.default(into, source, asynchronous)
+        return into
+
+
+@cache
+def _launches(func: Any) -> bool:
+    return not func.is_view and func._schema.name.removeprefix("aten::") not in NOTHING_LAUNCHED
 
 
 def _scalar(tensor: Tensor) -> object:

@@ -1,6 +1,6 @@
-"""Compiles for a real GPU's instructions what a rehearsal found to be needed, on all cores.
+"""Compiles, for a real GPU and on all cores, what a run on the fake GPU found to be needed.
 
-Triton keeps what was compiled, so on a machine with a GPU this also makes its first start, or its first bench, short.
+Triton keeps what was compiled in its cache, so the first start or bench on a machine with such a GPU is short.
 """
 
 import os
@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from multiprocessing import get_context
 from typing import Any
 
-from tests.worker.gpu.launches import SHARED, Compilation
-from tests.worker.kernels.harness.triton_offline import usage
+from bench.gpu.offline.launches import SHARED, Compilation
+from bench.gpu.offline.triton_offline import usage
 
 SPILLED = 32  # bytes a thread that do not matter
 

@@ -1,4 +1,4 @@
-"""What stands in the place of torch.cuda, and all else that has to believe in the GPU."""
+"""Takes the place of torch.cuda, and of everything else that must believe that there is a GPU."""
 
 import ctypes
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tests.worker.gpu.dispatch import Dispatch
-from tests.worker.gpu.launches import Launches
-from tests.worker.gpu.machine import Machine
+from bench.gpu.offline.dispatch import Dispatch
+from bench.gpu.offline.launches import Launches
+from bench.gpu.offline.machine import Machine
 
 TOTAL = 139 << 30
 GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
@@ -70,7 +70,7 @@ class Graph:
     def replay(self) -> None:
         machine = self.machine
         assert self.operations, "replayed before it was recorded"
-        if gone := sum(memory.expired() for memory in self.given):
+        if gone := sum(memory.expired() for memory in self.given):  # type: ignore[no-untyped-call]
             machine.find(f"a replay uses {gone} of {len(self.given)} tensors after their end")
         machine.replays += 1
         machine.operations += 1
@@ -151,9 +151,10 @@ def gpu() -> Iterator[Machine]:
 
 def _to(tensor: Tensor, *args: Any, **how: Any) -> Tensor:
     """A device without a number would be asked which is current, and the host's answers for it."""
-    return TO(tensor, *(torch.device("cuda:0") if str(one) == "cuda" else one for one in args), **how)
+    numbered: list[Any] = [torch.device("cuda:0") if str(one) == "cuda" else one for one in args]
+    return TO(tensor, *numbered, **how)
 
 
 def address(tensor: Tensor) -> int:
     """Of its own for every memory, at a multiple of 512 as PyTorch's allocator gives it."""
-    return tensor.untyped_storage()._cdata * 512 + tensor.storage_offset() * tensor.itemsize
+    return int(tensor.untyped_storage()._cdata * 512 + tensor.storage_offset() * tensor.itemsize)

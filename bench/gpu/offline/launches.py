@@ -1,5 +1,7 @@
-"""Catches what would be launched: which kernels would be compiled for it, by Triton's own rules, and with what grid."""
+"""Catches Triton's launches: which compilations they need, by Triton's own rules, and with which grids they run."""
 
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,6 +11,7 @@ from unittest.mock import patch
 
 import triton
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -20,7 +23,7 @@ MOST = (2**31 - 1, 65_535, 65_535)
 
 @dataclass(frozen=True)
 class Compilation:
-    """What a launch has to have compiled first."""
+    """A compilation that a launch needs: kernel, types of its arguments, constants and options."""
 
     kernel: Any
     signature: dict[str, str]
@@ -44,10 +47,12 @@ class Compilation:
 
 @dataclass
 class Launches:
-    """`compilations` in the order in which they are needed. `closed`: nothing may be compiled now."""
+    """compilations: in the order in which they are needed. closed: nothing may be compiled now, inside a capture."""
 
     compilations: list[Compilation] = field(default_factory=list)
     count: int = 0
+    names: Counter[str] = field(default_factory=Counter)  # how often each kernel was launched
+    faked_s: float = 0.0  # the host's seconds in the stand-ins of kernels
     closed: bool = False
     find: Callable[[str], None] = print
     uses: Callable[..., None] = lambda *tensors: None
@@ -93,14 +98,17 @@ class Launches:
 
     def _kernel(self, kernel: Any) -> Any:
         def run(x: int, y: int, z: int, *rest: Any) -> None:
+            begun = time.thread_time()
             self.count += 1
+            self.names[kernel.__name__] += 1
             grid, arguments = (x, y, z), rest[6:] if len(rest) > 6 else rest
             if not all(0 < size <= most for size, most in zip(grid, MOST, strict=True)):
                 self.find(f"{kernel.__name__} has grid {grid}")
             for name, argument in zip(kernel.arg_names, arguments, strict=False):
-                if isinstance(argument, Tensor) and not argument.is_cuda:
-                    self.find(f"{kernel.__name__}: {name} is on the host")
-                elif isinstance(argument, Tensor):
+                if isinstance(argument, FakeTensor):
                     self.uses(argument)
+                elif isinstance(argument, Tensor):
+                    self.find(f"{kernel.__name__}: {name} is on the host")
+            self.faked_s += time.thread_time() - begun
 
         return SimpleNamespace(run=run, function=0, packed_metadata=(), launch_metadata=lambda *_: None)

@@ -1,10 +1,9 @@
-"""A GPU that computes nothing: every tensor on it is fake, with a shape, a format, a place, and no numbers.
+"""A GPU that computes nothing: every tensor on it is fake. It has a shape, a dtype and a device, and no numbers.
 
-Host tensors are real. What crosses between the two is watched as a device would force it to be: an asynchronous copy
-reads host memory when it is waited for and not before, and what comes back is there only then. `Machine.findings` are
-host memory rewritten under a copy, waits and copies inside a recording, kernels compiled there, replays that use memory
-which was given back; `Machine.waits` are the
-places at which the host waited.
+Host tensors are real. Copies between the two are watched in the order that a device keeps: an asynchronous copy reads
+host memory when the host waits for it and not before, and a result is on the host only then. `Machine.findings` lists
+what a real device would not forgive: host memory that was rewritten under a copy, waits, copies and compilations inside
+a capture, and replays that use freed memory. `Machine.waits` counts the places at which the host waited.
 """
 
 import sys
@@ -19,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tests.worker.gpu.launches import Launches
+from bench.gpu.offline.launches import Launches
 
 POISON = 0x5A
 ROOT = Path(__file__).parents[3]
-OURS = ("worker/", "bench/")
+OURS, NOT_OURS = ("worker/", "bench/"), "bench/gpu/offline/"
 
 
 @dataclass
@@ -38,12 +37,18 @@ class Crossing:
 
 @dataclass
 class Machine:
-    """What happened. Time is counted in operations."""
+    """What happened. Time is counted in operations.
+
+    launched: how often PyTorch's operations that run a kernel or a copy were called. Triton's kernels are counted in
+    `launches`. faked_s: the host's seconds in the fake operations, which a real GPU does not need.
+    """
 
     launches: Launches
     findings: list[str] = field(default_factory=list)
     waits: Counter[str] = field(default_factory=Counter)
     operations: int = 0
+    launched: Counter[str] = field(default_factory=Counter)
+    faked_s: float = 0.0
     recordings: int = 0
     replays: int = 0
     recording: bool = False
@@ -96,7 +101,7 @@ class Machine:
         if self.recording:
             for memory in (tensor.untyped_storage() for tensor in tensors):
                 if memory._cdata not in self._made:
-                    self.given[memory._cdata] = StorageWeakRef(memory)
+                    self.given[memory._cdata] = StorageWeakRef(memory)  # type: ignore[no-untyped-call]
 
     def makes(self, *tensors: Tensor) -> None:
         """What is made while recording comes from the recordings' own memory, and others may use it afterwards."""
@@ -116,11 +121,11 @@ class Machine:
 
 
 def where() -> str:
-    """The innermost line of ours."""
+    """Returns the innermost line of the worker or the bench, without those of the fake GPU."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename.removeprefix(f"{ROOT}/")
-        if path.startswith(OURS):
+        if path.startswith(OURS) and not path.startswith(NOT_OURS):
             return f"{path}:{frame.f_lineno}"
         frame = frame.f_back
     return "nowhere of ours"

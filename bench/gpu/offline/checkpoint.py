@@ -1,4 +1,4 @@
-"""A checkpoint folder of a real model's shapes, with few layers, whose weights are a hole in a file: zeros, no disk."""
+"""A checkpoint folder of a real model's shapes with few layers. Its weights are a hole in a file."""
 
 import json
 from pathlib import Path
