@@ -89,10 +89,10 @@ def _history(rows: list[Row], device: torch.device) -> History | None:
     for at, (sequence, output) in enumerate(rows):
         if not sequence.sampling.penalized:
             continue
-        seen, inverse = np.unique(np.asarray(sequence.tokens_before(output), np.int64), return_inverse=True)
-        ids.append(seen)
-        counts.append(np.bincount(inverse[sequence.prompt_len :], minlength=len(seen)))
-        places.append(np.full(len(seen), at))
+        history = sequence.counts_before(output)  # changes with the next row of this sequence, so it is copied here
+        ids.append(np.array(history.ids))
+        counts.append(np.array(history.counts))
+        places.append(np.full(len(history.ids), at))
     if not places:
         return None
     return History(*to_device(np.stack([np.concatenate(column) for column in (places, ids, counts)]), device))

@@ -3,6 +3,7 @@
 scheduler           the interface for other folders: submit, plan, launched, update, abort
 planner             decides what the next step has
 sequence            the data of a request, of a planned step, and of its results
+token_counts        counts the tokens of a sequence, for penalties
 state               holds all live sequences, waiting or running
 queue               orders the waiting sequences
 fair_queue          orders tenants fairly

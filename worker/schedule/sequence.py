@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from shared.messages import Outcome, Pooling, PoolingKind, Sampling
+from worker.schedule.token_counts import TokenCounts
 
 TILE = 16  # a matrix multiplication computes this many rows at once
 MOST_ANSWER_DRAFTS = 255  # each has a row of logits, which is as long as the vocabulary
@@ -95,6 +96,7 @@ class Sequence:
     constraint: Constraint | None = None
     drafter: Drafter | None = None  # set before its first draft, see speculation.py
     most_drafts: int = MOST_ANSWER_DRAFTS  # ids of `answer` in one step; halved when a step has failed
+    _counts: TokenCounts | None = field(default=None, init=False)  # see counts_before()
     plain_from: int = field(init=False)  # from this many tokens on, only its constraint can adjust its logits
 
     # memory
@@ -162,9 +164,18 @@ class Sequence:
         output = self.output_len
         return output >= len(self.answer) or (output > 0 and self.tokens[-1] != self.answer[output - 1])
 
-    def tokens_before(self, output: int) -> list[int]:
-        """Returns the tokens that precede output token `output` if all drafts before it are right."""
-        return self.tokens if self.answer is None else self.tokens[: self.prompt_len] + self.answer[:output]
+    def counts_before(self, output: int) -> TokenCounts:
+        """Counts the tokens that precede output token `output` if all drafts before it are right.
+
+        The result is kept and changes with the next call, which only adds the tokens that are new. If a call asks for
+        fewer tokens than the last one, as after a failed step, everything is counted again.
+        """
+        text, begin = (self.tokens, self.prompt_len) if self.answer is None else (self.answer, 0)
+        end = len(text) - begin if self.answer is None else min(output, len(text))
+        if self._counts is None or self._counts.outputs > end:
+            self._counts = TokenCounts(self.tokens[: self.prompt_len])
+        self._counts.add(text[begin + self._counts.outputs : begin + end])
+        return self._counts
 
     @property
     def uncomputed_tokens(self) -> int:
