@@ -9,11 +9,12 @@ from torch import Tensor
 
 from worker.kernels.activate import ACTIVATIONS, Activation, activate_torch
 from worker.kernels.cpu import bindings
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 
 CLAMP, SWIGLU_ALPHA = 7.0, 1.702
 
 
-def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
+def act_and_mul(x: Tensor, activation: Activation, *, options: GpuOptions = NO_OPTIONS) -> Tensor:
     """Returns act(x[:, :I]) * x[:, I:]. The activation is rounded to x's dtype before the multiplication.
 
     x [T, 2 * I] is contiguous and holds the gate and up projections side by side. The result is [T, I]. activation: one
@@ -22,7 +23,7 @@ def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
     if x.is_cuda:
         from worker.kernels.gpu.act_and_mul import act_and_mul_triton
 
-        return act_and_mul_triton(x, activation)
+        return act_and_mul_triton(x, activation, options=options)
     if bindings.available(x.dtype):
         return bindings.act_and_mul(x, ACTIVATIONS.index(activation))
     return act_and_mul_torch(x, activation)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.kernels.cpu import bindings
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 
 Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu", "xielu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the library knows them by their position
@@ -19,7 +20,9 @@ GATED = ACTIVATIONS[:4]  # those that act_and_mul computes
 PLAIN = (*ACTIVATIONS[:3], "xielu")  # those that activate computes
 
 
-def activate(x: Tensor, activation: Activation, parameters: Tensor | None = None) -> Tensor:
+def activate(
+    x: Tensor, activation: Activation, parameters: Tensor | None = None, *, options: GpuOptions = NO_OPTIONS
+) -> Tensor:
     """Returns act(x) for x [T, I] contiguous, computed in fp32 and rounded once. activation: one of PLAIN.
 
     parameters [4] float32: those of `xielu`.
@@ -27,7 +30,7 @@ def activate(x: Tensor, activation: Activation, parameters: Tensor | None = None
     if x.is_cuda:
         from worker.kernels.gpu.activate import activate_triton
 
-        return activate_triton(x, activation, parameters)
+        return activate_triton(x, activation, parameters, options=options)
     if bindings.available(x.dtype):
         return bindings.activate(x, ACTIVATIONS.index(activation), parameters)
     return activate_torch(x, activation, parameters)

@@ -162,7 +162,7 @@ def gated_linear(
             return gated_linear_triton(
                 x, packed.weight, packed.bias, activation, packed.scale, dynamic=packed.dynamic, options=options
             )
-    return act_and_mul(linear(x, packed, options=options), activation)
+    return act_and_mul(linear(x, packed, options=options), activation, options=options)
 
 
 def gated_linear_torch(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from worker.kernels.cpu import bindings
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 from worker.kernels.split_k import sum_split_k
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, offset: bool = False, options: GpuOptions = NO_OPTIONS
+) -> Tensor:
     """Returns x / rms(x) * weight over the last dimension, computed in fp32, or the layer norm if weight is [2, H].
 
     x [T, H] or [T, heads, D], whose tokens may be strided; weight [H] or [D]. Returns x's shape and dtype, contiguous.
@@ -24,7 +27,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> 
     if x.is_cuda:
         from worker.kernels.gpu.norm import rms_norm_triton
 
-        return rms_norm_triton(x, weight, eps, offset=offset)
+        return rms_norm_triton(x, weight, eps, offset=offset, options=options)
     if bindings.available(x.dtype):
         return bindings.rms_norm(x, weight, eps, offset)
     return rms_norm_torch(x, weight, eps, offset=offset)
@@ -39,6 +42,7 @@ def add_rms_norm(
     offset: bool = False,
     x_norm: Tensor | None = None,
     scale: float = 1.0,
+    options: GpuOptions = NO_OPTIONS,
 ) -> tuple[Tensor, Tensor]:
     """Returns (rms_norm(s), s) with s = scale * x + residual, rounded to the dtype first, as in Hugging Face models.
 
@@ -48,7 +52,7 @@ def add_rms_norm(
     if x.is_cuda:
         from worker.kernels.gpu.norm import add_rms_norm_triton
 
-        return add_rms_norm_triton(x, residual, weight, eps, offset=offset, x_norm=x_norm, scale=scale)
+        return add_rms_norm_triton(x, residual, weight, eps, offset=offset, x_norm=x_norm, scale=scale, options=options)
     if bindings.available(residual.dtype):
         x = sum_split_k(x, residual.ndim, residual.dtype)
         x = x if x_norm is None else bindings.rms_norm(x, x_norm, eps, offset)

@@ -76,7 +76,10 @@ TORCH = Operations(
     sample_torch,
 )
 # The operations whose kernels may be launched with options.
-WITH_OPTIONS = ("attention", "linear", "gated_linear")
+WITH_OPTIONS = (
+    "rms_norm", "add_rms_norm", "qkv_rope_write", "attention", "output_gate", "linear", "gated_linear", "activate",
+    "act_and_mul",
+)  # fmt: skip
 
 
 def with_options(operations: Operations, options: GpuOptions) -> Operations:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.cpu import bindings
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 from worker.kernels.norm import rms_norm, rms_norm_torch
 from worker.kernels.rotary import rotary, rotary_torch
 from worker.kernels.split_k import sum_split_k
@@ -32,6 +33,7 @@ def qkv_rope_write(
     offset: bool,
     dtype: torch.dtype,
     norm_last: bool = False,
+    options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
     """Returns the rotated q [T, Hq, D] in `dtype`, and writes k and v to the slots `slot_mapping` [T] of the caches.
 
@@ -47,6 +49,7 @@ def qkv_rope_write(
         return qkv_rope_write_triton(
             qkv, cache_k, cache_v, cos, sin, positions, slot_mapping,
             q_norm=q_norm, k_norm=k_norm, v_norm=v_norm, eps=eps, offset=offset, dtype=dtype, norm_last=norm_last,
+            options=options,
         )  # fmt: skip
     if bindings.supports_cache(dtype, cache_k, cos.shape[1]):
         return bindings.qkv_rope_write(

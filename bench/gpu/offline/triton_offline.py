@@ -28,13 +28,14 @@ class Variant:
 
     def compiled(self) -> Any:
         names, types = self.kernel.arg_names, iter(self.types)
-        signature = {name: "constexpr" if name in self.constants else next(types) for name in names}
+        constants = {name: 0 for name in names if name in ("PDL", "PREFETCH")} | self.constants
+        signature = {name: "constexpr" if name in constants else next(types) for name in names}
         sixteens = {
             (index,): [["tt.divisibility", 16]]
             for index, name in enumerate(names)
             if name not in self.odd and (signature[name][0] == "*" or signature[name] in ("i32", "i64"))
         }
-        source = ASTSource(self.kernel, signature, self.constants, sixteens)
+        source = ASTSource(self.kernel, signature, constants, sixteens)
         return triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=self.options)
 
 
@@ -83,6 +84,17 @@ def through_shared_memory(compiled: Any) -> bool:
 def accesses(compiled: Any) -> set[str]:
     """Loads and stores of global memory, say ld.global.v4.b32."""
     return set(re.findall(r"\b((?:ld|st)\.global\S*)", compiled.asm["ptx"]))
+
+
+def waits_for_kernels_first(compiled: Any) -> bool:
+    """Whether a program lets the next kernel start, and waits before it loads or stores anything but to prefetch it."""
+    used = re.findall(
+        r"griddepcontrol\.\w+|prefetch\.global\S*|\b(?:ld|st|atom|red)\.global|\bcp\.async\.(?:c[ag]|bulk)|\bbra\b",
+        compiled.asm["ptx"],
+    )
+    before, after = used[: (at := used.index("griddepcontrol.wait"))], used[at + 1 :]
+    allowed = before[:1] == ["griddepcontrol.launch_dependents"] and {*before[1:]} <= {"prefetch.global.L2"}
+    return allowed and not any("griddepcontrol" in one for one in after) and any("global" in one for one in after)
 
 
 def sums(compiled: Any) -> list[str]:

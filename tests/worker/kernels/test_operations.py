@@ -1,6 +1,7 @@
 """The decoder's loop through the Triton kernels, attention apart: that they fit together, and change nothing."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from shared.config import WorkerConfig
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close
 from tests.worker.kernels.harness.decoders import PARALLEL, PLAIN, SANDWICH, decoder_of, moved
 from tests.worker.model.harness import Row, pack
+from worker.kernels.gpu.options import GPU_OPTIONS, options_named
 from worker.kernels.gpu.packed_codes import pack_codes
 from worker.kernels.linear import PackedLinear
-from worker.kernels.operations import FAST, Operations
+from worker.kernels.operations import FAST, Operations, with_options
 from worker.kernels.quantize import Scheme, quantize
 from worker.kernels.quantized_weight import INT4, quantize_groups
 from worker.kv_cache.tensors import KVCache
@@ -76,18 +78,20 @@ def on_triton(model: Decoder) -> Decoder:
     )
     from worker.kernels.gpu.tiles import is_single_chain
 
-    def linear(x: Tensor, packed: PackedLinear, **how: bool) -> Tensor:
+    def linear(x: Tensor, packed: PackedLinear, **how: Any) -> Tensor:
         if packed.codes:
             return quantized_linear_triton(x, packed.codes, packed.bias, **how)
         return linear_triton(x, packed.weight, packed.bias, packed.scale, dynamic=packed.dynamic, **how)
 
-    def gated_linear(x: Tensor, packed: PackedLinear, activation: str) -> Tensor:
+    def gated_linear(x: Tensor, packed: PackedLinear, activation: str, **how: Any) -> Tensor:
         if packed.codes and can_be_gated(packed.codes):
-            return quantized_gated_linear_triton(x, packed.codes[0], packed.bias, activation)
+            return quantized_gated_linear_triton(x, packed.codes[0], packed.bias, activation, **how)
         if packed.codes:
-            return act_and_mul_triton(linear(x, packed), activation)
+            return act_and_mul_triton(linear(x, packed, **how), activation, **how)
         assert is_single_chain(packed.weight)
-        return gated_linear_triton(x, packed.weight, packed.bias, activation, packed.scale, dynamic=packed.dynamic)
+        return gated_linear_triton(
+            x, packed.weight, packed.bias, activation, packed.scale, dynamic=packed.dynamic, **how
+        )
 
     triton: Operations = replace(
         FAST, rms_norm=rms_norm_triton, add_rms_norm=add_rms_norm_triton, qkv_rope_write=qkv_rope_write_triton,
@@ -125,6 +129,13 @@ def test_sequence_has_the_same_bits_alone_and_in_a_batch(scheme: str) -> None:
     model = on_triton(few_bits(decoder_of(PLAIN), scheme))
     alone, company = logits(model, [one()]), logits(model, [one(), *others()])
     assert torch.equal(company[[0, 3]], alone)
+
+
+def test_options_of_kernels_change_no_bit() -> None:
+    plain = on_triton(decoder_of(PLAIN))
+    options = options_named([*GPU_OPTIONS]).on(torch.device("cpu"))
+    other = plain.with_operations(with_options(plain.operations, options))
+    assert torch.equal(logits(other, [Row([5, 9], [3])]), logits(plain, [Row([5, 9], [3])]))
 
 
 def all_triton(model: Decoder) -> Decoder:

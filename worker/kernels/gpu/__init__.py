@@ -5,6 +5,7 @@ mamba2, short_conv, quantize, sample, split_k
 
 quantized_linear    linear with weights of four or eight bits in groups
 packed_codes        such a weight as these kernels read it
+dependent_launch    starts a kernel before the one before it has ended
 dequantize          turns its codes into numbers, in registers
 chains, code_chains what products with both kinds of weight do for a tile: one chain of additions over K
 routing             chooses the experts of each row, and groups the rows by expert

@@ -8,6 +8,8 @@ from torch import Tensor
 from worker.kernels.act_and_mul import CLAMP, SWIGLU_ALPHA
 from worker.kernels.activate import GATED
 from worker.kernels.gpu.activate import activated
+from worker.kernels.gpu.dependent_launch import pdl_options, start_dependent
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 
 BLOCK = 1024
 _CLAMP, _SWIGLU_ALPHA = tl.constexpr(CLAMP), tl.constexpr(SWIGLU_ALPHA)
@@ -31,7 +33,8 @@ def act_times_up(gate, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _act_and_mul_kernel(x_ptr, out_ptr, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def _act_and_mul_kernel(x_ptr, out_ptr, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    start_dependent(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < size
@@ -40,12 +43,12 @@ def _act_and_mul_kernel(x_ptr, out_ptr, size, ACTIVATION: tl.constexpr, BLOCK: t
     tl.store(out_ptr + row * size + column, act_times_up(gate, up, ACTIVATION), mask=mask)
 
 
-def act_and_mul_triton(x: Tensor, activation: str) -> Tensor:
+def act_and_mul_triton(x: Tensor, activation: str, *, options: GpuOptions = NO_OPTIONS) -> Tensor:
     tokens, width = x.shape
     assert x.is_contiguous() and width % 2 == 0 and activation in GATED
     size = width // 2
     out = torch.empty(tokens, size, dtype=x.dtype, device=x.device)
     _act_and_mul_kernel[(tokens, triton.cdiv(size, BLOCK))](
-        x, out, size, ACTIVATION=activation, BLOCK=BLOCK, enable_fp_fusion=False
+        x, out, size, ACTIVATION=activation, BLOCK=BLOCK, enable_fp_fusion=False, **pdl_options(options)
     )
     return out

@@ -6,6 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from worker.kernels.activate import PLAIN
+from worker.kernels.gpu.dependent_launch import pdl_options, start_dependent
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 
 BLOCK = 1024
 
@@ -37,7 +39,10 @@ def _xielu(x, parameters_ptr):
 
 
 @triton.jit
-def _activate_kernel(x_ptr, parameters_ptr, out_ptr, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def _activate_kernel(
+    x_ptr, parameters_ptr, out_ptr, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    start_dependent(PDL)
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = element < size
     x = tl.load(x_ptr + element, mask=mask, other=0.0).to(tl.float32)
@@ -45,12 +50,14 @@ def _activate_kernel(x_ptr, parameters_ptr, out_ptr, size, ACTIVATION: tl.conste
     tl.store(out_ptr + element, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def activate_triton(x: Tensor, activation: str, parameters: Tensor | None = None) -> Tensor:
+def activate_triton(
+    x: Tensor, activation: str, parameters: Tensor | None = None, *, options: GpuOptions = NO_OPTIONS
+) -> Tensor:
     assert x.is_contiguous() and activation in PLAIN and (parameters is not None) == (activation == "xielu")
     assert parameters is None or (parameters.shape == (4,) and parameters.dtype == torch.float32)
     out = torch.empty_like(x)
     _activate_kernel[(triton.cdiv(x.numel(), BLOCK),)](
         x, x if parameters is None else parameters, out, x.numel(), ACTIVATION=activation, BLOCK=BLOCK,
-        enable_fp_fusion=False,
+        enable_fp_fusion=False, **pdl_options(options),
     )  # fmt: skip
     return out

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kernels.gpu.dependent_launch import pdl_options, start_dependent
 from worker.kernels.gpu.key_splits import begins_split, count_splits, split_index, split_start
 from worker.kernels.gpu.online_softmax import LOG2_E, add_sink, attend_block, empty_softmax, merge_softmax
 from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
@@ -86,13 +87,14 @@ def _decode_kernel(
     scale, window, cap_scale, page_table_stride, q_stride, max_splits,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr,
     SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Computes splits of sequences with one row and stores their partial results.
 
     One program computes splits of one sequence for the query heads of one key/value head. When a sequence has more
     splits than programs, program i computes splits i, i + programs and so on.
     """
+    start_dependent(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     kv_head, worker, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     row = tl.load(query_start_loc_ptr + sequence).to(tl.int64)
@@ -129,12 +131,13 @@ def _decode_kernel(
 def _combine_kernel(
     m_ptr, l_ptr, acc_ptr, out_ptr, sinks_ptr, query_start_loc_ptr, seq_lens_ptr, scale, window, max_splits,
     HEADS: tl.constexpr, HEAD: tl.constexpr, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr,
-    UNIFORM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
+    UNIFORM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Merges the partial results of the splits of each sequence with one row; skips other sequences.
 
     One program merges one query head of one sequence, and loads SPLITS_AT_ONCE splits at a time.
     """
+    start_dependent(PDL)
     head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(query_start_loc_ptr + sequence).to(tl.int64)
     if tl.load(query_start_loc_ptr + sequence + 1) - row == 1:
@@ -178,12 +181,13 @@ def _prefill_kernel(
     scale, window, cap_scale, page_table_stride, q_stride, sequences,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
     SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Attends for sequences with several rows.
 
     One program computes ROWS rows of one sequence for the query heads of one key/value head.
     """
+    start_dependent(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     kv_head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)  # first the rows with most keys
     sequence = _find_sequence(query_start_loc_ptr, sequences, tile, ROWS).to(tl.int64)
@@ -247,7 +251,7 @@ def attention_triton(
     _check_caches(q, cache_k, cache_v)
     _check_layout(query_start_loc, seq_lens, page_table)
     out = torch.empty(tokens, heads, head, dtype=q.dtype, device=q.device)
-    common: dict[str, int | bool] = NO_FP_FUSION | {
+    common: dict[str, int | bool] = NO_FP_FUSION | pdl_options(options) | {
         "HEADS": heads, "HEAD": head, "SPLIT_SIZE": SPLIT_SIZE, "SHORT_SPLITS": SHORT_SPLITS, "UNIFORM": window > 0,
         "BLOCK_D": max(16, triton.next_power_of_2(head)),
     }  # fmt: skip

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from worker.kernels.gpu.chains import load_tokens
+from worker.kernels.gpu.dependent_launch import prefetch_to_l2
 from worker.kernels.gpu.dequantize import dequantize, widen_half
 from worker.kernels.gpu.packed_codes import ROWS, STEP
 
@@ -138,3 +139,16 @@ def code_offsets(n, depth, FORMAT: tl.constexpr):
 def row_words(depth, FORMAT: tl.constexpr):
     """Returns how many words encode a row of the weight."""
     return tl.cdiv(depth, _STEP) * FORMAT.blocks * FORMAT.part_inputs
+
+
+@triton.jit
+def prefetch_codes(
+    codes_ptr, first_n, begin, end, depth, weight_rows, FORMAT: tl.constexpr, BLOCK_N: tl.constexpr, BYTES: tl.constexpr
+):  # fmt: skip
+    """Starts to load the first words of a tile into the L2 cache: those of K = begin .. end - 1 of its rows."""
+    if BYTES:
+        run = row_words(depth, FORMAT) * _ROWS
+        step: tl.constexpr = FORMAT.blocks * FORMAT.part_inputs * _ROWS
+        first = first_n // _ROWS * run + begin // _STEP * step
+        runs = tl.cdiv(weight_rows - first_n, _ROWS)
+        prefetch_to_l2(codes_ptr + first, run, runs, tl.cdiv(end - begin, _STEP) * step, BLOCK_N // _ROWS, BYTES)

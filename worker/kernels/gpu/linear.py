@@ -43,6 +43,12 @@ from worker.kernels.gpu.chains import (
     load_scales,
     tile_index,
 )
+from worker.kernels.gpu.dependent_launch import (
+    launch_dependents,
+    prefetch_to_l2,
+    product_options,
+    wait_for_kernels,
+)
 from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 from worker.kernels.gpu.quantize import FORMAT_CODES, quantize_tokens_triton
 
@@ -53,12 +59,15 @@ def _linear_kernel(
     BIAS: tl.constexpr, MULTIPLE_CHAINS: tl.constexpr, WRITE_PARTIALS: tl.constexpr,
     EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """Multiplies BLOCK_M tokens by BLOCK_N rows of weights in each program.
 
     MULTIPLE_CHAINS: whether K has several chains. WRITE_PARTIALS: a program computes only chain program_id(1) and
-    stores it as float32 at that entry of out.
+    stores it as float32 at that entry of out. PREFETCH: bytes of weights that a program loads into the L2 cache before
+    it waits for x.
     """
+    launch_dependents(PDL)
     tile_m, tile_n = tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
     first_m, first_n = (tile_m * BLOCK_M).to(tl.int64), (tile_n * BLOCK_N).to(tl.int64)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)  # within the tile, so 32 bits suffice
@@ -68,6 +77,8 @@ def _linear_kernel(
     part = tl.program_id(1)
     begin = part * chain
     end = min(begin + chain, depth) if MULTIPLE_CHAINS else depth
+    prefetch_to_l2(weight_ptr + first_n * depth + begin, depth, columns - first_n, end - begin, BLOCK_N, PREFETCH)
+    wait_for_kernels(PDL)
     scale = load_scales(scale_ptr + first_n, n, mask_n, FORMAT or DYNAMIC)
     token_scale = load_scales(token_scale_ptr + first_m, m, mask_m, DYNAMIC)
     acc = accumulate_chain(
@@ -93,11 +104,13 @@ def _gated_linear_kernel(
     x_ptr, weight_ptr, bias_ptr, scale_ptr, token_scale_ptr, out_ptr, rows, columns, depth, x_stride,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """Computes act(x @ gate) * (x @ up), rounded as in act_and_mul.py.
 
     The weight holds `columns` rows of gate, then the rows of up.
     """
+    launch_dependents(PDL)
     tile_m, tile_n = tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
     first_m, first_n = (tile_m * BLOCK_M).to(tl.int64), (tile_n * BLOCK_N).to(tl.int64)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)  # within the tile, so 32 bits suffice
@@ -106,6 +119,11 @@ def _gated_linear_kernel(
     gate_ptrs = weight_ptr + first_n * depth + n[:, None] * depth + k[None, :]
     up_ptrs = gate_ptrs + columns.to(tl.int64) * depth
     dtype: tl.constexpr = out_ptr.dtype.element_ty
+    if PREFETCH:
+        for first in tl.static_range(2):
+            half = weight_ptr + (first_n + first * columns) * depth
+            prefetch_to_l2(half, depth, columns - first_n, depth, BLOCK_N, PREFETCH // 2)
+    wait_for_kernels(PDL)
     gate, up = accumulate_gated_chain(
         gate_ptrs, up_ptrs, x_ptrs, mask_n, mask_m, depth, EVEN, FORMAT, BLOCK_M, BLOCK_N, BLOCK_K
     )
@@ -152,7 +170,7 @@ def linear_triton(
         rows, columns, depth, chain, x.stride(0), BIAS=bias is not None, MULTIPLE_CHAINS=chains > 1,
         WRITE_PARTIALS=use_split_k,
         num_warps=tile.warps, num_stages=tiles.stages_that_fit(tile, tile.columns, x, weight), enable_fp_fusion=False,
-        **tiles.tile_constants(tile, columns, depth, x.dtype, weight.dtype),
+        **tiles.tile_constants(tile, columns, depth, x.dtype, weight.dtype), **product_options(options, tile.rows),
     )  # fmt: skip
     return out
 
@@ -183,7 +201,7 @@ def gated_linear_triton(
         rows, columns, depth, x.stride(0), BIAS=bias is not None, ACTIVATION=activation,
         num_warps=tile.warps, num_stages=tiles.stages_that_fit(tile, 2 * tile.columns, x, weight),
         enable_fp_fusion=False,
-        **tiles.tile_constants(tile, columns, depth, x.dtype, weight.dtype),
+        **tiles.tile_constants(tile, columns, depth, x.dtype, weight.dtype), **product_options(options, tile.rows),
     )  # fmt: skip
     return out
 

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kernels.gpu.dependent_launch import pdl_options, start_dependent
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 from worker.kernels.gpu.split_k import load_split_k, split_k_shape
 
 
@@ -53,8 +55,9 @@ def _rms_norm_kernel(
     x_ptr, x_norm_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr,
     token_stride, partial_stride, heads, size, eps, scale,
     SPLIT_K: tl.constexpr, X_NORM: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
-    LAYER: tl.constexpr, BLOCK: tl.constexpr,
+    LAYER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    start_dependent(PDL)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -72,12 +75,12 @@ def _rms_norm_kernel(
         tl.store(out_ptr + row * size + columns, normed, mask=mask)
 
 
-def rms_norm_triton(x: Tensor, weight: Tensor, eps: float, *, offset: bool) -> Tensor:
+def rms_norm_triton(x: Tensor, weight: Tensor, eps: float, *, offset: bool, options: GpuOptions = NO_OPTIONS) -> Tensor:
     size = x.shape[-1]
     assert x.ndim in (2, 3) and x.stride(-1) == 1
     assert x.ndim == 2 or x.stride(1) == size, "only whole tokens may be strided"
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _launch(x, None, None, weight, out, None, 1, 0, x.shape[1] if x.ndim == 3 else 1, eps, offset, 1.0)
+    _launch(x, None, None, weight, out, None, 1, 0, x.shape[1] if x.ndim == 3 else 1, eps, offset, 1.0, options)
     return out
 
 
@@ -90,6 +93,7 @@ def add_rms_norm_triton(
     offset: bool,
     x_norm: Tensor | None = None,
     scale: float = 1.0,
+    options: GpuOptions = NO_OPTIONS,
 ) -> tuple[Tensor, Tensor]:
     split_k, partial_stride = split_k_shape(x, residual.ndim, residual.dtype)
     assert x.shape[-residual.ndim :] == residual.shape and residual.ndim in (2, 3)
@@ -97,13 +101,14 @@ def add_rms_norm_triton(
     total = torch.empty_like(residual)
     out = total if weight is None else torch.empty_like(residual)
     heads = residual.shape[1] if residual.ndim == 3 else 1
-    _launch(x, x_norm, residual, weight, out, total, split_k, partial_stride, heads, eps, offset, scale)
+    _launch(x, x_norm, residual, weight, out, total, split_k, partial_stride, heads, eps, offset, scale, options)
     return out, total
 
 
 def _launch(
     x: Tensor, x_norm: Tensor | None, residual: Tensor | None, weight: Tensor | None, out: Tensor,
     total: Tensor | None, split_k: int, partial_stride: int, heads: int, eps: float, offset: bool, scale: float,
+    options: GpuOptions,
 ) -> None:  # fmt: skip
     size = out.shape[-1]
     weights = [one for one in (weight, x_norm) if one is not None]
@@ -117,5 +122,5 @@ def _launch(
         token_stride, partial_stride, heads, size, eps, scale,
         SPLIT_K=split_k, X_NORM=x_norm is not None, ADD=residual is not None, NORM=weight is not None, OFFSET=offset,
         LAYER=layer, BLOCK=block,
-        num_warps=min(8, max(1, block // 512)), enable_fp_fusion=False,
+        num_warps=min(8, max(1, block // 512)), enable_fp_fusion=False, **pdl_options(options),
     )  # fmt: skip

@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kernels.gpu.dependent_launch import pdl_options, start_dependent
 from worker.kernels.gpu.norm import apply_weight
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 from worker.kernels.gpu.split_k import load_split_k, split_k_shape
 from worker.kernels.gpu.store_kv import check_caches, to_cache_dtype
 
@@ -25,8 +27,9 @@ def _qkv_rope_write_kernel(
     token_stride, partial_stride, q_heads, kv_heads, eps,
     SPLIT_K: tl.constexpr, NORM: tl.constexpr, V_NORM: tl.constexpr, NORM_LAST: tl.constexpr, OFFSET: tl.constexpr,
     CLAMP: tl.constexpr,
-    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr,
+    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    start_dependent(PDL)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     HALF: tl.constexpr = HEAD // 2
     token = tl.program_id(0).to(tl.int64)
@@ -90,6 +93,7 @@ def qkv_rope_write_triton(
     offset: bool,
     dtype: torch.dtype,
     norm_last: bool = False,
+    options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
     tokens, width = qkv.shape[-2:]
     kv_heads, size = cache_k.shape[2:]
@@ -111,6 +115,6 @@ def qkv_rope_write_triton(
         qkv.stride(-2), partial_stride, q_heads, kv_heads, eps,
         SPLIT_K=split_k, NORM=q_norm is not None, V_NORM=v_norm is not None, NORM_LAST=norm_last, OFFSET=offset,
         CLAMP=check_caches(cache_k, cache_v, dtype), HEAD=size, BLOCK_D=block_d, BLOCK_H=block_h,
-        num_warps=4, enable_fp_fusion=False,
+        num_warps=4, enable_fp_fusion=False, **pdl_options(options),
     )  # fmt: skip
     return out

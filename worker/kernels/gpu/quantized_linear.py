@@ -21,7 +21,14 @@ from worker.kernels.activate import ACTIVATIONS
 from worker.kernels.gpu import tiles
 from worker.kernels.gpu.act_and_mul import act_times_up
 from worker.kernels.gpu.chains import load_bias, tile_index
-from worker.kernels.gpu.code_chains import accumulate_chain, accumulate_gated_chain, code_offsets, row_words
+from worker.kernels.gpu.code_chains import (
+    accumulate_chain,
+    accumulate_gated_chain,
+    code_offsets,
+    prefetch_codes,
+    row_words,
+)
+from worker.kernels.gpu.dependent_launch import launch_dependents, product_options, wait_for_kernels
 from worker.kernels.gpu.dequantize import Format
 from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 from worker.kernels.gpu.packed_codes import ROWS, STEP, PackedCodes
@@ -34,12 +41,13 @@ def _quantized_linear_kernel(
     rows, columns, depth, chain, x_stride, out_stride, weight_rows,
     BIAS: tl.constexpr, MULTIPLE_CHAINS: tl.constexpr, WRITE_PARTIALS: tl.constexpr,
     FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """Multiplies BLOCK_M tokens by BLOCK_N rows of weights in each program. See _linear_kernel in linear.py.
 
     weight_rows: the rows of the weight with those that fill the last tile. out_stride: from a token to the next.
     """
+    launch_dependents(PDL)
     tile_m, tile_n = tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
     first_m, first_n = (tile_m * BLOCK_M).to(tl.int64), (tile_n * BLOCK_N).to(tl.int64)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, FORMAT.part_inputs)
@@ -51,6 +59,8 @@ def _quantized_linear_kernel(
     part = tl.program_id(1)
     begin = part * chain
     end = min(begin + chain, depth) if MULTIPLE_CHAINS else depth
+    prefetch_codes(codes_ptr, first_n, begin, end, depth, weight_rows, FORMAT, BLOCK_N, PREFETCH)
+    wait_for_kernels(PDL)
     acc = accumulate_chain(
         codes_ptrs, scale_ptrs, minimum_ptrs, table_ptr, x_ptrs, loaded_n, mask_m, begin, end, depth, weight_rows,
         FORMAT, EVEN, EVEN_K, BLOCK_M, BLOCK_N,
@@ -74,9 +84,10 @@ def _quantized_gated_linear_kernel(
     x_ptr, codes_ptr, scale_ptr, minimum_ptr, table_ptr, bias_ptr, out_ptr,
     rows, columns, depth, x_stride, weight_rows,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """Computes act(x @ gate) * (x @ up). See _gated_linear_kernel in linear.py."""
+    launch_dependents(PDL)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     tile_m, tile_n = tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
     first_m, first_n = (tile_m * BLOCK_M).to(tl.int64), (tile_n * BLOCK_N).to(tl.int64)
@@ -86,6 +97,11 @@ def _quantized_gated_linear_kernel(
     gate_ptrs = codes_ptr + first_n * row_words(depth, FORMAT) + code_offsets(n, depth, FORMAT)
     up_ptrs = gate_ptrs + columns.to(tl.int64) * row_words(depth, FORMAT)
     gate_scale, gate_minimum = scale_ptr + first_n + n, minimum_ptr + first_n + n
+    if PREFETCH:
+        for first in tl.static_range(2):
+            half = first_n + first * columns
+            prefetch_codes(codes_ptr, half, 0, depth, depth, weight_rows, FORMAT, BLOCK_N, PREFETCH // 2)
+    wait_for_kernels(PDL)
     gate, up = accumulate_gated_chain(
         gate_ptrs, up_ptrs, gate_scale, gate_minimum, columns, table_ptr, x_ptrs, mask_n, mask_m, depth, weight_rows,
         FORMAT, EVEN, EVEN_K, BLOCK_M, BLOCK_N,
@@ -128,7 +144,7 @@ def quantized_linear_triton(
             tokens, *operands(part), x if bias is None else bias[begin:], out[..., begin:],
             rows, part.shape[0], depth, chain, tokens.stride(0), columns, part.padded_rows,
             BIAS=bias is not None, MULTIPLE_CHAINS=chains > 1, WRITE_PARTIALS=use_split_k,
-            **launch_options(tile, 1, part, x),
+            **launch_options(tile, 1, part, x), **product_options(options, tile.rows),
         )  # fmt: skip
         begin += part.shape[0]
     return out
@@ -150,7 +166,7 @@ def quantized_gated_linear_triton(
     _quantized_gated_linear_kernel[(tile.count(rows, columns),)](
         tokens, *operands(weight), x if bias is None else bias, out,
         rows, columns, depth, tokens.stride(0), weight.padded_rows, BIAS=bias is not None, ACTIVATION=activation,
-        **launch_options(tile, 2, weight, x),
+        **launch_options(tile, 2, weight, x), **product_options(options, tile.rows),
     )  # fmt: skip
     return out
 

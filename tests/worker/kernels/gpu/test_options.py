@@ -37,4 +37,4 @@ def test_counters_are_made_only_for_options_that_count() -> None:
 def test_operations_without_options_are_the_same_objects() -> None:
     assert with_options(FAST, NO_OPTIONS) is FAST
     bound = with_options(FAST, GpuOptions(pdl=True))
-    assert bound.linear.keywords["options"].pdl and bound.rms_norm is FAST.rms_norm  # type: ignore[attr-defined]
+    assert bound.linear.keywords["options"].pdl and bound.mamba2 is FAST.mamba2  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ Run in a process of its own, because the tests' process has Triton in interprete
 from tests.worker.kernels.harness import (
     compile_attention,
     compile_dense,
+    compile_dependent,
     compile_experts,
     compile_quantized,
     compile_sampling,
@@ -18,6 +19,7 @@ def main() -> None:
     compile_quantized.check()
     compile_sampling.check()
     compile_experts.check()
+    compile_dependent.check()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,51 @@
+"""The kernels of a decode with programmatic dependent launch.
+
+Checks what the interpreter cannot see: every program lets the next kernel start and then waits for those before it,
+ahead of anything that it loads, but for the weights that products prefetch. No loop's first loads are ahead of that.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from bench.gpu.offline.triton_offline import Variant, waits_for_kernels_first
+from tests.worker.kernels.harness import compile_attention as attend
+from tests.worker.kernels.harness import compile_dense as dense
+from tests.worker.kernels.harness import compile_quantized as quantized
+from worker.kernels.gpu import act_and_mul, attention, output_gate
+from worker.kernels.gpu.dependent_launch import product_options
+from worker.kernels.gpu.options import GpuOptions
+
+OPTIONS = GpuOptions(pdl=True, weight_prefetch=True)
+PREFETCHING = [
+    dense.linear(1, 3072, 8192, "terms"),
+    dense.linear(33, 1000, 333, ""),
+    dense.gated(1, 8192, 3072),
+    quantized.linear(*quantized.DECODE, quantized.FORMATS[0], split_k=True),
+    quantized.gated(*quantized.GATED[0], quantized.FORMATS[0]),
+]
+OTHERS = [
+    dense.norm(3072, False, 3),
+    dense.heads(24, 8, 128, False, False, 2),
+    Variant(act_and_mul._act_and_mul_kernel, ["*bf16"] * 2 + ["i32"], {"ACTIVATION": "silu", "BLOCK": 1024}),
+    Variant(output_gate._output_gate_kernel, ["*bf16"] * 3 + ["i32"], {"BLOCK": 1024}),
+    attend.attend(attention._decode_kernel, 128, 3, 32),
+    attend.combine(128),
+]
+NEWER = [PREFETCHING[0], OTHERS[-2]]  # compiled for Blackwell, too
+
+
+def dependent(variant: Variant, capability: int) -> Any:
+    options = product_options(OPTIONS, 16)
+    launch = {"launch_pdl": options.pop("launch_pdl")}
+    constants = {name: value for name, value in options.items() if name in variant.kernel.arg_names}
+    return replace(
+        variant, constants=variant.constants | constants, options=variant.options | launch, capability=capability
+    ).compiled()
+
+
+def check() -> None:
+    for variant in PREFETCHING + OTHERS:
+        for capability in (90, 100, 120) if variant in NEWER else (90,):
+            made = dependent(variant, capability)
+            assert made.metadata.launch_pdl and waits_for_kernels_first(made), (variant, capability)
+            assert ("prefetch.global.L2" in made.asm["ptx"]) == (variant in PREFETCHING), variant
