@@ -15,6 +15,7 @@ plain PyTorch and defines what x computes.
     mamba2              Mamba-2, another layer whose sequences have a state
     short_conv          short convolutions, whose state is their last inputs
     recurrent_state     the state of any recurrent layer, in slots
+    recurrent_torch     what recurrent layers have in common in plain PyTorch
     output_gate         the output gate of attention
     activate            the activation of a feed-forward network without a gate
     act_and_mul         the activation of one with a gate

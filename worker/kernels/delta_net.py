@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.kernels.cpu import delta_net as in_c
-from worker.kernels.recurrent_state import NO_STATE, RecurrentState
+from worker.kernels.recurrent_state import RecurrentState, StateSlots, padded_numbers
+from worker.kernels.recurrent_torch import convolve, read_matrices, sequences, write_matrices
 
 LENGTH_EPS = 1e-6
 
@@ -63,9 +64,13 @@ class DeltaNetShape:
         return self.taps - 1, self.channels
 
     @property
+    def matrices(self) -> tuple[int, int, int]:
+        """Returns how many matrices S a state has, their rows and columns."""
+        return self.value_heads, self.key_dim, self.value_dim
+
+    @property
     def memory(self) -> int:
-        """The matrices of all value heads, with padding."""
-        return self.value_heads * self.key_dim * in_c.padded_columns(self.value_dim)
+        return padded_numbers(self.matrices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +89,19 @@ def delta_net(
     weights: DeltaNetWeights,
     shape: DeltaNetShape,
     state: RecurrentState,
-    read_slots: Tensor,
-    write_slots: Tensor,
-    query_start_loc: Tensor,
+    slots: StateSlots,
     eps: float,
 ) -> Tensor:
     """Returns the gated output [T, values] in the dtype of `projected`, and writes the new state of every sequence.
 
-    projected [T, sum of shape.projected], gates [T, sum of shape.gates]; read_slots, write_slots [S] int32,
-    query_start_loc [S + 1] int32. A slot that one sequence writes must not be read in the same step.
+    projected [T, sum of shape.projected], gates [T, sum of shape.gates].
     """
     if projected.is_cuda:
         from worker.kernels.gpu.delta_net import delta_net_triton
 
-        return delta_net_triton(projected, gates, weights, shape, state, read_slots, write_slots, query_start_loc, eps)
+        return delta_net_triton(projected, gates, weights, shape, state, slots, eps)
     run = in_c.delta_net if in_c.supports(projected.dtype, shape) else delta_net_torch
-    return run(projected, gates, weights, shape, state, read_slots, write_slots, query_start_loc, eps)
+    return run(projected, gates, weights, shape, state, slots, eps)
 
 
 def delta_net_torch(
@@ -108,9 +110,7 @@ def delta_net_torch(
     weights: DeltaNetWeights,
     shape: DeltaNetShape,
     state: RecurrentState,
-    read_slots: Tensor,
-    write_slots: Tensor,
-    query_start_loc: Tensor,
+    slots: StateSlots,
     eps: float,
 ) -> Tensor:
     """Computes the same as `delta_net`. The memory of a slot is [value_heads, key_dim, value_dim], then padding."""
@@ -118,28 +118,13 @@ def delta_net_torch(
     b, a = gates.split_with_sizes(shape.gates, dim=1)
     beta, decay = b.float().sigmoid(), (weights.decay * F.softplus(a.float() + weights.dt_bias)).exp()
     out = torch.empty_like(z, dtype=torch.float32).unflatten(1, (shape.value_heads, shape.value_dim))
-    ends = query_start_loc.tolist()
-    for seq, (read, write) in enumerate(zip(read_slots.tolist(), write_slots.tolist(), strict=True)):
-        rows = slice(ends[seq], ends[seq + 1])
-        if rows.start == rows.stop:
-            continue
-        tail, memory = _load(state, shape, read)
-        inputs = torch.cat((tail, mixed[rows]))  # [taps - 1 + rows, channels]
-        windows = inputs.float().unfold(0, shape.taps, 1)  # [rows, channels, taps]
-        qkv = F.silu((windows * weights.conv.T).sum(2))
+    for sequence in sequences(slots):
+        rows, memory = sequence.rows, read_matrices(state, sequence.read, shape.matrices)
+        qkv = F.silu(convolve(mixed, weights.conv, state, sequence))
         out[rows], memory = _advance(qkv, decay[rows], beta[rows], shape, memory)
-        state.tail[write] = inputs[len(inputs) - shape.taps + 1 :]
-        state.memory[write, : memory.numel()] = memory.flatten()
+        write_matrices(state, sequence.write, memory)
     normed = out * torch.rsqrt(out.square().mean(2, keepdim=True) + eps) * weights.norm.float()
     return (normed.flatten(1) * F.silu(z.float())).to(projected.dtype)
-
-
-def _load(state: RecurrentState, shape: DeltaNetShape, slot: int) -> tuple[Tensor, Tensor]:
-    """Returns the tail and the matrices [value_heads, key_dim, value_dim] of a slot."""
-    sizes = (shape.value_heads, shape.key_dim, shape.value_dim)
-    if slot == NO_STATE:
-        return torch.zeros_like(state.tail[0]), torch.zeros(sizes, device=state.memory.device)
-    return state.tail[slot], state.memory[slot, : torch.Size(sizes).numel()].view(sizes)
 
 
 def _advance(qkv: Tensor, decay: Tensor, beta: Tensor, shape: DeltaNetShape, memory: Tensor) -> tuple[Tensor, Tensor]:

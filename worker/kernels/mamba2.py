@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.kernels.cpu import mamba2 as in_c
-from worker.kernels.recurrent_state import NO_STATE, RecurrentState
+from worker.kernels.recurrent_state import RecurrentState, StateSlots, padded_numbers
+from worker.kernels.recurrent_torch import convolve, read_matrices, sequences, write_matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,13 @@ class Mamba2Shape:
         return self.taps - 1, self.channels
 
     @property
+    def matrices(self) -> tuple[int, int, int]:
+        """Returns how many matrices S a state has, their rows and columns."""
+        return self.heads, self.state_size, self.head_dim
+
+    @property
     def memory(self) -> int:
-        """The matrices of all heads, with padding."""
-        return self.heads * self.state_size * in_c.padded_columns(self.head_dim)
+        return padded_numbers(self.matrices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +83,19 @@ def mamba2(
     weights: Mamba2Weights,
     shape: Mamba2Shape,
     state: RecurrentState,
-    read_slots: Tensor,
-    write_slots: Tensor,
-    query_start_loc: Tensor,
+    slots: StateSlots,
     eps: float,
 ) -> Tensor:
     """Returns the gated output [T, values] in the dtype of `projected`, and writes the new state of every sequence.
 
-    projected [T, sum of shape.projected], steps [T, heads]: dt before its bias; read_slots, write_slots [S] int32,
-    query_start_loc [S + 1] int32. A slot that one sequence writes must not be read in the same step.
+    projected [T, sum of shape.projected], steps [T, heads]: dt before its bias.
     """
     if projected.is_cuda:
         from worker.kernels.gpu.mamba2 import mamba2_triton
 
-        return mamba2_triton(projected, steps, weights, shape, state, read_slots, write_slots, query_start_loc, eps)
+        return mamba2_triton(projected, steps, weights, shape, state, slots, eps)
     run = in_c.mamba2 if in_c.supports(projected.dtype, shape) else mamba2_torch
-    return run(projected, steps, weights, shape, state, read_slots, write_slots, query_start_loc, eps)
+    return run(projected, steps, weights, shape, state, slots, eps)
 
 
 def mamba2_torch(
@@ -102,37 +104,20 @@ def mamba2_torch(
     weights: Mamba2Weights,
     shape: Mamba2Shape,
     state: RecurrentState,
-    read_slots: Tensor,
-    write_slots: Tensor,
-    query_start_loc: Tensor,
+    slots: StateSlots,
     eps: float,
 ) -> Tensor:
     """Computes the same as `mamba2`. The memory of a slot is [heads, state_size, head_dim], then padding."""
     gates, mixed = projected.split_with_sizes(shape.projected, dim=1)
     dt, out = F.softplus(steps.float() + weights.dt_bias), torch.empty_like(gates, dtype=torch.float32)
-    ends = query_start_loc.tolist()
-    for seq, (read, write) in enumerate(zip(read_slots.tolist(), write_slots.tolist(), strict=True)):
-        rows = slice(ends[seq], ends[seq + 1])
-        if rows.start == rows.stop:
-            continue
-        tail, memory = _load(state, shape, read)
-        inputs = torch.cat((tail, mixed[rows]))  # [taps - 1 + rows, channels]
-        windows = inputs.float().unfold(0, shape.taps, 1)  # [rows, channels, taps]
-        convolved = F.silu((windows * weights.conv.T).sum(2) + weights.conv_bias)
+    for sequence in sequences(slots):
+        rows, memory = sequence.rows, read_matrices(state, sequence.read, shape.matrices)
+        convolved = F.silu(convolve(mixed, weights.conv, state, sequence) + weights.conv_bias)
         out[rows], memory = _advance(convolved, dt[rows], weights, shape, memory)
-        state.tail[write] = inputs[len(inputs) - shape.taps + 1 :]
-        state.memory[write, : memory.numel()] = memory.flatten()
+        write_matrices(state, sequence.write, memory)
     gated = (out * F.silu(gates.float())).unflatten(1, (shape.groups, -1))
     normed = gated * torch.rsqrt(gated.square().mean(2, keepdim=True) + eps)
     return (normed.flatten(1) * weights.norm.float()).to(projected.dtype)
-
-
-def _load(state: RecurrentState, shape: Mamba2Shape, slot: int) -> tuple[Tensor, Tensor]:
-    """Returns the tail and the matrices [heads, state_size, head_dim] of a slot."""
-    sizes = (shape.heads, shape.state_size, shape.head_dim)
-    if slot == NO_STATE:
-        return torch.zeros_like(state.tail[0]), torch.zeros(sizes, device=state.memory.device)
-    return state.tail[slot], state.memory[slot, : torch.Size(sizes).numel()].view(sizes)
 
 
 def _advance(

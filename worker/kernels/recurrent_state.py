@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 NO_STATE = -1  # as a slot that is read: the sequence begins with this step
+COLUMNS = 32  # the columns of a matrix in a slot are padded to a multiple of this (cpu/csrc/state_columns.h)
 
 
 class RecurrentShape(Protocol):
@@ -36,3 +37,21 @@ class RecurrentState:
         return cls(
             torch.zeros(slots, *shape.tail, dtype=dtype, device=device), torch.zeros(slots, shape.memory, device=device)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StateSlots:
+    """The slots that the S sequences of a step read and write, and their rows.
+
+    A slot that one sequence writes must not be read in the same step.
+    """
+
+    read: Tensor  # [S] int32, or NO_STATE
+    write: Tensor  # [S] int32
+    query_start_loc: Tensor  # [S + 1] int32: the first row of each sequence, and the number of all rows
+
+
+def padded_numbers(matrices: tuple[int, int, int]) -> int:
+    """Returns how many numbers a slot has for so many matrices of so many rows and columns."""
+    count, rows, columns = matrices
+    return count * rows * -(-columns // COLUMNS) * COLUMNS

@@ -21,7 +21,7 @@ from worker.kernels.cpu.decoder_c import (
     DecoderCLayer,
     StepRows,
 )
-from worker.kernels.cpu.recurrent_c import ConvC, DeltaC, MambaC, RecurrentC
+from worker.kernels.cpu.recurrent_c import RecurrentC
 from worker.kernels.delta_net import DeltaNetShape
 from worker.kernels.experts import in_c
 from worker.kernels.mamba2 import Mamba2Shape
@@ -65,7 +65,7 @@ class CpuDecoder:
         count = len(self.spec.layers)
         of_all = 1 + self.spec.last_kept if inputs.few_logits else count
         return layers.run(
-            _rows(inputs), inputs.logits_indices, inputs.read_slots, inputs.write_slots, own, layers_of_all=of_all,
+            _rows(inputs), inputs.logits_indices, inputs.state_slots, own, layers_of_all=of_all,
             outputs=_rows(inputs.only_logits()) if of_all < count else None,
         )  # fmt: skip
 
@@ -135,11 +135,11 @@ def _attention_in_c(decoder: Decoder, index: int, cache: KVCache) -> AttentionC:
 
 
 def _recurrent_in_c(decoder: Decoder, index: int, cache: KVCache) -> RecurrentC:
-    layer, state = decoder.weights.layers[index], cache.states[index]
+    layer, state, eps = decoder.weights.layers[index], cache.states[index], decoder.spec.norm_eps
     match decoder.spec.recurrent:
         case DeltaNetShape() as shape if layer.delta is not None:
-            return DeltaC(layer.delta, shape, state)
+            return delta_net_c.layer_in_c(layer.delta, shape, state, eps)
         case Mamba2Shape() as shape if layer.mamba is not None:
-            return MambaC(layer.mamba, shape, state)
+            return mamba2_c.layer_in_c(layer.mamba, shape, state, eps)
     assert layer.conv is not None
-    return ConvC(layer.conv, state)
+    return short_conv_c.layer_in_c(layer.conv, state)

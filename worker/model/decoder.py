@@ -218,15 +218,14 @@ class Decoder:
         return mixed.flatten(1) if gate is None else do.output_gate(mixed.flatten(1), gate)
 
     def _recur(self, h: Tensor, layer: Layer, inputs: ForwardInputs, state: RecurrentState) -> Tensor:
-        do, projected = self.operations, self.operations.linear(h, layer.qkv)
-        sequences = (inputs.read_slots, inputs.write_slots, inputs.query_start_loc)
+        do, slots, projected = self.operations, inputs.state_slots, self.operations.linear(h, layer.qkv)
         if layer.conv is not None:
-            return do.short_conv(projected, layer.conv, state, *sequences)
+            return do.short_conv(projected, layer.conv, state, slots)
         assert layer.gates is not None
         gates, eps = do.linear(h, layer.gates), self.spec.norm_eps
         if layer.mamba is not None:
-            return do.mamba2(projected, gates, layer.mamba, self.spec.recurrent, state, *sequences, eps)
-        return do.delta_net(projected, gates, layer.delta, self.spec.recurrent, state, *sequences, eps)
+            return do.mamba2(projected, gates, layer.mamba, self.spec.recurrent, state, slots, eps)
+        return do.delta_net(projected, gates, layer.delta, self.spec.recurrent, state, slots, eps)
 
     def _add_input(self, x: Tensor, own: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """Adds to x [T, H] what the layer makes of its vectors [T, P]. Returns the sum twice."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from worker.kernels.recurrent_state import StateSlots
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
@@ -33,6 +35,12 @@ class ForwardInputs:
     max_pages: tuple[int, ...] = ()  # the highest page in each page table
     read_slots: Tensor | None = None  # [S] int32, NO_STATE for a sequence that begins; None without such layers
     write_slots: Tensor | None = None  # [S] int32
+
+    @property
+    def state_slots(self) -> StateSlots | None:
+        if self.read_slots is None or self.write_slots is None:
+            return None
+        return StateSlots(self.read_slots, self.write_slots, self.query_start_loc)
 
     @property
     def all_logits(self) -> bool:

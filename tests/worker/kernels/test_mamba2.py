@@ -1,17 +1,17 @@
 """Mamba-2: as its formula says for all tokens at once, and the same bits in any cut of a prompt and any company."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.worker.kernels.harness import recurrent
 from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier
-from tests.worker.kernels.harness.recurrent import assert_company_changes_no_bit, in_chunks, slots
 from worker.kernels.cpu import mamba2 as in_c
 from worker.kernels.mamba2 import Mamba2Shape, Mamba2Weights, mamba2, mamba2_torch
-from worker.kernels.recurrent_state import NO_STATE, RecurrentState
+from worker.kernels.recurrent_state import StateSlots
 
 __all__ = ["tier"]
 
@@ -24,9 +24,7 @@ SHAPES = [
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
-class Layer:
-    """A layer with its states, and inputs of one sequence."""
-
+class Layer(recurrent.RecurrentLayer):
     def __init__(
         self, shape: Mamba2Shape, dtype: torch.dtype, rows: int = 37, how: Callable[..., Tensor] = mamba2
     ) -> None:
@@ -37,22 +35,14 @@ class Layer:
             decay=-4 * torch.rand(shape.heads), dt_bias=torch.randn(shape.heads), skip=torch.randn(shape.heads),
             norm=torch.randn(shape.values).to(dtype),
         )  # fmt: skip
-        self.state = RecurrentState.zeros(shape, 16, dtype, torch.device("cpu"))
-        self.state.memory.fill_(torch.nan)  # what no one wrote must not be read
-        self.state.tail.fill_(torch.nan)
-        self.x = torch.randn(rows, sum(shape.projected) + shape.heads).to(dtype)
+        super().__init__(shape, torch.randn(rows, sum(shape.projected) + shape.heads).to(dtype))
 
-    def run(self, x: Tensor, read: Tensor, write: Tensor, starts: Tensor) -> Tensor:
-        projected, steps = x.split_with_sizes([sum(self.shape.projected), self.shape.heads], dim=1)
-        return self.how(
-            projected.contiguous(), steps.contiguous(), self.weights, self.shape, self.state, read, write, starts, EPS
-        )
-
-    def in_chunks(self, cuts: list[int]) -> Tensor:
-        return in_chunks(self.run, self.x, cuts)
+    def run(self, x: Tensor, slots: StateSlots) -> Tensor:
+        parts = x.split_with_sizes([sum(self.shape.projected), self.shape.heads], dim=1)
+        return self.how(*(part.contiguous() for part in parts), self.weights, self.shape, self.state, slots, EPS)
 
     def at_once(self) -> Tensor:
-        """The whole sequence without a state: each token adds to each later one, less by the decays between them."""
+        """Computes the whole sequence without a state: each token adds to each later one, decayed between them."""
         shape, weights = self.shape, self.weights
         gates, mixed, steps = self.x.double().split_with_sizes([*shape.projected, shape.heads], dim=1)
         padded = F.pad(mixed.T, (shape.taps - 1, 0))
@@ -95,49 +85,27 @@ def test_library_computes_the_formula(shape: Mamba2Shape, dtype: torch.dtype) ->
     torch.testing.assert_close(layer.in_chunks([37]).float(), layer.at_once(), **tolerance)
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @needs_library
 @dtypes
 @shapes
 @pytest.mark.usefixtures("tier", "threads")
 def test_any_cut_and_any_threads_give_the_same_bits(shape: Mamba2Shape, dtype: torch.dtype) -> None:
-    layer = Layer(shape, dtype)
-    whole = layer.in_chunks([37])
-    for cuts in ([1, 2, 3, 4, 37], [2, 18, 19, 37], list(range(1, 38))):
-        assert torch.equal(layer.in_chunks(cuts), whole)
-    torch.set_num_threads(1)
-    assert torch.equal(layer.in_chunks([20, 37]), whole)
+    recurrent.assert_any_cut_and_any_threads_give_the_same_bits(Layer(shape, dtype))
 
 
 @needs_library
 @dtypes
 @pytest.mark.usefixtures("tier")
 def test_company_changes_no_bit(dtype: torch.dtype) -> None:
-    layer = Layer(SHAPES[0], dtype)
-    assert_company_changes_no_bit(layer.run, layer.x, layer.state)
+    recurrent.assert_company_changes_no_bit(Layer(SHAPES[0], dtype))
 
 
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_triton_gives_the_same_bits_in_any_cut_and_company(shape: Mamba2Shape) -> None:
-    layer = Layer(shape, torch.float32, rows=9, how=on_triton)
-    whole, parts = layer.in_chunks([9]), layer.in_chunks([1, 3, 4, 9])
-    assert torch.equal(parts, whole)
-    twice = layer.run(torch.cat((layer.x, layer.x)), slots(NO_STATE, NO_STATE), slots(5, 6), slots(0, 9, 18))
-    assert torch.equal(twice, torch.cat((whole, whole)))
-    assert torch.equal(layer.state.memory[5].nan_to_num(), layer.state.memory[2].nan_to_num())
-    assert torch.equal(layer.state.tail[6], layer.state.tail[2])
+    recurrent.assert_cuts_and_a_twin_change_no_bit(Layer(shape, torch.float32, 9, on_triton))
 
 
 @needs_library
 @dtypes
 def test_a_step_can_be_repeated(dtype: torch.dtype) -> None:
-    layer = Layer(SHAPES[0], dtype)
-    layer.run(layer.x[:6], slots(NO_STATE), slots(1), slots(0, 6))
-    once = layer.run(layer.x[6:9], slots(1), slots(2), slots(0, 3))
-    assert torch.equal(layer.run(layer.x[6:9], slots(1), slots(2), slots(0, 3)), once)
+    recurrent.assert_a_step_can_be_repeated(Layer(SHAPES[0], dtype))

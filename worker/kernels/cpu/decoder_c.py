@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from worker.kernels.cpu import bindings
-from worker.kernels.cpu.delta_net import check_slots
 from worker.kernels.cpu.experts_c import CExperts, ExpertsStruct, scratch_bytes
 from worker.kernels.cpu.library import kernels, library
 from worker.kernels.cpu.packed_weight import CpuWeight, huge_pages
-from worker.kernels.cpu.recurrent_c import RecurrentC
+from worker.kernels.cpu.recurrent_c import RecurrentC, check_slots
+from worker.kernels.recurrent_state import StateSlots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +70,10 @@ class AttentionC:
     shares: bool  # whether the cache is another layer's, which writes it
 
 
-# in the order of struct Kernels in csrc/decoder.c, which begins with two for the kind of the model's norms
+# in the order of struct Kernels in csrc/decoder.c, which begins with three for the kinds of the model's norms and
+# recurrent layers
 KERNELS = (
-    "activate", "act_and_mul", "qkv_rope_write", "gemm", "attention", "combine", "scale_rows",
-    "output_gate", "delta_net", "mamba2", "short_conv",
+    "activate", "act_and_mul", "qkv_rope_write", "gemm", "attention", "combine", "scale_rows", "output_gate",
 )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ INPUT_LINEARS = ("input_gate", "input_out")
 
 class _Layer(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in (*NORMS, "qkv", "gates", "o", "delta", "mamba", "conv", *LINEARS)),
+        *((name, c_void_p) for name in (*NORMS, "qkv", "gates", "o", "recurrent", *LINEARS)),
         ("activation", c_void_p), ("experts", c_void_p),
         *((name, c_void_p) for name in (*EXPERT_NORMS, *INPUT_LINEARS, "after_input", "scale")),
         *((name, c_void_p) for name in ("q_norm", "k_norm", "v_norm", "cos", "sin", "sinks", "cache_k", "cache_v")),
@@ -96,7 +96,7 @@ class _Layer(Structure):
 
 class _Model(Structure):
     _fields_ = [
-        ("kernels", c_void_p * (2 + len(KERNELS))), ("layers", POINTER(_Layer)), ("last_norm", c_void_p),
+        ("kernels", c_void_p * (3 + len(KERNELS))), ("layers", POINTER(_Layer)), ("last_norm", c_void_p),
         *((name, c_long) for name in ("num_layers", "hidden_size", "heads", "page_size", "element_size", "input_size")),
         *((name, c_float) for name in ("eps", "offset", "scale", "softcap", "residual_scale")),
         ("query_scales", c_void_p), ("activation", c_int), ("parallel", c_int),
@@ -174,18 +174,16 @@ class DecoderC:
         self._referenced = (tuple(layers), last_norm, layers_started, query_scales)
         self._hidden, self._dtype = last_norm.shape[-1], dtype
         self._experts = [None if layer.experts is None else layer.experts.struct() for layer in layers]
-        recurrent = [layer.recurrent for layer in layers]
-        self._recurrent = [None if each is None else each.struct(eps) for each in recurrent]
-        self._layers = (_Layer * len(layers))(*map(_addresses, layers, self._experts, self._recurrent))
-        floats = [each.row_floats for each in recurrent if each is not None]
-        self._row_scratch = 4 * max(floats, default=0)  # bytes
+        self._layers = (_Layer * len(layers))(*map(_addresses, layers, self._experts))
+        recurrent = [layer.recurrent for layer in layers if layer.recurrent is not None]
+        self._row_scratch = 4 * max((each.row_floats for each in recurrent), default=0)  # bytes
         projected = max(self._hidden, *(max(_rows(layer, "qkv", "gate_up", "input_gate")) for layer in layers))
         gates = max(layer.gates.n if layer.gates else 0 for layer in layers)
         inner = max(self._hidden, *(max(_columns(layer, "o", "down", "input_out")) for layer in layers))
         queries = max(layer.o.k for layer in layers if layer.attention is not None)
         self._widths = (self._hidden, self._hidden, projected, gates, queries, inner)
         self._model = _Model(
-            _functions(dtype, bindings.norm_kind(last_norm)), self._layers, last_norm.data_ptr(),
+            _functions(dtype, bindings.norm_kind(last_norm), recurrent), self._layers, last_norm.data_ptr(),
             len(layers), self._hidden, heads // d, page_size, dtype.itemsize, max(_columns(layers[0], "input_out")),
             eps, float(offset), scale, softcap, residual_scale, bindings.address(query_scales), activation, parallel,
             dtype == torch.bfloat16, ctypes.pointer(layers_started),
@@ -206,8 +204,7 @@ class DecoderC:
         self,
         rows: StepRows,
         logits_indices: Tensor,
-        read_slots: Tensor | None = None,
-        write_slots: Tensor | None = None,
+        slots: StateSlots | None = None,
         inputs: Tensor | None = None,
         *,
         layers_of_all: int,
@@ -218,14 +215,14 @@ class DecoderC:
 
         The output is valid until the next step.
 
-        logits_indices [R], which ascend, int64; read_slots and write_slots [S] int32 where there are recurrent layers;
-        inputs [T, L, P], which is overwritten, where layers have vectors. All rows pass the first `layers_of_all`
+        logits_indices [R], which ascend, int64; slots where there are recurrent layers; inputs [T, L, P], which is
+        overwritten, where layers have vectors. All rows pass the first `layers_of_all`
         layers. `outputs` are the rows of logits_indices, which alone pass the others. Raises MemoryError when a
         kernel's scratch memory cannot be allocated.
         """
-        if self._row_scratch:
-            assert read_slots is not None and write_slots is not None
-            check_slots(read_slots, write_slots, rows.query_start_loc)
+        assert slots is not None or not self._row_scratch
+        if slots is not None:
+            check_slots(slots)
         assert logits_indices.dtype == torch.int64 and logits_indices.is_contiguous()
         assert (outputs is None) == (layers_of_all == len(self._layers))
         assert outputs is None or len(outputs.positions) == len(logits_indices)
@@ -234,9 +231,9 @@ class DecoderC:
         assert inputs is None or (inputs.is_contiguous() and inputs.numel() == len(rows.positions) * width)
         assert inputs is None or inputs.dtype == self._dtype
         buffers = (*(buffer.data_ptr() for buffer in self._buffers), bindings.address(inputs))
-        slots = (bindings.address(read_slots), bindings.address(write_slots))
         counts = (len(logits_indices), layers_of_all, torch.get_num_threads())
-        step = _Step(*buffers, logits_indices.data_ptr(), *slots, *rows.fields(), *counts)
+        states = (None, None) if slots is None else (slots.read.data_ptr(), slots.write.data_ptr())
+        step = _Step(*buffers, logits_indices.data_ptr(), *states, *rows.fields(), *counts)
         last = None if outputs is None else _Step(*buffers, None, None, None, *outputs.fields(), *counts)
         if self._library.decoder_forward(ctypes.byref(self._model), ctypes.byref(step), last and ctypes.byref(last)):
             raise MemoryError("no memory for the scratch of a layer")
@@ -247,10 +244,15 @@ def _pointers(tensors: Sequence[Tensor]) -> "ctypes.Array[c_void_p]":
     return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
-def _functions(dtype: torch.dtype, norm: str) -> "ctypes.Array[c_void_p]":
-    """Returns the addresses of the functions of a norm and of those in KERNELS, for tensors of `dtype`."""
-    functions, names = kernels()[dtype], (norm, f"add_{norm}", *KERNELS)
-    return (c_void_p * len(names))(*(ctypes.cast(getattr(functions, name), c_void_p) for name in names))
+def _functions(dtype: torch.dtype, norm: str, recurrent: Sequence[RecurrentC]) -> "ctypes.Array[c_void_p]":
+    """Returns the addresses of struct Kernels, for tensors of `dtype`. All recurrent layers are of one kind."""
+    kinds = {layer.function for layer in recurrent}
+    assert len(kinds) <= 1
+    names = (norm, f"add_{norm}", *(kinds or (None,)), *KERNELS)
+    functions = kernels()[dtype]
+    return (c_void_p * len(names))(
+        *(None if name is None else ctypes.cast(getattr(functions, name), c_void_p) for name in names)
+    )
 
 
 def _rows(layer: DecoderCLayer, *names: str) -> list[int]:
@@ -263,9 +265,9 @@ def _columns(layer: DecoderCLayer, *names: str) -> list[int]:
     return [0 if (linear := getattr(layer, name)) is None else linear.k for name in names]
 
 
-def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None, recurrent: Structure | None) -> _Layer:
+def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None) -> _Layer:
     assert (layer.gate_up is None) == (layer.down is None) and (layer.experts is not None or layer.down is not None)
-    assert (layer.attention is None) == (recurrent is not None)
+    assert (layer.attention is None) == (layer.recurrent is not None)
     norms: dict[str, Tensor | None] = {
         name: getattr(layer, name) for name in (*NORMS, *EXPERT_NORMS, "after_input", "scale")
     }
@@ -277,9 +279,7 @@ def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None, recurrent: S
     return _Layer(
         **{name: bindings.address(norm) for name, norm in norms.items()},
         **{name: ctypes.addressof(weight.struct) for name, weight in linears.items() if weight is not None},
-        **(
-            {} if layer.recurrent is None or recurrent is None else {layer.recurrent.field: ctypes.addressof(recurrent)}
-        ),
+        recurrent=None if layer.recurrent is None else ctypes.addressof(layer.recurrent.struct),
         activation=bindings.address(layer.activation),
         experts=None if experts is None else ctypes.addressof(experts),
         **({} if layer.attention is None else _attention(layer.attention, layer.o.k)),

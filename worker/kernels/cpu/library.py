@@ -38,9 +38,9 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "gemm": _POINTERS + _LONGS + (c_int, c_int),
     "attention": _POINTERS * 8 + _LONGS * 8 + (c_int, c_float, c_float, c_int),
     "store_kv": _POINTERS * 5 + _LONGS * 5 + (c_int,),
-    "delta_net": _POINTERS,
-    "mamba2": _POINTERS,
-    "short_conv": _POINTERS,
+    "delta_net": _POINTERS * 2,
+    "mamba2": _POINTERS * 2,
+    "short_conv": _POINTERS * 2,
     "pack": _POINTERS * 2 + _LONGS * 2 + (c_int,),
 }
 

@@ -8,6 +8,7 @@ packed_codes        such a weight as these kernels read it
 dependent_launch    starts a kernel before the one before it has ended
 dequantize          turns its codes into numbers, in registers
 chains, code_chains what products with both kinds of weight do for a tile: one chain of additions over K
+recurrent           what the kernels for recurrent layers have in common
 routing             chooses the experts of each row, and groups the rows by expert
 grouped_linear, quantized_grouped_linear: one linear of many experts, with both kinds of weight
 packed_experts      the codes of many experts

@@ -1,8 +1,7 @@
 """Triton kernels for the gated delta rule.
 
 One program advances some columns of the state of one value head through all rows of a sequence of the step, with the
-state in registers. It computes the convolution of the queries and keys that it needs by itself, so nothing has to know
-which sequence a row belongs to. Every row has the same operations in the same order, whatever the number of rows.
+state in registers. Every row has the same operations in the same order, whatever the number of rows.
 """
 
 from typing import TYPE_CHECKING
@@ -12,49 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kernels.delta_net import LENGTH_EPS
+from worker.kernels.gpu.recurrent import COLUMNS, check_inputs, convolved, find_sequence, keep_tail, silu, softplus
+
 if TYPE_CHECKING:
     from worker.kernels.delta_net import DeltaNetShape, DeltaNetWeights
-    from worker.kernels.recurrent_state import RecurrentState
-
-COLUMNS = 32  # columns of a state that a program advances
-
-
-@triton.jit
-def _silu(x):
-    return x / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def _convolved(
-    x_ptr, tail_ptr, conv_ptr, bias_ptr, channel, mask, row, at, stride, channels, begins, TAPS: tl.constexpr
-):  # fmt: skip
-    """Returns SiLU of the convolution of some channels, for row `row`, which is row `at` of its sequence in this step.
-
-    bias_ptr: may be None. tail_ptr: the inputs before this step. begins: whether there are none, so that they count as
-    zeros.
-    """
-    total = tl.zeros(channel.shape, tl.float32)
-    for tap in tl.static_range(TAPS):
-        back = TAPS - 1 - tap
-        now = tl.load(x_ptr + (row - back) * stride + channel, mask=mask & (at >= back), other=0.0)
-        before = (at < back) & (begins == 0)
-        old = tl.load(tail_ptr + (TAPS - 1 + at - back) * channels + channel, mask=mask & before, other=0.0)
-        weight = tl.load(conv_ptr + tap * channels + channel, mask=mask, other=0.0)
-        total += weight * (now.to(tl.float32) + old.to(tl.float32))
-    if bias_ptr is not None:
-        total += tl.load(bias_ptr + channel, mask=mask, other=0.0)
-    return _silu(total)
-
-
-@triton.jit
-def _keep_tail(x_ptr, tail_ptr, to_ptr, channel, mask, start, end, stride, channels, begins, TAPS: tl.constexpr):
-    """Writes the last inputs of some channels, of this step or before."""
-    for tap in tl.static_range(TAPS - 1):
-        at = end - (TAPS - 1) + tap - start  # in this step; negative: before it
-        now = tl.load(x_ptr + (start + at) * stride + channel, mask=mask & (at >= 0), other=0.0)
-        before = (at < 0) & (begins == 0)
-        old = tl.load(tail_ptr + (TAPS - 1 + at) * channels + channel, mask=mask & before, other=0.0)
-        tl.store(to_ptr + tap * channels + channel, now + old, mask=mask)
+    from worker.kernels.recurrent_state import RecurrentState, StateSlots
 
 
 @triton.jit(do_not_specialize=["stride"])
@@ -69,12 +31,9 @@ def _advance_kernel(
     CHANNELS: tl.constexpr = 2 * KEYS + VALUES
     SHARED: tl.constexpr = VALUE_HEADS // KEY_HEADS
     block, head, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    start, end = tl.load(query_start_loc_ptr + seq).to(tl.int64), tl.load(query_start_loc_ptr + seq + 1).to(tl.int64)
+    start, end, read, write, begins = find_sequence(seq, read_slots_ptr, write_slots_ptr, query_start_loc_ptr)
     if start == end:
         return
-    read, write = tl.load(read_slots_ptr + seq).to(tl.int64), tl.load(write_slots_ptr + seq).to(tl.int64)
-    begins = (read < 0).to(tl.int32)
-    read = tl.maximum(read, 0)
     key, column = tl.arange(0, BLOCK_K), block * BLOCK_V + tl.arange(0, BLOCK_V)
     in_key, in_value = key < KEY_DIM, column < VALUE_DIM
     query_channel = head // SHARED * KEY_DIM + key
@@ -87,29 +46,24 @@ def _advance_kernel(
     rate, dt_bias = tl.load(decay_ptr + head), tl.load(dt_bias_ptr + head)
     for row in range(start, end):
         at = row - start
-        q = _convolved(x_ptr, tail_ptr, conv_ptr, None, query_channel, in_key, row, at, stride, CHANNELS, begins, TAPS)
-        k = _convolved(x_ptr, tail_ptr, conv_ptr, None, key_channel, in_key, row, at, stride, CHANNELS, begins, TAPS)
-        v = _convolved(
-            x_ptr, tail_ptr, conv_ptr, None, value_channel, in_value, row, at, stride, CHANNELS, begins, TAPS
-        )
+        q = convolved(x_ptr, tail_ptr, conv_ptr, None, query_channel, in_key, row, at, stride, CHANNELS, begins, TAPS)
+        k = convolved(x_ptr, tail_ptr, conv_ptr, None, key_channel, in_key, row, at, stride, CHANNELS, begins, TAPS)
+        v = convolved(x_ptr, tail_ptr, conv_ptr, None, value_channel, in_value, row, at, stride, CHANNELS, begins, TAPS)
         q = q * (tl.rsqrt(tl.sum(q * q, axis=0) + length_eps) / tl.sqrt(KEY_DIM * 1.0))
         k = k * tl.rsqrt(tl.sum(k * k, axis=0) + length_eps)
         gates = gates_ptr + row * 2 * VALUE_HEADS + head
         beta = tl.sigmoid(tl.load(gates).to(tl.float32))
         a = tl.load(gates + VALUE_HEADS).to(tl.float32) + dt_bias
-        softplus = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
-        state = state * tl.exp(rate * softplus)
+        state = state * tl.exp(rate * softplus(a))
         delta = (v - tl.sum(state * k[:, None], axis=0)) * beta
         state = state + k[:, None] * delta[None, :]
         result = tl.sum(state * q[:, None], axis=0)
         tl.store(out_ptr + row * VALUES + head * VALUE_DIM + column, result, mask=in_value)
     tl.store(memories_ptr + write * size + cells, state, mask=in_state)
-    _keep_tail(
-        x_ptr, tail_ptr, new_tail_ptr, value_channel, in_value, start, end, stride, CHANNELS, begins, TAPS
-    )  # fmt: skip
+    keep_tail(x_ptr, tail_ptr, new_tail_ptr, value_channel, in_value, start, end, stride, CHANNELS, begins, TAPS)
     if (block == 0) & (head % SHARED == 0):
-        _keep_tail(x_ptr, tail_ptr, new_tail_ptr, query_channel, in_key, start, end, stride, CHANNELS, begins, TAPS)
-        _keep_tail(x_ptr, tail_ptr, new_tail_ptr, key_channel, in_key, start, end, stride, CHANNELS, begins, TAPS)
+        keep_tail(x_ptr, tail_ptr, new_tail_ptr, query_channel, in_key, start, end, stride, CHANNELS, begins, TAPS)
+        keep_tail(x_ptr, tail_ptr, new_tail_ptr, key_channel, in_key, start, end, stride, CHANNELS, begins, TAPS)
 
 
 @triton.jit(do_not_specialize=["stride"])
@@ -117,7 +71,7 @@ def _gated_norm_kernel(
     x_ptr, gates_ptr, weight_ptr, out_ptr, stride, eps,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: the RMS norm of x, times SiLU of its gate."""
+    """Computes one head of a row: the RMS norm of x, times SiLU of its gate."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     mask = column < SIZE
@@ -125,7 +79,7 @@ def _gated_norm_kernel(
     gate = tl.load(gates_ptr + row * stride + head * SIZE + column, mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
     normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / SIZE + eps) * weight
-    out = normed * _silu(gate)
+    out = normed * silu(gate)
     tl.store(out_ptr + (row * HEADS + head) * SIZE + column, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -135,24 +89,21 @@ def delta_net_triton(
     weights: "DeltaNetWeights",
     shape: "DeltaNetShape",
     state: "RecurrentState",
-    read_slots: Tensor,
-    write_slots: Tensor,
-    query_start_loc: Tensor,
+    slots: "StateSlots",
     eps: float,
 ) -> Tensor:
     """Computes the same as `delta_net_torch`. No sequence may read the slot that it writes.
 
     The memory of a slot is [value_heads, key_dim, padded columns].
     """
+    check_inputs(projected, gates, shape, sum(shape.gates), state)
     rows, width = projected.shape
-    assert width == sum(shape.projected) and projected.is_contiguous() and state.tail.dtype == projected.dtype
-    assert gates.shape == (rows, sum(shape.gates)) and gates.is_contiguous() and gates.dtype == projected.dtype
     padded = state.memory.shape[1] // (shape.value_heads * shape.key_dim)
     mixed = torch.empty(rows, shape.values, device=projected.device)
     blocks = triton.cdiv(shape.value_dim, COLUMNS)
-    _advance_kernel[(blocks, shape.value_heads, len(read_slots))](
-        projected, gates, weights.conv, weights.decay, weights.dt_bias, state.tail, state.memory, read_slots,
-        write_slots, query_start_loc, mixed, width, 1e-6,
+    _advance_kernel[(blocks, shape.value_heads, len(slots.read))](
+        projected, gates, weights.conv, weights.decay, weights.dt_bias, state.tail, state.memory, slots.read,
+        slots.write, slots.query_start_loc, mixed, width, LENGTH_EPS,
         KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim,
         PADDED_DIM=padded, TAPS=shape.taps, BLOCK_K=triton.next_power_of_2(shape.key_dim), BLOCK_V=COLUMNS,
         num_warps=4,

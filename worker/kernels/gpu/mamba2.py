@@ -1,7 +1,7 @@
 """Triton kernels for Mamba-2.
 
 As in delta_net.py, one program advances some columns of the state of one head through all rows of a sequence of the
-step, with the state in registers, and computes the convolutions that it needs by itself.
+step, with the state in registers.
 """
 
 from typing import TYPE_CHECKING
@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.gpu.delta_net import COLUMNS, _convolved, _keep_tail, _silu
+from worker.kernels.gpu.recurrent import COLUMNS, check_inputs, convolved, find_sequence, keep_tail, silu, softplus
 
 if TYPE_CHECKING:
     from worker.kernels.mamba2 import Mamba2Shape, Mamba2Weights
-    from worker.kernels.recurrent_state import RecurrentState
+    from worker.kernels.recurrent_state import RecurrentState, StateSlots
 
 
 @triton.jit(do_not_specialize=["stride"])
@@ -29,12 +29,9 @@ def _scan_kernel(
     CHANNELS: tl.constexpr = VALUES + 2 * GROUPS * STATE
     SHARED: tl.constexpr = HEADS // GROUPS
     block, head, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    start, end = tl.load(query_start_loc_ptr + seq).to(tl.int64), tl.load(query_start_loc_ptr + seq + 1).to(tl.int64)
+    start, end, read, write, begins = find_sequence(seq, read_slots_ptr, write_slots_ptr, query_start_loc_ptr)
     if start == end:
         return
-    read, write = tl.load(read_slots_ptr + seq).to(tl.int64), tl.load(write_slots_ptr + seq).to(tl.int64)
-    begins = (read < 0).to(tl.int32)
-    read = tl.maximum(read, 0)
     n, column = tl.arange(0, BLOCK_N), block * BLOCK_P + tl.arange(0, BLOCK_P)
     in_n, in_p = n < STATE, column < HEAD_DIM
     x_channel, b_channel = head * HEAD_DIM + column, VALUES + head // SHARED * STATE + n
@@ -47,19 +44,18 @@ def _scan_kernel(
     rate, dt_bias, skip = tl.load(decay_ptr + head), tl.load(dt_bias_ptr + head), tl.load(skip_ptr + head)
     for row in range(start, end):
         at = row - start
-        x = _convolved(x_ptr, tail_ptr, conv_ptr, bias_ptr, x_channel, in_p, row, at, stride, CHANNELS, begins, TAPS)
-        b = _convolved(x_ptr, tail_ptr, conv_ptr, bias_ptr, b_channel, in_n, row, at, stride, CHANNELS, begins, TAPS)
-        c = _convolved(x_ptr, tail_ptr, conv_ptr, bias_ptr, c_channel, in_n, row, at, stride, CHANNELS, begins, TAPS)
-        raw = tl.load(steps_ptr + row * HEADS + head).to(tl.float32) + dt_bias
-        dt = tl.where(raw > 20.0, raw, tl.log(1.0 + tl.exp(tl.minimum(raw, 20.0))))
+        x = convolved(x_ptr, tail_ptr, conv_ptr, bias_ptr, x_channel, in_p, row, at, stride, CHANNELS, begins, TAPS)
+        b = convolved(x_ptr, tail_ptr, conv_ptr, bias_ptr, b_channel, in_n, row, at, stride, CHANNELS, begins, TAPS)
+        c = convolved(x_ptr, tail_ptr, conv_ptr, bias_ptr, c_channel, in_n, row, at, stride, CHANNELS, begins, TAPS)
+        dt = softplus(tl.load(steps_ptr + row * HEADS + head).to(tl.float32) + dt_bias)
         state = state * tl.exp(rate * dt) + b[:, None] * (dt * x)[None, :]
         result = tl.sum(state * c[:, None], axis=0) + skip * x
         tl.store(out_ptr + row * VALUES + head * HEAD_DIM + column, result, mask=in_p)
     tl.store(memories_ptr + write * size + cells, state, mask=in_state)
-    _keep_tail(x_ptr, tail_ptr, new_tail_ptr, x_channel, in_p, start, end, stride, CHANNELS, begins, TAPS)
+    keep_tail(x_ptr, tail_ptr, new_tail_ptr, x_channel, in_p, start, end, stride, CHANNELS, begins, TAPS)
     if (block == 0) & (head % SHARED == 0):
-        _keep_tail(x_ptr, tail_ptr, new_tail_ptr, b_channel, in_n, start, end, stride, CHANNELS, begins, TAPS)
-        _keep_tail(x_ptr, tail_ptr, new_tail_ptr, c_channel, in_n, start, end, stride, CHANNELS, begins, TAPS)
+        keep_tail(x_ptr, tail_ptr, new_tail_ptr, b_channel, in_n, start, end, stride, CHANNELS, begins, TAPS)
+        keep_tail(x_ptr, tail_ptr, new_tail_ptr, c_channel, in_n, start, end, stride, CHANNELS, begins, TAPS)
 
 
 @triton.jit(do_not_specialize=["stride"])
@@ -67,7 +63,7 @@ def _norm_gated_kernel(
     x_ptr, gates_ptr, weight_ptr, out_ptr, stride, eps,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One group of heads of one row: the RMS norm of x times SiLU of its gate."""
+    """Computes one group of heads of a row: the RMS norm of the product of x and SiLU of its gate."""
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     mask = column < SIZE
@@ -75,7 +71,7 @@ def _norm_gated_kernel(
     x = tl.load(x_ptr + row * GROUPS * SIZE + at, mask=mask, other=0.0)
     gate = tl.load(gates_ptr + row * stride + at, mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    gated = x * _silu(gate)
+    gated = x * silu(gate)
     out = gated * tl.rsqrt(tl.sum(gated * gated, axis=0) / SIZE + eps) * weight
     tl.store(out_ptr + row * GROUPS * SIZE + at, out.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -86,24 +82,21 @@ def mamba2_triton(
     weights: "Mamba2Weights",
     shape: "Mamba2Shape",
     state: "RecurrentState",
-    read_slots: Tensor,
-    write_slots: Tensor,
-    query_start_loc: Tensor,
+    slots: "StateSlots",
     eps: float,
 ) -> Tensor:
     """Computes the same as `mamba2_torch`. No sequence may read the slot that it writes.
 
     The memory of a slot is [heads, state_size, padded columns].
     """
+    check_inputs(projected, steps, shape, shape.heads, state)
     rows, width = projected.shape
-    assert width == sum(shape.projected) and projected.is_contiguous() and state.tail.dtype == projected.dtype
-    assert steps.shape == (rows, shape.heads) and steps.is_contiguous() and steps.dtype == projected.dtype
     padded = state.memory.shape[1] // (shape.heads * shape.state_size)
     mixed = torch.empty(rows, shape.values, device=projected.device)
     blocks = triton.cdiv(shape.head_dim, COLUMNS)
-    _scan_kernel[(blocks, shape.heads, len(read_slots))](
+    _scan_kernel[(blocks, shape.heads, len(slots.read))](
         projected[:, shape.values :], steps, weights.conv, weights.conv_bias, weights.decay, weights.dt_bias,
-        weights.skip, state.tail, state.memory, read_slots, write_slots, query_start_loc, mixed, width,
+        weights.skip, state.tail, state.memory, slots.read, slots.write, slots.query_start_loc, mixed, width,
         HEADS=shape.heads, HEAD_DIM=shape.head_dim, GROUPS=shape.groups, STATE=shape.state_size, PADDED_DIM=padded,
         TAPS=shape.taps, BLOCK_N=triton.next_power_of_2(shape.state_size), BLOCK_P=COLUMNS, num_warps=4,
     )  # fmt: skip

@@ -10,8 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kernels.gpu.recurrent import find_sequence
+
 if TYPE_CHECKING:
-    from worker.kernels.recurrent_state import RecurrentState
+    from worker.kernels.recurrent_state import RecurrentState, StateSlots
 
 ROWS, CHANNELS = 16, 64  # of a block
 
@@ -32,13 +34,11 @@ def _short_conv_kernel(
     TAPS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     seq = tl.program_id(1)
-    start, end = tl.load(query_start_loc_ptr + seq).to(tl.int64), tl.load(query_start_loc_ptr + seq + 1).to(tl.int64)
+    start, end, read, write, begins = find_sequence(seq, read_slots_ptr, write_slots_ptr, query_start_loc_ptr)
     if start == end:
         return
-    read, write = tl.load(read_slots_ptr + seq).to(tl.int64), tl.load(write_slots_ptr + seq).to(tl.int64)
-    begins = (read < 0).to(tl.int32)
     size = (TAPS - 1) * channels
-    tail_ptr, new_tail_ptr = tails_ptr + tl.maximum(read, 0) * size, tails_ptr + write * size
+    tail_ptr, new_tail_ptr = tails_ptr + read * size, tails_ptr + write * size
     channel = (tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
     in_row = channel < channels
     dtype: tl.constexpr = out_ptr.dtype.element_ty
@@ -62,17 +62,15 @@ def short_conv_triton(
     projected: Tensor,
     weight: Tensor,
     state: "RecurrentState",
-    read_slots: Tensor,
-    write_slots: Tensor,
-    query_start_loc: Tensor,
+    slots: "StateSlots",
 ) -> Tensor:
     """Computes the same as `short_conv_torch`. No sequence may read the slot that it writes."""
     taps, channels = weight.shape
     assert projected.shape[1] == 3 * channels and projected.is_contiguous() and state.tail.dtype == projected.dtype
     assert state.tail.is_contiguous() and weight.is_contiguous()
     out = torch.empty(len(projected), channels, dtype=projected.dtype, device=projected.device)
-    _short_conv_kernel[(triton.cdiv(channels, CHANNELS), len(read_slots))](
-        projected, weight, state.tail, read_slots, write_slots, query_start_loc, out, channels,
+    _short_conv_kernel[(triton.cdiv(channels, CHANNELS), len(slots.read))](
+        projected, weight, state.tail, slots.read, slots.write, slots.query_start_loc, out, channels,
         TAPS=taps, ROWS=ROWS, CHANNELS=CHANNELS, enable_fp_fusion=False,
     )  # fmt: skip
     return out

@@ -16,13 +16,14 @@ from tests.worker.kernels.harness.adverse import Order, adverse
 from tests.worker.kernels.harness.cases import batch, poisoned, random, rope_tables
 from tests.worker.kernels.harness.gpu_experts import PLAIN, Format, experts_on_triton, layer_of
 from tests.worker.kernels.harness.quantized import quantized, with_scales
+from tests.worker.kernels.harness.recurrent import slots
 from tests.worker.kernels.harness.sampling import Row, params_of
 from worker.kernels.delta_net import DeltaNetShape, DeltaNetWeights
 from worker.kernels.gpu.packed_codes import pack_codes
 from worker.kernels.mamba2 import Mamba2Shape, Mamba2Weights
 from worker.kernels.quantize import quantize
 from worker.kernels.quantized_weight import E2M1, INT4, INT8, NF4
-from worker.kernels.recurrent_state import NO_STATE, RecurrentState
+from worker.kernels.recurrent_state import NO_STATE, RecurrentShape, RecurrentState
 from worker.kernels.short_conv import ShortConvShape
 
 pytestmark = [
@@ -48,21 +49,27 @@ def norms() -> Iterable[Tensor]:
     yield from add_rms_norm_triton(random(3, 5, 70), residual, weight, 1e-6, offset=False)
 
 
+# sequences of no row, of one, and of several, of which one begins and one continues, with a state read twice
+SLOTS = slots([NO_STATE, 1, 1, 2], [3, 4, 5, 0], [0, 3, 4, 8, 8])
+
+
+def random_state(shape: RecurrentShape) -> RecurrentState:
+    state = RecurrentState.zeros(shape, 6, HALF, torch.device("cpu"))
+    state.memory.normal_(generator=torch.Generator().manual_seed(0))
+    state.tail.normal_(generator=torch.Generator().manual_seed(1))
+    return state
+
+
 def states() -> Iterable[Tensor]:
-    """Sequences of no row, of one, and of several, of which one begins and one continues, with a state read twice."""
     from worker.kernels.gpu.delta_net import delta_net_triton
 
     shape = DeltaNetShape(key_heads=2, value_heads=4, key_dim=12, value_dim=40, taps=3)
     weights = DeltaNetWeights(
         random(3, shape.channels), -random(4, seed=1).abs(), random(4, seed=2), random(40, dtype=HALF, seed=3)
     )
-    state = RecurrentState.zeros(shape, 6, HALF, torch.device("cpu"))
-    state.memory.normal_(generator=torch.Generator().manual_seed(0))
-    state.tail.normal_(generator=torch.Generator().manual_seed(1))
-    slots, starts = ([NO_STATE, 1, 1, 2], [3, 4, 5, 0]), [0, 3, 4, 8, 8]
+    state = random_state(shape)
     yield delta_net_triton(
-        random(8, sum(shape.projected), dtype=HALF), random(8, 8, dtype=HALF), weights, shape, state,
-        *(torch.tensor(one, dtype=torch.int32) for one in (*slots, starts)), 1e-6,
+        random(8, sum(shape.projected), dtype=HALF), random(8, 8, dtype=HALF), weights, shape, state, SLOTS, 1e-6,
     )  # fmt: skip
     yield from (state.memory, state.tail)
 
@@ -72,14 +79,10 @@ def scans() -> Iterable[Tensor]:
 
     shape = Mamba2Shape(heads=4, head_dim=40, groups=2, state_size=12, taps=3)
     small = (random(3, shape.channels), random(shape.channels), -random(4, seed=1).abs(), random(4), random(4, seed=2))
-    state = RecurrentState.zeros(shape, 6, HALF, torch.device("cpu"))
-    state.memory.normal_(generator=torch.Generator().manual_seed(0))
-    state.tail.normal_(generator=torch.Generator().manual_seed(1))
-    slots, starts = ([NO_STATE, 1, 1, 2], [3, 4, 5, 0]), [0, 3, 4, 8, 8]
+    state = random_state(shape)
     yield mamba2_triton(
         random(8, sum(shape.projected), dtype=HALF), random(8, 4, dtype=HALF),
-        Mamba2Weights(*small, random(160, dtype=HALF, seed=3)), shape, state,
-        *(torch.tensor(one, dtype=torch.int32) for one in (*slots, starts)), 1e-6,
+        Mamba2Weights(*small, random(160, dtype=HALF, seed=3)), shape, state, SLOTS, 1e-6,
     )  # fmt: skip
     yield from (state.memory, state.tail)
 
@@ -88,13 +91,8 @@ def convolutions() -> Iterable[Tensor]:
     from worker.kernels.gpu.short_conv import short_conv_triton
 
     shape = ShortConvShape(channels=40, taps=3)
-    state = RecurrentState.zeros(shape, 6, HALF, torch.device("cpu"))
-    state.tail.normal_(generator=torch.Generator().manual_seed(1))
-    slots, starts = ([NO_STATE, 1, 1, 2], [3, 4, 5, 0]), [0, 3, 4, 8, 8]
-    yield short_conv_triton(
-        random(8, 120, dtype=HALF), random(3, 40), state,
-        *(torch.tensor(one, dtype=torch.int32) for one in (*slots, starts)),
-    )  # fmt: skip
+    state = random_state(shape)
+    yield short_conv_triton(random(8, 120, dtype=HALF), random(3, 40), state, SLOTS)
     yield state.tail
 
 

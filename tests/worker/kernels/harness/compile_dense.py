@@ -25,6 +25,7 @@ from worker.kernels.gpu import (
     mamba2,
     qkv_rope_write,
     quantize,
+    recurrent,
     rotary,
     short_conv,
     store_kv,
@@ -171,7 +172,7 @@ SMALL = [
     Variant(
         delta_net._advance_kernel, [X, X, F, F, F, X, F, I32, I32, I32, F, "i32", "fp32"],
         {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "PADDED_DIM": 128, "TAPS": 4,
-         "BLOCK_K": 128, "BLOCK_V": delta_net.COLUMNS}, odd=("stride",),
+         "BLOCK_K": 128, "BLOCK_V": recurrent.COLUMNS}, odd=("stride",),
     ),
     Variant(
         delta_net._gated_norm_kernel, [F, X, X, X, "i32", "fp32"], {"HEADS": 32, "SIZE": 128, "BLOCK": 128},
@@ -180,7 +181,7 @@ SMALL = [
     Variant(
         mamba2._scan_kernel, [X, X, F, F, F, F, F, X, F, I32, I32, I32, F, "i32"],
         {"HEADS": 48, "HEAD_DIM": 64, "GROUPS": 1, "STATE": 128, "PADDED_DIM": 64, "TAPS": 4, "BLOCK_N": 128,
-         "BLOCK_P": delta_net.COLUMNS}, odd=("stride",),
+         "BLOCK_P": recurrent.COLUMNS}, odd=("stride",),
     ),
     Variant(
         mamba2._norm_gated_kernel, [F, X, X, X, "i32", "fp32"], {"GROUPS": 1, "SIZE": 3072, "BLOCK": 4096},

@@ -4,10 +4,8 @@
  * Every kernel is passed as a function for its dtype and instruction set. All buffers are overwritten: x is the
  * residual stream, h the normed rows; `projected` holds the qkv or the gate and up projections; `q` the query heads;
  * `inner` the output of attention, of a recurrent layer, or of the activation. */
-#include "delta_net.h"
 #include "experts.h"
-#include "mamba2.h"
-#include "short_conv.h"
+#include "recurrent.h"
 #include <string.h>
 
 typedef void Norm(const char *x, const void *w, char *out, long t, long heads, long n, long stride, float eps,
@@ -20,9 +18,7 @@ typedef void QkvRopeWrite(const char *qkv, char *q, char *cache_k, char *cache_v
                           long d, int normed, int kv_format, int threads);
 typedef void Activate(const char *x, char *out, const float *parameters, long t, long n, int activation, int threads);
 typedef void OutputGate(const char *x, const char *gate, char *out, long t, long n, int threads);
-typedef void GatedDeltaRule(const DeltaNet *n);
-typedef void SelectiveScan(const Mamba2 *n);
-typedef void ConvolveShort(const ShortConv *n);
+typedef void Recur(const void *layer, const RecurrentStep *s);
 typedef void ScaleRows(char *x, const float *scales, const int64_t *positions, long t, long n, int threads);
 typedef int Attention(const char *q, const char *cache_k, const char *cache_v, const int32_t *query_start_loc,
                       const int32_t *seq_lens, const int32_t *page_table, const float *sinks, char *out, long seqs,
@@ -32,6 +28,7 @@ typedef int Attention(const char *q, const char *cache_k, const char *cache_v, c
 typedef struct {
     Norm *norm; /* RMS norm or layer norm */
     AddNorm *add_norm;
+    Recur *recur; /* of the model's recurrent layers, which are of one kind; NULL if there are none */
     Activate *activate;
     ActAndMul *act_and_mul;
     QkvRopeWrite *qkv_rope_write;
@@ -40,17 +37,12 @@ typedef struct {
     Combine *combine;
     ScaleRows *scale_rows;
     OutputGate *output_gate;
-    GatedDeltaRule *delta_net;
-    SelectiveScan *mamba2;
-    ConvolveShort *short_conv;
 } Kernels;
 
 typedef struct {
     const void *before_attention, *after_attention, *before_mlp, *after_mlp; /* norms, which may be NULL */
     const Weight *qkv, *gates, *o; /* gates: of the output, b and a of the gated delta rule, or dt of Mamba-2; may be NULL */
-    const DeltaNet *delta;         /* without the fields of a step; NULL in other layers, as are mamba and conv */
-    const Mamba2 *mamba;
-    const ShortConv *conv;
+    const void *recurrent; /* what Kernels.recur reads; NULL if the layer has attention */
     const Weight *gate_up, *down, *shared_gate; /* of the shared expert if there are experts; may be NULL then */
     const float *activation;                    /* parameters, which may be NULL */
     const Experts *experts;                     /* may be NULL */
@@ -114,36 +106,10 @@ static int project(const Model *m, const Step *s, const Layer *l) {
     return m->kernels.gemm(jobs, l->gates ? 2 : 1, m->is_bf16, s->threads);
 }
 
-/* Sets the fields of a step that all recurrent layers have. */
-#define SET_STEP(n, s)                                                                                    \
-    n.threads = s->threads, n.seqs = s->seqs, n.projected = s->projected, n.out = s->inner,               \
-    n.read_slots = s->read_slots, n.write_slots = s->write_slots, n.query_start_loc = s->query_start_loc
-
-static int delta_block(const Model *m, const Step *s, const Layer *l) {
-    DeltaNet n = *l->delta;
+static int recurrent_block(const Model *m, const Step *s, const Layer *l) {
     if (project(m, s, l)) return 1;
-    SET_STEP(n, s);
-    n.gates = s->gates;
-    n.rates = (float *)s->scratch, n.mixed = n.rates + s->t * 2 * n.value_heads;
-    m->kernels.delta_net(&n);
-    return 0;
-}
-
-static int mamba_block(const Model *m, const Step *s, const Layer *l) {
-    Mamba2 n = *l->mamba;
-    if (project(m, s, l)) return 1;
-    SET_STEP(n, s);
-    n.steps = s->gates, n.rates = (float *)s->scratch, n.mixed = n.rates + s->t * 2 * n.heads;
-    m->kernels.mamba2(&n);
-    return 0;
-}
-
-static int conv_block(const Model *m, const Step *s, const Layer *l) {
-    ShortConv n = *l->conv;
-    if (project(m, s, l)) return 1;
-    SET_STEP(n, s);
-    n.inputs = s->scratch;
-    m->kernels.short_conv(&n);
+    m->kernels.recur(l->recurrent, &(RecurrentStep){s->threads, s->seqs, s->projected, s->gates, s->read_slots,
+                                                    s->write_slots, s->query_start_loc, (float *)s->scratch, s->inner});
     return 0;
 }
 
@@ -164,9 +130,7 @@ static int attention_block(const Model *m, const Step *s, const Layer *l) {
 
 /* Writes to `inner` what the layer mixes from its rows and those before them. */
 static int mix(const Model *m, const Step *s, const Layer *l) {
-    if (l->delta) return delta_block(m, s, l);
-    if (l->mamba) return mamba_block(m, s, l);
-    return l->conv ? conv_block(m, s, l) : attention_block(m, s, l);
+    return l->recurrent ? recurrent_block(m, s, l) : attention_block(m, s, l);
 }
 
 static int mlp(const Model *m, const Step *s, const Layer *l, char *out) {

@@ -50,6 +50,13 @@ INLINE vf simd_fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__
 INLINE vf simd_min(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
 #endif
 
+/* Returns a * b, rounded: the compiler cannot fuse it with an addition that follows. */
+INLINE vf rounded_product(vf a, vf b) {
+    vf product = a * b;
+    __asm__("" : "+v"(product));
+    return product;
+}
+
 INLINE float bf16_to_float(bf16 x) {
     uint32_t bits = (uint32_t)x << 16;
     float out;

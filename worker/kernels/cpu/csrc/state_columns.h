@@ -3,10 +3,10 @@
  * COLUMNS columns of a state are next to each other in memory, so that a thread keeps them in its L1 cache while it
  * advances them token by token. Sums over keys have one order of additions, whatever the number of tokens. */
 #pragma once
-#include "simd.h"
+#include "convolution.h"
 #include <math.h>
 
-#define COLUMNS 32 /* columns of a state that are next to each other in memory */
+#define COLUMNS 32 /* columns of a state that are next to each other in memory: also in kernels/recurrent_state.py */
 #define VECTORS (COLUMNS / SIMD_WIDTH)
 #define PARTS (SIMD_WIDTH / 4) /* as many as the registers hold */
 #define UNROLLED _Pragma("GCC unroll 8")
@@ -81,3 +81,59 @@ INLINE Row advance(const float *from, float *to, float decay, const float *key, 
                                   sums.part[0]);
     return total(&sums);
 }
+
+INLINE long blocks_of(const MatrixLayer *l) { return (l->columns + COLUMNS - 1) / COLUMNS; }
+INLINE long values_width(const MatrixLayer *l) { return l->heads * l->columns; }
+
+/* Returns [2, heads] of a row: the decay of each head's state, and the strength of what is added. */
+INLINE float *rates_of(const MatrixLayer *l, const RecurrentStep *s, long row) {
+    return s->scratch + row * 2 * l->heads;
+}
+
+/* Returns [channels] of a row: what the convolution gives. The results replace the values. */
+INLINE float *mixed_of(const MatrixLayer *l, const RecurrentStep *s, long row) {
+    return s->scratch + rows_of(s) * 2 * l->heads + row * l->channels;
+}
+
+INLINE Convolution convolution_of(const MatrixLayer *l, const RecurrentStep *s, long size) {
+    return (Convolution){s->projected + l->first * size, l->width * size, l->channels * size, l->tails, l->conv,
+                         l->taps, l->channels, s};
+}
+
+/* COLUMNS columns of the state of a sequence's head, from column `first` on, of which `count` exist. */
+typedef struct {
+    const float *from; /* the state before the step */
+    float *to;         /* the state after it */
+    long first, count;
+} Block;
+
+INLINE Block block_of(const MatrixLayer *l, const RecurrentStep *s, long seq, long head, long block) {
+    long size = l->keys * COLUMNS, state = l->heads * blocks_of(l) * size, at = (head * blocks_of(l) + block) * size;
+    long slot = s->read_slots[seq], first = block * COLUMNS;
+    float *to = l->memories + s->write_slots[seq] * state + at;
+    const float *from = slot < 0 ? memset(to, 0, size * sizeof(float)) : l->memories + slot * state + at;
+    return (Block){from, to, first, min_long(COLUMNS, l->columns - first)};
+}
+
+/* Defines the function of a layer, which begins with a MatrixLayer `layer`, from its mix_row, advance_block and
+ * norm_row. */
+#define MATRIX_LAYER(name, Layer, dtype, is_bf16)                                                                  \
+    NOINLINE void mix_row_##dtype(const Layer *n, const Convolution *c, long row) { mix_row(n, c, row, is_bf16); }   \
+    NOINLINE void norm_row_##dtype(const Layer *n, const RecurrentStep *s, long row) {                               \
+        norm_row(n, s, row, is_bf16);                                                                                \
+    }                                                                                                                \
+    EXPORT(name##_##dtype)(const Layer *n, const RecurrentStep *s) {                                                 \
+        const MatrixLayer *l = &n->layer;                                                                            \
+        long rows = rows_of(s), blocks = s->seqs * l->heads * blocks_of(l);                                          \
+        Convolution c = convolution_of(l, s, is_bf16 ? 2 : 4);                                                       \
+        _Pragma("omp parallel num_threads(s->threads)") {                                                            \
+            _Pragma("omp for") for (long row = 0; row < rows; row++) mix_row_##dtype(n, &c, row);                    \
+            _Pragma("omp for nowait") for (long seq = 0; seq < s->seqs; seq++) keep_tail(&c, seq);                   \
+            _Pragma("omp for schedule(dynamic)") for (long unit = 0; unit < blocks; unit++) {                        \
+                long head = unit / blocks_of(l), seq = head / l->heads;                                              \
+                if (s->query_start_loc[seq] < s->query_start_loc[seq + 1])                                           \
+                    advance_block(n, s, seq, head % l->heads, unit % blocks_of(l));                                  \
+            }                                                                                                        \
+            _Pragma("omp for") for (long row = 0; row < rows; row++) norm_row_##dtype(n, s, row);                    \
+        }                                                                                                            \
+    }
