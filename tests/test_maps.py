@@ -16,7 +16,7 @@ MAPPED = (
     "worker/model/gguf", "worker/model/quantization", "worker/observability", "worker/run", "worker/schedule",
     "worker/transport", "deploy", "deploy/cli", "deploy/supervisor", "deploy/reference", "deploy/release",
     "deploy/demo", "deploy/demo/training", "bench", "bench/client", "bench/gpu", "bench/gpu/checks",
-    "bench/gpu/measure", "bench/gpu/offline",
+    "bench/gpu/first_hour", "bench/gpu/measure", "bench/gpu/offline",
     "bench/gpu/setup", "bench/micro", "bench/peers", "bench/simulate", "bench/workloads",
 )  # fmt: skip
 PAGE = (ROOT / "docs/architecture.md").read_text()

@@ -10,6 +10,7 @@ clock               times code on a device
 tables              rows as text, Markdown and JSON
 checks/             correctness
 measure/            measurements, by section
+first_hour/         everything about a GPU that is met for the first time, as one command that can be repeated
 setup/              models, steps and tools that measurements share
 offline/            a GPU that is not there: rehearsals and compilation without hardware
 """

@@ -7,10 +7,12 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import FrameType
 
 from bench.client.summary import to_json
 from bench.gpu.driver import Driver, Interrupted
+from bench.gpu.first_hour.runner import MINUTES, first_hour
 from bench.gpu.sections import SECTIONS, Options, tasks
 from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS
 from bench.gpu.tables import Table, as_data, page
@@ -27,6 +29,8 @@ sections:
 def main(words: Sequence[str]) -> int:
     """Returns 0 if all is well, 1 if a check or a measurement failed. Raises ConfigError and BenchError."""
     args = _parser().read(list(words))
+    if args.first_hour:
+        return _first_hour(args)
     options = _options(args)
     chosen = tasks((*args.only, "trace") if options.trace else args.only, options)
     command = shlex.join(["sluice", "bench", "gpu", *words])
@@ -44,6 +48,22 @@ def main(words: Sequence[str]) -> int:
         tables = driver.run(chosen)
     print(f"{time.time() - begun:.0f} s in all")
     return 0 if all(table.well for table in tables) else 1
+
+
+def _first_hour(args: argparse.Namespace) -> int:
+    """The first SIGTERM or SIGINT ends the current part; what was measured before is kept."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        return first_hour(args.first_hour, args.device, args.models, args.minutes)
+    except KeyboardInterrupt:
+        print("ended; the same command continues with what is missing")
+        return 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -107,5 +127,11 @@ def _parser() -> Parser:
     add("--trace", type=new_file, metavar="FILE", help="write a trace for Perfetto, and measure its kernels")
     add("--json", type=new_file, metavar="FILE", help="write all rows")
     add("--out", type=new_file, metavar="FILE", help="write the tables as Markdown")
+    add(
+        "--first-hour", type=Path, metavar="OUT",
+        help="run everything, with tests, each part in its own process; results go to the folder OUT, and the same "
+        "command continues with what is missing",
+    )  # fmt: skip
+    add("--minutes", type=positive_float, default=MINUTES, help="time for --first-hour [default %(default).0f]")
     add("--log", type=new_file, metavar="FILE", help="file for tracebacks [default: standard error]")
     return parser

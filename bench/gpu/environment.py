@@ -5,14 +5,15 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from bench.gpu.clock import Clock
 from bench.gpu.shapes import CONFIGS, Sizes
-from worker.model.families import spec_from_config
-from worker.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from worker.model.spec import ModelSpec
 
 Row = dict[str, str | float]
 NEEDS_CUDA = "needs CUDA"
@@ -66,8 +67,10 @@ class Environment:
         return 100 * operations / seconds / self.limits.get("gemm", math.nan)
 
 
-def spec_of(model: str, layers: int = 0) -> ModelSpec:
+def spec_of(model: str, layers: int = 0) -> "ModelSpec":
     """Returns the spec of a model in CONFIGS. layers: the maximum number of layers; 0 means all."""
+    from worker.model.families import spec_from_config  # needs packages that `floors` does without
+
     config = dict(CONFIGS[model])
     if layers:
         config["num_hidden_layers"] = min(layers, config["num_hidden_layers"])

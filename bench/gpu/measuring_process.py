@@ -20,6 +20,7 @@ import torch
 
 from bench.gpu.clock import clock_of
 from bench.gpu.environment import Environment, Row
+from bench.gpu.first_hour.packages import explained
 from bench.gpu.sections import NOTE
 from bench.gpu.shapes import FULL, SMALL
 from bench.gpu.tables import FAIL
@@ -120,6 +121,8 @@ def _reason(error: Exception) -> str:
     root = str(Path(__file__).parents[2])
     ours = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(root)]
     where = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
+    if isinstance(error, ModuleNotFoundError):
+        return explained(error)
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}{where}"
 

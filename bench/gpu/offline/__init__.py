@@ -7,5 +7,6 @@ cuda                takes the place of torch.cuda while `gpu()` lasts
 checkpoint          a checkpoint folder of real shapes that takes no disk space
 compiling           compiles what the fake GPU found to be needed, on all cores
 triton_offline      compiles one kernel for a given GPU, and reads the compiled code
+packed_cache        a Triton cache that was compiled for another machine
 launch_report       launches per layer, and the host's time of a step
 """

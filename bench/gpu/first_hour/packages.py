@@ -1,0 +1,33 @@
+"""Packages that measurements need, and which of them are missing. Uses the standard library alone."""
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+# name of the import → name of the distribution, where they differ
+DISTRIBUTIONS = {
+    "zmq": "pyzmq", "sse_starlette": "sse-starlette", "prometheus_client": "prometheus-client",
+    "pytest_asyncio": "pytest-asyncio",
+}  # fmt: skip
+WORKER = ("torch", "triton", "numpy", "safetensors", "msgspec", "zmq", "prometheus_client")
+MODELS = (*WORKER, "transformers", "tokenizers")
+SERVER = (
+    *MODELS, "gguf", "jinja2", "llguidance", "starlette", "uvicorn", "sse_starlette", "uvloop", "httptools", "shtab",
+)  # fmt: skip
+TESTS = (*WORKER, "pytest", "hypothesis")
+
+
+def missing(packages: Iterable[str]) -> list[str]:
+    """Returns the distributions of those packages that cannot be imported. Imports none of them."""
+    return [DISTRIBUTIONS.get(name, name) for name in packages if find_spec(name) is None]
+
+
+def sentence(absent: Iterable[str]) -> str:
+    """Says what to bring to a machine without a network."""
+    return f"bring the wheels of {', '.join(absent)}, and install them with pip install --no-index --find-links FOLDER"
+
+
+def explained(error: ModuleNotFoundError) -> str:
+    """Says which package an import lacks, and all others that a server lacks as well."""
+    name = (error.name or "").split(".")[0]
+    absent = dict.fromkeys([DISTRIBUTIONS.get(name, name), *missing(SERVER)])
+    return f"the package {DISTRIBUTIONS.get(name, name)} is missing: {sentence(absent)}"

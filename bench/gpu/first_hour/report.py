@@ -1,0 +1,48 @@
+"""All results so far as one page: what was run and how it ended, then each part's own page."""
+
+from pathlib import Path
+
+from bench.client.summary import aligned
+from bench.gpu.first_hour.part_process import OUTPUT
+from bench.gpu.first_hour.parts import Part
+from bench.gpu.first_hour.state import State
+
+PAGE, PART_PAGE = "REPORT.md", "report.md"
+LAST_LINES = 15
+
+
+def folder_of(state: State, part: Part, parts: list[Part]) -> Path:
+    return state.folder / f"{parts.index(part) + 1:02d}-{part.name}"
+
+
+def write_report(state: State, parts: list[Part]) -> None:
+    """Writes REPORT.md. Called after every part, so that the page survives any failure."""
+    head = [
+        f"# The first hour: device {state.device}, models {', '.join(state.models)}",
+        "",
+        overview(state, parts),
+        "",
+    ]
+    pages = [line for part in parts for line in _page(part, folder_of(state, part, parts))]
+    (state.folder / PAGE).write_text("\n".join([*head, *pages]) + "\n")
+
+
+def overview(state: State, parts: list[Part]) -> str:
+    rows = [["part", "what", "how it ended", "attempts", "s", "note"]]
+    for part in parts:
+        if outcome := state.outcomes.get(part.name):
+            told = [outcome.status, str(outcome.attempts), f"{outcome.seconds:.0f}", outcome.note.replace("|", "/")]
+        else:
+            told = ["not run yet", "", "", ""]
+        rows.append([part.name, part.title, *told])
+    return aligned(rows)
+
+
+def _page(part: Part, folder: Path) -> list[str]:
+    own, output = folder / PART_PAGE, folder / OUTPUT
+    if own.exists():
+        return [f"## {part.name}", "", own.read_text()]
+    if output.exists():
+        last = output.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        return [f"## {part.name}", "", "```", *last, "```", ""]
+    return []

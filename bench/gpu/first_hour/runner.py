@@ -1,0 +1,72 @@
+"""Runs the parts that are missing, each in a process of its own, within the time given."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.gpu.first_hour.packages import missing, sentence
+from bench.gpu.first_hour.part_process import run
+from bench.gpu.first_hour.parts import Part, parts_for
+from bench.gpu.first_hour.report import PAGE, folder_of, overview, write_report
+from bench.gpu.first_hour.state import CUT, DONE, FINAL, LEFT_OUT, Outcome, State
+
+MINUTES = 60.0
+
+
+@dataclass(slots=True)
+class FirstHour:
+    """deadline: seconds of time.monotonic."""
+
+    state: State
+    parts: list[Part]
+    deadline: float
+
+    def run(self) -> bool:
+        """Runs what is missing. Returns whether every part has ended well."""
+        for part in self.state.remaining(self.parts):
+            outcome = self._run(part)
+            if part.essential and outcome.status not in FINAL:
+                print(f"Nothing else is run, because {part.name} did not end well: {outcome.note}", flush=True)
+                break
+        print(overview(self.state, self.parts), f"\nAll results: {self.state.folder / PAGE}", sep="\n", flush=True)
+        return all(self._ended_well(part) for part in self.parts)
+
+    def _ended_well(self, part: Part) -> bool:
+        outcome = self.state.outcomes.get(part.name)
+        return outcome is not None and outcome.status == DONE
+
+    def _run(self, part: Part) -> Outcome:
+        """Runs a part and keeps how it ended."""
+        attempts, left = self.state.attempts(part), self.deadline - time.monotonic()
+        if why := self._reason_to_leave_out(part, left):
+            return self._keep(part, Outcome(LEFT_OUT, attempts, note=why))
+        folder = folder_of(self.state, part, self.parts)
+        print(f"{part.name}: {part.title} (at most {min(part.cap_s, left):.0f} s)", flush=True)
+        # As long as it runs it counts as cut: that is what a later run finds if this one is killed.
+        self._keep(part, Outcome(CUT, attempts + 1, note="the command was ended meanwhile"))
+        outcome = run(part, folder, self.state.device, self.state.models, min(part.cap_s, left))
+        outcome.attempts = attempts + 1
+        print(f"  {outcome.status} after {outcome.seconds:.0f} s {outcome.note}".rstrip(), flush=True)
+        return self._keep(part, outcome)
+
+    def _reason_to_leave_out(self, part: Part, left: float) -> str:
+        if absent := missing(part.packages):
+            return sentence(absent)
+        return "" if left >= part.need_s else f"{max(left, 0):.0f} s left, it takes at least {part.need_s:.0f}"
+
+    def _keep(self, part: Part, outcome: Outcome) -> Outcome:
+        """A part that is left out keeps what an earlier attempt has found."""
+        before = self.state.outcomes.get(part.name)
+        if outcome.status != LEFT_OUT or before is None or not before.attempts:
+            self.state.outcomes[part.name] = outcome
+        self.state.write()
+        write_report(self.state, self.parts)
+        return outcome
+
+
+def first_hour(folder: Path, device: str, models: tuple[str, ...], minutes: float) -> int:
+    """Returns 0 if every part has ended well. Raises ConfigError if the folder has results of other flags."""
+    parts = parts_for(models)
+    state = State.read(folder.absolute(), device, models)
+    deadline = time.monotonic() + 60 * minutes
+    return 0 if FirstHour(state, parts, deadline).run() else 1

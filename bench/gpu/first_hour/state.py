@@ -1,0 +1,79 @@
+"""Which parts have been run and how they ended, in a file, so that the command can be repeated after anything.
+
+A part that ended by itself is not run again. One that was cut, failed or left something out for lack of time is tried
+once more, after the parts that have never been run. One that lacked a package or time at all is tried every time.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.first_hour.parts import MOST_ATTEMPTS, Part
+from shared.config import ConfigError
+
+FILE = "state.json"
+DONE, CHECK_FAILED, INCOMPLETE, FAILED, CUT, LEFT_OUT = (
+    "done",
+    "check failed",
+    "incomplete",
+    "failed",
+    "cut",
+    "left out",
+)
+FINAL = (DONE, CHECK_FAILED)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a part ended last. attempts: how often it was started. note: why it ended so, in a few words."""
+
+    status: str
+    attempts: int = 0
+    seconds: float = 0.0
+    note: str = ""
+
+
+@dataclass(slots=True)
+class State:
+    """outcomes: by the name of the part."""
+
+    folder: Path
+    device: str
+    models: tuple[str, ...]
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path, device: str, models: tuple[str, ...]) -> "State":
+        """Reads the state of an earlier run, if there is one. Raises ConfigError if that run was of something else."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / FILE).exists():
+            return cls(folder, device, models)
+        found: dict[str, Any] = json.loads((folder / FILE).read_text())
+        if (found["device"], tuple(found["models"])) != (device, models):
+            raise ConfigError(
+                f"--first-hour: {folder} has results of --device {found['device']} --models "
+                f"{','.join(found['models'])}; continue with these flags, or name another folder"
+            )
+        outcomes = {name: Outcome(**outcome) for name, outcome in found["outcomes"].items()}
+        return cls(folder, device, models, outcomes)
+
+    def write(self) -> None:
+        data = {"device": self.device, "models": self.models, "outcomes": {}}
+        data["outcomes"] = {name: asdict(outcome) for name, outcome in self.outcomes.items()}
+        temporary = self.folder / f".{FILE}"
+        temporary.write_text(json.dumps(data, indent=1) + "\n")
+        temporary.replace(self.folder / FILE)
+
+    def attempts(self, part: Part) -> int:
+        outcome = self.outcomes.get(part.name)
+        return outcome.attempts if outcome else 0
+
+    def remaining(self, parts: list[Part]) -> list[Part]:
+        """Returns the parts to run: essential ones, those that have never been started, those to try once more."""
+        open_parts = [part for part in parts if part.essential or self._open(part)]
+        return sorted(open_parts, key=lambda part: 0 if part.essential else 1 + self.attempts(part))  # keeps the order
+
+    def _open(self, part: Part) -> bool:
+        outcome = self.outcomes.get(part.name)
+        return outcome is None or (outcome.status not in FINAL and outcome.attempts < MOST_ATTEMPTS)
