@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shared.config import ConfigError, ModelConfig, WorkerConfig, words
+from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.default_sizes import with_default_sizes
 from shared.hf_hub import Progress
 from shared.messages import Limits
@@ -25,8 +25,7 @@ from worker.engine.load_weights import load_weights
 from worker.grammar.compiler import GrammarCompiler
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.packed_weight import huge_pages
-from worker.kernels.gpu.options import options_named
-from worker.kernels.operations import TORCH, with_options
+from worker.kernels.operations import TORCH
 from worker.kv_cache.gpu_memory import GpuMemoryReader
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.sizing import GIB, PoolSize, configured_budget, longest_sequence, size_pool
@@ -47,6 +46,7 @@ from worker.model.families import spec_from_config
 from worker.model.spec import ModelSpec
 from worker.observability.metrics import ExpertLoads
 from worker.run.kernel_check import choose_operations
+from worker.run.option_check import with_sound_options
 from worker.run.runner import Runner
 from worker.run.warmup import StepLimits, first_decodes, warm_up
 from worker.schedule.policy import SchedulerConfig
@@ -246,10 +246,7 @@ def size_pool_and_decoder(
         return size, Decoder(spec, weights, size.max_seq_len)
     log.info("preparing kernels for %s", gpu.name)
     length = longest_sequence(spec, model, worker)
-    decoder = Decoder(spec, weights, length)
-    decoder = decoder.with_operations(
-        with_options(decoder.operations, options_named(words(worker.gpu_options)).on(device))
-    )
+    decoder = with_sound_options(Decoder(spec, weights, length), worker, length)
     decoder, measured = choose_operations(decoder, worker, length, gpu, on_progress)
     budget = configured_budget(worker) if worker.kv_cache_gb else measured
     size = size_pool(spec, kv_dtype, device, budget, model, worker, weights.embed.dtype)

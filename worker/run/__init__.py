@@ -17,4 +17,5 @@ graph_capture       captures one decode of a fixed shape
 Before serving:
 warmup              runs dummy steps, which compile every kernel and measure memory
 kernel_check        compares Triton's kernels with plain PyTorch
+option_check        compares steps with and without the options of --gpu-options
 """

@@ -34,6 +34,7 @@ from shared.messages import End, Outcome, Sampling, Step, Submit
 from worker.engine.load import Engine, load_engine
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
+from worker.kernels.gpu.options import GPU_OPTIONS
 from worker.kernels.operations import TORCH
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
@@ -47,6 +48,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "int4": {"quantization": "int4"},
     "library": {"batch_invariant": False, "use_chunked_prefill": False},
     "contiguous": {"kv_cache_backend": "contiguous", "dtype": "float16", "overlap": False},
+    "options": {"gpu_options": ",".join(GPU_OPTIONS)},
     "plain": {"dtype": "float32", "cuda_graphs": False, "page_size": 1},
 }
 LONGEST = 4096
