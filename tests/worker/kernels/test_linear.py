@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,6 +7,7 @@ import torch.nn.functional as F
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, near, poisoned, random
 from worker.kernels.act_and_mul import act_and_mul_torch
 from worker.kernels.activate import Activation
+from worker.kernels.gpu.tile_table import Chains
 from worker.kernels.linear import gated_linear, linear, linear_torch, pack
 from worker.kernels.split_k import sum_split_k
 
@@ -100,6 +103,41 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
         part = linear_triton(x[begin:end], weight, bias, split_k=True)
         assert part.ndim == 2 + cut or end - begin > 64
         assert torch.equal(sum_split_k(part, 2, dtype), whole[begin:end])
+
+
+@pytest.mark.usefixtures("dot_in_order")
+@pytest.mark.parametrize("chains", ["together", "split", "parked"])
+def test_every_tile_and_way_to_add_chains_gives_the_same_bits(
+    chains: Chains, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parked sums included, where one program computes several tiles."""
+    from worker.kernels.gpu.linear import linear_triton
+    from worker.kernels.gpu.tile_table import CANDIDATES, PARKED_ELEMENTS
+
+    monkeypatch.setattr("worker.kernels.gpu.parked_linear.multiprocessors", lambda device: 1)
+    columns, depth = (130, 800) if chains == "parked" else (40, 520)
+    x, weight = (random(*shape, dtype=torch.float16, device=device) for shape in ((20, depth), (columns, depth)))
+    bias = random(columns, dtype=torch.float16, device=device, seed=2)
+    sizes = {(tile.rows, tile.columns): tile for tile in CANDIDATES["linear"]}
+    large = [size for size in sizes if size[0] * size[1] >= PARKED_ELEMENTS]
+    assert large and len(sizes) > 8
+    expected = linear_triton(x, weight, bias)
+    for size in large if chains == "parked" else sizes:
+        with poisoned():
+            found = linear_triton(x, weight, bias, split_k=True, tile=replace(sizes[size], chains=chains))
+        assert found.ndim == (3 if chains == "split" else 2)
+        assert torch.equal(sum_split_k(found, 2, torch.float16), expected), size
+
+
+@pytest.mark.usefixtures("dot_in_order")
+def test_every_tile_of_a_gated_product_gives_the_same_bits(device: str) -> None:
+    from worker.kernels.gpu.linear import gated_linear_triton
+    from worker.kernels.gpu.tile_table import CANDIDATES
+
+    x, weight = (random(*shape, dtype=torch.float16, device=device) for shape in ((20, 96), (2 * 70, 96)))
+    expected = gated_linear_triton(x, weight, None, "silu")
+    for tile in {(tile.rows, tile.columns): tile for tile in CANDIDATES["gated"]}.values():
+        assert torch.equal(gated_linear_triton(x, weight, None, "silu", tile=tile), expected), tile
 
 
 @pytest.mark.usefixtures("dot_in_order")

@@ -101,7 +101,7 @@ def test_steps_cover_every_tile_of_linear() -> None:
     def tiles(rows: Iterable[int], tokens: Iterable[int]) -> tuple[set[object], ...]:
         head = {choose_tile(count, 128256, 3072, torch.bfloat16) for count in rows}
         down = {choose_tile(count, 3072, 8192, torch.bfloat16) for count in tokens}
-        return head, down, {choose_gated_tile(count, 8192, torch.bfloat16) for count in tokens}
+        return head, down, {choose_gated_tile(count, 8192, 3072, torch.bfloat16) for count in tokens}
 
     assert tiles(range(1, 257), range(1, 4097)) == tiles(sizes(256), sizes(4096))
 

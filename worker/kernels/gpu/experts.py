@@ -25,6 +25,7 @@ from worker.kernels.gpu.routing import (
     count_loads_triton,
     group_slots_triton,
 )
+from worker.kernels.gpu.tile_table import Tile
 from worker.kernels.linear import linear
 
 MAX_SLOTS = 1 << 16  # computed together: bounds the memory of the experts' float32 results
@@ -122,7 +123,7 @@ def _linear(
     )  # fmt: skip
 
 
-def _tile(packed: PackedExperts, rows: int, products: int, x: Tensor) -> tiles.Tile:
+def _tile(packed: PackedExperts, rows: int, products: int, x: Tensor) -> Tile:
     columns = packed.weight.shape[1] if packed.codes is None else packed.codes.rows
     tokens = packed.weight.dtype if packed.dynamic else x.dtype
     return tiles.choose_expert_tile(rows, columns // products, products, tokens)

@@ -24,7 +24,7 @@ from worker.kernels.gpu.chains import (
 from worker.kernels.gpu.linear import kernel_view
 from worker.kernels.gpu.quantize import quantize_tokens_triton
 from worker.kernels.gpu.routing import TABLE_COLUMNS, Groups, load_group
-from worker.kernels.gpu.tiles import Tile
+from worker.kernels.gpu.tile_table import Tile, cdiv
 
 
 @triton.jit(do_not_specialize=["tiles"])
@@ -119,7 +119,7 @@ def grouped_linear_triton(
     x, token_scale = quantize_tokens_triton(x, weight.dtype) if dynamic else (x, None)
     gate: dict[str, Any] = {} if activation is None else {"ACTIVATION": activation}
     kernel = _grouped_linear_kernel if activation is None else _grouped_gated_linear_kernel
-    kernel[(groups.tiles * tiles.cdiv(columns, tile.columns),)](
+    kernel[(groups.tiles * cdiv(columns, tile.columns),)](
         x, kernel_view(weight, dynamic), *(x if one is None else one for one in (bias, scale, token_scale)), out,
         groups.numbers, groups.order, groups.table, groups.tiles, columns, depth, x.stride(0),
         SLOTS_PER_ROW=per_row, COLUMNS=TABLE_COLUMNS, SORTED=groups.is_sorted, BIAS=bias is not None, **gate,

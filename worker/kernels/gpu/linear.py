@@ -27,6 +27,8 @@ cores idle while a warp group adds. Triton's `max_num_imprecise_acc` would do th
 waits for them, and the assembler then waits for each instruction.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -50,7 +52,9 @@ from worker.kernels.gpu.dependent_launch import (
     wait_for_kernels,
 )
 from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
+from worker.kernels.gpu.parked_linear import launch_parked
 from worker.kernels.gpu.quantize import FORMAT_CODES, quantize_tokens_triton
+from worker.kernels.gpu.tile_table import Tile, cdiv
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -149,28 +153,37 @@ def linear_triton(
     fp32_out: bool = False,
     split_k: bool = False,
     options: GpuOptions = NO_OPTIONS,
+    tile: Tile | None = None,
 ) -> Tensor:
     """Returns x [T, K] @ weight [N, K].T + bias [N], [T, N] in x's dtype, or in float32 if `fp32_out`.
 
     scale [N]: given if the weight is int8 or float8_e4m3fn. dynamic: whether tokens are quantized to that format too.
-    split_k: whether the result may be partial sums [S, T, N] float32 instead (worker/kernels/split_k.py).
+    split_k: whether the result may be partial sums [S, T, N] float32 instead (worker/kernels/split_k.py). tile: used
+    instead of the chosen one, for measurements.
     """
     columns, dtype = weight.shape[0], torch.float32 if fp32_out else x.dtype
     rows, depth = _check(x, weight, bias, scale, columns)
+    device = tiles.kind_of(x.device, plain=scale is None)
     x, token_scale = quantize_tokens_triton(x, weight.dtype) if dynamic else (x, None)
     chain = tiles.chain_length(columns, depth)
-    chains = tiles.cdiv(depth, chain)
-    tile = tiles.choose_tile(rows, columns, depth, x.dtype)
+    chains = cdiv(depth, chain)
+    tile = tile or tiles.choose_tile(rows, columns, depth, x.dtype, device)
     count = tile.count(rows, columns)
-    use_split_k = split_k and chains > 1 and tiles.needs_split_k(rows, count)
+    use_split_k = split_k and chains > 1 and tiles.needs_split_k(rows, count, tile)
     shape, dtype = ((chains, rows, columns), torch.float32) if use_split_k else ((rows, columns), dtype)
     out = torch.empty(shape, dtype=dtype, device=x.device)
+    operands = x, kernel_view(weight, dynamic), *(x if one is None else one for one in (bias, scale, token_scale))
+    constants: dict[str, Any] = {
+        "BIAS": bias is not None, "num_warps": tile.warps, "enable_fp_fusion": False,
+        "num_stages": tiles.stages_that_fit(tile, tile.columns, x, weight),
+        **tiles.tile_constants(tile, columns, depth, x.dtype, weight.dtype),
+    }  # fmt: skip
+    if tile.chains == "parked" and chains > 1:
+        launch_parked(tile, count, operands, out, (rows, columns, depth, chain, x.stride(0)), constants)
+        return out
     _linear_kernel[(count, chains if use_split_k else 1)](
-        x, kernel_view(weight, dynamic), *(x if one is None else one for one in (bias, scale, token_scale)), out,
-        rows, columns, depth, chain, x.stride(0), BIAS=bias is not None, MULTIPLE_CHAINS=chains > 1,
-        WRITE_PARTIALS=use_split_k,
-        num_warps=tile.warps, num_stages=tiles.stages_that_fit(tile, tile.columns, x, weight), enable_fp_fusion=False,
-        **tiles.tile_constants(tile, columns, depth, x.dtype, weight.dtype), **product_options(options, tile.rows),
+        *operands, out, rows, columns, depth, chain, x.stride(0),
+        MULTIPLE_CHAINS=chains > 1, WRITE_PARTIALS=use_split_k, **constants, **product_options(options, tile.rows),
     )  # fmt: skip
     return out
 
@@ -184,6 +197,7 @@ def gated_linear_triton(
     *,
     dynamic: bool = False,
     options: GpuOptions = NO_OPTIONS,
+    tile: Tile | None = None,
 ) -> Tensor:
     """Returns act(x @ gate) * (x @ up), [T, I], for x [T, K], weight [2 I, K] and bias and scale [2 I].
 
@@ -193,9 +207,10 @@ def gated_linear_triton(
     columns = weight.shape[0] // 2
     rows, depth = _check(x, weight, bias, scale, 2 * columns)
     assert tiles.is_single_chain(weight) and activation in ACTIVATIONS
+    device = tiles.kind_of(x.device, plain=scale is None)
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     x, token_scale = quantize_tokens_triton(x, weight.dtype) if dynamic else (x, None)
-    tile = tiles.choose_gated_tile(rows, columns, x.dtype)
+    tile = tile or tiles.choose_gated_tile(rows, columns, depth, x.dtype, device)
     _gated_linear_kernel[(tile.count(rows, columns),)](
         x, kernel_view(weight, dynamic), *(x if one is None else one for one in (bias, scale, token_scale)), out,
         rows, columns, depth, x.stride(0), BIAS=bias is not None, ACTIVATION=activation,

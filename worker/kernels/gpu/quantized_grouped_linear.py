@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.gpu import tiles
 from worker.kernels.gpu.act_and_mul import act_times_up
 from worker.kernels.gpu.chains import load_bias, tile_index
 from worker.kernels.gpu.code_chains import accumulate_chain, accumulate_gated_chain, code_offsets, row_words
@@ -18,7 +17,7 @@ from worker.kernels.gpu.packed_codes import ROWS
 from worker.kernels.gpu.packed_experts import ExpertCodes
 from worker.kernels.gpu.quantized_linear import fitted, launch_options, operands
 from worker.kernels.gpu.routing import TABLE_COLUMNS, Groups, load_group
-from worker.kernels.gpu.tiles import Tile
+from worker.kernels.gpu.tile_table import Tile, cdiv
 
 
 @triton.jit(do_not_specialize=["tiles"])
@@ -113,7 +112,7 @@ def quantized_grouped_linear_triton(
     options["EVEN"] = (columns if activation else weight.padded_rows) % tile.columns == 0
     gate: dict[str, Any] = {} if activation is None else {"ACTIVATION": activation}
     kernel = _quantized_grouped_linear_kernel if activation is None else _quantized_grouped_gated_linear_kernel
-    kernel[(groups.tiles * tiles.cdiv(columns, tile.columns),)](
+    kernel[(groups.tiles * cdiv(columns, tile.columns),)](
         x, *operands(packed), x if bias is None else bias, out, groups.numbers, groups.order, groups.table,
         groups.tiles, columns, depth, x.stride(0), weight.padded_rows, packed.padded_rows,
         SLOTS_PER_ROW=slots // len(x), COLUMNS=TABLE_COLUMNS, SORTED=groups.is_sorted, BIAS=bias is not None,

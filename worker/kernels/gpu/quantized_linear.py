@@ -32,7 +32,7 @@ from worker.kernels.gpu.dependent_launch import launch_dependents, product_optio
 from worker.kernels.gpu.dequantize import Format
 from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 from worker.kernels.gpu.packed_codes import ROWS, STEP, PackedCodes
-from worker.kernels.gpu.tiles import Tile, cdiv
+from worker.kernels.gpu.tile_table import Tile, cdiv
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -132,9 +132,10 @@ def quantized_linear_triton(
     columns, dtype = sum(part.shape[0] for part in parts), torch.float32 if fp32_out else x.dtype
     chain = tiles.chain_length(columns, depth)
     chains = cdiv(depth, chain)
-    chosen = [fitted(tiles.choose_tile(rows, part.shape[0], depth, x.dtype), 1, part, x) for part in parts]
+    device = tiles.kind_of(x.device)
+    chosen = [fitted(tiles.choose_tile(rows, part.shape[0], depth, x.dtype, device), 1, part, x) for part in parts]
     counts = [tile.count(rows, part.shape[0]) for tile, part in zip(chosen, parts, strict=True)]
-    use_split_k = split_k and chains > 1 and tiles.needs_split_k(rows, sum(counts))
+    use_split_k = split_k and chains > 1 and tiles.needs_split_k(rows, sum(counts), *chosen)
     shape, dtype = ((chains, rows, columns), torch.float32) if use_split_k else ((rows, columns), dtype)
     out = torch.empty(shape, dtype=dtype, device=x.device)
     begin = 0
@@ -162,7 +163,7 @@ def quantized_gated_linear_triton(
     assert can_be_gated([weight]) and activation in ACTIVATIONS
     columns, tokens = weight.shape[0] // 2, _ordered(x, weight)
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
-    tile = fitted(tiles.choose_gated_tile(rows, columns, x.dtype), 2, weight, x)
+    tile = fitted(tiles.choose_gated_tile(rows, columns, depth, x.dtype, tiles.kind_of(x.device)), 2, weight, x)
     _quantized_gated_linear_kernel[(tile.count(rows, columns),)](
         tokens, *operands(weight), x if bias is None else bias, out,
         rows, columns, depth, tokens.stride(0), weight.padded_rows, BIAS=bias is not None, ACTIVATION=activation,

@@ -1,10 +1,9 @@
 """Divides the matrix products of linear.py: chooses where K is split, and which tiles the programs compute.
 
 The splits of K affect the bits, so they depend on the weight's shape only. Tiles do not affect the bits, so they may
-depend on the row count.
+depend on the row count and on the device. tile_table.py says which tile a product has.
 """
 
-from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import torch
@@ -12,32 +11,22 @@ import triton
 from torch import Tensor
 
 from worker.kernels.gpu.quantize import FORMAT_CODES
+from worker.kernels.gpu.tile_table import (
+    HOPPER,
+    MEASURED,
+    NUM_SMS,
+    DeviceKind,
+    Product,
+    Shape,
+    Tile,
+    cdiv,
+    default_tile,
+    measured_tile,
+    product_name,
+)
 
-NUM_SMS = 132  # multiprocessors of an H200, for which the tiles are chosen; other GPUs give the same bits
 CHAIN_STEP, MIN_CHAIN, MAX_CHAINS = 128, 256, 8
 GROUP = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How a matrix product is divided among programs. No field may affect the bits."""
-
-    rows: int  # tokens
-    columns: int  # columns of the product, which are rows of the weight
-    warps: int
-    stages: int
-
-    def count(self, rows: int, columns: int) -> int:
-        return cdiv(rows, self.rows) * cdiv(columns, self.columns)
-
-    def busiest_sm_elements(self, rows: int, columns: int) -> int:
-        """Returns the number of elements that the multiprocessor with the most programs computes."""
-        return cdiv(self.count(rows, columns), NUM_SMS) * self.rows * self.columns
-
-
-def cdiv(a: int, b: int) -> int:
-    """Returns a / b, rounded up. triton.cdiv takes twenty times as long."""
-    return -(-a // b)
 
 
 @lru_cache(maxsize=4096)
@@ -51,39 +40,33 @@ def chain_length(columns: int, depth: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def choose_tile(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Tile:
-    """Returns the tile of a product. Few rows get many small programs, two or three per multiprocessor.
-
-    Many rows get tiles that keep the tensor cores busy.
-    """
-    chains = cdiv(depth, chain_length(columns, depth))
-    if dtype == torch.float32:  # without tensor cores
-        return Tile(16 if rows <= 16 else 64, 64, 4, 3)
-    if rows <= 32:
-        fits = cdiv(columns, 64) * chains <= 2 * NUM_SMS
-        return Tile(16 if rows <= 16 else 32, 64, 4, 8 if fits else 6)
-    if rows <= 64:  # reading the tokens once per tile now costs as much as the weights
-        wide_tile_fits = cdiv(columns, 128) * chains >= 96
-        return Tile(64, 128, 4, 4) if wide_tile_fits else Tile(64, 64, 4, 6)
-    large = Tile(256, 128, 8, 4)
-    regular = chains == 1 and columns % 128 == depth % (128 // dtype.itemsize) == 0
-    regular = regular and dtype != torch.float8_e4m3fn  # fp8 keeps a second sum of each element: too many registers
-    fills = rows > 128 and large.count(rows, columns) >= 2 * NUM_SMS
-    return large if regular and fills else Tile(128, 128, 8, 4)
+def choose_tile(rows: int, columns: int, depth: int, dtype: torch.dtype, device: DeviceKind = HOPPER) -> Tile:
+    """Returns the tile of a product. dtype: that of the tokens."""
+    return _choose("linear", rows, columns, depth, dtype, device)
 
 
 @lru_cache(maxsize=4096)
-def choose_gated_tile(rows: int, columns: int, dtype: torch.dtype) -> Tile:
+def choose_gated_tile(rows: int, columns: int, depth: int, dtype: torch.dtype, device: DeviceKind = HOPPER) -> Tile:
     """Returns the tile of a gated product, in which gate and up have `columns` columns each."""
-    if dtype == torch.float32:
-        return Tile(16 if rows <= 16 else 32, 64, 4, 3)
-    if rows <= 32:
-        return Tile(16, 64, 4, 6) if rows <= 16 else Tile(32, 64, 4, 5)
-    if rows <= 64:
-        return Tile(64, 64, 4, 4)
-    large, small = Tile(128, 128, 8, 4), Tile(128, 64, 4, 3)
-    limit = 1.25 * small.busiest_sm_elements(rows, columns)
-    return large if large.busiest_sm_elements(rows, columns) <= limit else small
+    return _choose("gated", rows, columns, depth, dtype, device)
+
+
+def _choose(product: Product, rows: int, columns: int, depth: int, dtype: torch.dtype, device: DeviceKind) -> Tile:
+    name = product_name(product, format_name(dtype), columns, depth)
+    shape = shape_of(product, rows, columns, depth, dtype, device.capability)
+    return measured_tile(MEASURED, device.name, name, rows) or default_tile(product, format_name(dtype), shape)
+
+
+def shape_of(
+    product: Product, rows: int, columns: int, depth: int, dtype: torch.dtype, capability: int = HOPPER.capability
+) -> Shape:
+    """Returns what the rules of tile_table.py know of a product. A gated one always has one chain."""
+    chains = cdiv(depth, chain_length(columns, depth)) if product == "linear" else 1
+    return Shape(rows, columns, chains, columns % 128 == depth % (128 // dtype.itemsize) == 0, capability)
+
+
+def format_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 EXPERT_TILE_ROWS = (16, 32, 64, 128)
@@ -141,8 +124,13 @@ def is_single_chain(weight: Tensor) -> bool:
     return chain_length(*weight.shape) >= weight.shape[1]
 
 
-def needs_split_k(rows: int, count: int) -> bool:
-    """Whether a product of `count` tiles needs a program for each chain to keep all multiprocessors busy."""
+def needs_split_k(rows: int, count: int, *chosen: Tile) -> bool:
+    """Whether a product of `count` tiles has a program for each chain, if its caller takes partial sums.
+
+    Either its tiles are to be used so, or there are too few of them to keep all multiprocessors busy.
+    """
+    if any(tile.chains != "auto" for tile in chosen):
+        return any(tile.chains == "split" for tile in chosen)
     return count < (NUM_SMS if rows <= 64 else NUM_SMS // 2)
 
 
@@ -159,6 +147,20 @@ def stages_that_fit(tile: Tile, columns: int, x: Tensor, weight: Tensor) -> int:
 def stages_within(tile: Tile, stage_bytes: int, device: torch.device, *, shared: bool) -> int:
     """Returns the same for stages of `stage_bytes`. shared: whether two programs share a multiprocessor."""
     return max(1, min(tile.stages, shared_memory(device) // (2 if shared else 1) // stage_bytes))
+
+
+@cache
+def kind_of(device: torch.device, *, plain: bool = False) -> DeviceKind:
+    """Returns what the choice of tiles depends on. plain: whether the weight has the tokens' format."""
+    if device.type != "cuda":
+        return HOPPER
+    major, minor = torch.cuda.get_device_capability(device)
+    return DeviceKind(torch.cuda.get_device_name(device) if plain else "", 10 * major + minor)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else NUM_SMS
 
 
 @cache

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -150,6 +151,16 @@ def products() -> Iterable[Tensor]:
             yield linear_triton(x, values, None, scale, dynamic=True, split_k=True)
 
 
+def parked_products() -> Iterable[Tensor]:
+    """With three tiles in two programs."""
+    from worker.kernels.gpu.linear import linear_triton
+    from worker.kernels.gpu.tile_table import Tile
+
+    weight, bias = random(70, 800, dtype=HALF, seed=1), random(70, dtype=HALF, seed=2)
+    with patch("worker.kernels.gpu.parked_linear.multiprocessors", lambda device: 2):
+        yield linear_triton(strided(33, 800), weight, bias, tile=Tile(16, 128, 4, 1, "parked"))
+
+
 def gated_products() -> Iterable[Tensor]:
     from worker.kernels.gpu.linear import gated_linear_triton
 
@@ -230,6 +241,7 @@ KERNELS: dict[Run, set[str]] = {
     writes: {"_rotary_kernel", "_store_kv_kernel"},
     heads: {"_qkv_rope_write_kernel"},
     products: {"_linear_kernel", "_quantize_tokens_kernel"},
+    parked_products: {"_parked_linear_kernel"},
     gated_products: {"_gated_linear_kernel", "_quantize_tokens_kernel"},
     quantized_products: {"_quantized_gated_linear_kernel", "_quantized_linear_kernel"},
     attentions: {"_combine_kernel", "_decode_kernel", "_prefill_kernel"},
@@ -285,6 +297,14 @@ def _load_what_it_stores(x_ptr, y_ptr, size):
 
 
 @triton.jit
+def _load_what_it_stored(x_ptr, y_ptr, size):
+    at = tl.program_id(0)
+    tl.store(y_ptr + at, tl.load(x_ptr + 3 * at))
+    tl.debug_barrier()
+    tl.store(y_ptr + at, 1 + tl.load(y_ptr + at))
+
+
+@triton.jit
 def _store_what_another_stores(x_ptr, y_ptr, size):
     tl.store(y_ptr, 1.0)
 
@@ -300,6 +320,12 @@ def test_adverse_interpreter_reports_faults(kernel: Any, fault: str) -> None:
     x = random(20)
     with adverse("backwards"), pytest.raises(Exception, match=fault):  # the interpreter's, around it
         kernel[(3,)](x[::3], random(3), 3)
+
+
+def test_adverse_interpreter_orders_a_program_at_its_barriers() -> None:
+    x, y = random(20), random(3)
+    with adverse("backwards"), pytest.raises(Exception, match="not ordered"):
+        _load_what_it_stored[(3,)](x[::3], y, 3)
 
 
 FAR = (1 << 31) + (1 << 20)  # elements: more than 32 bits count; memory that nothing is written to costs nothing

@@ -3,18 +3,30 @@
 import pytest
 import torch
 
+from worker.kernels.gpu.tile_table import (
+    MEASURED,
+    NUM_SMS,
+    DeviceKind,
+    Shape,
+    Tile,
+    candidates,
+    cdiv,
+    measured_entry,
+    measured_tile,
+    product_name,
+)
 from worker.kernels.gpu.tiles import (
     CHAIN_STEP,
     EXPERT_TILE_ROWS,
     MAX_CHAINS,
     block_k_for,
-    cdiv,
     chain_length,
     choose_expert_tile,
     choose_gated_tile,
     choose_tile,
     expert_tile_rows,
     is_single_chain,
+    needs_split_k,
     stages_that_fit,
     tile_constants,
 )
@@ -35,7 +47,7 @@ def test_chains_cover_the_depth_in_steps_and_are_few(columns: int, depth: int) -
 @pytest.mark.parametrize(("columns", "depth"), SHAPES)
 def test_tiles_cover_every_row_count_and_fit_their_rows(columns: int, depth: int, dtype: torch.dtype) -> None:
     for rows in ROWS:
-        for tile in (choose_tile(rows, columns, depth, dtype), choose_gated_tile(rows, columns, dtype)):
+        for tile in (choose_tile(rows, columns, depth, dtype), choose_gated_tile(rows, columns, depth, dtype)):
             assert tile.count(rows, columns) * tile.rows * tile.columns >= rows * columns
             assert tile.rows >= min(rows, 16) and tile.rows & (tile.rows - 1) == 0
 
@@ -70,3 +82,43 @@ def test_expert_tiles_have_about_as_many_rows_as_an_expert() -> None:
 def test_expert_tiles_have_the_rows_of_their_groups(rows: int, dtype: torch.dtype) -> None:
     for columns, products in ((768, 2), (2880, 2), (2048, 1), (2880, 1), (40, 1)):
         assert choose_expert_tile(rows, columns, products, dtype).rows == rows
+
+
+@pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
+def test_products_of_up_to_256_rows_have_a_program_for_every_multiprocessor(capability: int) -> None:
+    """Where K has several chains: qkv, o and down of models of 3B to 8B parameters."""
+    device = DeviceKind("", capability)
+    for columns, depth in ((5120, 3072), (3072, 8192), (2560, 4096), (2560, 9728), (6144, 4096), (4096, 14336)):
+        chains = cdiv(depth, chain_length(columns, depth))
+        for rows in (65, 96, 128, 192, 256):
+            tile = choose_tile(rows, columns, depth, torch.bfloat16, device)
+            count = tile.count(rows, columns)
+            programs = count * (chains if needs_split_k(rows, count, tile) else 1)
+            assert programs >= NUM_SMS or capability in (86, 89, 120)
+
+
+def test_measured_tiles_hold_up_to_their_rows_and_beyond_the_last() -> None:
+    few, many = Tile(16, 64, 4, 6, "split"), Tile(256, 128, 8, 4, "parked")
+    name = product_name("linear", "bfloat16", 5120, 3072)
+    table = {"NVIDIA H200": {name: [measured_entry(16, few), measured_entry(512, many)]}}
+    found = [measured_tile(table, "NVIDIA H200", name, rows) for rows in (1, 16, 17, 512, 8192)]
+    assert found == [few, few, many, many, many]
+    assert measured_tile(table, "NVIDIA L4", name, 1) is measured_tile(table, "NVIDIA H200", "linear", 1) is None
+
+
+def test_candidates_have_about_the_rows_of_the_product_and_a_way_to_add_its_chains() -> None:
+    for rows in ROWS:
+        for chains in (1, 3):
+            found = list(candidates("linear", Shape(rows, 5120, chains, True)))
+            assert len(found) == len(set(found)) >= 3
+            assert all(tile.rows < max(32, 2 * rows) for tile in found)
+            ways = {tile.chains for tile in found}
+            assert ways == {"auto"} if chains == 1 else {"together", "split"} <= ways
+            assert ("parked" in ways) == (chains > 1 and rows > 64)
+
+
+def test_measured_tiles_of_the_repository_are_tiles() -> None:
+    for products in MEASURED.values():
+        for entries in products.values():
+            rows = [entry[0] for entry in entries]
+            assert rows == sorted(rows) and all(Tile(*fields).count(1, 1) == 1 for _, *fields in entries)

@@ -3,7 +3,8 @@ in memory where whatever lies beside a tensor may be read.
 
 Here programs run in another order. Every tensor is moved to a place of its own, and each access must be to an element
 of one of them. And no element may be both loaded and stored in one launch, nor stored twice: on a GPU nothing orders
-the programs of a launch, nor the threads of a program, as far as memory goes. Atomics are ordered among themselves.
+the programs of a launch, nor the threads of a program, as far as memory goes. Atomics are ordered among themselves, and
+a barrier orders what its own program does before and after it.
 """
 
 import random
@@ -47,6 +48,8 @@ class Area:
             self.moved = whole.as_strided(given.shape, given.stride())
         self.begin = self.moved.data_ptr()
         self._done = np.zeros(span, np.uint8)
+        self._recent: list[tuple[NDArray[np.int64], NDArray[np.uint8], int]] = []  # what this program did: where, what
+        self._ordered: list[tuple[NDArray[np.int64], int]] = []  # had been done before, how; and before a barrier
         self._own: NDArray[np.bool_] | None = None
         if self._given.numel() < span and self._copy is not None:
             own = torch.zeros(span, dtype=torch.bool)
@@ -59,9 +62,24 @@ class Area:
         if rest.any() or at.min() < 0 or at.max() >= len(self._done) or not self._owns(at):
             raise Fault(f"outside of the {tuple(self.moved.shape)} {self.moved.dtype} nearest to it is {NAMES[how]}")
         twice = how == STORED and len(np.unique(at)) < len(at)
-        if twice or (self._done[at] & FORBIDDEN[how]).any():
+        before = self._done[at]
+        if twice or (before & FORBIDDEN[how]).any():
             raise Fault(f"what else is done to it is not ordered: {NAMES[how]} is {tuple(self.moved.shape)}")
-        self._done[at] |= how
+        self._done[at] = before | how
+        self._recent.append((at, before, how))
+
+    def barrier(self) -> None:
+        """Forgets what this program has done, until its end."""
+        for at, before, how in reversed(self._recent):
+            self._done[at] = before
+            self._ordered.append((at, how))
+        self._recent.clear()
+
+    def end_program(self) -> None:
+        for at, how in self._ordered:
+            self._done[at] |= how
+        self._recent.clear()
+        self._ordered.clear()
 
     def _owns(self, at: NDArray[np.int64]) -> bool:
         return self._own is None or bool(self._own[at].all())
@@ -98,6 +116,9 @@ class Launch:
             random.Random(len(self._programs)).shuffle(self._programs)
 
     def instead(self, x: int, y: int, z: int) -> tuple[int, int, int]:
+        """The program that runs next."""
+        for area in self._areas.values():
+            area.end_program()
         return self._programs[(x * self._dim[1] + y) * self._dim[2] + z]
 
     def access(self, pointers: Any, mask: Any, how: int) -> None:
@@ -108,8 +129,13 @@ class Launch:
             area = areas[max(0, int(index))]
             area.access(addresses[nearest == index].astype(np.int64) - area.begin, how)
 
+    def barrier(self) -> None:
+        for area in self._areas.values():
+            area.barrier()
+
     def end(self) -> None:
         for area in self._areas.values():
+            area.end_program()
             area.give_back()
 
 
@@ -154,6 +180,7 @@ def adverse(order: Order) -> Iterator[set[str]]:
             (interpreter.GridExecutor, "_init_args_hst", move),
             (interpreter.GridExecutor, "_restore_args_dev", lambda *_: current[0].end()),
             (builder, "set_grid_dim", begin),
+            (builder, "create_barrier", lambda _: current[0].barrier()),
             (builder, "set_grid_idx", lambda self, *at: set_index(self, *current[0].instead(*at))),
         ):
             stack.enter_context(patch.object(owner, name, instead))

@@ -13,7 +13,7 @@ from torch import Tensor
 from bench.gpu.offline.triton_offline import SHARED, Variant, tensor_core_steps, through_shared_memory, usage
 from worker.kernels.gpu import quantized_linear, tiles
 from worker.kernels.gpu.packed_codes import ROWS, STEP, WHOLE_ROW, PackedCodes
-from worker.kernels.gpu.tiles import Tile
+from worker.kernels.gpu.tile_table import Tile
 from worker.kernels.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap
 
 HALF, BF16 = torch.float16, torch.bfloat16
@@ -86,7 +86,7 @@ def linear(
 
 
 def gated(rows: int, columns: int, depth: int, format: tuple[Any, ...]) -> Variant:
-    tile = tiles.choose_gated_tile(rows, columns // 2, BF16)
+    tile = tiles.choose_gated_tile(rows, columns // 2, depth, BF16)
     return variant(tile, 2, weight(columns, depth, *format), False, 90)
 
 
