@@ -6,6 +6,7 @@ driver              starts the measuring process, watches its time, collects its
 measuring_process   runs tasks, and may die without losing what was measured before
 environment         passed to every measurement: device, sizes, clock, remaining time
 shapes              models and sizes
+compile_time        seconds that Triton spends compiling
 clock               times code on a device
 tables              rows as text, Markdown and JSON
 checks/             correctness

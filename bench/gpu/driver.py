@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from bench.client.server import BenchError
-from bench.gpu.sections import NOTE, Options, Task
+from bench.gpu.sections import COMPILING, NOTE, Options, Task
 from bench.gpu.tables import Table
 
 GRACE_S = 10.0  # how long a task that is nearly finished may exceed the budget
@@ -63,7 +63,19 @@ class Driver:
                 if queue:
                     self._end(queue, reason)
         self._skip_rest(queue, reason)
+        self._show_compilations()
         return list(self.tables.values())
+
+    def _show_compilations(self) -> None:
+        compiled = [table for table in self.tables.values() if table.compilations]
+        if not compiled:
+            return
+        shown = self.tables[COMPILING.name] = Table(COMPILING)
+        for table in compiled:
+            times = table.compilations
+            shown.add({"section": table.section.name, "compiled": len(times), "s": sum(times)})
+        self.on_row()
+        self.on_table(shown)
 
     def _run_processes(self, queue: list[Task], folder: str) -> None:
         while queue and not self._budget_spent:
@@ -110,6 +122,9 @@ class Driver:
                     self.on_row()
                 case {"fact": fact}:
                     self.limits.update(fact)
+                case {"compiled": seconds}:
+                    self._table(queue[0]).compilations.append(seconds)
+                    process.extend_limit(seconds, self.deadline + GRACE_S)
                 case {"refused": reason}:
                     raise BenchError(reason)
                 case {"about": line}:
@@ -175,6 +190,9 @@ class _MeasuringProcess:
     def set_limit(self, seconds: float, at_most: float) -> None:
         """Sets the time limit: `seconds` from now, but not beyond `at_most` (seconds since the epoch)."""
         self._limit = min(time.time() + seconds, at_most)
+
+    def extend_limit(self, seconds: float, at_most: float) -> None:
+        self._limit = min(self._limit + seconds, at_most)
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yields events until the process ends or its time limit has passed."""

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from bench.gpu.clock import clock_of
+from bench.gpu.compile_time import watch_compilations
 from bench.gpu.environment import Environment, Row
 from bench.gpu.first_hour.packages import explained
 from bench.gpu.sections import NOTE
@@ -51,6 +52,8 @@ def main(pipe: int) -> None:
         if not env.cuda:
             torch.set_num_threads(1)  # the sizes are tiny: several threads would only wait for each other
         send({"about": _about(env)})
+        if env.cuda:
+            watch_compilations(lambda seconds: send({"compiled": seconds}))
         for task in order["tasks"]:
             send({"begin": task["call"]})
             if not _task(env, task, send, warnings_log):

@@ -44,7 +44,7 @@ class Section:
 
     columns: the keys of the rows, which are also the headings. call: module:function, called with (env, argument);
     there is one task for each argument. need_s: a task is not started when fewer seconds are left. cap_s: a task that
-    runs for more seconds is ended.
+    runs for more seconds is ended; those in which kernels are compiled do not count.
     """
 
     name: str
@@ -158,6 +158,11 @@ SECTIONS: tuple[Section, ...] = (
         ("engine", "workload", "requests", "failed", "tokens/s", "TTFT p50 ms", "TTFT p99", "ITL p50 ms", "ITL p99"),
         "bench.gpu.measure.transformers_peer:measure", _first_model, 45, 200,
     ),
+)  # fmt: skip
+# A row for each section in which kernels were compiled. It is no task: the driver knows the seconds.
+COMPILING = Section(
+    "compiling", "Compiling: kernels that were not in Triton's cache, and their launchers",
+    ("section", "compiled", "s"), "", _once, 0, 0,
 )  # fmt: skip
 ALWAYS = ("floors",)  # always measured: other sections report shares of these limits
 

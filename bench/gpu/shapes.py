@@ -30,6 +30,11 @@ CONFIGS: Mapping[str, Config] = {
     "llama-3.2-1b": {
         **LLAMA_3_2, "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "head_dim": 64,
     },
+    "llama-3.1-8b": {
+        **LLAMA_3_2, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "tie_word_embeddings": False,
+        "rope_scaling": {**LLAMA_3_2["rope_scaling"], "factor": 8.0},
+    },
     "qwen3-4b": {**QWEN_3, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36},
     "qwen3-0.6b": {
         **QWEN_3, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
@@ -82,6 +87,8 @@ class Sizes:
     rounds: int  # timed rounds, of which the first is not counted
     prompt: int
     attention: tuple[int, int]  # number of sequences; number of keys of each
+    turn: tuple[int, int]  # tokens of a chunk; tokens before it
+    uneven: tuple[int, int, int]  # number of short sequences; number of keys of each; number of keys of a long one
     rows: tuple[int, ...]  # numbers of rows with which single kernels are measured
     idle_batch: int
     host_batches: tuple[int, int]
@@ -94,12 +101,14 @@ class Sizes:
 
 
 FULL = Sizes(
-    copy_bytes=4 << 30, gemm=8192, batches=(1, 8, 32, 128, 256), context=1024, steps=32, rounds=4, prompt=8192,
-    attention=(64, 4096), rows=(1, 32, 256, 8192), idle_batch=32, host_batches=(32, 256), layers=6, check=700, new=24,
+    copy_bytes=4 << 30, gemm=8192, batches=(1, 8, 32, 64, 128, 256), context=1024, steps=32, rounds=4, prompt=8192,
+    attention=(64, 4096), turn=(64, 100_000), uneven=(63, 500, 32_768),
+    rows=(1, 32, 256, 8192), idle_batch=32, host_batches=(32, 256), layers=6, check=700, new=24,
     length_scale=1.0, rate_scale=1.0, workloads="all",
 )  # fmt: skip
 SMALL = Sizes(
     copy_bytes=4 << 20, gemm=128, batches=(1, 4), context=40, steps=2, rounds=2, prompt=96,
-    attention=(4, 64), rows=(1, 16), idle_batch=4, host_batches=(2, 4), layers=2, check=70, new=6,
+    attention=(4, 64), turn=(8, 200), uneven=(3, 20, 200),
+    rows=(1, 16), idle_batch=4, host_batches=(2, 4), layers=2, check=70, new=6,
     length_scale=0.02, rate_scale=100.0, workloads="paged_attention,offline",
 )  # fmt: skip

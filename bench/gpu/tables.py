@@ -13,12 +13,16 @@ PASS, FAIL = "pass", "FAIL"
 
 @dataclass(slots=True)
 class Table:
-    """The rows of a section. failures: the number of tasks that raised an exception, hung or died."""
+    """The rows of a section.
+
+    failures: the number of tasks that raised an exception, hung or died. compilations: the seconds of each.
+    """
 
     section: Section
     rows: list[dict[str, Cell]] = field(default_factory=list)
     failures: int = 0
     seconds: float = 0.0
+    compilations: list[float] = field(default_factory=list)
 
     def add(self, row: Mapping[str, Cell]) -> None:
         self.rows.append(dict(row))

@@ -12,6 +12,7 @@ from bench.gpu.measure.decode import max_length, time_decodes
 from bench.gpu.measure.isolated_kernels import layer_alone
 from bench.gpu.measure.prefill import to_first_token
 from bench.gpu.setup.harness import Setup, build_harness
+from bench.gpu.setup.step_kinds import DRAWN
 from bench.gpu.setup.unfused import UNFUSED, X_NORM, without
 from bench.gpu.setup.weights import random_weights
 from worker.kernels.gpu.options import GPU_OPTIONS, options_named
@@ -101,7 +102,7 @@ def _sampling(env: Environment, spec: ModelSpec) -> Row:
     harness = build_harness(env, spec, BASE, slots=batch, max_length=max_length(env))
     harness.fill_cache_randomly()
     greedy = time_decodes(env, harness, batch)[0]
-    drawn = time_decodes(env, harness, batch, temperature=0.8, top_p=0.95)[0]
+    drawn = time_decodes(env, harness, batch, kind=DRAWN)[0]
     return _row("temperature and top-p", f"decode, batch {batch}", drawn, greedy)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bench.gpu.environment import Environment, Row, spec_of
 from bench.gpu.setup.harness import Harness, Setup, build_harness
 from bench.gpu.setup.roofline import kv_bytes, weight_bytes
+from bench.gpu.setup.step_kinds import GREEDY, MIXED, StepKind, start
 from worker.kernels.quantize import Scheme
 
 PROFILED = 64  # steps that a caller may run afterwards, under the profiler
@@ -42,40 +43,59 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
     yield from _decode(env, model, PLAIN, env.sizes.batches)
     for format in FORMATS:
         yield from _decode(env, model, format, env.sizes.batches[::2])
+    for kind in MIXED:
+        yield from _mixed(env, model, kind, env.sizes.idle_batch)
+
+
+def _mixed(env: Environment, model: str, kind: StepKind, batch: int) -> Iterator[Row]:
+    """Measures a batch in which one sequence is no plain decode. The floor is that of the plain decodes."""
+    what: Row = {"model": model, "format": kind.name, "batch": batch}
+    if late := env.skip_reason(10):
+        yield what | {"note": late}
+        return
+    setup, length = Setup(step_tokens=kind.chunk), max_length(env)
+    harness = build_harness(env, spec_of(model), setup, slots=batch + 1, max_length=length)
+    harness.fill_cache_randomly()
+    yield what | _timed_row(env, harness, batch, PLAIN, kind)
 
 
 def _decode(env: Environment, model: str, format: Format, batches: tuple[int, ...]) -> Iterator[Row]:
-    spec, own = spec_of(model), env.dtype.itemsize
     what: Row = {"model": model, "format": format.name or str(env.dtype).removeprefix("torch.")}
     if late := env.skip_reason(10):
         yield what | {"note": late}
         return
-    harness = build_harness(env, spec, format.setup, slots=max(batches), max_length=max_length(env))
+    harness = build_harness(env, spec_of(model), format.setup, slots=max(batches), max_length=max_length(env))
     harness.fill_cache_randomly()
     for batch in batches:
         if late := env.skip_reason(5):
             yield what | {"batch": batch, "note": late}
             continue
-        seconds, context = time_decodes(env, harness, batch)
-        cached = kv_bytes(spec, [round(context)] * batch, format.kv or own)
-        moved = weight_bytes(spec, batch, format.weight or own, own) + cached
-        yield what | {
-            "batch": batch, "context": round(context), "ms a step": 1e3 * seconds,
-            "tokens/s": batch / seconds, "floor ms": 1e3 * moved / env.limits.get("copy", float("nan")),
-            "% of floor": env.share_of_copy(moved, seconds),
-        }  # fmt: skip
+        yield what | _timed_row(env, harness, batch, format, GREEDY)
+
+
+def _timed_row(env: Environment, harness: Harness, batch: int, format: Format, kind: StepKind) -> Row:
+    spec, own = harness.spec, env.dtype.itemsize
+    seconds, context = time_decodes(env, harness, batch, kind=kind)
+    cached = kv_bytes(spec, [round(context)] * batch, format.kv or own)
+    moved = weight_bytes(spec, batch, format.weight or own, own) + cached
+    return {
+        "batch": batch, "context": round(context), "ms a step": 1e3 * seconds,
+        "tokens/s": batch / seconds, "floor ms": 1e3 * moved / env.limits.get("copy", float("nan")),
+        "% of floor": env.share_of_copy(moved, seconds),
+    }  # fmt: skip
 
 
 def max_length(env: Environment) -> int:
     return env.sizes.context + WARM_UP + env.sizes.steps * env.sizes.rounds + PROFILED + 8
 
 
-def time_decodes(
-    env: Environment, harness: Harness, batch: int, *, temperature: float = 0.0, top_p: float = 1.0
-) -> tuple[float, float]:
-    """Returns the seconds a step, as the median of the rounds, and the mean context length during the rounds."""
+def time_decodes(env: Environment, harness: Harness, batch: int, *, kind: StepKind = GREEDY) -> tuple[float, float]:
+    """Returns the seconds a step, as the median of the rounds, and the mean context length during the rounds.
+
+    The steps before the first round compile kernels and capture graphs; they are not timed.
+    """
     sizes = env.sizes
-    harness.add_decoding(batch, sizes.context, temperature=temperature, top_p=top_p)
+    start(harness, kind, batch, sizes.context, WARM_UP + sizes.rounds * sizes.steps)
     harness.run_steps(WARM_UP)
     rounds = []
     for _ in range(sizes.rounds):
@@ -84,5 +104,5 @@ def time_decodes(
         harness.run_steps(sizes.steps)
         env.clock.wait()
         rounds.append((time.perf_counter() - begun) / sizes.steps)
-    context = statistics.mean(harness.contexts()) - sizes.steps * (sizes.rounds - 1) / 2
+    context = max(harness.contexts()) - sizes.steps * (sizes.rounds - 1) / 2
     return statistics.median(rounds[1:]), context

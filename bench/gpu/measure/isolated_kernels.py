@@ -37,10 +37,25 @@ def attention_alone(env: Environment, model: str) -> Iterator[Row]:
     what: Row = {"heads of": model, "what": f"decode, {count} x {keys}"}
     share = env.share_of_copy(bytes_moved, seconds)
     yield what | {"ms": 1e3 * seconds, "rate": bytes_moved / seconds / 1e9, "unit": "GB/s", "%": share}
+    yield from _uneven(env, spec, model)
     tokens = env.sizes.prompt
     call, _ = _attention_call(env, spec, [tokens], tokens)
     yield _prefilled(env, spec, model, f"prefill, {tokens}", env.clock.seconds(call))
     yield _prefilled(env, spec, model, f"prefill, {tokens}, torch's own", env.clock.seconds(_sdpa_call(env, spec)))
+
+
+def _uneven(env: Environment, spec: ModelSpec, model: str) -> Iterator[Row]:
+    """Measures a short chunk behind a long prefix, and decodes of which one is much longer than the others."""
+    rows, prefix = env.sizes.turn
+    count, keys, long = env.sizes.uneven
+    calls = {
+        f"{rows} tokens behind {prefix}": _attention_call(env, spec, [prefix + rows], rows),
+        f"decode, {count} x {keys} and 1 x {long}": _attention_call(env, spec, [*[keys] * count, long], 1),
+    }
+    for what, (call, bytes_moved) in calls.items():
+        seconds = env.clock.seconds(call)
+        rate, share = bytes_moved / seconds / 1e9, env.share_of_copy(bytes_moved, seconds)
+        yield {"heads of": model, "what": what, "ms": 1e3 * seconds, "rate": rate, "unit": "GB/s", "%": share}
 
 
 def _prefilled(env: Environment, spec: ModelSpec, model: str, what: str, seconds: float) -> Row:

@@ -24,7 +24,7 @@ from bench.gpu.environment import Environment, spec_of
 from bench.gpu.offline.cuda import gpu
 from bench.gpu.offline.machine import Machine
 from bench.gpu.setup.harness import Harness, Setup, build_harness
-from bench.gpu.setup.step_kinds import MIXED, PLAIN, StepKind, start
+from bench.gpu.setup.step_kinds import GREEDY, MIXED, StepKind, start
 from bench.gpu.shapes import CONFIGS, FULL
 from shared.arguments import comma_separated
 from shared.flags import Parser
@@ -63,10 +63,10 @@ def main(words: Sequence[str] | None = None) -> int:
     rows: list[Sequence[str]] = [columns]
     told = []
     for model in args.models:
-        for kind in (PLAIN, *MIXED):
+        for kind in (GREEDY, *MIXED):
             row, names = _row(model, kind, args.batch, options)
             rows.append(row)
-            if kind is PLAIN:
+            if kind is GREEDY:
                 told.append(f"{model}, kernels of {DEEP - SHALLOW} layers: {names}")
     print(aligned([list(map(str, row)) for row in rows]), "", *told, sep="\n")
     return 0

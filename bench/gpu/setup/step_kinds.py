@@ -15,20 +15,24 @@ CHUNK = 64  # tokens of the prompt chunk that a mixed step has beside its decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepKind:
-    """What one sequence of the batch is besides greedy.
+    """How a batch decodes, and what one sequence of it is besides.
 
-    logprobs: it returns the log-probabilities of so many tokens. constrained: it has a grammar. penalized: it has a
-    repetition penalty. chunk: every step also computes so many tokens of a further prompt.
+    temperature, top_p: of all sequences. logprobs: one returns the log-probabilities of so many tokens. constrained:
+    one has a grammar. penalized: one has a repetition penalty. chunk: every step also computes so many tokens of a
+    further prompt.
     """
 
     name: str
+    temperature: float = 0.0
+    top_p: float = 1.0
     logprobs: int | None = None
     constrained: bool = False
     penalized: bool = False
     chunk: int = 0
 
 
-PLAIN = StepKind(name="")
+GREEDY = StepKind(name="")
+DRAWN = StepKind(name="drawn with temperature and top-p", temperature=0.8, top_p=0.95)
 MIXED = (
     StepKind(name="one with log-probabilities", logprobs=5),
     StepKind(name="one with a grammar", constrained=True),
@@ -57,7 +61,8 @@ def start(harness: Harness, kind: StepKind, batch: int, context: int, steps: int
     A kind with a chunk needs a harness with `step_tokens` of that size and with one more slot.
     """
     penalty = 1.1 if kind.penalized else 1.0
-    harness.add_decoding(batch, context, logprobs=kind.logprobs, repetition_penalty=penalty)
+    sampling = {"temperature": kind.temperature, "top_p": kind.top_p}
+    harness.add_decoding(batch, context, **sampling, logprobs=kind.logprobs, repetition_penalty=penalty)
     if kind.constrained:
         next(iter(harness.scheduler.sequences())).constraint = AllowAll()
     if kind.chunk:

@@ -17,6 +17,7 @@ import pytest
 
 from bench.client.server import BenchError
 from bench.gpu import command, driver
+from bench.gpu.compile_time import CACHED_S, watch_compilations
 from bench.gpu.driver import Driver
 from bench.gpu.sections import Options, Section, Task
 from bench.gpu.tables import Table
@@ -94,6 +95,44 @@ def test_driver_whose_process_does_not_start_fails_all_tasks(
     assert [table.rows[0]["note"] for table in tables] == [
         "failed: the process that was to measure it did not start"
     ] * 2
+
+
+class Compiles:
+    """A measuring process that compiles for a while and then measures."""
+
+    def __init__(self) -> None:
+        self.extended = 0.0
+
+    def set_limit(self, seconds: float, at_most: float) -> None: ...
+
+    def extend_limit(self, seconds: float, at_most: float) -> None:
+        self.extended += seconds
+
+    def events(self) -> Iterator[dict[str, object]]:
+        yield from ({"begin": "it"}, {"compiled": 1.5}, {"compiled": 2.0}, {"row": {"what": "a", "value": 1.0}})
+        yield {"end": 4.0, "failed": "", "broken": False}
+
+
+def test_driver_compilations_extend_the_limit_and_have_a_row(log: IO[bytes], handed_out: list[Table]) -> None:
+    driver_, process = drive(handed_out, log), Compiles()
+    driver_._collect(process, [Task(section("fine"), "a")])  # type: ignore[arg-type]
+    assert process.extended == 3.5
+    _, compiling = driver_.run([])
+    assert compiling.rows == [{"section": "fine", "compiled": 2, "s": 3.5}] and handed_out[-1] is compiling
+
+
+def test_compilations_are_timed_unless_the_cache_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.compiler import CompiledKernel
+    from triton.runtime.jit import JITFunction
+
+    monkeypatch.setattr(JITFunction, "_do_compile", lambda self, seconds: time.sleep(seconds))
+    monkeypatch.setattr(CompiledKernel, "_init_handles", lambda self: None)
+    seen: list[float] = []
+    watch_compilations(seen.append)
+    JITFunction._do_compile(None, 0.0)
+    JITFunction._do_compile(None, 2 * CACHED_S)
+    CompiledKernel._init_handles(None)
+    assert len(seen) == 1 and seen[0] >= 2 * CACHED_S
 
 
 def test_driver_without_a_gpu_raises_bench_error(
