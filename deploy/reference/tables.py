@@ -3,31 +3,21 @@
 TABLES names for each marker the function that returns its Markdown.
 """
 
-import ast
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import yaml  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.cli.commands import COMMANDS, TOOLS
-from deploy.reference.shapes import default, inner, merged, words
+from deploy.reference import api
+from deploy.reference.markdown import sentence, table
 from deploy.supervisor.child_command import FRONTEND_FLAGS, WORKER_FLAGS
-from frontend import errors
-from frontend.api.anthropic import messages
-from frontend.api.openai import completions
-from frontend.api.openapi import ERRORS, REQUESTS, document
-from frontend.api.receipts.receipt import Receipt
-from frontend.api.request_model import RequestModel
-from frontend.api.request_schema import Schema, ignored_fields, refused_fields, request_schema
 from frontend.observability.metrics import PrometheusMetrics
-from frontend.server import http_protocol
 from frontend.workers.listener import WireCounters
-from frontend.workers.pool import rejection_error
 from frontend.workers.status import ConnectionState, WorkerStatus
 from shared import messages as m
 from shared.config import Settings
@@ -35,199 +25,7 @@ from shared.flags import Flag, all_flags
 from worker.observability.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
-API_FORMATS = {
-    "completions": "CompletionRequest",
-    "chat": "ChatCompletionRequest",
-    "responses": "ResponseRequest",
-    "messages": "MessageRequest",
-}
-T = TypeVar("T")
 STATUS = m.Status(0, 0, "", "", "", m.WorkerState.READY)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def sentence(text: str) -> str:
-    return " ".join(text.split()).removesuffix(".")
-
-
-# api.md
-
-
-def routes() -> str:
-    paths = document()["paths"]
-    rows = [
-        [f"`{method.upper()} {path}`", what["summary"], "" if what.get("security") == [] else "yes"]
-        for path, item in paths.items()
-        for method, what in item.items()
-        if method in ("get", "post")
-    ]
-    return table(["route", "", "asks for a key"], rows)
-
-
-def fields() -> str:
-    """Lists the request fields of all API formats; a field that differs between formats has a row for each variant."""
-    rows: dict[tuple[str, str, str], tuple[list[str], str]] = {}
-    for api_format, request in API_FORMATS.items():
-        for name, shape, value in effective(request):
-            formats, _ = rows.setdefault((name, words(shape), value), ([], shape["description"]))
-            formats.append(api_format)
-    names = list(dict.fromkeys(name for name, _, _ in rows))
-    return table(
-        ["field", "value", "default", *API_FORMATS, ""],
-        [
-            [f"`{name}`", kind, value, *("✓" if api_format in formats else "" for api_format in API_FORMATS), meaning]
-            for (name, kind, value), (formats, meaning) in sorted(rows.items(), key=lambda row: names.index(row[0][0]))
-        ],
-    )
-
-
-def effective(request: str) -> Iterator[tuple[str, Schema, str]]:
-    """Yields the fields that have an effect: name, schema, default."""
-    kind, body = REQUESTS[request], request_schema(REQUESTS[request])
-    for name, shape in body["properties"].items():
-        if name not in kind.ONLY and name not in ignored_fields(kind):
-            yield name, shape, "required" if name in body["required"] else default(shape)
-
-
-def ignored() -> str:
-    return _grouped(lambda request: dict.fromkeys(ignored_fields(REQUESTS[request]), "anything"))
-
-
-def only() -> str:
-    """Lists the fields of features that are not offered, and the values that are accepted for them."""
-    return _grouped(lambda request: {name: words({"enum": values}) for name, values in REQUESTS[request].ONLY.items()})
-
-
-def refused() -> str:
-    return _grouped(lambda request: dict.fromkeys(refused_fields(REQUESTS[request]), "`null`"))
-
-
-def _grouped(values: Callable[[str], Mapping[str, str]]) -> str:
-    """Makes a table with one row for all fields that have the same value in the same API formats.
-
-    values: returns the value of each field of a request.
-    """
-    formats: dict[tuple[str, str], list[str]] = {}
-    for api_format, request in API_FORMATS.items():
-        for name, value in values(request).items():
-            formats.setdefault((name, value), []).append(api_format)
-    rows: dict[tuple[str, str], list[str]] = {}
-    for (name, value), has in formats.items():
-        rows.setdefault((value, ", ".join(has)), []).append(f"`{name}`")
-    return table(["fields", "value", "in"], [[", ".join(names), value, has] for (value, has), names in rows.items()])
-
-
-def nested() -> str:
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for api_format, request in API_FORMATS.items():
-        for name, shape, _ in effective(request):
-            for path, (kind, required) in merged(inner(name, shape)).items():
-                found.setdefault((path, kind, "yes" if required else ""), []).append(api_format)
-    rows = [[f"`{path}`", kind, need, ", ".join(has)] for (path, kind, need), has in sorted(found.items())]
-    return table(["field", "value", "needed in its object", "in"], rows)
-
-
-def small() -> str:
-    """Lists the body fields of the routes that only count or convert tokens."""
-    parts = {
-        "/v1/responses/input_tokens": "InputRequest",
-        "/v1/messages/count_tokens": "CountRequest",
-        "/tokenize": "TokenizeRequest",
-        "/detokenize": "DetokenizeRequest",
-    }
-    return table(["route", "field", "value", "default"], [row[:4] for row in _by_route(parts)])
-
-
-def pooling() -> str:
-    """Lists the body fields of the routes that answer with vectors or scores."""
-    parts = {"/v1/embeddings": "EmbeddingRequest", "/v1/score": "ScoreRequest", "/v1/rerank": "RerankRequest"}
-    return table(["route", "field", "value", "default", ""], _by_route(parts))
-
-
-def logprobs() -> str:
-    """Lists the body fields of the route that scores tokens."""
-    rows = [row[1:] for row in _by_route({"/v1/logprobs": "LogprobsRequest"})]
-    return table(["field", "value", "default", ""], rows)
-
-
-def verify() -> str:
-    """Lists the body fields of the route that checks receipts, and those of a receipt."""
-    rows = [row[1:] for row in _by_route({"/v1/receipts/verify": "VerifyRequest"})]
-    return table(["field", "value", "default", ""], rows)
-
-
-def receipt() -> str:
-    """Lists the fields of a receipt."""
-    shape = request_schema(Receipt)["properties"]
-    return table(["field", "value", ""], [[f"`{name}`", words(one), one["description"]] for name, one in shape.items()])
-
-
-def _by_route(requests: Mapping[str, str]) -> list[list[str]]:
-    return [
-        [f"`{route}`", f"`{name}`", words(shape), value, shape["description"]]
-        for route, request in requests.items()
-        for name, shape, value in effective(request)
-    ]
-
-
-def failures() -> str:
-    kinds: dict[int, tuple[str, str]] = {one.status: (one.kind, "") for one in early()}
-    for error in _subclasses(errors.SluiceError):
-        openai, anthropic = completions.error(error(""), ""), messages.error(error(""), "")
-        kinds[error.status] = _type(openai), _type(anthropic)
-    when = {**ERRORS, 404: "No such route, or no such name in it", 405: "The route has another method"}
-    rows = [
-        [str(status), when[status], *(f"`{kind}`" if kind else "as OpenAI's" for kind in kinds[status])]
-        for status in sorted(when)
-    ]
-    return table(["status", "when", "OpenAI's `type`", "Anthropic's `type`"], rows)
-
-
-def early() -> list[http_protocol.EarlyRefusal]:
-    """Returns the refusals before a route is known, which all have OpenAI's format."""
-    return [one for one in vars(http_protocol).values() if isinstance(one, http_protocol.EarlyRefusal)]
-
-
-def codes() -> str:
-    """Lists every `code` that an error can have, by HTTP status."""
-    found: dict[int, set[str]] = {}
-    tagged = ((errors.Unprocessable.status, one.UNKNOWN_TYPE) for one in _subclasses(RequestModel))
-    for status, code in (*_written(), *tagged, *((one.status, one.code) for one in early()), *_workers()):
-        found.setdefault(status, set()).add(code)
-    rows = [[str(status), ", ".join(f"`{code}`" for code in sorted(found[status]))] for status in sorted(found)]
-    return table(["status", "`code`"], rows)
-
-
-def _written() -> Iterator[tuple[int, str]]:
-    """Yields the status and code of every error that the frontend's source constructs with a code."""
-    classes = {error.__name__: error.status for error in _subclasses(errors.SluiceError)}
-    classes["_fail"] = errors.Overloaded.status  # in pool.py, for a request that was not admitted
-    for file in sorted((ROOT / "frontend").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
-            name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
-            for word in node.keywords if isinstance(node, ast.Call) and name in classes else ():
-                if word.arg == "code" and isinstance(word.value, ast.Constant):
-                    yield classes[name], str(word.value.value)
-
-
-def _workers() -> Iterator[tuple[int, str]]:
-    for reason in m.Refusal:
-        error = rejection_error(m.Rejected(0, reason, ""))
-        yield error.status, error.code or ""
-
-
-def _subclasses(kind: type[T]) -> Iterator[type[T]]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _subclasses(one)
-
-
-def _type(body: bytes) -> str:
-    return str(msgspec.json.decode(body)["error"]["type"])
 
 
 # flags.md
@@ -339,9 +137,6 @@ def _first(kind: type) -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "routes": routes, "fields": fields, "ignored": ignored, "only": only, "refused": refused, "nested": nested,
-    "small": small, "pooling": pooling, "logprobs": logprobs, "verify": verify, "receipt": receipt,
-    "failures": failures, "codes": codes, "flags": flags,
-    "commands": commands, "frontend metrics": frontend_metrics, "worker metrics": worker_metrics, "alerts": alerts,
-    "wire": wire,
+    **api.TABLES, "flags": flags, "commands": commands, "frontend metrics": frontend_metrics,
+    "worker metrics": worker_metrics, "alerts": alerts, "wire": wire,
 }  # fmt: skip

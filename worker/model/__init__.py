@@ -7,6 +7,7 @@ cpu_decoder         the same forward on the CPU, with the loop in C
 rope                tables of rotary embeddings
 families, rope_settings     make a spec from config.json
 family, family_table        what a family is, and the supported ones as rows of data
+family_defaults     the defaults of their settings
 recurrence          the kinds of recurrent layers, with sizes from a config
 gemma4_layers       what differs between the layers of Gemma 4
 checkpoint          finds a checkpoint and reads its tensors by name

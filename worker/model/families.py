@@ -14,7 +14,8 @@ from worker.kernels.act_and_mul import CLAMP, SWIGLU_ALPHA
 from worker.kernels.activate import GATED, PLAIN, Activation
 from worker.model.checkpoint import UnsupportedModel
 from worker.model.family import FULL, SLIDING, Config, Family
-from worker.model.family_table import COMMON, FAMILIES
+from worker.model.family_defaults import COMMON
+from worker.model.family_table import FAMILIES
 from worker.model.gemma4_layers import layer_inputs
 from worker.model.quantization.methods import method_of
 from worker.model.rope_settings import NO_ROPE, rope_spec

@@ -2,7 +2,8 @@
 
 import pytest
 
-from deploy.reference.tables import API_FORMATS, TABLES, effective
+from deploy.reference.api import API_FORMATS, effective
+from deploy.reference.tables import TABLES
 from frontend.api.openapi import REQUESTS
 from frontend.api.request_schema import ignored_fields, refused_fields
 

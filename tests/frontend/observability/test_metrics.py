@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.reference import tables
+from deploy.reference import api
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.request import Finish
 from frontend.workers.listener import WireCounters
@@ -54,8 +54,8 @@ def test_observations_are_exported_under_the_names_of_dashboards() -> None:
 
 def test_labels_known_beforehand_begin_at_zero() -> None:
     """A series that first appears as 1 has no rate: no alert would see its first event."""
-    [codes] = re.findall(r"^\| 503 \| (.*) \|$", tables.codes(), re.MULTILINE)
-    refused = {refusal.code for refusal in tables.early()} | {"write_timeout"}
+    [codes] = re.findall(r"^\| 503 \| (.*) \|$", api.codes(), re.MULTILINE)
+    refused = {refusal.code for refusal in api.early()} | {"write_timeout"}
     rejected = set(re.findall(r"`(\w+)`", codes)) - refused
     expected = {f"sluice_rejected_total|{code}" for code in rejected}
     expected |= {f"sluice_http_refused_total|{code}" for code in refused}
