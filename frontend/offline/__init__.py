@@ -1,6 +1,7 @@
 """Generation from Python, without HTTP.
 
-llm                 `LLM`: starts a worker and generates
+llm                 `LLM`: generates with a worker of its own
+start               starts that worker
 inputs              prompts and options as requests
 batch               runs many requests with bounded concurrency
 pooled              vectors and scores

@@ -21,7 +21,7 @@ from frontend.workers.connection import NO_EPOCH, WorkerConnection
 from frontend.workers.discovery import Discovery
 from frontend.workers.listener import WireCounters
 from frontend.workers.membership import RESOLVE_S, Membership
-from frontend.workers.routing import PrefixAffinity, choose, load, prefix_hashes
+from frontend.workers.routing import Router, load
 from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.address import Address
@@ -66,9 +66,8 @@ class WorkerPool:
         self._placement: dict[Stream, WorkerConnection | None] = {}  # each live stream's worker; None while it waits
         self._waiting: dict[Stream, float] = {}  # streams without a worker, and since when
         self._tried: dict[Stream, list[WorkerConnection]] = {}  # workers that did not admit a new request
-        self._affinity = PrefixAffinity()
+        self._router = Router()
         self._next_id = 0
-        self._next_worker = 0
         self._retried_at = 0.0
         self._ticker: asyncio.Task[None] | None = None
 
@@ -176,14 +175,8 @@ class WorkerPool:
             for other, home in self._placement.items():
                 if other.submit.group == submit.group and home is not None and home in connections:
                     return home
-        hashes = prefix_hashes(submit.prompt, submit.cache_salt)
-        index = {connection.address.name: i for i, connection in enumerate(connections)}
-        cached_by = [[index[name] for name in names if name in index] for names in self._affinity.workers_with(hashes)]
-        loads = [load(connection.streams.values(), connection.status) for connection in connections]
-        self._next_worker = choose(loads, cached_by, self._next_worker) + 1
-        chosen = connections[self._next_worker - 1]
-        self._affinity.remember(hashes, chosen.address.name)
-        return chosen
+        loads = {one.address.name: load(one.streams.values(), one.status) for one in connections}
+        return connections[self._router.choose(submit.prompt, submit.cache_salt, loads)]
 
     def _put(self, stream: Stream, connection: WorkerConnection) -> None:
         self._placement[stream] = connection
@@ -205,7 +198,7 @@ class WorkerPool:
 
     def connected(self, connection: WorkerConnection) -> None:
         self.membership.check_compatible()
-        self._affinity.forget(connection.address.name)
+        self._router.forget(connection.address.name)
         for stream in list(connection.streams.values()):
             self._record_death(stream, connection)
             del connection.streams[stream.id]
@@ -313,7 +306,7 @@ class WorkerPool:
         if connection.welcome is None and now - connection.lost_since > self._recovery_timeout:
             self._fail_all(list(connection.streams.values()))
         if connection.leaving and not connection.streams:
-            self._affinity.forget(connection.address.name)
+            self._router.forget(connection.address.name)
             self.membership.remove(connection)
 
     def _retry(self, now: float) -> None:

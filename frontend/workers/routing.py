@@ -4,7 +4,7 @@ Pure: counts and names in, a choice out. Load is in tokens that may still have t
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from frontend.workers.stream import Stream
 from shared.messages import Status
@@ -78,3 +78,25 @@ class PrefixAffinity:
         """Forgets the worker's prefixes, as its cache is gone."""
         for workers in self._workers.values():
             workers.discard(worker)
+
+
+class Router:
+    """Chooses the worker of each request, and remembers it for requests with the same prefix."""
+
+    def __init__(self) -> None:
+        self._affinity, self._turn = PrefixAffinity(), 0
+
+    def choose(self, prompt: bytes, cache_salt: str, loads: Mapping[str, int]) -> int:
+        """Returns the position in `loads` of the worker to take. loads: worker → its load."""
+        hashes, position = prefix_hashes(prompt, cache_salt), {name: at for at, name in enumerate(loads)}
+        cached_by = [
+            [position[name] for name in names if name in position] for names in self._affinity.workers_with(hashes)
+        ]
+        chosen = choose(list(loads.values()), cached_by, self._turn)
+        self._turn = chosen + 1
+        self._affinity.remember(hashes, list(loads)[chosen])
+        return chosen
+
+    def forget(self, worker: str) -> None:
+        """Forgets the worker's prefixes, as its cache is gone."""
+        self._affinity.forget(worker)
