@@ -53,7 +53,15 @@ def parser() -> Parser:
         usage="sluice simulate [--workload NAME] [--cost NAME|FILE] [--flag value ...]",
         description="Replays traffic through the worker's scheduler and page pool in virtual time.",
     )
-    add = command.add_argument_group("simulation").add_argument
+    _add_simulation(command)
+    _add_synthetic(command)
+    _add_calibration(command)
+    add_flags(command, FLAGS)
+    return command
+
+
+def _add_simulation(parser: Parser) -> None:
+    add = parser.add_argument_group("simulation").add_argument
     names = [*WORKLOADS, SYNTHETIC]
     add(
         "--workload", metavar="NAME,...", type=comma_separated(names, every=WORKLOADS), default="continuous_batching",
@@ -92,18 +100,6 @@ def parser() -> Parser:
     )
     add("--plot", metavar="FILE", type=new_file, help="draw the timelines here (needs matplotlib)")
     add("--json", metavar="FILE", type=new_file, help="write all numbers here")
-    _add_synthetic(command)
-    add = command.add_argument_group("calibration").add_argument
-    add("--calibrate", metavar="MODEL", help="measure the steps of this model on this machine instead (takes minutes)")
-    add(
-        "--out",
-        metavar="FILE",
-        type=new_file,
-        default=Path("cost.json"),
-        help="where to write it [default %(default)s]",
-    )
-    add_flags(command, FLAGS)
-    return command
 
 
 def _add_synthetic(parser: Parser) -> None:
@@ -115,6 +111,18 @@ def _add_synthetic(parser: Parser) -> None:
     add("--prompt-tokens", metavar="LOW-HIGH", type=_bounds, default=(128, 1024), help="[default 128-1024]")
     add("--output-tokens", metavar="LOW-HIGH", type=_bounds, default=(64, 256), help="[default 64-256]")
     add("--traffic-seed", metavar="N", type=int, default=0, help="seed of arrivals and lengths [default %(default)s]")
+
+
+def _add_calibration(parser: Parser) -> None:
+    add = parser.add_argument_group("calibration").add_argument
+    add("--calibrate", metavar="MODEL", help="measure the steps of this model on this machine instead (takes minutes)")
+    add(
+        "--out",
+        metavar="FILE",
+        type=new_file,
+        default=Path("cost.json"),
+        help="where to write it [default %(default)s]",
+    )
 
 
 def _bounds(text: str) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 loop                the compute loop: receive, plan, launch, apply the results, publish
 requests            the request table: messages become sequences, results become messages
+backlog             estimates when a full queue has room again
 step_builder        collects the contents of the `Step` message for one frontend
 validation          checks the values of a Submit that the scheduler does not check
 crash_journal       records which requests were running when a worker died

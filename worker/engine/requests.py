@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from shared import messages as m
 from shared.codec import unpack_u32
 from shared.task import GENERATE, Task
+from worker.engine.backlog import Backlog
 from worker.engine.crash_journal import CrashJournal
 from worker.engine.step_builder import StepBuilder
 from worker.engine.validation import check_submit
@@ -27,7 +28,6 @@ from worker.schedule.sequence import Key, Sequence
 from worker.transport.server import FrontendGone, WireServer
 
 KEEP_FINISHED_S = 30.0  # how long a frontend can still ask for the output of a finished request
-MAX_RETRY_AFTER_S = 120.0
 QUARANTINE_CRASHES = 2  # a request is refused after this many crashes in its steps without progress
 MAX_COMPILING = 256  # how many requests may wait for their grammars
 
@@ -65,7 +65,7 @@ class RequestTable:
         self._stats = stats
         self._metrics = metrics
         self._vocab_size, self._task = vocab_size, task
-        self._backlog = (-1.0, 1.0)  # when the backlog was last estimated; seconds to compute it
+        self._backlog = Backlog(scheduler, stats)
         self._seeds = seeds
         self._compiler = compiler
         self._compiling = PendingGrammars()
@@ -209,22 +209,10 @@ class RequestTable:
         try:
             self._scheduler.submit(sequence, now)
         except Refused as refused:
-            full = refused.reason is m.Refusal.QUEUE_FULL
-            return m.Rejected(sequence.key[1], refused.reason, str(refused), self._retry_after(now) if full else 0.0)
+            retry_after_s = self._backlog.seconds(now) if refused.reason is m.Refusal.QUEUE_FULL else 0.0
+            return m.Rejected(sequence.key[1], refused.reason, str(refused), retry_after_s)
         self._admit(sequence)
         return None
-
-    def _retry_after(self, now: float) -> float:
-        """Returns the seconds that the backlog takes at the measured speed, at least 1. Estimates once an iteration."""
-        estimated, seconds = self._backlog
-        if estimated != now:
-            live = self._scheduler.sequences()
-            outputs = sum(sequence.sampling.max_tokens - sequence.output_len for sequence in live)
-            backlog = self._scheduler.status.waiting_tokens + outputs
-            speed = self._stats.speed.per_second()
-            seconds = min(MAX_RETRY_AFTER_S, max(1.0, backlog / speed)) if speed else 1.0
-            self._backlog = now, seconds
-        return seconds
 
     def _abort(self, key: Key, now: float) -> None:
         sequence = self._scheduler.abort(key)

@@ -113,15 +113,12 @@ def _attend_batch(
 ) -> None:
     """Computes one padded batch and writes its sequences' rows of out.
 
-    starts, q_lens, seq_lens [B]; page_table [B, P].
+    starts, q_lens, seq_lens [B]; page_table [B, P]. Padding behind a sequence repeats its last key, and is masked.
     """
     heads, kv_heads, head_dim = q.shape[1], cache_k.shape[2], q.shape[2]
     first = (seq_lens - q_lens - window + 1).clamp(min=0) if window else torch.zeros_like(seq_lens)
     key_positions = first[:, None] + torch.arange(int((seq_lens - first).max()), device=q.device)  # [B, L]
-    # positions beyond a sequence's end read its last key and are masked below
-    clamped = key_positions.minimum(seq_lens[:, None] - 1)
-    page_size = cache_k.shape[1]
-    slots = page_table.gather(1, clamped // page_size) * page_size + clamped % page_size
+    slots = _slots(page_table, key_positions.minimum(seq_lens[:, None] - 1), cache_k.shape[1])
     k, v = (_gather(cache, slots, q).transpose(1, 2) for cache in (cache_k, cache_v))  # [B, Hk, L, D]
     if sinks is not None:  # one more key and value of zeros; the mask below adds its logit
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
@@ -133,10 +130,7 @@ def _attend_batch(
         rows = torch.arange(start, end, device=q.device).expand(len(starts), -1)  # [B, M]
         valid = rows < q_lens[:, None]
         tokens = starts[:, None] + rows.minimum(q_lens[:, None] - 1)
-        query_positions = (seq_lens - q_lens)[:, None] + rows
-        mask = key_positions[:, None, :] <= query_positions[:, :, None]  # [B, M, L]
-        if window:
-            mask &= key_positions[:, None, :] > query_positions[:, :, None] - window
+        mask = _causal_mask((seq_lens - q_lens)[:, None] + rows, key_positions, window)
         # the heads of a group become more rows of the same keys: [B, M, Hq, D] -> [B, Hk, group * M, D]
         grouped = q[tokens].unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
         group_mask = mask.unsqueeze(1).repeat(1, 1, heads // kv_heads, 1)
@@ -148,6 +142,19 @@ def _attend_batch(
             mixed = F.scaled_dot_product_attention(grouped, k, v, attn_mask=group_mask, scale=scale)
         mixed = mixed.unflatten(2, (-1, rows.shape[1])).permute(0, 3, 1, 2, 4).reshape(*rows.shape, heads, head_dim)
         out[tokens[valid]] = mixed[valid]
+
+
+def _slots(page_table: Tensor, positions: Tensor, page_size: int) -> Tensor:
+    """Returns the places [B, L] of positions [B, L] in the cache, counted in tokens."""
+    return page_table.gather(1, positions // page_size) * page_size + positions % page_size
+
+
+def _causal_mask(query_positions: Tensor, key_positions: Tensor, window: int) -> Tensor:
+    """Returns which keys [B, L] each query [B, M] attends to: bool [B, M, L]."""
+    mask = key_positions[:, None, :] <= query_positions[:, :, None]
+    if window:
+        mask &= key_positions[:, None, :] > query_positions[:, :, None] - window
+    return mask
 
 
 def _softcapped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:

@@ -1,0 +1,23 @@
+"""Estimates when a worker with a full queue can take requests again."""
+
+from worker.observability.stats import Stats
+from worker.schedule.scheduler import Scheduler
+
+MAX_SECONDS = 120.0
+
+
+class Backlog:
+    """The tokens of the requests here that are still to be computed."""
+
+    def __init__(self, scheduler: Scheduler, stats: Stats) -> None:
+        self._scheduler, self._stats = scheduler, stats
+        self._estimated, self._seconds = -1.0, 1.0  # the time of the last estimate, and its result
+
+    def seconds(self, now: float) -> float:
+        """Returns how long the backlog takes at the measured speed, at least 1. Estimates once for each `now`."""
+        if self._estimated != now:
+            live = self._scheduler.sequences()
+            outputs = sum(sequence.sampling.max_tokens - sequence.output_len for sequence in live)
+            tokens, speed = self._scheduler.status.waiting_tokens + outputs, self._stats.speed.per_second()
+            self._estimated, self._seconds = now, min(MAX_SECONDS, max(1.0, tokens / speed)) if speed else 1.0
+        return self._seconds
