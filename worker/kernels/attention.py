@@ -5,6 +5,8 @@ max(0, p - window + 1) .. p (window 0: all of 0 .. p), whose keys and values lie
 Query heads come in groups that share a key/value head. A cache of eight bits is read as q's dtype.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,6 +32,7 @@ def attention(
     window: int,
     sinks: Tensor | None = None,
     softcap: float = 0.0,
+    next_weights: Sequence[Tensor] = (),
     options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
     """Returns softmax(q k^T * scale) v over the cache for every row. The tokens' own K/V must have been written.
@@ -38,15 +41,18 @@ def attention(
     or [pages, page_size, Hk, D + 4] in eight bits (eight_bit_kv.py), where Hq is a multiple of Hk; query_start_loc
     [S + 1], seq_lens [S], page_table [S, P] int32; max_kv_len at least the longest of seq_lens; window in tokens, or 0
     for no window; sinks [Hq] float32: for each query head the logit, not scaled, of one more key whose value is zero;
-    softcap: if c is not 0, scaled scores become c * tanh(scores / c), but sinks stay. Returns [T, Hq, D] in q's dtype.
+    softcap: if c is not 0, scaled scores become c * tanh(scores / c), but sinks stay; next_weights: those of the
+    products that come next, which an option of GPUs prefetches. Returns [T, Hq, D] in q's dtype.
     """
     if q.is_cuda:
         from worker.kernels.gpu.attention import attention_triton
+        from worker.kernels.gpu.prefetch_branch import prefetching
 
-        return attention_triton(
-            q, cache_k, cache_v, query_start_loc, seq_lens, page_table, max_kv_len,
-            scale=scale, window=window, sinks=sinks, softcap=softcap, options=options,
-        )  # fmt: skip
+        with prefetching(len(q), next_weights, options):
+            return attention_triton(
+                q, cache_k, cache_v, query_start_loc, seq_lens, page_table, max_kv_len,
+                scale=scale, window=window, sinks=sinks, softcap=softcap, options=options,
+            )  # fmt: skip
     supported = bindings.supports_cache(q.dtype, cache_k, q.shape[2]) and q.shape[2] <= bindings.MAX_HEAD_DIM
     if supported:
         return bindings.attention(
@@ -72,11 +78,12 @@ def attention_torch(
     window: int,
     sinks: Tensor | None = None,
     softcap: float = 0.0,
+    next_weights: Sequence[Tensor] = (),
 ) -> Tensor:
     """Attends to decodes (sequences with one row, which is one query token) and to other sequences in separate padded
     batches, so that decodes are not padded to the length of chunks.
 
-    Ignores `max_kv_len`, which the Triton kernels need, and reads seq_lens instead.
+    Ignores `max_kv_len`, which the Triton kernels need, and reads seq_lens instead. Ignores `next_weights`.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     query_start_loc, seq_lens, page_table = query_start_loc.long(), seq_lens.long(), page_table.long()

@@ -41,6 +41,11 @@ class PackedLinear:
         return held + (0 if self.cpu is None else self.cpu.nbytes)
 
     @property
+    def memory(self) -> Tensor:
+        """What a GPU's kernels read first of the weight: codes, or numbers."""
+        return self.codes[0].codes if self.codes else self.weight
+
+    @property
     def format(self) -> tuple[object, ...]:
         """What a GPU's kernels are compiled for, besides sizes."""
         return self.weight.dtype, self.dynamic, *(part.format for part in self.codes)

@@ -67,6 +67,11 @@ class Layer:
     scale: Tensor | None = None  # layer_scalar [1]
 
     @property
+    def next_weights(self) -> list[Tensor]:
+        """The weights that are read after attention, in order."""
+        return [linear.memory for linear in (self.o, self.gate_up) if linear is not None]
+
+    @property
     def linears(self) -> Iterator[PackedLinear | PackedExperts]:
         """All linears of this layer."""
         every = (
@@ -214,6 +219,7 @@ class Decoder:
         mixed = do.attention(
             q, *kv, inputs.query_start_loc, inputs.seq_lens, inputs.page_tables[group], inputs.max_kv_len,
             scale=spec.attention_scale, window=kind.window, sinks=layer.sinks, softcap=spec.attention_softcap,
+            next_weights=layer.next_weights,
         )  # fmt: skip
         return mixed.flatten(1) if gate is None else do.output_gate(mixed.flatten(1), gate)
 

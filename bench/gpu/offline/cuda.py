@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,7 +100,9 @@ def _cuda(machine: Machine) -> dict[str, Any]:
     properties = SimpleNamespace(
         name="NVIDIA H200", total_memory=TOTAL, multi_processor_count=132, major=9, minor=0, L2_cache_size=60 << 20
     )
-    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: machine.wait("a stream"))
+    stream = SimpleNamespace(
+        cuda_stream=0, synchronize=lambda: machine.wait("a stream"), wait_stream=lambda other: None
+    )
     return {
         "is_available": lambda: True, "is_initialized": lambda: True, "init": lambda: None, "_lazy_init": lambda: None,
         "current_device": lambda: 0, "device_count": lambda: 1,
@@ -114,6 +116,7 @@ def _cuda(machine: Machine) -> dict[str, Any]:
         "Event": events(machine), "CUDAGraph": type("CUDAGraph", (Graph,), {"machine": machine}),
         "graph": partial(_recorded, machine), "graph_pool_handle": lambda: (0, 1),
         "current_stream": lambda device=None: stream, "set_stream": lambda one: None,
+        "Stream": lambda device=None, priority=0: stream, "stream": lambda one: nullcontext(),
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+GLOBAL = r"prefetch\.global\S*|\b(?:ld|st|atom|red)\.global|\bcp\.async\.(?:c[ag]|bulk)"
 # bytes of shared memory that a program may have, by compute capability
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
@@ -86,12 +87,14 @@ def accesses(compiled: Any) -> set[str]:
     return set(re.findall(r"\b((?:ld|st)\.global\S*)", compiled.asm["ptx"]))
 
 
+def global_accesses(compiled: Any) -> list[str]:
+    """What a program does with global memory, in the order of its code."""
+    return re.findall(GLOBAL, compiled.asm["ptx"])
+
+
 def waits_for_kernels_first(compiled: Any) -> bool:
     """Whether a program lets the next kernel start, and waits before it loads or stores anything but to prefetch it."""
-    used = re.findall(
-        r"griddepcontrol\.\w+|prefetch\.global\S*|\b(?:ld|st|atom|red)\.global|\bcp\.async\.(?:c[ag]|bulk)|\bbra\b",
-        compiled.asm["ptx"],
-    )
+    used = re.findall(rf"griddepcontrol\.\w+|{GLOBAL}|\bbra\b", compiled.asm["ptx"])
     before, after = used[: (at := used.index("griddepcontrol.wait"))], used[at + 1 :]
     allowed = before[:1] == ["griddepcontrol.launch_dependents"] and {*before[1:]} <= {"prefetch.global.L2"}
     return allowed and not any("griddepcontrol" in one for one in after) and any("global" in one for one in after)

@@ -41,6 +41,7 @@ class GpuOptions:
     # [ARRIVALS] int32: counts programs that have finished. All zeros whenever no kernel runs: the last program to count
     # sets its counter back, so that replays of a CUDA graph find zeros, too. Given if an option needs it.
     arrivals: Tensor | None = field(default=None, compare=False, repr=False)
+    branch: "torch.cuda.Stream | None" = field(default=None, compare=False, repr=False)  # of prefetch_branch
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -53,7 +54,9 @@ class GpuOptions:
         pdl = self.pdl and capable
         counts = self.last_combine or self.fused_norms
         arrivals = torch.zeros(ARRIVALS, dtype=torch.int32, device=device) if counts else None
-        return replace(self, pdl=pdl, weight_prefetch=self.weight_prefetch and pdl, arrivals=arrivals)
+        # PyTorch captures on a stream of normal priority, so this is another one.
+        branch = torch.cuda.Stream(device, priority=-1) if self.prefetch_branch and device.type == "cuda" else None
+        return replace(self, pdl=pdl, weight_prefetch=self.weight_prefetch and pdl, arrivals=arrivals, branch=branch)
 
 
 GPU_OPTIONS = tuple(item.name for item in fields(GpuOptions) if item.type is bool)

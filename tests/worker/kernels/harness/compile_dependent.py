@@ -7,11 +7,11 @@ ahead of anything that it loads, but for the weights that products prefetch. No 
 from dataclasses import replace
 from typing import Any
 
-from bench.gpu.offline.triton_offline import Variant, waits_for_kernels_first
+from bench.gpu.offline.triton_offline import Variant, global_accesses, waits_for_kernels_first
 from tests.worker.kernels.harness import compile_attention as attend
 from tests.worker.kernels.harness import compile_dense as dense
 from tests.worker.kernels.harness import compile_quantized as quantized
-from worker.kernels.gpu import act_and_mul, attention, output_gate
+from worker.kernels.gpu import act_and_mul, attention, output_gate, prefetch_branch
 from worker.kernels.gpu.dependent_launch import product_options
 from worker.kernels.gpu.options import GpuOptions
 
@@ -44,6 +44,8 @@ def dependent(variant: Variant, capability: int) -> Any:
 
 
 def check() -> None:
+    branch = Variant(prefetch_branch._prefetch_kernel, ["*bf16", "i32"], {"BYTES": prefetch_branch.PROGRAM_BYTES})
+    assert set(global_accesses(branch.compiled())) == {"prefetch.global.L2"}
     for variant in PREFETCHING + OTHERS:
         for capability in (90, 100, 120) if variant in NEWER else (90,):
             made = dependent(variant, capability)
