@@ -90,6 +90,7 @@ class Worker(msgspec.Struct, kw_only=True):
     device: str
     dtype: str
     kernels: str
+    batch_invariant: bool | None
     state: str
     progress: float
     last_step_age_s: float
@@ -182,6 +183,7 @@ def _worker(worker: WorkerStatus, name: str, fingerprint: Fingerprint) -> dict[s
         "device": status.device,
         "dtype": status.dtype,
         "kernels": status.kernels,
+        "batch_invariant": status.batch_invariant,
         "state": "absent" if status is _NONE else status.state,
         "progress": status.progress,
         "last_step_age_s": status.last_step_age_s,

@@ -105,3 +105,4 @@ class Status(Message, frozen=True):
     accepted_tokens: int = 0  # draft tokens accepted
     kv_cache: tuple[KVUsage, ...] = ()  # by kind of layers; `pages` are those of the first kind
     prefix_cache_reset: int = 0  # the nonce of the latest ResetPrefixCache; 0: there was none
+    batch_invariant: bool | None = None  # whether an answer depends on its request alone; None while not known

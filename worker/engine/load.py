@@ -45,6 +45,7 @@ from worker.model.device import pick_device
 from worker.model.families import spec_from_config
 from worker.model.spec import ModelSpec
 from worker.observability.metrics import ExpertLoads
+from worker.run.bits_check import keeps_bits
 from worker.run.kernel_check import choose_operations
 from worker.run.option_check import with_sound_options
 from worker.run.runner import Runner
@@ -73,6 +74,7 @@ class Engine:
     device: str
     dtype: str
     kernels: str
+    batch_invariant: bool = True  # whether the bits of an answer depend on the request alone, as far as checks show
     fingerprint: str = ""  # of everything that decides the bits, see fingerprint.py
     expert_loads: Callable[[], ExpertLoads] = dict  # empty without --expert-metrics
     slots: PagePool | None = None  # for recurrent states, if layers have them
@@ -111,6 +113,8 @@ def load_engine(
     with explain_out_of_memory(gpu):
         weights = load_weights(folder, spec, formats, device, model, worker, gpu, on_progress)
         size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, progressed)
+        if gpu is not None:
+            worker = replace(worker, batch_invariant=keeps_bits(decoder, worker, size.max_seq_len, gpu.name))
         cache = KVCache(
             spec, size.pages, size.page_size, formats.kv_dtype, device, size.groups, size.state_slots, formats.dtype
         )
@@ -119,7 +123,8 @@ def load_engine(
     runner = _ready_runner(decoder, cache, formats, worker, size, gpu, progressed)
     pools, slots = size.pools(), size.slots()
     kernels = kernels_name(decoder, formats.dtype)
-    numerics = numerics_of(kernels, formats, device, batch_invariant=worker.batch_invariant)
+    invariant = worker.batch_invariant and kernels != "torch"
+    numerics = numerics_of(kernels, formats, device, batch_invariant=invariant)
     return Engine(
         runner=runner,
         scheduler=Scheduler(SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids)), pools, slots),
@@ -134,6 +139,7 @@ def load_engine(
         device=str(device),
         dtype=dtype_name(formats.dtype, formats.memory),
         kernels=kernels,
+        batch_invariant=invariant,
         fingerprint=fingerprint(hashes.wait(progressed), tokenizer_hash, spec, numerics),
         expert_loads=dict if loads is None else _counting(loads, spec),
     )
@@ -196,11 +202,15 @@ def _resolve_speculation(
     It is off on a GPU, where steps with drafts can use neither CUDA graphs nor overlap. It is off without C kernels,
     because only they give a row the same bits in any step. It is off for models that fit in the processors' caches,
     because their steps are not memory-bound. It is off for models with recurrent layers whatever the flag says, because
-    their state after a rejected draft cannot be used.
+    their state after a rejected draft cannot be used. It is off wherever bits may depend on what else is in a step.
     """
     if spec.recurrent is not None:
         if worker.speculation == "ngram":
             log.info("--speculation ngram has no effect: %s has recurrent layers", spec.model_type)
+        return replace(worker, speculation="off")
+    if not worker.batch_invariant:
+        if worker.speculation == "ngram":
+            log.warning("--speculation ngram has no effect: drafts could change answers on this device")
         return replace(worker, speculation="off")
     if worker.speculation != "auto":
         return worker

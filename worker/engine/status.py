@@ -74,6 +74,7 @@ class StatusReporter:
             accepted_tokens=scheduler.accepted_tokens,
             kv_cache=_kv_cache(engine),
             prefix_cache_reset=scheduler.prefix_cache_reset,
+            batch_invariant=engine.batch_invariant,
         )
 
     def _state(self) -> WorkerState:

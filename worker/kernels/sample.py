@@ -10,6 +10,7 @@ occasionally the sampled token does too.
 """
 
 from collections.abc import Callable
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ KEY_LEVELS = (20, 10, 0)  # a 31-bit key is selected by its top 11, next 10 and 
 BINS = 2048
 LARGEST_KEY = 0x7FFFFFFF
 LOGPROB_CHUNK = 1 << 24  # logits whose log-probabilities are computed together
+ROUNDING = 2.0**-19  # share of a row's weights: a few times what the last bit of every exp adds up to
 SHORT_LIST = 256  # number of most likely tokens that the CPU tries first
 
 
@@ -56,6 +58,31 @@ def sample_torch(logits: Tensor, params: PlainParams, stages: Stages = EVERY) ->
     if stages.any_greedy:
         return torch.where(params.temperature == 0, _first_highest(logits), drawn)
     return drawn
+
+
+def wrong_draws(logits: Tensor, params: PlainParams, stages: Stages, ids: Tensor, expected: Tensor) -> Tensor:
+    """Returns which ids [R] are not what another form of this operation may draw where it gave `expected`: [R] bool.
+
+    Forms may differ in the last bit of exp. Therefore a sampled id is wrong only if its share of the cumulative weights
+    is farther than ROUNDING from the drawn point, even if top-p and min-p are lower or higher by as much. A greedy id
+    involves no rounding and must be equal.
+    """
+    wrong = ids != expected
+    rows = (wrong & (params.temperature != 0)).nonzero()[:, 0]
+    if not len(rows):
+        return wrong
+    own = replace(params, **{one.name: getattr(params, one.name)[rows] for one in fields(params)})
+    chosen, u, near = ids[rows, None], uniform(own.seeds, own.positions)[:, None], torch.zeros_like(rows[:, None] > 0)
+    peak = logits[rows].amax(-1, keepdim=True) + 0.0
+    for change in (1.0 - ROUNDING, 1.0, 1.0 + ROUNDING):
+        top_p = torch.where(own.top_p < 1, own.top_p * change, own.top_p)
+        weights = _weights(peak, logits[rows], replace(own, top_p=top_p, min_p=own.min_p * change), stages)
+        reached, weight = weights.cumsum(-1), weights.gather(1, chosen)
+        total, end = reached[:, -1:].double(), reached.gather(1, chosen).double()
+        below, above = u * total - (end - weight), end - u * total
+        near |= (weight > 0) & (below.minimum(above) >= -ROUNDING * total)
+    wrong[rows] &= ~(near & peak.isfinite())[:, 0]
+    return wrong
 
 
 def logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:

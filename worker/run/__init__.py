@@ -18,4 +18,6 @@ Before serving:
 warmup              runs dummy steps, which compile every kernel and measure memory
 kernel_check        compares Triton's kernels with plain PyTorch
 option_check        compares steps with and without the options of --gpu-options
+bits_check          checks that the bits of a row depend on no other row
+check_inputs        the decoder and the sequences that these two checks compute
 """

@@ -6,9 +6,8 @@ If the results of one operation differ, or it fails, PyTorch computes all operat
 """
 
 import logging
-from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -20,10 +19,11 @@ from shared.messages import Sampling
 from worker.kernels.experts import clear_choices
 from worker.kernels.operations import TORCH, Operations
 from worker.kernels.recurrent_state import RecurrentState
+from worker.kernels.sample import wrong_draws
 from worker.kernels.split_k import sum_split_k
 from worker.kv_cache.sizing import PoolBudget
-from worker.kv_cache.tensors import KVCache, kv_format
 from worker.model.decoder import Decoder
+from worker.run.check_inputs import advance, cache_for, first_layers, sequences_of
 from worker.run.inputs import build_inputs
 from worker.run.runner import DeviceBroken
 from worker.run.sampler import sample_rows
@@ -63,7 +63,7 @@ def choose_operations(
         except Exception as error:
             if _is_out_of_memory(error):
                 raise
-            problem = f"a step fails ({_summary(error)})"
+            problem = f"a step fails ({summary(error)})"
     log.warning(
         "TRITON'S KERNELS ARE NOT USED: on %s %s. Plain PyTorch serves, which is slower, captures no CUDA graphs, and "
         "gives bits that may depend on the other requests of a step", name, problem,
@@ -86,7 +86,7 @@ def _with_torch(
         if _is_out_of_memory(error):
             raise
         raise DeviceBroken(
-            f"{problem}; after that plain PyTorch fails, too ({_summary(error)}), as everything does once a kernel has "
+            f"{problem}; after that plain PyTorch fails, too ({summary(error)}), as everything does once a kernel has "
             "left the device unusable: --kernels torch starts without Triton's"
         ) from error
 
@@ -98,7 +98,9 @@ def find_wrong_operations(decoder: Decoder, worker: WorkerConfig, length: int) -
         _compare(decoder, worker, length, both)
     except Exception as error:
         if not both.problems:
-            log.warning("cannot check whether kernels compute what plain PyTorch does: %s", _summary(error))
+            log.warning("cannot check whether kernels compute what plain PyTorch does: %s", summary(error))
+    if both.rounded_draws:
+        log.info("%d sampled tokens differ from plain PyTorch's by rounding", both.rounded_draws)
     return ", ".join(f"{name} {problem}" for name, problem in both.problems.items())
 
 
@@ -108,6 +110,7 @@ class CompareOperations:
     def __init__(self, fast: Operations, plain: Operations, dtype: torch.dtype) -> None:
         """dtype: the format that the operations compute in."""
         self.problems: dict[str, str] = {}  # operation → its first problem
+        self.rounded_draws = 0  # how many tokens were drawn differently because numbers were rounded differently
         self.operations = Operations(**{item.name: partial(self._run, item.name) for item in fields(Operations)})
         self._fast, self._plain, self._dtype = fast, plain, dtype
 
@@ -121,17 +124,28 @@ class CompareOperations:
             if name == "experts":  # where the choice is not clear, both may be right
                 clear = clear_choices(*args[:3])
                 got, wanted = [got[0].where(clear[:, None], 0.0)], [wanted[0].where(clear[:, None], 0.0)]
+            if name == "sample_plain":
+                got = [self._ids(args, got[0], wanted[0])]
             problem = self._difference(got, wanted)
         except Exception as error:
             if _is_out_of_memory(error):
                 raise
-            problem = f"fails ({_summary(error)})"
+            problem = f"fails ({summary(error)})"
         if not problem:
             return actual
         self.problems.setdefault(name, problem)
         for cache, copy in zip(caches, copies, strict=True):
             cache.copy_(copy)
         return expected
+
+    def _ids(self, args: tuple[Any, ...], got: Tensor, wanted: Tensor) -> Tensor:
+        """Returns the ids that were drawn, but those that rounding explains as the other form drew them."""
+        if torch.equal(got, wanted):
+            return got
+        logits, params, stages = args
+        wrong = wrong_draws(logits, params, stages, got, wanted)
+        self.rounded_draws += int(((got != wanted) & ~wrong).sum())
+        return torch.where(wrong, got, wanted)
 
     def _difference(self, got: list[Tensor], expected: list[Tensor]) -> str:
         for actual, wanted in zip(got, expected, strict=True):
@@ -182,53 +196,14 @@ def worst_row(got: Tensor, expected: Tensor) -> float:
 def _compare(decoder: Decoder, worker: WorkerConfig, length: int, both: CompareOperations) -> None:
     """Computes steps with prompt chunks across pages, with decodes, and with both, and samples after each step."""
     limits, device = StepLimits.of(worker, length), decoder.weights.embed.device
-    small = _first_of_each_kind(decoder, length, both)
-    sequences = _sequences(limits, decoder.spec.vocab_size)
-    pages = 1 + sum(len(sequence.pages[0]) for sequence in sequences)
-    kv_dtype = kv_format(worker.kv_cache_dtype, decoder.weights.embed.dtype)
-    slots, dtype = 1 + sum(len(sequence.free_slots) for sequence in sequences), decoder.weights.embed.dtype
-    cache = KVCache(small.spec, (pages,), limits.page_size, kv_dtype, device, state_slots=slots, state_dtype=dtype)
+    small = first_layers(decoder, min(length, SEQUENCE_LENGTHS[0]), both.operations)
+    kinds = zip(SEQUENCE_LENGTHS, SEQUENCE_SAMPLINGS, strict=True)
+    sequences = sequences_of(kinds, limits, decoder.spec.vocab_size)
+    cache = cache_for(sequences, small, worker, limits.page_size)
     for chunks in _steps(sequences, limits.tokens):
         inputs, _ = build_inputs(chunks, limits.page_size, device, recurrent=bool(cache.states))
         logits = small.forward(inputs, cache)
         sample_rows(logits, Plan(chunks).rows, small.spec.eos_ids, both.operations.sample_plain)
-
-
-def _first_of_each_kind(decoder: Decoder, length: int, both: CompareOperations) -> Decoder:
-    """Returns a decoder with only the first layer of each kind, and the layers whose K/V these share.
-
-    A kind is a layer spec with formats of weights.
-    """
-    spec, weights = decoder.spec, decoder.weights
-    kinds: dict[object, int] = {}
-    for index, (kind, layer) in enumerate(zip(spec.layers, weights.layers, strict=True)):
-        kinds.setdefault((kind, *(linear.format for linear in layer.linears)), index)
-    shared = {owner for index in kinds.values() if (owner := spec.layers[index].shares) is not None}
-    chosen = sorted({*kinds.values()} | shared)
-    layers = [spec.layers[index] for index in chosen]
-    renumbered = (
-        replace(layer, shares=None if layer.shares is None else chosen.index(layer.shares)) for layer in layers
-    )
-    return Decoder(
-        replace(spec, layers=tuple(renumbered)),
-        replace(weights, layers=[weights.layers[index] for index in chosen]),
-        min(length, SEQUENCE_LENGTHS[0]),
-        both.operations,
-    )
-
-
-def _sequences(limits: StepLimits, vocab: int) -> list[Sequence]:
-    """Makes sequences with tokens from the whole vocabulary, pages in descending order, and two slots for states."""
-    sequences, page = list[Sequence](), 1
-    for number, (most, sampling) in enumerate(zip(SEQUENCE_LENGTHS, SEQUENCE_SAMPLINGS, strict=True)):
-        tokens = [(7919 * (number + 3 * at) + 11) % vocab for at in range(min(most, limits.length))]
-        count = -(-len(tokens) // limits.page_size)
-        pages, page = array("i", reversed(range(page, page + count))), page + count
-        own = [2 * number + 1, 2 * number + 2]
-        sequences.append(
-            Sequence((b"", number), tokens, len(tokens), sampling, number, 0.0, pages=[pages], free_slots=own)
-        )
-    return sequences
 
 
 def _steps(sequences: list[Sequence], max_tokens: int) -> Iterator[list[Chunk]]:
@@ -243,17 +218,7 @@ def _steps(sequences: list[Sequence], max_tokens: int) -> Iterator[list[Chunk]]:
         ]
         yield chunks
         for chunk in chunks:
-            _advance(chunk)
-
-
-def _advance(chunk: Chunk) -> None:
-    """Counts the tokens of a chunk as computed. The slots of its sequence take turns."""
-    sequence = chunk.sequence
-    sequence.computed_tokens += chunk.length
-    written = sequence.free_slots.pop()
-    if chunk.start:
-        sequence.free_slots.append(sequence.states.pop(chunk.start))
-    sequence.states[sequence.computed_tokens] = written
+            advance(chunk)
 
 
 def _outputs(result: Tensor | tuple[Tensor, ...], caches: tuple[Tensor, ...]) -> list[Tensor]:
@@ -266,5 +231,6 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "out of memory" in str(error)
 
 
-def _summary(error: Exception) -> str:
+def summary(error: Exception) -> str:
+    """Returns the kind of an error and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:200]

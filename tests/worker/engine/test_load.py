@@ -21,6 +21,17 @@ def test_speculation_auto_is_on_for_models_larger_than_processor_caches(
     assert engine.scheduler.config.max_draft_tokens == most
 
 
+@pytest.mark.parametrize(("invariant", "kernels"), [(True, "c"), (False, "c"), (True, "torch")])
+def test_drafts_and_the_promise_of_equal_bits_need_kernels_that_keep_bits(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, invariant: bool, kernels: str
+) -> None:
+    monkeypatch.setattr(load, "kernels_name", lambda decoder, dtype: kernels)
+    worker = WorkerConfig(device="cpu", speculation="ngram", kv_cache_gb=0.0005, batch_invariant=invariant)
+    engine = load_engine(ModelConfig(model=str(checkpoints("llama")), max_seq_len=64), worker)
+    assert engine.scheduler.config.max_draft_tokens == (7 if invariant else 0)
+    assert engine.batch_invariant is (invariant and kernels == "c")
+
+
 @pytest.mark.parametrize("kind", HYBRID)
 def test_recurrent_layers_have_slots_and_no_drafts(checkpoints: Checkpoints, kind: str) -> None:
     worker = WorkerConfig(device="cpu", speculation="ngram", kv_cache_gb=0.01)

@@ -7,8 +7,9 @@ import torch
 
 from tests.worker.kernels.harness.cases import random
 from tests.worker.kernels.harness.sampling import Row, moved_to, params_of
-from worker.kernels.params import EVERY
-from worker.kernels.sample import logprobs, sample, sample_plain, uniform
+from worker.kernels import sample as sample_module
+from worker.kernels.params import EVERY, SampleParams
+from worker.kernels.sample import ONE, logprobs, sample, sample_plain, sample_torch, uniform, wrong_draws
 
 MASK = (1 << 64) - 1
 
@@ -192,4 +193,43 @@ def test_cuda_draws_what_the_cpu_draws_without_a_sync() -> None:
         got = sample(on_gpu, there)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert torch.equal(got.cpu(), expected)
+    assert not wrong_draws(logits, params.plain, params.stages, got.cpu(), expected).any()
+
+
+def drawn_elsewhere(logits: torch.Tensor, params: SampleParams, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The ids of a device whose exp differs by up to two units in the last place."""
+    noise = torch.Generator().manual_seed(0)
+
+    def otherwise(gap: torch.Tensor) -> torch.Tensor:
+        units = torch.randint(-2, 3, gap.shape, generator=noise)
+        return (gap.neg().exp() * (1.0 + units * 2.0**-24) * float(ONE)).long()
+
+    with monkeypatch.context() as changed:
+        changed.setattr("worker.kernels.sample._integer_weights", otherwise)
+        return sample_torch(logits, params.plain, params.stages)
+
+
+def test_only_draws_that_rounding_cannot_explain_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, width = 3000, 1000
+    logits = torch.randn(rows // 8, width, generator=torch.Generator().manual_seed(1)).repeat(8, 1)
+    kinds = [Row(), Row(top_p=0.9), Row(min_p=0.02, temperature=1.3), Row(temperature=0.0)]
+    params = params_of([replace(kinds[at % 4], seed=at) for at in range(rows)])
+    plain, stages = params.plain, params.stages
+    points = _at_a_boundary(logits, params)
+    monkeypatch.setattr("worker.kernels.sample.uniform", lambda seeds, positions: points[seeds])
+    expected = sample_torch(logits, plain, stages)
+    elsewhere = drawn_elsewhere(logits, params, monkeypatch)
+    assert int((elsewhere != expected).sum()) > rows // 20, "draws at the boundaries of tokens, so many differ"
+    assert not wrong_draws(logits, plain, stages, elsewhere, expected).any()
+    assert not wrong_draws(logits, plain, stages, expected, expected).any()
+    other = (expected + 2) % width
+    assert int(wrong_draws(logits, plain, stages, other, expected).sum()) > 0.99 * rows
+    greedy = plain.temperature == 0
+    assert wrong_draws(logits, plain, stages, (expected + 1) % width, expected)[greedy].all()
+
+
+def _at_a_boundary(logits: torch.Tensor, params: SampleParams) -> torch.Tensor:
+    """Points in (0, 1) at the end of some token's share of the cumulative weights."""
+    peak = logits.amax(-1, keepdim=True) + 0.0
+    reached = sample_module._weights(peak, logits, params.plain, params.stages).cumsum(-1)
+    return (reached[:, logits.shape[1] // 2].double() / reached[:, -1]).clamp(1e-9, 1 - 1e-9)
