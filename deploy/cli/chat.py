@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from deploy.cli.http_client import Server, add_key
+from deploy.cli.http_client import DEFAULT_URL, Server, add_key
 from deploy.supervisor.child_command import CliError
 from shared.flags import Parser
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 HELP = "/reset starts over, /system TEXT sets the system prompt and starts over, /quit leaves; Ctrl-C stops an answer"
 INTERRUPTED = 130
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from deploy.supervisor.child_command import CliError
 from shared.flags import Parser
 
+DEFAULT_URL = "http://127.0.0.1:8000"
 READ_TIMEOUT_S = 600.0
 BAD_URL_EXIT_CODE = 2
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deploy.cli.chat import DEFAULT_URL
-from deploy.cli.http_client import Server, add_key
+from deploy.cli.http_client import DEFAULT_URL, Server, add_key
 from deploy.supervisor.child_command import CliError
 from shared.flags import Parser
 

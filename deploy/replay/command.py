@@ -3,15 +3,13 @@
 import sys
 from pathlib import Path
 
-from deploy.cli.http_client import Server, add_key
+from deploy.cli.http_client import DEFAULT_URL, Server, add_key
 from deploy.replay import plot
 from deploy.replay.record_file import read_record
 from deploy.replay.report import latencies, report
 from deploy.replay.sending import replay
 from shared.arguments import new_file, positive_int
 from shared.flags import Parser
-
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def parser() -> Parser:

@@ -8,8 +8,6 @@ from deploy.replay.report import Latencies
 from deploy.supervisor.child_command import CliError
 
 BAD_USE = 2  # the exit code
-
-
 FORMATS = (".png", ".svg", ".pdf")
 
 

@@ -12,7 +12,7 @@ OURS = {flag.option for flag in all_flags()} | {"--no-" + flag.option[2:] for fl
 
 
 def test_no_flag_of_ours_is_refused_and_every_flag_has_one_answer() -> None:
-    options = [option for row in FOREIGN for option in row.options]
+    options = [option for row in FOREIGN for option in row.servers]
     assert not OURS & set(options)
     assert len(options) == len(set(options))
 
@@ -26,6 +26,11 @@ def test_every_flag_that_an_answer_names_exists() -> None:
 def test_foreign_flag_is_answered_with_what_to_use_here(word: str) -> None:
     with pytest.raises(ConfigError, match=r"^--tensor-parallel-size is a flag of vLLM and SGLang: .*--workers N"):
         refuse_foreign(["demo", "--port", "80", word, "2"])
+
+
+def test_flag_of_several_servers_names_all_of_them() -> None:
+    with pytest.raises(ConfigError, match=r"^--trust-remote-code is a flag of vLLM and SGLang: "):
+        refuse_foreign(["demo", "--trust-remote-code"])
 
 
 def test_own_flags_and_values_pass() -> None:
