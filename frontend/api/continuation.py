@@ -1,34 +1,33 @@
-"""`continue_from`: an answer goes on from a place in another one, which is given by its token ids or its receipt.
+"""`continue_from`: the server continues an earlier answer from any of its tokens on.
 
-The request is otherwise that of the other answer. Whatever counts tokens of the answer (`max_tokens`, `min_tokens`,
-penalties, a budget for reasoning, the random numbers) counts those that it goes on from, so the same sampling gives
-the same answer from every place on.
+A client names the earlier answer by its token ids or by its receipt, and sends the same request again otherwise.
+Everything that counts the tokens of an answer (`max_tokens`, `min_tokens`, penalties, a budget for reasoning, the
+random numbers) also counts the tokens of the earlier answer. Therefore the continuation is what the earlier answer had
+from that token on.
 """
 
 from typing import Annotated, Any, ClassVar
 
-from msgspec import Meta
-
 from frontend.api.common import ModelContext, check_ids
 from frontend.api.receipts.receipt import Receipt, prompt_hash
 from frontend.api.request_model import FieldError, RequestModel
-from frontend.api.request_types import Count, TokenDetailFields, doc
+from frontend.api.request_types import Count, TextIds, TokenDetailFields, doc
 from frontend.errors import BadRequest, Unprocessable
 
 FIELD = "continue_from"
-_Ids = Annotated[list[Count], Meta(max_length=1 << 24)]
 
 
 def _given(name: str) -> dict[str, Any]:
+    """Returns the JSON schema of an object that has this field."""
     return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
 
 
 class ContinueFrom(RequestModel):
     SCHEMA: ClassVar = ({"oneOf": [_given("ids"), _given("receipt")]},)
 
-    ids: Annotated[_Ids | None, doc("The tokens of an answer")] = None
+    ids: Annotated[TextIds | None, doc("The tokens of an answer")] = None
     receipt: Annotated[Receipt | None, doc("The receipt of an answer, in place of `ids`")] = None
-    position: Annotated[Count | None, doc("Only so many of its tokens, the first; absent: all")] = None
+    position: Annotated[Count | None, doc("How many of its tokens to keep, from the first on; absent: all")] = None
 
     def __post_init__(self) -> None:
         if (self.ids is None) == (self.receipt is None):
@@ -41,15 +40,17 @@ ContinueFromField = Annotated[ContinueFrom | None, doc("Go on from a place in an
 def continued_ids(
     request: TokenDetailFields, prompts: list[list[int]], max_tokens: int, context: ModelContext
 ) -> tuple[int, ...]:
-    """Returns the ids that the answer goes on from. Raises Unprocessable if that is not possible.
+    """Returns the tokens of the earlier answer that the new one begins with; empty without `continue_from`.
 
-    prompts: those of the request, as ids
-    max_tokens: the most tokens of the whole answer
+    prompts: the prompts of the request, as ids
+    max_tokens: the most tokens of the whole answer, which the earlier ones are part of
+
+    Raises Unprocessable if the request cannot continue that answer.
     """
     given = getattr(request, FIELD)
     if given is None:
         return ()
-    _check_together(request, len(prompts))
+    _check_conflicts(request, len(prompts))
     ids = _ids_of_receipt(given.receipt, prompts[0], context) if given.receipt else given.ids
     source = "receipt" if given.receipt else "ids"
     check_ids(f"{FIELD}.{source}", ids, context.vocab_size)
@@ -66,7 +67,7 @@ def continued_ids(
 
 
 def _ids_of_receipt(receipt: Receipt, prompt: list[int], context: ModelContext) -> list[int]:
-    """Returns the ids of the receipt's answer, if this is the answer of this model to this prompt."""
+    """Returns the token ids in the receipt. Raises Unprocessable for the receipt of another model or prompt."""
     if receipt.model not in {context.model, *context.names}:
         raise _refusal("receipt.model", f"is `{receipt.model}`, but this server serves `{context.model}`")
     if receipt.prompt_sha256 != prompt_hash(prompt):
@@ -76,7 +77,8 @@ def _ids_of_receipt(receipt: Receipt, prompt: list[int], context: ModelContext) 
     return receipt.output_ids
 
 
-def _check_together(request: TokenDetailFields, prompts: int) -> None:
+def _check_conflicts(request: TokenDetailFields, prompts: int) -> None:
+    """Raises Unprocessable for what the request asks about tokens that are not computed again."""
     if prompts > 1:
         raise Unprocessable(f"`{FIELD}` needs a single prompt", param=FIELD, code="conflicting_fields")
     asked: dict[str, Any] = {"echo": False, "prompt_logprobs": None}

@@ -30,6 +30,7 @@ Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
 TopK = Annotated[int, Meta(ge=-1, le=MOST)]
 Rivals = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]  # how many likely tokens to report in addition to the chosen one
 TokenIds = Annotated[list[Count], Meta(max_length=1024)]
+TextIds = Annotated[list[Count], Meta(max_length=1 << 24)]  # of a whole prompt or answer
 StopTexts = Annotated[list[Text], Meta(max_length=MAX_STOPS)]
 Ignored = Annotated[Any, doc("Accepted, no effect")]
 Refused: TypeAlias = None  # a field that is known and not supported: only null is accepted

@@ -2,20 +2,18 @@
 
 from typing import Annotated
 
-from msgspec import Meta
-
 from frontend.api.chat_prompt import with_template
 from frontend.api.common import ModelContext, check_ids, check_model
 from frontend.api.openai.chat_input import TokenizeRequest, chat_prompt
 from frontend.api.request_model import RequestModel
-from frontend.api.request_types import Count, ModelName, doc
+from frontend.api.request_types import ModelName, TextIds, doc
 from frontend.api.response_types import Prompt, TokenizerInfo, Tokens
 from frontend.api.tools import functions
 from frontend.errors import BadRequest, Unprocessable
 
 
 class DetokenizeRequest(RequestModel):
-    tokens: Annotated[list[Count], Meta(max_length=1 << 24), doc("Token ids")]
+    tokens: Annotated[TextIds, doc("Token ids")]
     model: ModelName = None
 
 

@@ -1,6 +1,7 @@
-"""Parses an output from a place on, as if all of it were parsed; tells only of what follows.
+"""Parses the rest of an output as the end of the whole output, and yields the events of the rest only.
 
-A call that the place cuts is told of in whole, from its name on, as no client could use the rest of its arguments.
+A tool call that began before the rest is yielded as a whole, with its name, as no client could use the end of its
+arguments alone.
 """
 
 from collections.abc import Sequence
@@ -11,10 +12,10 @@ from frontend.output_parser.parser import OutputParser
 
 
 class ContinuedParser:
-    """An OutputParser. Calls count from the first one that it tells of."""
+    """An OutputParser of the rest. It numbers calls from the first one that it yields."""
 
     def __init__(self, parser: OutputParser, before: Sequence[str]) -> None:
-        """before: the texts up to the place. `parser` has parsed nothing yet."""
+        """before: the texts before the rest. `parser` has parsed nothing yet."""
         self._parser = parser
         self._complete = 0  # calls that were complete before
         self._open: list[Event] = []  # of the call that was not
@@ -38,16 +39,16 @@ class ContinuedParser:
         return self._parser.called
 
     def feed(self, text: str) -> list[Event]:
-        return self._told(self._parser.feed(text))
+        return self._rest_of(self._parser.feed(text))
 
     def finish(self) -> list[Event]:
-        return self._told(self._parser.finish())
+        return self._rest_of(self._parser.finish())
 
-    def _told(self, events: list[Event]) -> list[Event]:
+    def _rest_of(self, events: list[Event]) -> list[Event]:
         events, self._open = [*self._open, *events], []
-        return [self._counted(event) for event in events]
+        return [self._renumbered(event) for event in events]
 
-    def _counted(self, event: Event) -> Event:
+    def _renumbered(self, event: Event) -> Event:
         match event:
             case CallStart(call) | CallArguments(call) | CallEnd(call):
                 return event._replace(call=call - self._complete)

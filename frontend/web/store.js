@@ -55,7 +55,7 @@ async function transaction(mode, work) {
 
 const read = (work) => transaction("readonly", work);
 
-// A write that fails is told once more, as a "failure", and undefined is returned: the page goes on without it.
+// A write that fails dispatches "failure" and resolves with undefined, so that the page goes on without it.
 async function write(work, ...changed) {
   try {
     const result = await transaction("readwrite", work);

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar
 
-from msgspec import UNSET, Meta
+from msgspec import UNSET
 
 from frontend.api.call_history import chat_message
 from frontend.api.chat_prompt import Prompt, render_prompt
@@ -21,7 +21,7 @@ from frontend.api.ollama.envelope import MODEL, check_model, error, status, stre
 from frontend.api.ollama.messages import IMAGES
 from frontend.api.ollama.options import AnswerFields
 from frontend.api.ollama.output import LineWriter, Said
-from frontend.api.request_types import Count, doc
+from frontend.api.request_types import TextIds, doc
 from frontend.api.tools import checked_choice, grammar_and_parser, openai_choice
 from frontend.errors import BadRequest
 from frontend.output_parser.formats import Reasoning
@@ -45,9 +45,7 @@ class OllamaTextRequest(AnswerFields):
     suffix: Annotated[str, doc("The text after the answer, for models that fill in the middle")] = ""
     system: Annotated[str, doc("What stands before the prompt")] = ""
     raw: Annotated[bool, doc("Continue the prompt as it is, without the chat template")] = False
-    context: Annotated[
-        Annotated[list[Count], Meta(max_length=1 << 24)] | None, doc("The `context` of the previous answer")
-    ] = None
+    context: Annotated[TextIds | None, doc("The `context` of the previous answer")] = None
 
 
 REQUEST = OllamaTextRequest

@@ -50,7 +50,11 @@ class Verification(ResponseModel):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """generation: checks the answer; problem: in what the receipt does not belong to its request, or ""."""
+    """What a receipt says about a request, ready to be checked.
+
+    generation: checks the answer; None if nothing has to be computed
+    problem: why the receipt does not belong to its request; "" if it does
+    """
 
     receipt: Receipt
     generation: GenerationRequest | None

@@ -13,8 +13,8 @@ from msgspec import UNSET, Meta, UnsetType
 from frontend.api.common import ResponseContext, to_json
 from frontend.api.receipts import signing
 from frontend.api.receipts.signing import Check, Signer
-from frontend.api.request_model import MOST, RequestModel
-from frontend.api.request_types import Count, doc
+from frontend.api.request_model import RequestModel
+from frontend.api.request_types import Count, TextIds, doc
 from frontend.request import Delta, GenerationRequest
 from shared.codec import pack_u32
 from shared.messages import Sampling
@@ -26,8 +26,6 @@ ALWAYS = (
     "frequency_penalty",
 )  # fmt: skip
 IF_SET = ("min_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_words")
-
-_Ids = Annotated[list[Annotated[int, Meta(ge=0, le=MOST)]], Meta(max_length=1 << 24)]
 
 
 class Signature(RequestModel):
@@ -44,7 +42,7 @@ class Receipt(RequestModel):
     index: Annotated[Count, doc("Which choice of the response this is")]
     prompt_sha256: Annotated[str, doc("Of the prompt's token ids, each as 4 bytes, little-endian")]
     sampling: Annotated[dict[str, Any], doc("How the tokens were drawn, by the names of the API, with the seed")]
-    output_ids: Annotated[_Ids, doc("Of the whole answer, with what it goes on from and what ended it")]
+    output_ids: Annotated[TextIds, doc("Of the whole answer, with what it goes on from and what ended it")]
     finish_reason: Annotated[Literal["eos", "stop", "length"], doc("Why the answer ended")]
     created: Annotated[int, Meta(ge=0, le=LAST_SECOND), doc("When the answer began, in seconds since 1970")]
     signature: Annotated[Signature | None, doc("If the server has a `--receipt-key`")] = None
