@@ -21,7 +21,7 @@ KERNELS = (
     "experts",
     "sample",
 )
-CHECKS = ("invariance", "ids")
+CHECKS = ("rows", "invariance", "long", "ids")
 NOTE = "note"
 EXPERT_MODELS = ("qwen3-30b-a3b", "gpt-oss-20b")
 

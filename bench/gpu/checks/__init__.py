@@ -6,5 +6,6 @@ cases_kv            the same for kernels that read or write K/V
 cases_few_bits      the same for products with weights in groups
 cases_experts       the same for the experts of a layer
 random_inputs       the type of a case, and random tensors
+row_bits            checks for the same bits of a matrix product's row with any number of rows
 determinism         checks for the same bits in every batch and chunking, and the same tokens by every path
 """

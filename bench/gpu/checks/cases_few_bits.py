@@ -25,13 +25,13 @@ def few_bits_cases(env: Environment) -> Iterator[Case]:
     formats = product(CODE_MAPS, GROUP_SIZES, (False, True))
     for at, (code_map, group_size, minimum) in enumerate(env.sample(formats)):
         rows, (n, k), scales = ROWS[at % len(ROWS)], SHAPES[at // 2 % len(SHAPES)], SCALES[at % len(SCALES)]
-        weight = _weight(random, n, k, code_map, min(group_size, k + -k % 16), scales, minimum=minimum)
-        other = _weight(random, 256, k, INT8, 32, torch.float32, minimum=True)
+        weight = few_bits_weight(random, n, k, code_map, min(group_size, k + -k % 16), scales, minimum=minimum)
+        other = few_bits_weight(random, 256, k, INT8, 32, torch.float32, minimum=True)
         yield _linear(random(rows, k), [weight, other] if at % 2 else [weight], random(n + at % 2 * 256))
         yield _gated(random(rows, k), weight)
 
 
-def _weight(
+def few_bits_weight(
     random: RandomTensors, n: int, k: int, code_map: CodeMap, group_size: int, scales: torch.dtype, *, minimum: bool
 ) -> QuantizedWeight:
     """Returns a weight of random codes for which a product is about as large as the input."""

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from bench.gpu.checks.cases import CASES
-from bench.gpu.checks.determinism import check_bits, check_ids
+from bench.gpu.checks.determinism import check_bits, check_ids, check_long
 from bench.gpu.checks.random_inputs import Case
+from bench.gpu.checks.row_bits import check_rows
 from bench.gpu.environment import Environment, Row
 from bench.gpu.tables import FAIL, PASS
 
@@ -22,6 +23,10 @@ def check(env: Environment, argument: str) -> Iterator[Row]:
     match name:
         case "invariance":
             yield from check_bits(env, model)
+        case "rows":
+            yield from check_rows(env, model)
+        case "long":
+            yield from check_long(env, model)
         case "ids":
             yield from check_ids(env, model)
         case _:
@@ -30,15 +35,23 @@ def check(env: Environment, argument: str) -> Iterator[Row]:
 
 @torch.inference_mode()
 def kernel(env: Environment, name: str, cases: Iterable[Case]) -> Row:
-    """Runs all cases of one kernel and returns its row, whose note describes the first failure."""
-    count, worst, note = 0, 0.0, ""
+    """Runs all cases of one kernel and returns its row.
+
+    Its note describes the first failure, or says how many sampled ids differ by rounding.
+    """
+    count, worst, note, rounded, drawn = 0, 0.0, "", 0, 0
     bound = BOUNDS.get(name, BOUND)
     for case in cases:
         count += 1
         try:
             with poisoned():
                 got = case.got()
-            error = max(_error(one, other) for one, other in zip(got, case.want(), strict=True))
+            want = case.want()
+            error = max(_error(one, other) for one, other in zip(got, want, strict=True))
+            if case.wrong is not None and error:
+                differ, error = error, float(case.wrong(got, want).sum())
+                rounded += int(differ - error)
+            drawn += len(got[0]) if case.wrong is not None else 0
         except Exception as problem:
             env.clock.wait()  # raises if the device is unusable
             error, note = float("inf"), note or f"{case.label}: {type(problem).__name__}: {problem}"[:200]
@@ -46,6 +59,8 @@ def kernel(env: Environment, name: str, cases: Iterable[Case]) -> Row:
             note = note or f"{case.label}: {error:.2g}"
         worst = max(worst, error)
     row: Row = {"what": name, "cases": count, "worst": worst, "bound": bound, "result": FAIL if note else PASS}
+    if rounded:
+        note = f"{note}; " * bool(note) + f"{rounded} of {drawn} ids differ by rounding"
     return row | ({"note": note} if note else {})
 
 

@@ -1,7 +1,7 @@
 """Checks that whole steps give the same bits in every batch and chunking, and the same ids in every configuration."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from worker.model.spec import ModelSpec
 from worker.schedule.sequence import Chunk, Sequence
 
 OTHER_LENGTHS = (1, 3, 40, 129, 500, 17, 64, 333, 2, 260, 31)  # prompt tokens of the other sequences of a batch
+LONG = 40_000  # positions; parts are largest from 32,768 on
 BASE = Setup()
 QUANTIZED_WEIGHTS = (
     Setup(weights=Scheme("int8")),
@@ -38,18 +39,30 @@ def check_bits(env: Environment, model: str) -> Iterator[Row]:
     spec = spec_of(model, env.sizes.layers)
     formats = (BASE, *(FORMATS if env.cuda else QUANTIZED_WEIGHTS)) if model == env.models[0] else (BASE,)
     for format in formats:
-        forwards = _Forwards(env, spec, format)
+        forwards = _Forwards(env, spec, format, env.sizes.check)
         alone = forwards.alone()
         for variant, run in forwards.variants().items():
             forwards.poison()
             yield _bits(f"bits, {model}{format.description}, {variant}", alone, run())
 
 
+@torch.inference_mode()
+def check_long(env: Environment, model: str) -> Iterator[Row]:
+    """Does the same with one layer and a context so long that attention splits its keys into the largest parts."""
+    spec = spec_of(model, env.sizes.layers)
+    whole = next(layer for layer in spec.layers if not layer.window)  # all models here have such a layer
+    length = LONG if env.cuda else env.sizes.check
+    forwards = _Forwards(env, replace(spec, layers=(whole,)), BASE, length)
+    alone = forwards.alone()
+    for variant, run in forwards.variants().items():
+        forwards.poison()
+        yield _bits(f"bits at {length} tokens, {model}, {variant}", alone, run())
+
+
 class _Forwards:
     """Runs steps of a decoder without a scheduler. Every variant returns the last logits of the same sequence."""
 
-    def __init__(self, env: Environment, spec: ModelSpec, setup: Setup) -> None:
-        length = env.sizes.check
+    def __init__(self, env: Environment, spec: ModelSpec, setup: Setup, length: int) -> None:
         weights = random_weights(spec, env.dtype, env.device, seed=env.seed, scheme=setup.weights)
         lengths = (length, *(min(n, length) for n in OTHER_LENGTHS))
         (self._one, *self._others), pages = sequences(lengths, PAGE_SIZE, spec.vocab_size, env.seed)
@@ -69,6 +82,7 @@ class _Forwards:
             "beside prompts": lambda: self._logits(last(self._one, length), *whole),
             "in two chunks": lambda: self._in_chunks((length // 3,)),
             "in odd chunks": lambda: self._in_chunks((1, length // 5, length // 5 + 1, length - 7)),
+            "a turn behind a prefix": lambda: self._in_chunks((length - min(64, length // 2),)),
             "as a decode": lambda: self._decoded([]),
             "as a decode beside decodes": lambda: self._decoded(self._others),
         }

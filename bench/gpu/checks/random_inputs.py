@@ -16,12 +16,14 @@ Tensors = tuple[Tensor, ...]
 class Case:
     """Two functions whose results are compared. Both return tensors of the same shapes.
 
-    got: runs the kernel in the format under test. want: runs its PyTorch form in fp32.
+    got: runs the kernel in the format under test. want: runs its PyTorch form in fp32. wrong: for ids that may differ
+    by rounding, returns which of them [R] differ by more.
     """
 
     label: str
     got: Callable[[], Tensors]
     want: Callable[[], Tensors]
+    wrong: Callable[[Tensors, Tensors], Tensor] | None = None
 
 
 class RandomTensors:
