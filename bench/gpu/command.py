@@ -13,7 +13,7 @@ from types import FrameType
 from bench.client.summary import to_json
 from bench.gpu.driver import Driver, Interrupted
 from bench.gpu.first_hour.runner import MINUTES, first_hour
-from bench.gpu.sections import SECTIONS, Options, tasks
+from bench.gpu.sections import ON_REQUEST, SECTIONS, Options, tasks
 from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS
 from bench.gpu.tables import Table, as_data, page
 from shared.arguments import comma_separated, new_file, positive_float
@@ -32,7 +32,8 @@ def main(words: Sequence[str]) -> int:
     if args.first_hour:
         return _first_hour(args)
     options = _options(args)
-    chosen = tasks((*args.only, "trace") if options.trace else args.only, options)
+    asked = {"trace": options.trace, "sweep": options.tiles}
+    chosen = tasks((*args.only, *(name for name, file in asked.items() if file)), options)
     command = shlex.join(["sluice", "bench", "gpu", *words])
     with ExitStack() as stack:
         log = stack.enter_context(args.log.open("wb")) if args.log else None
@@ -102,7 +103,7 @@ def _save(driver: Driver, args: argparse.Namespace, command: str) -> None:
 
 def _options(args: argparse.Namespace) -> Options:
     seed = args.seed if args.seed >= 0 else random.randrange(1 << 31)
-    return Options(args.device, args.models, args.device == "cpu", seed, args.trace)
+    return Options(args.device, args.models, args.device == "cpu", seed, args.trace, args.tiles)
 
 
 def _parser() -> Parser:
@@ -117,13 +118,14 @@ def _parser() -> Parser:
     names = [section.name for section in SECTIONS]
     add(
         "--only",
-        type=comma_separated(names, every=names),
+        type=comma_separated(names, every=[name for name in names if name not in ON_REQUEST]),
         default="all",
         metavar="SECTION,...",
-        help="which [default all]",
+        help=f"which [default all, which is without {', '.join(ON_REQUEST)}]",
     )
     add("--budget", type=positive_float, default=BUDGET_S, metavar="SECONDS", help="total time [default %(default).0f]")
     add("--seed", type=int, default=-1, metavar="N", help="of inputs and weights; -1: random, and printed [default -1]")
+    add("--tiles", type=new_file, metavar="FILE", help="measure section sweep, and write its best tiles")
     add("--trace", type=new_file, metavar="FILE", help="write a trace for Perfetto, and measure its kernels")
     add("--json", type=new_file, metavar="FILE", help="write all rows")
     add("--out", type=new_file, metavar="FILE", help="write the tables as Markdown")

@@ -101,7 +101,8 @@ class Driver:
             self._end(queue, "")
 
     def _message(self, queue: list[Task], folder: str) -> dict[str, Any]:
-        options = asdict(self.options) | {"trace": str(self.options.trace or "")}
+        options = asdict(self.options)
+        options |= {name: str(options[name] or "") for name in ("trace", "tiles")}
         return {
             "tasks": [_task_message(task) for task in queue],
             "options": options, "facts": self.limits, "deadline": self.deadline,

@@ -34,6 +34,7 @@ class Environment:
     seed: int
     deadline: float  # seconds since the epoch
     trace: Path | None = None
+    tiles: Path | None = None  # where the section `sweep` writes the best tiles
     limits: dict[str, float] = field(default_factory=dict)
 
     @property

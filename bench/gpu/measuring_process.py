@@ -73,6 +73,7 @@ def _environment(order: dict[str, Any]) -> Environment:
         seed=options["seed"],
         deadline=order["deadline"],
         trace=Path(options["trace"]) if options["trace"] else None,
+        tiles=Path(options["tiles"]) if options["tiles"] else None,
         limits=order["facts"],
     )
 

@@ -33,6 +33,7 @@ class Options:
     small: bool
     seed: int
     trace: Path | None = None
+    tiles: Path | None = None
 
 
 Arguments = Callable[[Options], tuple[str, ...]]
@@ -125,8 +126,13 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "linear", "Matrix products alone: few rows against the copy bandwidth, many against the GEMM rate",
         ("model", "weight", "rows", "µs invariant", "%", "µs library", "% library",
-         "µs int8", "% int8", "µs fp8", "% fp8", "µs int4", "% int4", "of"),
-        "bench.gpu.measure.isolated_kernels:linear_alone", _first_model, 10, 60,
+         "µs int8", "% int8", "µs fp8", "% fp8", "µs int4", "% int4", "of", "same bits", "row 0 alone"),
+        "bench.gpu.measure.isolated_kernels:linear_alone", _first_model, 10, 100,
+    ),
+    Section(
+        "sweep", "Tiles of products: the one that is used beside the fastest of those with the same bits",
+        ("model", "weight", "rows", "used", "µs", "best", "µs best", "gain %", "µs library", "tried", "result"),
+        "bench.gpu.measure.tile_sweep:measure", _models, 20, 600,
     ),
     Section(
         "experts", "Experts of a layer alone: few rows against the bytes of the chosen, many against the GEMM rate",
@@ -165,6 +171,7 @@ COMPILING = Section(
     ("section", "compiled", "s"), "", _once, 0, 0,
 )  # fmt: skip
 ALWAYS = ("floors",)  # always measured: other sections report shares of these limits
+ON_REQUEST = ("sweep",)  # not among all sections, because it takes minutes for each model
 
 
 def tasks(names: tuple[str, ...], options: Options) -> list[Task]:

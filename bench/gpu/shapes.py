@@ -90,6 +90,7 @@ class Sizes:
     turn: tuple[int, int]  # tokens of a chunk; tokens before it
     uneven: tuple[int, int, int]  # number of short sequences; number of keys of each; number of keys of a long one
     rows: tuple[int, ...]  # numbers of rows with which single kernels are measured
+    sweep: tuple[int, ...]  # numbers of rows for which tiles are measured
     idle_batch: int
     host_batches: tuple[int, int]
     layers: int  # layers of a real model that the checks use
@@ -103,12 +104,13 @@ class Sizes:
 FULL = Sizes(
     copy_bytes=4 << 30, gemm=8192, batches=(1, 8, 32, 64, 128, 256), context=1024, steps=32, rounds=4, prompt=8192,
     attention=(64, 4096), turn=(64, 100_000), uneven=(63, 500, 32_768),
-    rows=(1, 32, 256, 8192), idle_batch=32, host_batches=(32, 256), layers=6, check=700, new=24,
+    rows=(1, 32, 256, 8192), sweep=(1, 8, 16, 32, 64, 96, 128, 192, 256, 512, 2048, 8192),
+    idle_batch=32, host_batches=(32, 256), layers=6, check=700, new=24,
     length_scale=1.0, rate_scale=1.0, workloads="all",
 )  # fmt: skip
 SMALL = Sizes(
     copy_bytes=4 << 20, gemm=128, batches=(1, 4), context=40, steps=2, rounds=2, prompt=96,
     attention=(4, 64), turn=(8, 200), uneven=(3, 20, 200),
-    rows=(1, 16), idle_batch=4, host_batches=(2, 4), layers=2, check=70, new=6,
+    rows=(1, 16), sweep=(1, 16), idle_batch=4, host_batches=(2, 4), layers=2, check=70, new=6,
     length_scale=0.02, rate_scale=100.0, workloads="paged_attention,offline",
 )  # fmt: skip

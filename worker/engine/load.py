@@ -47,6 +47,7 @@ from worker.model.spec import ModelSpec
 from worker.observability.metrics import ExpertLoads
 from worker.run.bits_check import keeps_bits
 from worker.run.kernel_check import choose_operations
+from worker.run.library_check import with_equal_library_products
 from worker.run.option_check import with_sound_options
 from worker.run.runner import Runner
 from worker.run.warmup import StepLimits, first_decodes, warm_up
@@ -257,6 +258,7 @@ def size_pool_and_decoder(
     log.info("preparing kernels for %s", gpu.name)
     length = longest_sequence(spec, model, worker)
     decoder = with_sound_options(Decoder(spec, weights, length), worker, length)
+    decoder = with_equal_library_products(decoder, worker)
     decoder, measured = choose_operations(decoder, worker, length, gpu, on_progress)
     budget = configured_budget(worker) if worker.kv_cache_gb else measured
     size = size_pool(spec, kv_dtype, device, budget, model, worker, weights.embed.dtype)

@@ -10,6 +10,7 @@ plain PyTorch and defines what x computes.
     qkv_rope_write      norm, rotary and store_kv in one pass, for queries, keys and values
     attention           attention over the paged cache
     linear              matrix products
+    library_products    matrix products of many rows by the vendor's library, where it gives the same bits
     experts             the feed-forward network of a mixture of experts
     delta_net           the gated delta rule, with a state instead of K/V
     mamba2              Mamba-2, another layer whose sequences have a state

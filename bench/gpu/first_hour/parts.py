@@ -42,6 +42,7 @@ class Part:
             return [self.module, *(word.format(device=device) for word in self.words)]
         chosen = models[1:] if self.others else models[:1]
         names = {"--json": "rows.json", "--out": "report.md", "--log": "log.txt"}
+        names |= {"--tiles": "measured_tiles.json"} if "sweep" in self.sections else {}
         files = [word for flag, name in names.items() for word in (flag, str(folder / name))]
         return [
             "bench", "gpu", "--device", device, "--models", ",".join(chosen), "--only", ",".join(self.sections),
@@ -75,6 +76,7 @@ PARTS = (
     Part("idle", "Between steps", 30, 120, sections=("idle",)),
     Part("kernels", "Small kernels alone", 20, 120, sections=("kernels", "experts")),
     Part("ablations", "What each part of the fast path gains", 60, 300, sections=("ablations",)),
+    Part("sweep", "Tiles of products", 90, 400, sections=("sweep",), environment=ONE_CHAIN),
     Part("start", "From the command to the first token", 90, 300, sections=("start",), packages=SERVER),
     Part("served", "Workloads through HTTP", 90, 260, sections=("served",), packages=SERVER),
     Part("others", "The other models", 60, 480, sections=("correct", "decode", "attention", "prefill"), others=True),

@@ -3,6 +3,8 @@
 device_limits       copy bandwidth, GEMM rate, launch times: the limits that other sections refer to
 decode, prefill     steps of the worker's whole loop
 isolated_kernels    sections attention, linear and kernels: each kernel on its own
+library_bits        whether the vendor's library gives the bits of our products, in section linear
+tile_sweep          candidate tiles for products
 experts             the experts of a layer, in each format
 idle                time between steps
 ablations           each optimization switched off

@@ -9,6 +9,7 @@ from torch import Tensor
 from bench.gpu.checks.cases import sampling_params
 from bench.gpu.checks.random_inputs import EPS, RandomTensors
 from bench.gpu.environment import Environment, Row, spec_of
+from bench.gpu.measure.library_bits import compared, known_weights
 from bench.gpu.setup.harness import PAGE_SIZE
 from bench.gpu.setup.roofline import attention_operations
 from bench.gpu.setup.steps import last, packed, sequences
@@ -93,7 +94,7 @@ def _sdpa_call(env: Environment, spec: ModelSpec) -> Callable[[], Tensor]:
 @torch.inference_mode()
 def linear_alone(env: Environment, model: str) -> Iterator[Row]:
     spec = spec_of(model)
-    for name, (n, k) in _products(spec).items():
+    for name, (n, k) in products(spec).items():
         for rows in env.sizes.rows if name != "head" else env.sizes.rows[:-1]:
             if late := env.skip_reason(3):
                 yield {"model": model, "weight": name, "rows": rows, "note": late}
@@ -111,11 +112,12 @@ def linear_alone(env: Environment, model: str) -> Iterator[Row]:
                     f"% {variant}": share(work * FEW_BITS[variant] // 16 if memory_bound else work, found[variant])
                     for variant in variants[2:]
                 },
-                "of": "copy" if memory_bound else "GEMM",
+                "of": "copy" if memory_bound else "GEMM", **compared(env, n, k, rows),
             }  # fmt: skip
+    yield from known_weights(env)
 
 
-def _products(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+def products(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     """Returns the shape [N, K] of each weight by its name."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     return {
@@ -126,7 +128,7 @@ def _products(spec: ModelSpec) -> dict[str, tuple[int, int]]:
 
 def _product(env: Environment, spec: ModelSpec, name: str, rows: int, variant: str) -> float:
     """Returns the seconds of one matrix product as the decoder calls it, measured over several weights in turn."""
-    random, (n, k) = RandomTensors(env), _products(spec)[name]
+    random, (n, k) = RandomTensors(env), products(spec)[name]
     min_total = MIN_TOTAL_BYTES if env.cuda else 1
     bits = FEW_BITS.get(variant, 16)
     weights = [_packed(env, random(n, k), variant) for _ in range(min(16, 1 + min_total // (n * k * bits // 8)))]
@@ -155,7 +157,7 @@ def _packed(env: Environment, weight: Tensor, variant: str) -> PackedLinear:
 @torch.inference_mode()
 def layer_alone(env: Environment, spec: ModelSpec, rows: int, variant: str) -> float:
     """Returns the seconds of all matrix products of a layer. variant: of FULL or FEW_BITS, or a name of a Scheme."""
-    return sum(_product(env, spec, name, rows, variant) for name in _products(spec) if name != "head")
+    return sum(_product(env, spec, name, rows, variant) for name in products(spec) if name != "head")
 
 
 @torch.inference_mode()

@@ -28,6 +28,7 @@ from worker.model.decoder import Decoder, Weights
 from worker.model.spec import ModelSpec
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
+from worker.run.library_check import row_counts, with_checked_library
 from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
@@ -70,6 +71,8 @@ class Harness:
         pages = slots * -(-max_length // PAGE_SIZE) + 1
         operations = with_options(setup.operations, setup.options.on(env.device))
         decoder = Decoder(spec, weights, max_length, operations)
+        if setup.options.library_products:
+            decoder = with_checked_library(decoder, row_counts(env.sizes.prompt))
         self.spec, self._env, self._max_length = spec, env, max_length
         self.cache = KVCache(spec, (pages,), PAGE_SIZE, kv_format(setup.kv, env.dtype), env.device)
         self.scheduler = Scheduler(_config(setup, slots, max_length), [PagePool(pages, PAGE_SIZE)])

@@ -29,7 +29,9 @@ from bench.gpu.shapes import FULL
 from worker.model.spec import ModelSpec
 
 MODELS = ("gemma-3-1b",)
-SIZES = replace(FULL, batches=(1, 256), steps=1, rounds=2, context=64, prompt=700, new=8, idle_batch=8)
+SIZES = replace(
+    FULL, batches=(1, 256), steps=1, rounds=2, context=64, prompt=700, new=8, idle_batch=8, sweep=(1, 96, 2048)
+)
 APART = ("start", "served", "peer")
 
 

@@ -13,6 +13,7 @@ from bench.gpu.checks.correctness import kernel
 from bench.gpu.checks.random_inputs import Case
 from bench.gpu.clock import HostClock
 from bench.gpu.environment import Environment, spec_of
+from bench.gpu.measure import tile_sweep
 from bench.gpu.measure.transformers_peer import OLDER
 from bench.gpu.setup.checkpoint import tokenizer
 from bench.gpu.setup.profiler import Span, extent, gaps
@@ -20,6 +21,7 @@ from bench.gpu.setup.roofline import head_parameters, kv_bytes, linear_parameter
 from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS, SMALL
 from bench.gpu.tables import Table
 from deploy.cli import main
+from worker.kernels.gpu.tile_table import CANDIDATES, Tile, measured_entry, measured_tile
 
 
 def bench(*words: str) -> int:
@@ -33,7 +35,7 @@ def env(tmp_path: Path) -> Environment:
 
 @pytest.mark.slow
 def test_gpu_command_runs_all_sections_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = {name: tmp_path / name for name in ("json", "out", "trace", "log")}
+    files = {name: tmp_path / name for name in ("json", "out", "trace", "tiles", "log")}
     flags = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     code = bench("--device", "cpu", "--models", "tiny", "--seed", "1", *flags)
     printed = capsys.readouterr().out
@@ -50,6 +52,11 @@ def test_gpu_command_runs_all_sections_on_the_cpu(tmp_path: Path, capsys: pytest
     _figures(tables, "attention", "%", 5)
     _figures(tables, "ablations", "gain %", 4)
     _figures(tables, "linear", "µs invariant", 9)
+    assert {row["row 0 alone"] for row in tables["linear"]["rows"]} <= {"yes", "no"}
+    _figures(tables, "linear", "same bits", 9 + 3 * 6)
+    _figures(tables, "sweep", "gain %", 2 * 5)
+    measured = json.loads(files["tiles"].read_text())["cpu"]
+    assert [entry[0] for entries in measured.values() for entry in entries] == [*SMALL.sweep] * 5
     _figures(tables, "experts", "%", 2 * 5 * len(SMALL.rows))
     _figures(tables, "start", "first token s", 2)
     _figures(tables, "served", "tokens/s", 2)
@@ -164,3 +171,28 @@ def test_checkpoint_tokenizer_has_the_requested_vocabulary_size(size: int) -> No
     made = tokenizer(size)
     assert made.get_vocab_size() == size
     assert made.decode([size - 1]) and made.decode(made.encode("so it goes").ids) == "so it goes"
+
+
+def test_sweep_takes_the_fastest_tile_with_the_same_bits(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept = tile_sweep.SweptWeight(env, 5120, 64, gated=None, wide=False)
+    tried = [tile for tile in CANDIDATES["linear"] if tile.rows == 16]
+    seconds = dict(zip(tried, (3.0, 1.0, 2.0), strict=True))
+    wrong, right = tried[1], tried[2]
+    monkeypatch.setattr(tile_sweep.tiles, "choose_tile", lambda *shape: tried[0])
+    monkeypatch.setattr(tile_sweep, "candidates", lambda product, shape: tried)
+    monkeypatch.setattr(swept, "_seconds", lambda x, tile: seconds[tile])
+    monkeypatch.setattr(swept, "_launch", lambda x, weight, tile: torch.ones(1, 2) * (2 if tile is wrong else 1))
+    best, figures = swept.sweep(1)
+    assert best is right and figures["gain %"] == 50 and figures["result"] == "FAIL"
+    assert figures["note"] == f"{tile_sweep.described(wrong)}: other bits"
+    seconds[right] = 2.99
+    assert swept.sweep(1)[0] is tried[0], "hardly faster"
+
+
+def test_sweep_writes_what_the_worker_reads(tmp_path: Path) -> None:
+    file, tile = tmp_path / "tiles.json", Tile(128, 64, 4, 4, "split")
+    for device, name in (("A", "one"), ("A", "two"), ("B", "one")):
+        tile_sweep.add_entries(file, device, name, [measured_entry(16, tile), measured_entry(64, tile)])
+    table = json.loads(file.read_text())
+    assert [[*products] for products in table.values()][-2:] == [["one", "two"], ["one"]]
+    assert measured_tile(table, "A", "two", 17) == tile

@@ -1,0 +1,103 @@
+"""Computes products of many rows with the vendor's library (cuBLAS), where it was seen to give the bits of our kernels.
+
+A library GEMM of a fixed shape adds along K in an order of its own, and another number of rows may get another order.
+So only those products go to the library whose weight and number of rows have been compared on this device
+(worker/run/library_check.py). All others are ours. A weight whose K is split into chains (gpu/tiles.py) is multiplied
+chain by chain, and the partial sums are added in order.
+
+cuBLAS splits K among programs if it has memory for partial sums. SCARCE takes it away, and must be in the environment
+before the library is used for the first time.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker.kernels.act_and_mul import act_and_mul
+from worker.kernels.activate import Activation
+from worker.kernels.gpu.tiles import chain_length
+from worker.kernels.linear import PackedLinear
+from worker.kernels.operations import Operations
+from worker.kernels.split_k import sum_split_k
+
+SCARCE: Mapping[str, str] = {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+FEWEST_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Product:
+    """The shape of a matrix product: x [rows, depth] @ weight [columns, depth].T."""
+
+    columns: int
+    depth: int
+    rows: int
+
+
+def library_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, fp32_out: bool = False, split_k: bool = False
+) -> Tensor:
+    """Computes `linear_triton` with the library: the same chains, and the same places where it rounds.
+
+    Returns [T, N] in x's dtype, or in float32 if `fp32_out`. With `split_k` and several chains, returns a partial sum
+    of each, [S, T, N] float32.
+    """
+    (columns, depth), chain = weight.shape, chain_length(*weight.shape)
+    if depth <= chain and bias is None and not fp32_out:
+        return torch.mm(x, weight.T)
+    begins = range(0, depth, chain)
+    terms = torch.empty(len(begins), len(x), columns, dtype=torch.float32, device=x.device)
+    for term, begin in zip(terms, begins, strict=True):
+        multiply_wide(x[:, begin : begin + chain], weight[:, begin : begin + chain], out=term)
+    if bias is not None:
+        terms[0] += bias
+    return terms if split_k and len(begins) > 1 else sum_split_k(terms, 2, torch.float32 if fp32_out else x.dtype)
+
+
+def multiply_wide(x: Tensor, weight: Tensor, *, out: Tensor) -> None:
+    """Stores x @ weight.T in `out`, float32, which is not rounded to x's dtype before."""
+    if x.is_cuda and x.dtype != torch.float32:
+        torch.mm(x, weight.T, out_dtype=torch.float32, out=out)
+    else:
+        torch.mm(x.float(), weight.T.float(), out=out)
+
+
+def can_be_library(packed: PackedLinear) -> bool:
+    """Whether the weight is a plain tensor, for which the operations promise the same bits for every step."""
+    return packed.invariant and packed.cpu is None and not packed.codes and packed.scale is None
+
+
+def product_of(x: Tensor, packed: PackedLinear) -> Product:
+    columns, depth = packed.weight.shape
+    return Product(columns, depth, len(x))
+
+
+def with_library(operations: Operations, equal: frozenset[Product]) -> Operations:
+    """Returns the operations so that the library computes the products in `equal`."""
+    if not equal:
+        return operations
+    linear = partial(_linear, operations.linear, equal)
+    return replace(operations, linear=linear, gated_linear=partial(_gated_linear, operations.gated_linear, equal))
+
+
+def _is_equal(equal: frozenset[Product], x: Tensor, packed: PackedLinear) -> bool:
+    return len(x) >= FEWEST_ROWS and can_be_library(packed) and product_of(x, packed) in equal
+
+
+def _linear(
+    ours: Callable[..., Tensor], equal: frozenset[Product], x: Tensor, packed: PackedLinear, **how: Any
+) -> Tensor:
+    if not _is_equal(equal, x, packed):
+        return ours(x, packed, **how)
+    return library_linear(x, packed.weight, packed.bias, **how)
+
+
+def _gated_linear(
+    ours: Callable[..., Tensor], equal: frozenset[Product], x: Tensor, packed: PackedLinear, activation: Activation
+) -> Tensor:
+    if not _is_equal(equal, x, packed):
+        return ours(x, packed, activation)
+    return act_and_mul(library_linear(x, packed.weight, packed.bias), activation)
