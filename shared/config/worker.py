@@ -91,7 +91,7 @@ class WorkerConfig:
         unit="tokens", at_least=1,
     )  # fmt: skip
     batch_invariant: bool = setting(True, "compute the same bits for a request whatever else is in its steps")
-    cuda_graphs: bool = setting(True, "on a GPU, capture decode steps as CUDA graphs and replay them")
+    cuda_graphs: bool = setting(True, "on a GPU, capture steps as CUDA graphs at start and replay them")
     kernels: str = setting(
         "auto",
         "kernels on a GPU; auto: Triton if a few test steps on this device give the results of plain PyTorch, else "

@@ -50,7 +50,6 @@ from worker.run.kernel_check import choose_operations
 from worker.run.library_check import with_equal_library_products
 from worker.run.option_check import with_sound_options
 from worker.run.runner import Runner
-from worker.run.warmup import StepLimits, first_decodes, warm_up
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 
@@ -165,7 +164,7 @@ def _ready_runner(
         _prepare_cpu_memory(cache)
         return make_runner(decoder, cache, worker, on_gpu=False)
     runner = make_runner(decoder, cache, worker, on_gpu=True)
-    warm_up(runner, first_decodes(StepLimits.of(worker, size.max_seq_len, len(size.groups))), on_progress)
+    runner.capture_graphs(on_progress)
     return runner
 
 
@@ -200,7 +199,7 @@ def _resolve_speculation(
 ) -> WorkerConfig:
     """Replaces --speculation auto by ngram where drafts make decoding faster, and by off elsewhere.
 
-    It is off on a GPU, where steps with drafts can use neither CUDA graphs nor overlap. It is off without C kernels,
+    It is off on a GPU, where steps with drafts cannot overlap and nothing is measured yet. It is off without C kernels,
     because only they give a row the same bits in any step. It is off for models that fit in the processors' caches,
     because their steps are not memory-bound. It is off for models with recurrent layers whatever the flag says, because
     their state after a rejected draft cannot be used. It is off wherever bits may depend on what else is in a step.
@@ -234,6 +233,8 @@ def make_runner(decoder: Decoder, cache: KVCache, worker: WorkerConfig, *, on_gp
         max_batch_size=worker.max_batch_size,
         overlap=worker.overlap,
         graphs=worker.cuda_graphs and on_gpu and capturable,
+        max_step_tokens=worker.max_step_tokens,
+        batch_invariant=worker.batch_invariant,
     )
 
 

@@ -1,16 +1,17 @@
-"""Captures a decode as a CUDA graph: it has a fixed shape, and its memory is at fixed addresses."""
+"""Captures a forward of a fixed shape as a CUDA graph, whose memory is at fixed addresses."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from worker.kernels.sample import sample_plain
 from worker.model.forward_inputs import ForwardInputs
-from worker.run.graph_inputs import GraphInputs, HostBlock, block_bytes
-from worker.run.in_flight import InFlightStep
-from worker.schedule.sequence import Plan
+from worker.run.graph_inputs import Blocks, GraphInputs, HostInputs, Pending, inputs_bytes
+from worker.run.graph_shapes import Shape
+from worker.run.inputs import StepColumns
+from worker.run.page_lanes import PageLanes
 
 Forward = Callable[[ForwardInputs], Tensor]
 
@@ -53,63 +54,81 @@ def cuda_capture() -> Capture:
     return capture
 
 
-class StaticDecode:
-    """A decode of `batch` rows that attend to at most `max_kv_len` positions, and the memory that it uses."""
+@dataclass(slots=True, eq=False)
+class Captured:
+    """A computation with all inputs and outputs at fixed addresses, and its graph once it is captured."""
 
-    def __init__(
-        self,
-        batch: int,
-        max_kv_len: int,
-        page_size: int,
-        groups: int,
-        ids: Tensor,
-        forward: Forward,
-        *,
-        recurrent: bool = False,
-    ) -> None:
-        """ids: [batch or more] int64. compute() reads the previous step's ids here and writes those of this step."""
-        device, pages = ids.device, -(-max_kv_len // page_size)
-        self.batch, self.max_kv_len = batch, max_kv_len
-        self.graph: Graph | None = None
-        self.captures_left = 2  # how many more times a capture may be tried
-        self.graph_outputs: list[Tensor] = []  # tensors that the graph writes to, which must live as long as the graph
-        self._page_size, self._ids, self._forward = page_size, ids, forward
-        self._block = torch.zeros(block_bytes(batch, pages, groups), dtype=torch.uint8, device=device)
-        self._columns = GraphInputs.of(self._block, batch, pages, groups)
-        self._host_blocks = [
-            HostBlock(batch, pages, groups, device, recurrent=recurrent) for _ in range(2)
-        ]  # the last one may still be in use
-        rows = torch.arange(batch, device=device)
-        self._inputs = ForwardInputs(
-            token_ids=torch.zeros_like(rows),
-            positions=self._columns.positions,
-            slot_mappings=self._columns.slot_mappings,
-            query_start_loc=torch.arange(batch + 1, dtype=torch.int32, device=device),
-            seq_lens=self._columns.seq_lens,
-            page_tables=self._columns.page_tables,
-            logits_indices=rows,
-            max_kv_len=max_kv_len,
-            read_slots=self._columns.read_slots if recurrent else None,
-            write_slots=self._columns.write_slots if recurrent else None,
+    name: str
+    compute: Callable[[], None]  # never waits for the device
+    graph: Graph | None = None
+    captures_left: int = 2  # how many more times a capture may be tried
+
+
+@dataclass(frozen=True, slots=True)
+class StaticMemory:
+    """The memory at fixed addresses that the graphs of all shapes share. A graph reads what is sent before its replay.
+
+    ids: where a step's sampling writes its ids and the next step's forward reads them, if the host does not know them.
+    logits: where a forward writes its logits. Whatever is launched before the next replay reads these, because the
+    device runs replays and all other kernels in the order of one stream.
+    """
+
+    blocks: Blocks
+    lanes: PageLanes
+    ids: Tensor  # [most rows] int64
+    logits: Tensor  # [most rows, vocab] float32
+    page_size: int
+    recurrent: bool  # whether layers have a recurrent state
+
+
+@dataclass(slots=True, eq=False)
+class StaticForward:
+    """The forward of one shape: from columns in a block to the first rows of the static logits."""
+
+    shape: Shape
+    memory: StaticMemory
+    forward: Forward
+    captured: Captured = field(init=False)
+    _columns: GraphInputs = field(init=False)
+    _host: list[HostInputs] = field(init=False)
+
+    def __post_init__(self) -> None:
+        blocks, groups = self.memory.blocks, len(self.memory.lanes.tables)
+        self.captured = Captured(f"the forward of {self.shape}", self.compute)
+        self._columns = GraphInputs.of(blocks.on_device, self.shape, groups)
+        self._host = [HostInputs(block, self.shape, groups) for block in blocks.on_host]
+
+    def fill(self, columns: StepColumns, pending: Pending, lanes: list[int]) -> None:
+        """Sends the inputs of a step for the next compute()."""
+        memory = self.memory
+        self._host[memory.blocks.next()].fill(columns, pending, lanes, memory.lanes.scratch, memory.page_size)
+        self._send()
+
+    def fill_padding(self) -> None:
+        """Sends the inputs of a step that is nothing but padding."""
+        memory, groups = self.memory, len(self.memory.lanes.tables)
+        host = self._host[memory.blocks.next()]
+        host.fill_padding(groups, memory.lanes.scratch, memory.page_size, recurrent=memory.recurrent)
+        self._send()
+
+    def compute(self) -> None:
+        """Writes the static logits. Never waits for the device."""
+        memory, columns, shape = self.memory, self._columns, self.shape
+        pages = -(-shape.max_kv_len // memory.page_size)
+        sampled = memory.ids[columns.sources.clamp(min=0)]
+        inputs = ForwardInputs(
+            token_ids=torch.where(columns.sources < 0, columns.token_ids, sampled),
+            positions=columns.positions,
+            slot_mappings=columns.slot_mappings,
+            query_start_loc=columns.query_start_loc,
+            seq_lens=columns.seq_lens,
+            page_tables=tuple(table[:, :pages].index_select(0, columns.lanes) for table in memory.lanes.tables),
+            logits_indices=columns.logits_indices,
+            max_kv_len=shape.max_kv_len,
+            read_slots=columns.read_slots if memory.recurrent else None,
+            write_slots=columns.write_slots if memory.recurrent else None,
         )
+        memory.logits[: shape.rows].copy_(self.forward(inputs))
 
-    def fill(self, plan: Plan, before: InFlightStep | None) -> None:
-        """Loads the inputs of a plan for the next compute().
-
-        before: the step in flight whose sampled tokens, not yet known to the host, are inputs of this plan
-        """
-        if before is not None and before.ids.data_ptr() != self._ids.data_ptr():
-            self._ids[: len(before.ids)].copy_(before.ids)
-        self._host_blocks.reverse()
-        block = self._host_blocks[0]
-        block.fill(plan.chunks, before.plan.chunks if before is not None else [], self._page_size)
-        block.send(self._block)
-
-    def compute(self) -> Tensor:
-        """Writes the sampled ids to `ids` and returns the logits [batch, vocab] float32. Never waits for the device."""
-        columns, inputs = self._columns, self._inputs
-        sampled = self._ids[columns.sources.clamp(min=0)]
-        torch.where(columns.sources < 0, columns.token_ids, sampled, out=inputs.token_ids)
-        logits = self._forward(inputs)
-        self._ids[: len(logits)].copy_(sample_plain(logits, columns.sampling))
-        return logits
+    def _send(self) -> None:
+        self.memory.blocks.send(inputs_bytes(self.shape, len(self.memory.lanes.tables)))

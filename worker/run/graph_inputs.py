@@ -1,14 +1,14 @@
-"""Holds the inputs of a captured decode as columns at fixed places in one block of memory.
+"""Holds the inputs of captured steps as columns at fixed places in one block of memory.
 
-The host fills a block and sends it in one copy. The device reads the same columns from its own block. Rows of the block
-that a step does not need are padding: they compute token 0 in the scratch page. This module works on sequences and
-tensors, and contains nothing about graphs.
+The host fills a block and sends it in one copy. The device reads the same columns from its own block, which steps of
+all shapes share. Rows of a column that a step does not need are padding. In a decode step, these are further sequences
+of one token. In a mixed step, they are the tokens of one further sequence, which is the last of its shape, and
+sequences without tokens. Tokens of padding have id 0 and position 0, read and write the scratch page and the scratch
+slot alone, and no real row reads what they write. So padding costs time and changes no bit of a real row.
 """
 
-from array import array
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,160 +16,147 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.kernels.params import PlainParams
 from worker.kernels.recurrent_state import NO_STATE
-from worker.run.inputs import PLACEHOLDER, pending_tokens, state_slots
-from worker.run.sampler import signed_seed
-from worker.schedule.sequence import Chunk, Sequence
+from worker.kv_cache.pages import SCRATCH
+from worker.run.graph_shapes import Shape
+from worker.run.inputs import LogitsUse, StepColumns
 
 ALIGN = 128  # in bytes, for the start of each column: kernels are specialized for the alignment of addresses
-BY_GROUP = ("slot_mappings", "page_tables")  # columns that each group of layers has
 KNOWN = -1  # value of `sources`: the token is in `token_ids`
+Pending = tuple[list[int], list[int]]  # rows whose tokens the host does not know, and their indices in the last ids
 
 
 @dataclass(frozen=True, slots=True)
 class GraphInputs:
-    """The columns of B rows, with up to P pages per row and group of layers."""
+    """The columns of a step of T tokens in S sequences, with R rows of logits; see ForwardInputs."""
 
-    token_ids: Tensor  # [B] int64
-    sources: Tensor  # [B] int64: index of the token in the ids of the last step, or KNOWN
-    positions: Tensor  # [B] int64
-    slot_mappings: tuple[Tensor, ...]  # of each group: [B] int64
-    seq_lens: Tensor  # [B] int32
-    read_slots: Tensor  # [B] int32: of recurrent states
-    write_slots: Tensor  # [B] int32
-    page_tables: tuple[Tensor, ...]  # of each group: [B, P] int32
-    temperature: Tensor  # [B] float32
-    top_k: Tensor  # [B] int64
-    top_p: Tensor  # [B] float32
-    min_p: Tensor  # [B] float32
-    seeds: Tensor  # [B] int64
-    output_positions: Tensor  # [B] int64: the number of output tokens so far
+    token_ids: Tensor  # [T] int64
+    sources: Tensor  # [T] int64: index of the token in the ids of the last step, or KNOWN
+    positions: Tensor  # [T] int64
+    slot_mappings: tuple[Tensor, ...]  # of each group of layers: [T] int64
+    logits_indices: Tensor  # [R] int64
+    query_start_loc: Tensor  # [S+1] int32
+    seq_lens: Tensor  # [S] int32
+    lanes: Tensor  # [S] int32: rows of the page tables, see page_lanes.py
+    read_slots: Tensor  # [S] int32: of recurrent states
+    write_slots: Tensor  # [S] int32
 
     @classmethod
-    def of(cls, block: Tensor, batch: int, pages: int, groups: int) -> "GraphInputs":
-        """Makes views of the columns in a block. block: [block_bytes(batch, pages, groups)] uint8."""
-        views, begin = dict[str, list[Tensor]](), 0
-        for name, dtype, shape in _layout(batch, pages, groups):
-            size = _bytes(dtype, shape)
-            views.setdefault(name, []).append(block[begin : begin + size].view(dtype).view(shape))
-            begin += _aligned(size)
-        columns: dict[str, Any] = {
-            name: tuple(found) if name in BY_GROUP else found[0] for name, found in views.items()
-        }
-        return cls(**columns)
-
-    @property
-    def sampling(self) -> PlainParams:
-        return PlainParams(self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, self.output_positions)
+    def of(cls, block: Tensor, shape: Shape, groups: int) -> "GraphInputs":
+        """Makes views of the columns in a block. block: [inputs_bytes(shape, groups) or more] uint8."""
+        views = dict[str, list[Tensor]]()
+        for name, view in views_of(block, _layout(shape, groups)):
+            views.setdefault(name, []).append(view)
+        columns: dict[str, Any] = {name: found[0] for name, found in views.items()}
+        return cls(**columns | {"slot_mappings": tuple(views["slot_mappings"])})
 
 
-def block_bytes(batch: int, pages: int, groups: int) -> int:
-    return sum(_aligned(_bytes(dtype, shape)) for _, dtype, shape in _layout(batch, pages, groups))
+Columns = Iterator[tuple[str, torch.dtype, int]]  # name, dtype and length of each column of a block
 
 
-def _layout(batch: int, pages: int, groups: int) -> Iterator[tuple[str, torch.dtype, tuple[int, ...]]]:
-    """Yields name, dtype and shape of the columns. The columns in BY_GROUP exist once per cache group."""
-    longs = ("token_ids", "sources", "positions", "top_k", "seeds", "output_positions")
-    yield from ((name, torch.int64, (batch,)) for name in (*longs, *["slot_mappings"] * groups))
-    yield from ((name, torch.float32, (batch,)) for name in ("temperature", "top_p", "min_p"))
-    yield from ((name, torch.int32, (batch,)) for name in ("seq_lens", "read_slots", "write_slots"))
-    yield from (("page_tables", torch.int32, (batch, pages)) for _ in range(groups))
+def views_of(block: Tensor, layout: Columns) -> Iterator[tuple[str, Tensor]]:
+    """Yields the columns of a block [bytes] uint8 with their names. Each begins at a multiple of ALIGN."""
+    begin = 0
+    for name, dtype, length in layout:
+        yield name, block[begin : begin + length * dtype.itemsize].view(dtype)
+        begin += _aligned(length * dtype.itemsize)
 
 
-def _bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel() * dtype.itemsize
+def block_bytes(layout: Columns) -> int:
+    return sum(_aligned(length * dtype.itemsize) for _, dtype, length in layout)
+
+
+def inputs_bytes(shape: Shape, groups: int) -> int:
+    return block_bytes(_layout(shape, groups))
+
+
+def _layout(shape: Shape, groups: int) -> Columns:
+    for name in ("token_ids", "sources", "positions", *["slot_mappings"] * groups):
+        yield name, torch.int64, shape.tokens
+    yield "logits_indices", torch.int64, shape.rows
+    yield "query_start_loc", torch.int32, shape.sequences + 1
+    for name in ("seq_lens", "lanes", "read_slots", "write_slots"):
+        yield name, torch.int32, shape.sequences
 
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
-class HostBlock:
-    """A block on the host.
+class Blocks:
+    """A block of memory on the device, and two on the host: one can be filled while the other is still being sent."""
 
-    A row is written in full if it gets another sequence. Otherwise only the values that change are written.
-    """
-
-    def __init__(self, batch: int, pages: int, groups: int, device: torch.device, *, recurrent: bool = False) -> None:
+    def __init__(self, nbytes: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
-        self._block = torch.zeros(block_bytes(batch, pages, groups), dtype=torch.uint8, pin_memory=on_gpu)
-        self._sent = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-        views = GraphInputs.of(self._block, batch, pages, groups)
-        self._columns: dict[str, NDArray[Any]] = {
-            item.name: getattr(views, item.name).numpy() for item in fields(GraphInputs) if item.name not in BY_GROUP
-        }
+        self.on_device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self.on_host = [torch.zeros(nbytes, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)]
+        self._sent = [torch.cuda.Event() for _ in range(2)] if on_gpu else []  # type: ignore[no-untyped-call]
+        self._last = 0
+
+    def next(self) -> int:
+        """Returns which host block can be filled. If it is still being sent, waits for that."""
+        self._last = 1 - self._last
+        if self._sent:
+            self._sent[self._last].synchronize()
+        return self._last
+
+    def send(self, nbytes: int) -> None:
+        """Copies the first bytes of the block that next() returned to the device, in stream order."""
+        self.on_device[:nbytes].copy_(self.on_host[self._last][:nbytes], non_blocking=True)
+        if self._sent:
+            self._sent[self._last].record()
+
+
+class HostInputs:
+    """The columns of one shape in a host block, as NumPy arrays."""
+
+    def __init__(self, block: Tensor, shape: Shape, groups: int) -> None:
+        self._shape = shape
+        views = GraphInputs.of(block, shape, groups)
         self._slots = [slots.numpy() for slots in views.slot_mappings]
-        self._page_tables = [table.numpy() for table in views.page_tables]
-        self._prompt_lens = np.zeros(batch, np.int64)
-        self._row_pages: list[list[array[int]] | None] = [None] * batch  # `pages` of the sequence in each row
-        self._page_counts = [0] * batch  # how many of these pages are in its rows of page_tables
-        self._recurrent = recurrent
-        self._rows = batch
-        self._pad(0)
+        self._token_ids, self._sources = views.token_ids.numpy(), views.sources.numpy()
+        self._positions, self._logits_indices = views.positions.numpy(), views.logits_indices.numpy()
+        self._query_start_loc, self._seq_lens = views.query_start_loc.numpy(), views.seq_lens.numpy()
+        self._lanes, self._states = views.lanes.numpy(), [views.read_slots.numpy(), views.write_slots.numpy()]
 
-    def fill(self, chunks: Seq[Chunk], before: Seq[Chunk], page_size: int) -> None:
-        """Fills the columns for decodes of one token. before: chunks of the step that samples missing tokens."""
-        if self._sent is not None:
-            self._sent.synchronize()  # waits for the last copy, after which the block may be overwritten
-        n, columns = len(chunks), self._columns
-        begins = [chunk.start for chunk in chunks]
-        starts = np.array(begins, np.int64)
-        for row, (chunk, last) in enumerate(zip(chunks, (starts // page_size).tolist(), strict=True)):
-            if self._row_pages[row] is not chunk.sequence.pages:
-                self._replace_row(row, chunk.sequence)
-            if self._page_counts[row] <= last:
-                self._add_pages(row, chunk.sequence.pages, last + 1)
-        self._pad(n)
-        known = [(chunk.sequence.tokens, start) for chunk, start in zip(chunks, begins, strict=True)]
-        columns["token_ids"][:n] = [tokens[start] if start < len(tokens) else PLACEHOLDER for tokens, start in known]
-        columns["sources"][:n] = KNOWN
-        rows, sources = pending_tokens(chunks, before)
-        columns["sources"][rows] = sources
-        columns["positions"][:n] = starts
-        columns["seq_lens"][:n] = starts + 1
-        columns["output_positions"][:n] = starts + 1 - self._prompt_lens[:n]
-        if self._recurrent:
-            columns["read_slots"][:n], columns["write_slots"][:n] = state_slots(chunks)
-        rows_of, pages, offsets = np.arange(n), starts // page_size, starts % page_size
-        for slots, table in zip(self._slots, self._page_tables, strict=True):
-            slots[:n] = table[rows_of, pages].astype(np.int64) * page_size + offsets
+    def fill(self, columns: StepColumns, pending: Pending, lanes: list[int], scratch: int, page_size: int) -> None:
+        """Fills all columns. lanes: of the sequences; scratch: the lane of padding."""
+        _put(self._token_ids, columns.token_ids, 0)
+        self._sources[:] = KNOWN
+        self._sources[pending[0]] = pending[1]
+        _put(self._positions, columns.positions, 0)
+        for slots, values in zip(self._slots, columns.slot_mappings, strict=True):
+            _put(slots, values, SCRATCH * page_size + page_size - 1)
+        _put(self._lanes, lanes, scratch)
+        self._put_sequences(columns)
+        if columns.read_slots is not None and columns.write_slots is not None:
+            _put(self._states[0], columns.read_slots, NO_STATE)
+            _put(self._states[1], columns.write_slots, SCRATCH)
 
-    def send(self, block: Tensor) -> None:
-        """Copies this block to the block of the device, in stream order."""
-        block.copy_(self._block, non_blocking=True)
-        if self._sent is not None:
-            self._sent.record()
+    def fill_padding(self, groups: int, scratch: int, page_size: int, *, recurrent: bool) -> None:
+        """Makes all rows padding."""
+        none, of_none = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        states = (of_none, of_none) if recurrent else (None, None)
+        start, use = np.zeros(1, np.int32), LogitsUse([], [])
+        columns = StepColumns(none, none, [none] * groups, start, of_none, none, use, *states)
+        self.fill(columns, ([], []), [], scratch, page_size)
 
-    def _replace_row(self, row: int, sequence: Sequence) -> None:
-        columns, sampling = self._columns, sequence.sampling
-        for table in self._page_tables:
-            table[row, : self._page_counts[row]] = 0
-        self._row_pages[row], self._page_counts[row] = sequence.pages, 0
-        self._prompt_lens[row] = sequence.prompt_len
-        columns["temperature"][row], columns["top_k"][row] = sampling.temperature, sampling.top_k
-        columns["top_p"][row], columns["min_p"][row] = sampling.top_p, sampling.min_p
-        columns["seeds"][row] = signed_seed(sequence.seed)
+    def _put_sequences(self, columns: StepColumns) -> None:
+        sequences, tokens = len(columns.seq_lens), len(columns.token_ids)
+        if self._shape.mixed:
+            padding = self._shape.tokens - tokens
+            _put(self._query_start_loc, columns.query_start_loc, tokens)
+            self._query_start_loc[-1] = self._shape.tokens
+            _put(self._seq_lens, columns.seq_lens, 0)
+            self._seq_lens[-1] = padding
+            _put(self._logits_indices, columns.logits_indices, self._shape.tokens - 1)
+        else:
+            self._query_start_loc[:] = np.arange(self._shape.sequences + 1)
+            _put(self._seq_lens, columns.seq_lens, 1)
+            self._logits_indices[:] = np.arange(self._shape.rows)
+        assert sequences + self._shape.mixed <= self._shape.sequences
 
-    def _add_pages(self, row: int, pages: "list[array[int]]", count: int) -> None:
-        """Adds new pages. Pages that were returned since the row was written stay there, because no row reads them."""
-        begin = self._page_counts[row]
-        for table, own in zip(self._page_tables, pages, strict=True):
-            table[row, begin:count] = np.frombuffer(own, np.int32, count - begin, begin * own.itemsize)
-        self._page_counts[row] = count
 
-    def _pad(self, rows: int) -> None:
-        """Makes row `rows` and all later ones padding: token 0 at position 0 of the scratch page, sampled greedily.
-
-        Their recurrent state goes to the scratch slot.
-        """
-        freed = slice(rows, self._rows)
-        if rows < self._rows:
-            columns = self._columns
-            for column in (*columns.values(), *self._slots, *self._page_tables):
-                column[freed] = 0
-            columns["sources"][freed], columns["seq_lens"][freed], columns["top_p"][freed] = KNOWN, 1, 1.0
-            columns["read_slots"][freed] = NO_STATE
-            self._row_pages[freed] = [None] * (self._rows - rows)
-            self._page_counts[freed] = [0] * (self._rows - rows)
-        self._rows = rows
+def _put(column: NDArray[Any], values: NDArray[Any] | list[int], padding: int) -> None:
+    column[: len(values)] = values
+    column[len(values) :] = padding

@@ -52,40 +52,99 @@ class LogitsUse:
         return np.flatnonzero(others)
 
 
-def build_inputs(
-    chunks: Seq[Chunk], page_size: int, device: torch.device, *, recurrent: bool = False
-) -> tuple[ForwardInputs, LogitsUse]:
-    """Makes ForwardInputs with the chunks one after another: works on the host, then makes one copy per tensor.
+@dataclass(frozen=True, slots=True)
+class StepColumns:
+    """The arrays of ForwardInputs on the host, but for the page tables. The chunks are one after another.
 
-    recurrent: whether layers of the model have a recurrent state.
+    T: tokens, S: chunks, R: rows of logits.
     """
-    lengths = [chunk.length for chunk in chunks]
-    query_start_loc = np.fromiter(accumulate(lengths, initial=0), np.int32, len(chunks) + 1)
-    seq_lens = np.fromiter((chunk.start + chunk.length for chunk in chunks), np.int32, len(chunks))
-    token_ids = np.fromiter(_token_ids(chunks), np.int64, int(query_start_loc[-1]))
-    first_position = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
-    chunk_of_row = np.repeat(np.arange(len(chunks)), lengths)
-    row_in_chunk = np.arange(query_start_loc[-1], dtype=np.int64) - query_start_loc[chunk_of_row]
-    positions = row_in_chunk + first_position[chunk_of_row]
-    page_tables = _page_tables(chunks, seq_lens, page_size)
-    page_of_row, offset = positions // page_size, positions % page_size
-    slots = [table[chunk_of_row, page_of_row].astype(np.int64) * page_size + offset for table in page_tables]
-    read, write = [to_device(each, device) for each in state_slots(chunks)] if recurrent else (None, None)
+
+    token_ids: NDArray[np.int64]  # [T]
+    positions: NDArray[np.int64]  # [T]
+    slot_mappings: list[NDArray[np.int64]]  # of each group of layers: [T]
+    query_start_loc: NDArray[np.int32]  # [S+1]
+    seq_lens: NDArray[np.int32]  # [S]
+    logits_indices: NDArray[np.int64]  # [R]
+    use: LogitsUse
+    read_slots: NDArray[np.int32] | None  # [S]; None without recurrent layers
+    write_slots: NDArray[np.int32] | None  # [S]
+
+
+def step_columns(chunks: Seq[Chunk], page_size: int, *, recurrent: bool = False) -> StepColumns:
+    """recurrent: whether layers of the model have a recurrent state."""
+    lengths = np.array([chunk.length for chunk in chunks], np.int64)
+    first_position = np.array([chunk.start for chunk in chunks], np.int64)
+    query_start_loc = np.zeros(len(chunks) + 1, np.int32)
+    np.cumsum(lengths, out=query_start_loc[1:])
+    if query_start_loc[-1] == len(chunks):  # each chunk is one token
+        chunk_of_row, positions = np.arange(len(chunks)), first_position
+    else:
+        chunk_of_row = np.repeat(np.arange(len(chunks)), lengths)
+        positions = np.arange(query_start_loc[-1]) + (first_position - query_start_loc[:-1])[chunk_of_row]
     logits_indices, use = _logits_indices(chunks, query_start_loc)
-    inputs = ForwardInputs(
-        token_ids=to_device(token_ids, device),
-        positions=to_device(positions, device),
-        slot_mappings=tuple([to_device(mapping, device) for mapping in slots]),
-        query_start_loc=to_device(query_start_loc, device),
-        seq_lens=to_device(seq_lens, device),
-        page_tables=tuple([to_device(table, device) for table in page_tables]),
-        logits_indices=to_device(np.asarray(logits_indices, np.int64), device),
-        max_kv_len=int(seq_lens.max()),
-        max_pages=tuple([int(table.max()) for table in page_tables]),
+    read, write = state_slots(chunks) if recurrent else (None, None)
+    return StepColumns(
+        token_ids=np.fromiter(_token_ids(chunks), np.int64, len(positions)),
+        positions=positions,
+        slot_mappings=_slots(chunks, first_position, lengths, chunk_of_row, positions, page_size),
+        query_start_loc=query_start_loc,
+        seq_lens=(first_position + lengths).astype(np.int32),
+        logits_indices=np.array(logits_indices, np.int64),
+        use=use,
         read_slots=read,
         write_slots=write,
     )
-    return inputs, use
+
+
+def build_inputs(
+    chunks: Seq[Chunk], page_size: int, device: torch.device, *, recurrent: bool = False
+) -> tuple[ForwardInputs, LogitsUse]:
+    """Makes ForwardInputs of the chunks: works on the host, then makes one copy per tensor.
+
+    recurrent: whether layers of the model have a recurrent state.
+    """
+    columns = step_columns(chunks, page_size, recurrent=recurrent)
+    page_tables = _page_tables(chunks, columns.seq_lens, page_size)
+    inputs = ForwardInputs(
+        token_ids=to_device(columns.token_ids, device),
+        positions=to_device(columns.positions, device),
+        slot_mappings=tuple([to_device(slots, device) for slots in columns.slot_mappings]),
+        query_start_loc=to_device(columns.query_start_loc, device),
+        seq_lens=to_device(columns.seq_lens, device),
+        page_tables=tuple([to_device(table, device) for table in page_tables]),
+        logits_indices=to_device(columns.logits_indices, device),
+        max_kv_len=int(columns.seq_lens.max()),
+        max_pages=tuple([int(table.max()) for table in page_tables]),
+        read_slots=None if columns.read_slots is None else to_device(columns.read_slots, device),
+        write_slots=None if columns.write_slots is None else to_device(columns.write_slots, device),
+    )
+    return inputs, columns.use
+
+
+def _slots(
+    chunks: Seq[Chunk],
+    first_position: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    chunk_of_row: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    page_size: int,
+) -> list[NDArray[np.int64]]:
+    """Returns, for each group of layers, the slot that each row writes. Reads only the pages that have such slots."""
+    first, last = first_position // page_size, (first_position + lengths - 1) // page_size
+    counts = last - first + 1
+    page_of_row = positions // page_size + (np.cumsum(counts) - counts - first)[chunk_of_row]
+    offset, spans = positions % page_size, list(zip(chunks, first.tolist(), (last + 1).tolist(), strict=True))
+    slots = []
+    for group in range(len(chunks[0].sequence.pages)):
+        written = array("i")
+        for chunk, begin, end in spans:
+            pages = chunk.sequence.pages[group]
+            if end - begin == 1:
+                written.append(pages[begin])
+            else:
+                written.extend(pages[begin:end])
+        slots.append(np.array(written, np.int64)[page_of_row] * page_size + offset)
+    return slots
 
 
 def state_slots(chunks: Seq[Chunk]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

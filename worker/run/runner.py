@@ -3,8 +3,10 @@
 The runner works on tensors and plans and makes no decisions. Prefill, chunked prefill and decode take the same path.
 """
 
+import sys
 from collections.abc import Callable
 from ctypes import c_uint64
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +20,8 @@ from worker.model.forward_inputs import ForwardInputs
 from worker.model.spec import ModelSpec
 from worker.run.grammar_mask import GrammarMask
 from worker.run.graph_capture import EagerGraph, cuda_capture
-from worker.run.graphs import DecodeGraphs
+from worker.run.graph_shapes import Shapes
+from worker.run.graphs import StepGraphs
 from worker.run.in_flight import HostCopy, InFlightStep, PooledRows, StepOutput, no_rows
 from worker.run.inputs import LogitsUse, build_inputs, dummy_sequence, pending_tokens, to_device
 from worker.run.logprobs import launch_logprobs
@@ -49,32 +52,62 @@ class DeviceBroken(Exception):
     """The device cannot compute even a dummy step, so it is unusable."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """What the model has computed of a step: its logits, and the ids if they are sampled already."""
+
+    logits: Tensor  # [N, V] float32, of all rows that have logits
+    use: LogitsUse
+    sampled: Tensor  # [R, V]: those of plan.rows
+    ids: Tensor | None = None  # [R] int64
+    read_pooled: Callable[[], list[PooledRows]] = no_rows
+
+
 class Runner:
     """Runs the steps of a model, with its K/V pool, on one device.
 
     overlap: whether a step may be launched before the last one is read, if all rows of the last one are sampled from
     unadjusted logits.
-    graphs: whether decodes of up to `max_batch_size` rows with unadjusted logits are captured as CUDA graphs and
-    replayed. On the CPU, a replay computes the decode again.
+    graphs: whether steps of up to `max_batch_size` sequences and `max_step_tokens` tokens are captured as CUDA graphs
+    and replayed. On the CPU, a replay computes the step again.
+    batch_invariant: whether a row has the same bits in any step.
     """
 
     def __init__(
-        self, model: Model, cache: KVCache, *, overlap: bool = False, graphs: bool = False, max_batch_size: int = 64
+        self,
+        model: Model,
+        cache: KVCache,
+        *,
+        overlap: bool = False,
+        graphs: bool = False,
+        max_batch_size: int = 64,
+        max_step_tokens: int = 512,
+        batch_invariant: bool = True,
     ) -> None:
         self._model = model
         self._cache = cache
         self._device = cache.device
         self._grammar_mask = GrammarMask(model.spec.vocab_size, model.spec.eos_ids)
         self._overlap = overlap
-        self._graphs = self._decode_graphs(max_batch_size) if graphs else None
+        shapes = Shapes(max_batch_size, max_step_tokens, model.max_positions)
+        self._graphs = self._step_graphs(shapes, batch_invariant=batch_invariant) if graphs else None
 
-    def _decode_graphs(self, max_batch_size: int) -> DecodeGraphs:
-        return DecodeGraphs(
+    def _step_graphs(self, shapes: Shapes, *, batch_invariant: bool) -> StepGraphs:
+        return StepGraphs(
             self._forward, cuda_capture() if self._device.type == "cuda" else EagerGraph,
+            self._model.operations.sample_plain, shapes=shapes, vocab_size=self._model.spec.vocab_size,
             page_size=self._cache.page_size, groups=len(self._cache.groups), recurrent=bool(self._cache.states),
-            max_batch_size=max_batch_size, max_seq_len=self._model.max_positions, device=self._device,
-            count_replayed=self._model.count_replayed,
+            batch_invariant=batch_invariant, device=self._device, count_replayed=self._model.count_replayed,
         )  # fmt: skip
+
+    @torch.inference_mode()
+    def capture_graphs(self, on_progress: Callable[[], None]) -> None:
+        """Captures the graphs of all shapes before serving, as far as memory suffices. Does nothing without graphs."""
+        if self._graphs is not None:
+            self._graphs.capture_all(self._free_bytes, on_progress)
+
+    def _free_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else sys.maxsize
 
     def _forward(self, inputs: ForwardInputs) -> Tensor:
         return self._model.forward(inputs, self._cache)
@@ -86,8 +119,26 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: Plan, before: InFlightStep | None = None) -> InFlightStep:
         """Launches the chunks of a plan. Tokens that the host does not know yet come from the ids of step `before`."""
-        if self._graphs is not None and self._graphs.accepts(plan):
-            return self._graphs.launch(plan, before, may_overlap=self._overlap)
+        rows = plan.rows
+        sequences = [sequence for sequence, _ in rows]
+        done = self._replay(plan, before) or self._compute(plan, before)
+        ids = done.ids
+        if ids is None:
+            ids = self._sample(done.sampled, rows) if rows else done.logits.new_empty(0).long()
+        if any(sequence.sampling.logprobs is not None for sequence in sequences) or done.use.prompts:
+            logprobs = launch_logprobs(plan, done.use, done.logits, done.sampled, ids)
+            return InFlightStep(plan, False, ids, HostCopy(ids), logprobs, done.read_pooled)
+        may_overlap = self._overlap and not plan.drafts and all(map(is_plain, sequences))
+        return InFlightStep(plan, may_overlap, ids, HostCopy(ids), read_pooled=done.read_pooled)
+
+    def _replay(self, plan: Plan, before: InFlightStep | None) -> _Computed | None:
+        replayed = self._graphs.launch(plan, before) if self._graphs is not None else None
+        if replayed is None:
+            return None
+        logits, ids = replayed
+        return _Computed(logits, LogitsUse(list(range(len(logits))), []), logits, ids)
+
+    def _compute(self, plan: Plan, before: InFlightStep | None) -> _Computed:
         inputs, use = build_inputs(plan.chunks, self._cache.page_size, self._device, recurrent=bool(self._cache.states))
         self._cache.reach(inputs.max_pages)
         if before is not None:
@@ -96,14 +147,7 @@ class Runner:
         sampled = logits
         if len(use.sampled) < len(logits):
             sampled = logits[to_device(np.array(use.sampled, np.int64), self._device)]
-        rows = plan.rows
-        sequences = [sequence for sequence, _ in rows]
-        ids = self._sample(sampled, rows) if rows else logits.new_empty(0).long()
-        if any(sequence.sampling.logprobs is not None for sequence in sequences) or use.prompts:
-            logprobs = launch_logprobs(plan, use, logits, sampled, ids)
-            return InFlightStep(plan, False, ids, HostCopy(ids), logprobs, pooled)
-        may_overlap = self._overlap and not plan.drafts and all(map(is_plain, sequences))
-        return InFlightStep(plan, may_overlap, ids, HostCopy(ids), read_pooled=pooled)
+        return _Computed(logits, use, sampled, read_pooled=pooled)
 
     def _outputs(
         self, inputs: ForwardInputs, plan: Plan, use: LogitsUse

@@ -14,6 +14,7 @@ from shared.messages import Sampling
 from worker.kv_cache.sizing import GpuMemory, PoolBudget, page_size
 from worker.kv_cache.tensors import KVCache, kv_format
 from worker.model.decoder import Decoder
+from worker.run.graph_shapes import MOST_TOKENS, Shapes
 from worker.run.inputs import dummy_sequence
 from worker.run.runner import Runner
 from worker.schedule.sequence import Chunk, Plan, Sequence
@@ -43,7 +44,6 @@ PROMPT_LOGPROBS = Sampling(1, temperature=0.0, logprobs=2, prompt_logprobs=True)
 MULTIPLES_OF_16 = (16, 64, 256)  # added to the geometric sizes in sizes()
 FEW_ROWS, FEW_TOKENS = (1, 3, 16, 67), (19, 131, 512)  # sizes of steps, where a few are enough
 PROMPT_LOGPROBS_TOKENS = (16, 40, 100, 200, 512)  # lengths of prompts with log-probabilities
-FIRST_ROWS = (1, 2, 4, 8)
 LONG_CONTEXT = 1100  # computed tokens before a step: enough for more than one split of attention
 
 
@@ -127,12 +127,6 @@ def steps(limits: StepLimits) -> Iterator[Plan]:
         yield limits.chunk(tokens, 0, PROMPT_LOGPROBS)
 
 
-def first_decodes(limits: StepLimits) -> Iterator[Plan]:
-    """Yields decodes like those of the first few requests, so that their CUDA graphs are captured before serving."""
-    for rows in FIRST_ROWS:
-        yield limits.decodes(rows, 8, PLAIN)
-
-
 class StepRunner(Protocol):
     def step(self, plan: Plan) -> object: ...
 
@@ -170,11 +164,13 @@ def profile_memory(
     warm_up(runner, steps(limits), on_progress)
     peaks = []
     prompt = limits.chunk(worker.max_step_tokens, limits.length, PROMPT_LOGPROBS)
-    for plan in (limits.decodes(limits.sequences, limits.length, PLAIN), limits.largest(), prompt):
+    decodes, mixed = limits.decodes(limits.sequences, limits.length, PLAIN), limits.chunk(MOST_TOKENS, limits.length)
+    for plan in (decodes, mixed, limits.largest(), prompt):
         memory.start_measurement()
         runner.step(plan)
         peaks.append(memory.measured_growth())
         on_progress()
     del runner
-    decoding, *largest = peaks
-    return memory.read().pool_budget(max(largest), decoding)
+    decoding, mixing, *largest = peaks
+    logits = 4 * decoder.spec.vocab_size * Shapes(worker.max_batch_size, worker.max_step_tokens, length).most_rows
+    return memory.read().pool_budget(max(largest), decoding + mixing + logits)

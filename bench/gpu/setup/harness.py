@@ -81,7 +81,11 @@ class Harness:
             self.scheduler, stats, metrics, vocab_size=spec.vocab_size, seeds=random.Random(env.seed)
         )
         self._server = EncodingServer()
-        runner = Runner(decoder, self.cache, overlap=setup.overlap, graphs=setup.graphs, max_batch_size=slots)
+        graphs = setup.graphs and env.device.type == "cuda"  # padding may change bits of the library's CPU products
+        runner = Runner(
+            decoder, self.cache, overlap=setup.overlap, graphs=graphs, max_batch_size=slots,
+            batch_invariant=setup.invariant,
+        )  # fmt: skip
         self._loop = Loop(self.scheduler, runner, self._request_table, self._server, stats, metrics)  # type: ignore[arg-type]
         self._rng = random.Random(env.seed)
         self._next = 0

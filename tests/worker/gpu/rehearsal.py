@@ -38,13 +38,15 @@ from worker.kernels.gpu.options import GPU_OPTIONS
 from worker.kernels.operations import TORCH
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
+from worker.run.graph_shapes import FREE_PADDING
+from worker.schedule.sequence import Plan
 
 WAYS: dict[str, dict[str, Any]] = {
     "bf16": {},
     "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
     "fp8-dynamic": {"quantization": "fp8-dynamic"},
     "int8": {"quantization": "int8", "max_batch_size": 64, "max_step_tokens": 512, "prefill_chunk_size": 512},
-    "int8-dynamic": {"quantization": "int8-dynamic"},
+    "int8-dynamic": {"quantization": "int8-dynamic", "speculation": "ngram"},
     "int4": {"quantization": "int4"},
     "library": {"batch_invariant": False, "use_chunked_prefill": False},
     "contiguous": {"kv_cache_backend": "contiguous", "dtype": "float16", "overlap": False},
@@ -149,6 +151,27 @@ class Heard(logging.Handler):
         self.warnings.append(record.getMessage())
 
 
+def eager_steps(engine: Engine) -> list[Plan]:
+    """A list of the steps from now on that no graph replays."""
+    found: list[Plan] = []
+    compute = engine.runner._compute
+
+    def computed(plan: Plan, before: Any) -> Any:
+        found.append(plan)
+        return compute(plan, before)
+
+    engine.runner._compute = computed  # type: ignore[method-assign]
+    return found
+
+
+def replayable(plan: Plan) -> bool:
+    """Whether graphs are there for a step, whatever its samplings: it is small, and scores no prompt."""
+    scores = any(
+        chunk.sequence.sampling.prompt_logprobs and chunk.start < chunk.sequence.prompt_len for chunk in plan.chunks
+    )
+    return plan.tokens <= FREE_PADDING and not scores
+
+
 def attended(q: Tensor, *rest: object, **how: object) -> Tensor:
     """Plain PyTorch's attention and experts read lengths and choices on the way, which are not there."""
     return torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -163,7 +186,8 @@ def profile_memory(folder: Path, way: str) -> tuple[list[Compilation], list[str]
         engine = load_engine(ModelConfig(model=str(folder), max_seq_len=LONGEST), worker)
         engine.runner.check_device()
         made, recordings = machine.launches.compilations, machine.recordings
-        start = len(made)
+        start, replays = len(made), machine.replays
+        eager = eager_steps(engine)
         served = Served(engine)
         late = []
         for name in traffic(served):
@@ -171,9 +195,11 @@ def profile_memory(folder: Path, way: str) -> tuple[list[Compilation], list[str]
         waits = steady(served, machine)
         failed = [end for end in served.link.ended if end.outcome not in (Outcome.LENGTH, Outcome.EOS)]
         engine.compiler.close()
+    later = machine.recordings - recordings
     print(
-        f"{folder.name:14} {way:10} compiled at start {start}, later {len(late)}; recorded {recordings} and "
-        f"{machine.recordings - recordings}; ten steps wait {sum(waits.values())} times",
+        f"{folder.name:14} {way:10} compiled at start {start}, later {len(late)}; recorded {recordings} and {later}; "
+        f"{machine.replays - replays} replays and {len(eager)} steps without graphs; ten steps wait "
+        f"{sum(waits.values())} times",
         flush=True,
     )
     logging.getLogger("sluice").removeHandler(heard)
@@ -182,6 +208,8 @@ def profile_memory(folder: Path, way: str) -> tuple[list[Compilation], list[str]
         *heard.warnings,
         *(f"compiled while serving: {one}" for one in late),
         *map(str, failed),
+        *[f"recorded while serving: {later} graphs"] * bool(later),
+        *(f"a step of {plan.tokens} tokens has no graph" for plan in eager if worker.cuda_graphs and replayable(plan)),
     ]
     problems += [
         f"a decode waits: {place}" for place in waits if "in_flight.py" not in place and "graph_inputs.py" not in place

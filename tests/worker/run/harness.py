@@ -110,7 +110,7 @@ class Memory:
 
     name = "Fake GPU"
 
-    def __init__(self, free: int = 10 * GIB, total: int = 12 * GIB, takes: tuple[int, ...] = (1, 2, 2)) -> None:
+    def __init__(self, free: int = 10 * GIB, total: int = 12 * GIB, takes: tuple[int, ...] = (1, 1, 2, 2)) -> None:
         self.device = GpuMemory(self.name, free, total, 0.9)
         self.takes = list(takes)
         self.marks = 0

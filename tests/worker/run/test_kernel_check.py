@@ -234,7 +234,7 @@ def test_kernel_failing_in_the_largest_step_makes_all_plain(decoder: Decoder, ca
     def small_only(sound: Change, x: Tensor, *args: Any, **how: Any) -> Tensor:
         return failing(sound) if len(x) > 1300 else sound(x, *args, **how)
 
-    memory = Memory(takes=(1, 2, 1, 2, 2))
+    memory = Memory(takes=(1, 1, 2, 1, 1, 2, 2))
     served, _ = choose_operations(changed(decoder, "linear", small_only), worker(), LENGTH, memory, lambda: None)
     assert served.operations is TORCH and "a step fails (RuntimeError: out of resource" in caplog.text
 

@@ -1,0 +1,42 @@
+"""Dummy steps for the self-test of graphs: decodes, and a mixed step.
+
+They compute in the scratch page, where the tokens of a step need different slots, and none may use the last one: the
+padding writes there.
+"""
+
+import torch
+from torch import Tensor
+
+from shared.messages import Sampling
+from worker.run.inputs import dummy_sequence
+from worker.schedule.sequence import Chunk, Plan
+
+MIXED_LENGTHS = (3, 1, 1, 4)  # of the chunks of a mixed step; the first one's varies with `seed`
+MOST_SLOTS = 12  # that a dummy step writes
+
+
+def dummy_decodes(page_size: int, groups: int, seed: int, most: int) -> Plan:
+    """Returns decodes of up to four sequences. Half of them are sampled at random."""
+    return _dummy_plan([1] * max(1, min(page_size - 1, most, 4)), page_size, groups, seed)
+
+
+def dummy_mixed(page_size: int, groups: int, seed: int, most: int) -> Plan | None:
+    """Returns two chunks of several tokens and, if `most` sequences allow, two of one; None if a page is too small."""
+    lengths = [MIXED_LENGTHS[0] + seed % 3, *MIXED_LENGTHS[1:]][-most:]
+    return _dummy_plan(lengths, page_size, groups, seed) if page_size > MOST_SLOTS else None
+
+
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    """Compares float32 tensors. Waits for the device."""
+    return torch.equal(first.view(torch.int32), second.view(torch.int32))
+
+
+def _dummy_plan(lengths: list[int], page_size: int, groups: int, seed: int) -> Plan:
+    chunks, start = [], 0
+    for number, length in enumerate(lengths):
+        tokens = [seed + i for i in range(start + length)]
+        sampling = Sampling(1, temperature=0.9 * (number % 2))
+        sequence = dummy_sequence(tokens, page_size, groups, sampling, seed=seed + number)
+        chunks.append(Chunk(sequence, start, length, True))
+        start += length
+    return Plan(chunks)
