@@ -1,4 +1,4 @@
-// A turn on the page. It draws what its turn has, once a frame: a fast stream costs no more than a slow one.
+// The answer of a turn on the page. It draws what its turn has, once a frame: a fast stream costs no more than a slow one.
 
 import { Calls, copyOf } from "./calls.js";
 import { Prose } from "./prose.js";

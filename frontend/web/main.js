@@ -3,6 +3,18 @@
 // The part of the address after `#` is the id of the conversation that is open. `/?prompt=…` fills in the question;
 // `&send=1` sends it as soon as the server is ready; `&tab=completion`, `&probabilities=1` and `&theme=dark` set what they
 // name. Useful for links, demonstrations and screenshots.
+//
+// The scripts of the page, each of which says more at its head:
+//
+// conversations    turns (a turn as plain data), tree (the turns of one conversation), store (all of them, in the browser's
+//                  database), transfer and shapes (as a file, which is checked), sidebar (their list)
+// requests         api (HTTP and streams), dialects (chat and completion), request (the body), knobs (the settings),
+//                  run (one answer), runs (all answers of this tab)
+// one tab          panel (the whole), composer (the next question), files (text files for it), extras (system prompt, tools),
+//                  turn_view (a turn with its buttons), answer (its answer), calls (its tool calls), timing (the line under it)
+// text             prose (a growing text), markdown, maths, code, tokens (with probabilities)
+// the header       access (the API key), live (the server's state), chart, events
+// everywhere       clipboard
 
 import "./access.js";
 import * as dialects from "./dialects.js";

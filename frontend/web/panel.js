@@ -11,7 +11,7 @@ import { bodyOf, curl } from "./request.js";
 import * as store from "./store.js";
 import { watch } from "./tokens.js";
 import { Tree } from "./tree.js";
-import { TurnView } from "./turn.js";
+import { TurnView } from "./turn_view.js";
 import { drawnSeed, isAnswered, newId, newTurn, plain } from "./turns.js";
 
 const titleOf = (question) => {
