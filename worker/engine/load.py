@@ -99,8 +99,7 @@ def load_engine(
         DeviceBroken: a kernel has left the GPU unusable.
     """
     device = pick_device(worker.device)
-    worker = with_default_sizes(worker, on_gpu=device.type == "cuda")
-    worker = replace(worker, overlap=worker.overlap and device.type == "cuda")
+    worker = _settings_on(device, worker)
     folder = resolve(model.model, model.revision, prefer_cache=prefer_cache, on_progress=on_download)
     task, tokenizer_hash = _task(folder, model.task), _tokenizer_hash(folder)
     spec = _spec(folder, task)
@@ -112,19 +111,13 @@ def load_engine(
     progressed = partial(on_progress, 1, 1)
     with explain_out_of_memory(gpu):
         weights = load_weights(folder, spec, formats, device, model, worker, gpu, on_progress)
-        size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, progressed)
-        if gpu is not None:
-            worker = replace(worker, batch_invariant=keeps_bits(decoder, worker, size.max_seq_len, gpu.name))
-        cache = KVCache(
-            spec, size.pages, size.page_size, formats.kv_dtype, device, size.groups, size.state_slots, formats.dtype
-        )
-    worker = _resolve_speculation(worker, spec, folder, formats, device)
+        decoder, cache, size, invariant = _fit_into_memory(spec, weights, formats, model, worker, gpu, progressed)
+    worker = _resolve_speculation(replace(worker, batch_invariant=invariant), spec, folder, formats, device)
     loads = decoder.count_loads() if worker.expert_metrics else None
     runner = _ready_runner(decoder, cache, formats, worker, size, gpu, progressed)
     pools, slots = size.pools(), size.slots()
     kernels = kernels_name(decoder, formats.dtype)
-    invariant = worker.batch_invariant and kernels != "torch"
-    numerics = numerics_of(kernels, formats, device, batch_invariant=invariant)
+    numerics = numerics_of(kernels, formats, device, batch_invariant=invariant and kernels != "torch")
     return Engine(
         runner=runner,
         scheduler=Scheduler(SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids)), pools, slots),
@@ -139,10 +132,31 @@ def load_engine(
         device=str(device),
         dtype=dtype_name(formats.dtype, formats.memory),
         kernels=kernels,
-        batch_invariant=invariant,
+        batch_invariant=numerics.batch_invariant,
         fingerprint=fingerprint(hashes.wait(progressed), tokenizer_hash, spec, numerics),
         expert_loads=dict if loads is None else _counting(loads, spec),
     )
+
+
+def _fit_into_memory(
+    spec: ModelSpec,
+    weights: Weights,
+    formats: Formats,
+    model: ModelConfig,
+    worker: WorkerConfig,
+    gpu: GpuMemoryReader | None,
+    on_progress: Callable[[], None],
+) -> tuple[Decoder, KVCache, PoolSize, bool]:
+    """Returns a decoder and its cache, with the sizes of the pools, and whether --batch-invariant holds here."""
+    size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, on_progress)
+    invariant = worker.batch_invariant
+    if gpu is not None:  # before the cache takes the memory
+        invariant = keeps_bits(decoder, worker, size.max_seq_len, gpu.name)
+    cache = KVCache(
+        spec, size.pages, size.page_size, formats.kv_dtype, weights.embed.device, size.groups, size.state_slots,
+        formats.dtype,
+    )  # fmt: skip
+    return decoder, cache, size, invariant
 
 
 def _ready_runner(
@@ -173,6 +187,12 @@ def _counting(loads: Tensor, spec: ModelSpec) -> Callable[[], ExpertLoads]:
     loads.zero_()
     sparse = [index for index, layer in enumerate(spec.layers) if layer.sparse]
     return lambda: dict(zip(sparse, loads[sparse].tolist(), strict=True))
+
+
+def _settings_on(device: torch.device, worker: WorkerConfig) -> WorkerConfig:
+    """Returns the settings with the sizes and switches that fit the device."""
+    on_gpu = device.type == "cuda"
+    return with_default_sizes(replace(worker, overlap=worker.overlap and on_gpu), on_gpu=on_gpu)
 
 
 def _task(folder: Path, wanted: str) -> Task:
