@@ -4,6 +4,7 @@ import argparse
 import random
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,12 +14,14 @@ from types import FrameType
 from bench.client.summary import to_json
 from bench.gpu.driver import Driver, Interrupted
 from bench.gpu.first_hour.runner import MINUTES, first_hour
+from bench.gpu.offline.devices import DEVICES
 from bench.gpu.sections import ON_REQUEST, SECTIONS, Options, tasks
 from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS
 from bench.gpu.tables import Table, as_data, page
 from shared.arguments import comma_separated, new_file, positive_float
 from shared.flags import Parser
 
+HOPPER = 90
 BUDGET_S = 520.0
 ABOUT = """Measures the worker on one GPU, with random weights of real shapes, generated there, and without a network.
 
@@ -31,6 +34,8 @@ def main(words: Sequence[str]) -> int:
     args = _parser().read(list(words))
     if args.first_hour:
         return _first_hour(args)
+    if args.precompile or args.compile_table:
+        return _offline(args)
     options = _options(args)
     asked = {"trace": options.trace, "sweep": options.tiles}
     chosen = tasks((*args.only, *(name for name, file in asked.items() if file)), options)
@@ -49,6 +54,16 @@ def main(words: Sequence[str]) -> int:
         tables = driver.run(chosen)
     print(f"{time.time() - begun:.0f} s in all")
     return 0 if all(table.well for table in tables) else 1
+
+
+def _offline(args: argparse.Namespace) -> int:
+    """Compiles for GPUs on a machine without one."""
+    from bench.gpu.offline.compile_table import compile_table
+    from bench.gpu.offline.precompile import precompile
+
+    if args.compile_table:
+        return compile_table(args.compile_table, args.capability or tuple(DEVICES))
+    return precompile(args.precompile, args.capability or (HOPPER,), args.models, args.python_version)
 
 
 def _first_hour(args: argparse.Namespace) -> int:
@@ -101,6 +116,10 @@ def _save(driver: Driver, args: argparse.Namespace, command: str) -> None:
         args.json.write_text(to_json(data))
 
 
+def _capabilities(text: str) -> tuple[int, ...]:
+    return tuple(map(int, comma_separated([*map(str, DEVICES)])(text)))
+
+
 def _options(args: argparse.Namespace) -> Options:
     seed = args.seed if args.seed >= 0 else random.randrange(1 << 31)
     return Options(args.device, args.models, args.device == "cpu", seed, args.trace, args.tiles)
@@ -135,5 +154,22 @@ def _parser() -> Parser:
         "command continues with what is missing",
     )  # fmt: skip
     add("--minutes", type=positive_float, default=MINUTES, help="time for --first-hour [default %(default).0f]")
+    add(
+        "--precompile", type=Path, metavar="DIR",
+        help="on a machine without a GPU: compile what a start and this command need, into a cache that is packed and "
+        "must be unpacked at the same path",
+    )  # fmt: skip
+    add(
+        "--compile-table", type=new_file, metavar="FILE",
+        help="on a machine without a GPU: compile all kernels for several GPUs, and write what they take as Markdown",
+    )  # fmt: skip
+    add(
+        "--capability", type=_capabilities, default=(), metavar="N,...",
+        help=f"of {', '.join(map(str, DEVICES))}, for which kernels are compiled [default of --precompile: {HOPPER}]",
+    )  # fmt: skip
+    add(
+        "--python-version", default=f"{sys.version_info.major}.{sys.version_info.minor}", metavar="X.Y",
+        help="of the GPU's machine, for the list of wheels of --precompile [default %(default)s]",
+    )  # fmt: skip
     add("--log", type=new_file, metavar="FILE", help="file for tracebacks [default: standard error]")
     return parser

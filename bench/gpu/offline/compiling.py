@@ -6,39 +6,87 @@ Triton keeps what was compiled in its cache, so the first start or bench on a ma
 import os
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
-from bench.gpu.offline.launches import SHARED, Compilation
-from bench.gpu.offline.triton_offline import usage
+from bench.gpu.offline.devices import DEVICES
+from bench.gpu.offline.launches import Compilation
+from bench.gpu.offline.triton_offline import Usage, tensor_core_kinds, usage
 
 SPILLED = 32  # bytes a thread that do not matter
 
 
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """Compiled code, or the error that there is instead.
+
+    key: what it was compiled from. seconds: to compile it. kinds: of its tensor-core instructions.
+    """
+
+    kernel: str
+    key: str
+    capability: int
+    seconds: float
+    cached_s: float = 0.0  # to find it in the cache again
+    used: Usage | None = None
+    kinds: tuple[str, ...] = ()
+    error: str = ""
+
+    @property
+    def problem(self) -> str:
+        """Says why the GPU cannot run it, or would run it slowly; empty if all is well."""
+        if self.used is None:
+            return f"sm_{self.capability}: {self.error}: {self.key}"
+        most = DEVICES[self.capability].shared
+        if self.used.shared > most:
+            return f"sm_{self.capability}: {self.used.shared} bytes of shared memory, {most} are there: {self.key}"
+        spilled = self.used.stack > SPILLED
+        return f"sm_{self.capability}: {self.used.stack} bytes a thread are spilled: {self.key}" if spilled else ""
+
+
 def compile_all(compilations: Iterable[Compilation]) -> list[str]:
-    """Says what each takes; which fail, have more shared memory than a program may, or spill more than a few."""
+    """Prints what each takes. Returns the problems."""
+    binaries = binaries_of(compilations)
+    for one in binaries:
+        print(f"{one.kernel} {one.seconds:.1f} s {one.used}", flush=True)
+    return [one.problem for one in binaries if one.problem]
+
+
+def binaries_of(compilations: Iterable[Compilation]) -> list[Binary]:
+    """Compiles on all cores. Each core takes the next when it has finished one."""
     context, todo = get_context("fork"), list(compilations)  # kernels cannot be sent to another process
     cores = len(os.sched_getaffinity(0))
     said: Any = context.SimpleQueue()
-    processes = [context.Process(target=_compile, args=(todo[first::cores], said)) for first in range(cores)]
+    taken: Any = context.Value("i", 0)
+    processes = [context.Process(target=_compile, args=(todo, taken, said)) for _ in range(cores)]
     for process in processes:
         process.start()
-    told = [said.get() for _ in todo]
+    binaries = [said.get() for _ in todo]
     for process in processes:
         process.join()
-    return [problem for problem in told if problem]
+    return binaries
 
 
-def _compile(compilations: list[Compilation], said: Any) -> None:
-    for one in compilations:
-        said.put(_problem(one))
+def _compile(compilations: list[Compilation], taken: Any, said: Any) -> None:
+    while True:
+        with taken.get_lock():
+            at, taken.value = taken.value, taken.value + 1
+        if at >= len(compilations):
+            return
+        said.put(_binary(compilations[at]))
 
 
-def _problem(one: Compilation) -> str:
-    begun = time.monotonic()
+def _binary(one: Compilation) -> Binary:
+    name, begun = one.kernel.__name__, time.monotonic()
     try:
-        used = usage(one.compiled())
+        compiled = one.compiled()
+        seconds = time.monotonic() - begun
+        again = time.monotonic()
+        one.compiled()
+        cached_s = time.monotonic() - again
+        kinds = tuple(sorted(tensor_core_kinds(compiled)))
+        return Binary(name, one.key, one.capability, seconds, cached_s, usage(compiled), kinds)
     except Exception as error:
-        return f"{type(error).__name__}: {error}: {one.key}"
-    print(f"{one.kernel.__name__} {time.monotonic() - begun:.1f} s {used}", flush=True)
-    return f"{used} {one.key}" if used.shared > SHARED or used.stack > SPILLED else ""
+        told = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        return Binary(name, one.key, one.capability, time.monotonic() - begun, error=told)

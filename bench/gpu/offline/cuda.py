@@ -15,11 +15,11 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from bench.gpu.offline.devices import DEVICES
 from bench.gpu.offline.dispatch import Dispatch
 from bench.gpu.offline.launches import Launches
 from bench.gpu.offline.machine import Machine
 
-TOTAL = 139 << 30
 GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 TO = Tensor.to
 
@@ -97,9 +97,12 @@ def _recorded(
 
 def _cuda(machine: Machine) -> dict[str, Any]:
     """What stands in torch.cuda's place."""
+    device_, total = machine.launches.device, machine.launches.device.memory
+    major, minor = device_.version
     properties = SimpleNamespace(
-        name="NVIDIA H200", total_memory=TOTAL, multi_processor_count=132, major=9, minor=0, L2_cache_size=60 << 20
-    )
+        name=device_.name, total_memory=total, multi_processor_count=device_.multiprocessors, major=major, minor=minor,
+        L2_cache_size=device_.l2,
+    )  # fmt: skip
     stream = SimpleNamespace(
         cuda_stream=0, synchronize=lambda: machine.wait("a stream"), wait_stream=lambda other: None
     )
@@ -107,9 +110,9 @@ def _cuda(machine: Machine) -> dict[str, Any]:
         "is_available": lambda: True, "is_initialized": lambda: True, "init": lambda: None, "_lazy_init": lambda: None,
         "current_device": lambda: 0, "device_count": lambda: 1,
         "get_device_name": lambda device=None: properties.name,
-        "get_device_capability": lambda device=None: (9, 0),
+        "get_device_capability": lambda device=None: (major, minor),
         "get_device_properties": lambda device=None: properties,
-        "mem_get_info": lambda device=None: (TOTAL - (1 << 30), TOTAL),
+        "mem_get_info": lambda device=None: (total - (1 << 30), total),
         "memory_reserved": lambda device=None: 0, "max_memory_reserved": lambda device=None: 1 << 30,
         "reset_peak_memory_stats": lambda device=None: None, "empty_cache": lambda: None,
         "synchronize": lambda device=None: machine.wait("the device"),
@@ -133,9 +136,9 @@ def _no_guard() -> Iterator[None]:
 
 
 @contextmanager
-def gpu() -> Iterator[Machine]:
-    """As long as this lasts there is one."""
-    machine = Machine(Launches())
+def gpu(capability: int = 90) -> Iterator[Machine]:
+    """As long as this lasts there is one of that compute capability."""
+    machine = Machine(Launches(DEVICES[capability]))
     machine.launches.find, machine.launches.uses = machine.find, machine.uses
     with ExitStack() as stack:
         stack.enter_context(_no_guard())

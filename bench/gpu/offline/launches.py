@@ -16,8 +16,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-TARGET = GPUTarget("cuda", 90, 32)
-SHARED = 232_448  # bytes that a program may have
+from bench.gpu.offline.devices import H200, Device
+
 MOST = (2**31 - 1, 65_535, 65_535)
 
 
@@ -30,6 +30,7 @@ class Compilation:
     constants: dict[Any, Any]
     attributes: dict[Any, Any]
     options: dict[str, Any]
+    capability: int = 90
 
     @property
     def key(self) -> str:
@@ -42,13 +43,17 @@ class Compilation:
 
     def compiled(self) -> Any:
         source = ASTSource(self.kernel, self.signature, self.constants, self.attributes)
-        return triton.compile(source, target=TARGET, options=self.options)
+        return triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=self.options)
 
 
 @dataclass
 class Launches:
-    """compilations: in the order in which they are needed. closed: nothing may be compiled now, inside a capture."""
+    """What was launched on the fake GPU.
 
+    compilations: in the order in which they are needed. closed: nothing may be compiled now, inside a capture.
+    """
+
+    device: Device = H200
     compilations: list[Compilation] = field(default_factory=list)
     count: int = 0
     names: Counter[str] = field(default_factory=Counter)  # how often each kernel was launched
@@ -59,9 +64,10 @@ class Launches:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
+        target = GPUTarget("cuda", self.device.capability, 32)
         driver = SimpleNamespace(
-            get_current_device=lambda: 0, get_current_stream=lambda device=None: 0, get_current_target=lambda: TARGET,
-            utils=SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": SHARED}),
+            get_current_device=lambda: 0, get_current_stream=lambda device=None: 0, get_current_target=lambda: target,
+            utils=SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": self.device.shared}),
         )  # fmt: skip
         before = triton.runtime.driver._active
         triton.runtime.driver.set_active(driver)
@@ -86,7 +92,14 @@ class Launches:
             attributes: Any,
             warmup: Any,
         ) -> Any:
-            made = Compilation(kernel, dict(signature), dict(constants), dict(attributes), dict(options.__dict__))
+            made = Compilation(
+                kernel,
+                dict(signature),
+                dict(constants),
+                dict(attributes),
+                dict(options.__dict__),
+                launches.device.capability,
+            )
             launches.compilations.append(made)
             if launches.closed:
                 launches.find(f"{kernel.__name__} is compiled inside a recording")

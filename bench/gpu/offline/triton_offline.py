@@ -10,9 +10,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from bench.gpu.offline.devices import DEVICES
+
 GLOBAL = r"prefetch\.global\S*|\b(?:ld|st|atom|red)\.global|\bcp\.async\.(?:c[ag]|bulk)"
 # bytes of shared memory that a program may have, by compute capability
-SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+SHARED = {capability: device.shared for capability, device in DEVICES.items()}
+TENSOR_CORE = {"HGMMA": "wgmma", "QGMMA": "wgmma", "IGMMA": "wgmma", "HMMA": "mma", "QMMA": "mma", "IMMA": "mma"}
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,23 @@ class Usage:
     shared: int  # bytes
 
 
-def usage(compiled: Any) -> Usage:
+def disassembled(compiled: Any, what: str) -> str:
+    """Returns what cuobjdump tells about the compiled code. what: `-res-usage` or `-sass`."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()
         tool = triton.knobs.nvidia.cuobjdump.path
-        told = subprocess.run([tool, "-res-usage", cubin.name], check=True, capture_output=True, text=True).stdout
+        return subprocess.run([tool, what, cubin.name], check=True, capture_output=True, text=True).stdout
+
+
+def tensor_core_kinds(compiled: Any) -> set[str]:
+    """Returns which tensor-core instructions the machine code has: wgmma (Hopper), mma, tcgen05 (Blackwell)."""
+    found = set(re.findall(r"\b(UTC[A-Z]*MMA|[HIQ]G?MMA)\b", disassembled(compiled, "-sass")))
+    return {TENSOR_CORE.get(name, "tcgen05") for name in found}
+
+
+def usage(compiled: Any) -> Usage:
+    told = disassembled(compiled, "-res-usage")
     found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", told))
     return Usage(int(found["REG"]), int(found["STACK"]) + int(found["LOCAL"]), compiled.metadata.shared)
 

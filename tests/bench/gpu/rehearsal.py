@@ -7,78 +7,45 @@ their own are left out. In a process of its own, because the tests' process has 
 import gc
 import sys
 import tempfile
-import traceback
-from contextlib import ExitStack
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
-import torch
-
-from bench.gpu.clock import clock_of
-from bench.gpu.environment import Environment, spec_of
-from bench.gpu.offline.checkpoint import LAYERS
+from bench.gpu.environment import Environment
 from bench.gpu.offline.compiling import compile_all
 from bench.gpu.offline.cuda import gpu
 from bench.gpu.offline.machine import Machine
-from bench.gpu.sections import SECTIONS, Options, Task, tasks
-from bench.gpu.setup import profiler
+from bench.gpu.offline.rehearsals import APART, bench_environment, run_task, section_tasks
+from bench.gpu.sections import SECTIONS, Task
 from bench.gpu.shapes import FULL
-from worker.model.spec import ModelSpec
 
 MODELS = ("gemma-3-1b",)
 SIZES = replace(
     FULL, batches=(1, 256), steps=1, rounds=2, context=64, prompt=700, new=8, idle_batch=8, sweep=(1, 96, 2048)
 )
-APART = ("start", "served", "peer")
-
-
-def few_layers(model: str, layers: int = 0) -> ModelSpec:
-    return spec_of(model, LAYERS.get(model, 2))
 
 
 def run(machine: Machine, task: Task, env: Environment) -> list[str]:
     """What went wrong."""
-    module, function = task.section.call.split(":")
-    loaded = import_module(module)
-    begun, machine.findings[:] = len(machine.launches.compilations), []
-    stand_ins: dict[str, Any] = {"spec_of": few_layers, "record": lambda env, run, copy=None: run() or SPANS}
-    rows: list[dict[str, Any]] = []
-    with ExitStack() as stack:
-        for name in stand_ins.keys() & vars(loaded).keys():
-            stack.enter_context(patch.object(loaded, name, stand_ins[name]))
-        try:
-            rows += getattr(loaded, function)(env, task.argument)
-        except Exception:
-            machine.findings.append(traceback.format_exc())
-    made = machine.launches.compilations
+    begun = len(machine.launches.compilations)
+    rows, findings = run_task(machine, task, env)
     notes = [str(row["note"]) for row in rows if "note" in row]
-    print(f"{task.section.name} {task.argument}: {len(rows)} rows, {len(made) - begun} compilations", flush=True)
-    told = [f"{task.section.name} {task.argument}: {note}" for note in notes + machine.findings]
+    made = len(machine.launches.compilations) - begun
+    print(f"{task.section.name} {task.argument}: {len(rows)} rows, {made} compilations", flush=True)
+    told = [f"{task.section.name} {task.argument}: {note}" for note in notes + findings]
     return told if rows else [*told, f"{task.section.name} {task.argument}: nothing was measured"]
 
 
-SPANS = [profiler.Span("_linear_kernel", 0.0, 5.0), profiler.Span("_decode_kernel", 6.0, 5.0)]
-
-
 def main(words: list[str]) -> int:
-    options = Options("cuda", MODELS, False, 1, Path("trace"))
-    known = [section.name for section in SECTIONS if section.name not in APART]
-    names = tuple(word for word in words if word in known) or tuple(known)
+    every = tuple(section.name for section in SECTIONS if section.name not in APART)
+    names = tuple(word for word in words if word in every) or every
     problems = []
-    with gpu() as machine, tempfile.TemporaryDirectory() as folder, patch(
-        "bench.gpu.checks.cases_kv.attention_torch", lambda q, *rest, **how: torch.empty_like(q)
-    ), patch(
-        "bench.gpu.checks.cases_experts.experts_torch", lambda h, *rest, **how: torch.empty_like(h)
-    ), patch("bench.gpu.measure.isolated_kernels.MIN_TOTAL_BYTES", 1):  # fmt: skip
-        cuda = torch.device("cuda")
-        env = Environment(
-            cuda, torch.bfloat16, SIZES, clock_of(cuda), MODELS, Path(folder), 1, 1e12, Path(folder) / "trace"
-        )
+    with (
+        gpu() as machine,
+        tempfile.TemporaryDirectory() as folder,
+        bench_environment(Path(folder), MODELS, SIZES) as env,
+    ):
         gc.freeze()  # what is imported by now stays, and collections need not look at it
-        for task in tasks(names, options):
+        for task in section_tasks(MODELS, names):
             problems += run(machine, task, env)
     if "--compile" in words:
         problems += compile_all({one.key: one for one in machine.launches.compilations}.values())

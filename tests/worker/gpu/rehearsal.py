@@ -12,47 +12,27 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
-
-import torch
-from torch import Tensor
 
 from bench.gpu.offline.checkpoint import checkpoint
 from bench.gpu.offline.compiling import compile_all
 from bench.gpu.offline.cuda import gpu
 from bench.gpu.offline.launches import Compilation
 from bench.gpu.offline.machine import Machine
+from bench.gpu.offline.rehearsals import WAYS, started
 from bench.gpu.shapes import CONFIGS
 from bench.micro.step import EncodingServer
 from frontend.text import grammar_builder as build
 from shared.codec import pack_u32
-from shared.config import ModelConfig, WorkerConfig
 from shared.messages import End, Outcome, Sampling, Step, Submit
-from worker.engine.load import Engine, load_engine
+from worker.engine.load import Engine
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
-from worker.kernels.gpu.options import GPU_OPTIONS
-from worker.kernels.operations import TORCH
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
 from worker.run.graph_shapes import FREE_PADDING
 from worker.schedule.sequence import Plan
 
-WAYS: dict[str, dict[str, Any]] = {
-    "bf16": {},
-    "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
-    "fp8-dynamic": {"quantization": "fp8-dynamic"},
-    "int8": {"quantization": "int8", "max_batch_size": 64, "max_step_tokens": 512, "prefill_chunk_size": 512},
-    "int8-dynamic": {"quantization": "int8-dynamic", "speculation": "ngram"},
-    "int4": {"quantization": "int4"},
-    "library": {"batch_invariant": False, "use_chunked_prefill": False},
-    "contiguous": {"kv_cache_backend": "contiguous", "dtype": "float16", "overlap": False},
-    "options": {"gpu_options": ",".join(GPU_OPTIONS)},
-    "plain": {"dtype": "float32", "cuda_graphs": False, "page_size": 1},
-}
 LONGEST = 4096
 ME = b"frontend"
 SAMPLINGS = (
@@ -172,19 +152,12 @@ def replayable(plan: Plan) -> bool:
     return plan.tokens <= FREE_PADDING and not scores
 
 
-def attended(q: Tensor, *rest: object, **how: object) -> Tensor:
-    """Plain PyTorch's attention and experts read lengths and choices on the way, which are not there."""
-    return torch.empty_like(q, memory_format=torch.contiguous_format)
-
-
 def profile_memory(folder: Path, way: str) -> tuple[list[Compilation], list[str]]:
     """Everything that is compiled, and what is not as it would have to be; prints a line."""
     heard = Heard()
     logging.getLogger("sluice").addHandler(heard)
-    with gpu() as machine, patch("worker.run.kernel_check.TORCH", replace(TORCH, attention=attended, experts=attended)):
-        worker = WorkerConfig(device="cuda", **WAYS[way])
-        engine = load_engine(ModelConfig(model=str(folder), max_seq_len=LONGEST), worker)
-        engine.runner.check_device()
+    with gpu() as machine:
+        engine = started(folder, way, LONGEST)
         made, recordings = machine.launches.compilations, machine.recordings
         start, replays = len(made), machine.replays
         eager = eager_steps(engine)

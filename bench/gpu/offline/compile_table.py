@@ -1,0 +1,63 @@
+"""`sluice bench gpu --compile-table FILE`: what each kernel takes on each GPU, from code compiled without one."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bench.client.summary import aligned
+from bench.gpu.offline.compiling import Binary
+from bench.gpu.offline.devices import DEVICES
+from bench.gpu.offline.precompile import compiled, refuse_with_cuda
+
+# Together they launch every kernel but those of recurrent layers: head sizes of 64, 128 and 256, every format of
+# weights, experts, every sampling.
+STARTS = (
+    "llama-3.2-3b:bf16", "gemma-3-1b:bf16", "llama-3.2-3b:fp8", "llama-3.2-3b:fp8-dynamic", "llama-3.2-3b:int8-dynamic",
+    "llama-3.2-3b:int4", "llama-3.2-3b:options", "gpt-oss-20b:bf16", "gpt-oss-20b:int4",
+)  # fmt: skip
+
+
+def compile_table(file: Path, capabilities: Sequence[int], jobs: Sequence[str] = STARTS) -> int:
+    """Writes the table. Returns 1 if a kernel does not fit one of the GPUs, else 0."""
+    refuse_with_cuda("--compile-table")
+    binaries: list[Binary] = []
+    for capability in capabilities:
+        binaries += compiled(capability, jobs)
+        file.write_text(page(binaries))  # the devices so far
+    print(file.read_text())
+    return any(one.problem for one in binaries)
+
+
+def page(binaries: Sequence[Binary]) -> str:
+    """Returns the table as Markdown: a row for each kernel, a column for each device, the most of all variants."""
+    by_kernel: defaultdict[str, defaultdict[int, list[Binary]]] = defaultdict(lambda: defaultdict(list))
+    for one in binaries:
+        by_kernel[one.kernel][one.capability].append(one)
+    capabilities = sorted({one.capability for one in binaries})
+    head = ["kernel", *(f"sm_{capability}" for capability in capabilities)]
+    rows = [
+        [name.strip("_").removesuffix("_kernel"), *(_cell(devices[capability]) for capability in capabilities)]
+        for name, devices in sorted(by_kernel.items())
+    ]
+    devices = "; ".join(f"sm_{one}: {DEVICES[one].name}, {DEVICES[one].shared >> 10} KiB" for one in capabilities)
+    legend = (
+        "Each cell: variants; registers a thread; KiB of shared memory; bytes a thread that are spilled, if any; "
+        f"tensor-core instructions. The most of all variants. Shared memory that a program may have: {devices}."
+    )
+    problems = [f"- {one.problem}" for one in binaries if one.problem]
+    return "\n".join([legend, "", aligned([head, *rows]), "", f"Problems: {len(problems)}", *problems]) + "\n"
+
+
+def _cell(variants: Iterable[Binary]) -> str:
+    variants = list(variants)
+    used = [one.used for one in variants if one.used is not None]
+    if not used:
+        return "fails" if variants else ""
+    spilled = max(one.stack for one in used)
+    kinds = "/".join(sorted({kind for one in variants for kind in one.kinds}))
+    registers, shared = max(one.registers for one in used), max(one.shared for one in used) / 1024
+    parts = [
+        f"{len(variants)} variants", f"{registers} r", f"{shared:.0f} K", f"{spilled} B spilled" if spilled else "",
+        kinds, "some fail" if len(used) < len(variants) else "",
+    ]  # fmt: skip
+    return ", ".join(filter(None, parts))

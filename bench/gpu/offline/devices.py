@@ -1,0 +1,36 @@
+"""GPUs that the fake one may be: what of them decides which kernels are compiled, by compute capability."""
+
+from dataclasses import dataclass
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """shared: bytes of shared memory that a program may have. multiprocessors, memory, l2: of the card `name`."""
+
+    capability: int
+    name: str
+    shared: int
+    multiprocessors: int
+    memory: int
+    l2: int
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The capability as torch has it: (9, 0) for 90."""
+        return divmod(self.capability, 10)
+
+
+DEVICES = {
+    device.capability: device
+    for device in (
+        Device(80, "NVIDIA A100-SXM4-80GB", 163 * KIB, 108, 80 * GIB, 40 * MIB),
+        Device(86, "NVIDIA GeForce RTX 3090", 99 * KIB, 82, 24 * GIB, 6 * MIB),
+        Device(89, "NVIDIA GeForce RTX 4090", 99 * KIB, 128, 24 * GIB, 72 * MIB),
+        Device(90, "NVIDIA H200", 227 * KIB, 132, 139 * GIB, 60 * MIB),
+        Device(100, "NVIDIA B200", 227 * KIB, 148, 180 * GIB, 126 * MIB),
+        Device(120, "NVIDIA GeForce RTX 5090", 99 * KIB, 170, 32 * GIB, 96 * MIB),
+    )
+}
+H200 = DEVICES[90]

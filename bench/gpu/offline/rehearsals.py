@@ -1,0 +1,99 @@
+"""Runs on the fake GPU what a GPU would be asked to do: a worker's start, and the bench's sections.
+
+What they would compile is then in the machine's launches. PyTorch's plain forms of some operations read numbers on the
+way, which the fake GPU does not have, so stand-ins take their place.
+"""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from bench.gpu.clock import clock_of
+from bench.gpu.environment import Environment, Row, spec_of
+from bench.gpu.offline.checkpoint import LAYERS
+from bench.gpu.offline.machine import Machine
+from bench.gpu.sections import ON_REQUEST, SECTIONS, Options, Task, tasks
+from bench.gpu.setup import profiler
+from bench.gpu.shapes import FULL, Sizes
+from shared.config import ModelConfig, WorkerConfig
+from worker.engine.load import Engine, load_engine
+from worker.kernels.gpu.options import GPU_OPTIONS
+from worker.kernels.operations import TORCH
+from worker.model.spec import ModelSpec
+
+# a way to serve a model → its flags
+WAYS: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
+    "fp8-dynamic": {"quantization": "fp8-dynamic"},
+    "int8": {"quantization": "int8", "max_batch_size": 64, "max_step_tokens": 512, "prefill_chunk_size": 512},
+    "int8-dynamic": {"quantization": "int8-dynamic", "speculation": "ngram"},
+    "int4": {"quantization": "int4"},
+    "library": {"batch_invariant": False, "use_chunked_prefill": False},
+    "contiguous": {"kv_cache_backend": "contiguous", "dtype": "float16", "overlap": False},
+    "options": {"gpu_options": ",".join(GPU_OPTIONS)},
+    "plain": {"dtype": "float32", "cuda_graphs": False, "page_size": 1},
+}
+APART = ("start", "served", "peer")  # sections that start processes of their own
+BRIEF = replace(FULL, steps=1, rounds=2)  # all sizes that decide which kernels are compiled
+SPANS = [profiler.Span("_linear_kernel", 0.0, 5.0), profiler.Span("_decode_kernel", 6.0, 5.0)]
+
+
+def empty_attention(q: Tensor, *rest: object, **how: object) -> Tensor:
+    """Takes the place of plain PyTorch's attention and experts."""
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def started(folder: Path, way: str, max_seq_len: int = 0) -> Engine:
+    """Starts a worker on the fake GPU: loads, warms up, captures graphs."""
+    with patch("worker.run.kernel_check.TORCH", replace(TORCH, attention=empty_attention, experts=empty_attention)):
+        worker = WorkerConfig(device="cuda", **WAYS[way])
+        engine = load_engine(ModelConfig(model=str(folder), max_seq_len=max_seq_len), worker)
+        engine.runner.check_device()
+    return engine
+
+
+def section_tasks(models: tuple[str, ...], names: tuple[str, ...] = ()) -> list[Task]:
+    """Returns the tasks of the named sections, or of all that start no processes and are not only on request."""
+    known = tuple(section.name for section in SECTIONS if section.name not in (*APART, *ON_REQUEST))
+    return tasks(names or known, Options("cuda", models, False, 1, Path("trace")))
+
+
+@contextmanager
+def bench_environment(folder: Path, models: tuple[str, ...], sizes: Sizes = BRIEF) -> Iterator[Environment]:
+    """Makes an environment for the tasks of `section_tasks`, on the fake GPU."""
+    cuda = torch.device("cuda")
+    with ExitStack() as stack:
+        stack.enter_context(patch("bench.gpu.checks.cases_kv.attention_torch", empty_attention))
+        stack.enter_context(patch("bench.gpu.checks.cases_experts.experts_torch", empty_attention))
+        stack.enter_context(patch("bench.gpu.measure.isolated_kernels.MIN_TOTAL_BYTES", 1))
+        yield Environment(cuda, torch.bfloat16, sizes, clock_of(cuda), models, folder, 1, 1e12, folder / "trace")
+
+
+def run_task(machine: Machine, task: Task, env: Environment) -> tuple[list[Row], list[str]]:
+    """Runs a task of the bench with models of few layers. Returns its rows, and what a real GPU would not forgive."""
+    module, function = task.section.call.split(":")
+    loaded = import_module(module)
+    machine.findings[:] = []
+    stand_ins: dict[str, Any] = {"spec_of": _few_layers, "record": lambda env, run, copy=None: run() or SPANS}
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        for name in stand_ins.keys() & vars(loaded).keys():
+            stack.enter_context(patch.object(loaded, name, stand_ins[name]))
+        try:
+            rows += getattr(loaded, function)(env, task.argument)
+        except Exception:
+            machine.findings.append(traceback.format_exc())
+    return rows, list(machine.findings)
+
+
+def _few_layers(model: str, layers: int = 0) -> ModelSpec:
+    return spec_of(model, LAYERS.get(model, 2))

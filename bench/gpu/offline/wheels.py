@@ -1,0 +1,36 @@
+"""Which wheels to bring to a machine with a GPU and without a network, from pyproject.toml."""
+
+import re
+import tomllib
+from pathlib import Path
+
+PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
+# what a machine for PyTorch has already; a wheel of torch is gigabytes, and it must fit the driver
+THERE = {"torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "huggingface-hub"}
+TESTS = {"pytest", "pytest-asyncio", "hypothesis", "httpx"}
+PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+
+
+def requirements() -> list[str]:
+    """Returns what the server and the tests of kernels need besides what such a machine has, as pip has it."""
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    tests = [line for line in project["optional-dependencies"]["dev"] if _name(line) in TESTS]
+    lines = [line for line in (*project["dependencies"], *tests) if _name(line) not in THERE]
+    return [line.split(";")[0].strip() for line in lines]
+
+
+def advice(python: str) -> str:
+    """Says how to fetch the wheels. python: the version of the GPU's machine, such as 3.12."""
+    if not PYPROJECT.exists():
+        return "Wheels to bring: see pyproject.toml in a checkout of Sluice"
+    platforms = " ".join(f"--platform {name}" for name in PLATFORMS)
+    needed = " ".join(f"'{line}'" for line in requirements())
+    return (
+        f"Wheels to bring, if that machine has PyTorch and transformers:\n  pip download --only-binary=:all: "
+        f"--python-version {python} {platforms} -d wheels {needed}\n  there: pip install --no-index --find-links "
+        "wheels --no-deps wheels/*.whl"
+    )
+
+
+def _name(line: str) -> str:
+    return re.split(r"[^\w.-]", line)[0].lower()

@@ -1,0 +1,15 @@
+"""The list of wheels follows pyproject.toml and leaves out what a machine for PyTorch has."""
+
+from bench.gpu.first_hour.packages import DISTRIBUTIONS, SERVER
+from bench.gpu.offline.wheels import THERE, advice, requirements
+
+
+def test_wheels_are_those_that_the_first_hour_needs() -> None:
+    names = {line.split(">")[0].split("=")[0] for line in requirements()}
+    needed = {DISTRIBUTIONS.get(name, name) for name in SERVER}
+    assert needed - THERE <= names and not names & THERE
+    assert "pytest-asyncio" in names
+
+
+def test_wheels_are_fetched_for_the_python_of_the_other_machine() -> None:
+    assert "--python-version 3.12" in advice("3.12") and "'msgspec>=" in advice("3.12")
