@@ -119,6 +119,11 @@ SECTIONS: tuple[Section, ...] = (
         "bench.gpu.measure.idle:measure", _first_model, 15, 90,
     ),
     Section(
+        "graphs", "CUDA graphs: captured at start, after their kernels are compiled",
+        ("model", "batches up to", "graphs", "s", "ms a graph", "GB"),
+        "bench.gpu.measure.graph_capture:measure", _models, 20, 120,
+    ),
+    Section(
         "ablations", "Ablations: ms with each optimization and without it",
         ("model", "without", "what", "ms with", "ms without", "gain %"),
         "bench.gpu.measure.ablations:measure", _models, 20, 180,

@@ -73,7 +73,8 @@ def test_flags_named_in_docs_exist() -> None:
 
 OTHERS = {  # flags of the smaller commands
     "--add", "--force", "--compare", "--json", "--serve", "--help", "--budget", "--only", "--tiles", "--trace",
-    "--models", "--log", "--model-server-metrics-port", "--lora-info-metric", "--registry", "--torch-index", "--set", "--url",
+    "--models", "--first-hour", "--minutes", "--precompile", "--compile-table", "--capability", "--python-version",
+    "--log", "--model-server-metrics-port", "--lora-info-metric", "--registry", "--torch-index", "--set", "--url",
 }  # fmt: skip
 
 

@@ -75,6 +75,7 @@ PARTS = (
     Part("prefill", "Long prompts", 30, 150, sections=("prefill",)),
     Part("idle", "Between steps", 30, 120, sections=("idle",)),
     Part("kernels", "Small kernels alone", 20, 120, sections=("kernels", "experts")),
+    Part("graphs", "Capture of CUDA graphs", 30, 120, sections=("graphs",)),
     Part("ablations", "What each part of the fast path gains", 60, 300, sections=("ablations",)),
     Part("sweep", "Tiles of products", 90, 400, sections=("sweep",), environment=ONE_CHAIN),
     Part("start", "From the command to the first token", 90, 300, sections=("start",), packages=SERVER),

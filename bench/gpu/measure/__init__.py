@@ -6,6 +6,7 @@ isolated_kernels    sections attention, linear and kernels: each kernel on its o
 library_bits        whether the vendor's library gives the bits of our products, in section linear
 tile_sweep          candidate tiles for products
 experts             the experts of a layer, in each format
+graph_capture       time and memory to capture CUDA graphs at start
 idle                time between steps
 ablations           each optimization switched off
 trace               kernels of a decode step, from the profiler

@@ -86,6 +86,7 @@ class Harness:
             decoder, self.cache, overlap=setup.overlap, graphs=graphs, max_batch_size=slots,
             batch_invariant=setup.invariant,
         )  # fmt: skip
+        self.runner = runner
         self._loop = Loop(self.scheduler, runner, self._request_table, self._server, stats, metrics)  # type: ignore[arg-type]
         self._rng = random.Random(env.seed)
         self._next = 0
