@@ -1,8 +1,9 @@
 """Collects the operations of a decoder in one record: the fastest functions for its tensors, or plain PyTorch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from worker.kernels.attention import attention, attention_torch
 from worker.kernels.delta_net import delta_net, delta_net_torch
 from worker.kernels.experts import experts, experts_torch
 from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
-from worker.kernels.linear import gated_linear, gated_linear_torch, linear, linear_torch
+from worker.kernels.linear import PackedLinear, gated_linear, gated_linear_torch, linear, linear_torch
 from worker.kernels.mamba2 import mamba2, mamba2_torch
 from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from worker.kernels.output_gate import output_gate, output_gate_torch
@@ -39,6 +40,31 @@ class Operations:
     act_and_mul: Callable[..., Tensor]
     experts: Callable[..., Tensor]
     sample_plain: Callable[..., Tensor]
+
+    def linear_add_norm(
+        self, x: Tensor, packed: PackedLinear, residual: Tensor, weight: Tensor | None, eps: float, **how: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Returns add_rms_norm(linear(x, packed), residual, weight, eps, ...)."""
+        return self.add_rms_norm(self.linear(x, packed, split_k=True), residual, weight, eps, **how)
+
+
+@dataclass(frozen=True, slots=True)
+class OperationsWithFusedNorms(Operations):
+    """Operations that compute a product and the norm after it in one kernel where they can."""
+
+    options: GpuOptions = NO_OPTIONS
+
+    def linear_add_norm(
+        self, x: Tensor, packed: PackedLinear, residual: Tensor, weight: Tensor | None, eps: float, **how: Any
+    ) -> tuple[Tensor, Tensor]:
+        if x.is_cuda and packed.invariant and packed.scale is None and not packed.codes:
+            from worker.kernels.gpu.linear_norm import can_add_norm, linear_add_norm_triton
+
+            if can_add_norm(x, packed.weight):
+                return linear_add_norm_triton(
+                    x, packed.weight, packed.bias, residual, weight, eps, options=self.options, **how
+                )
+        return Operations.linear_add_norm(self, x, packed, residual, weight, eps, **how)
 
 
 FAST = Operations(
@@ -86,4 +112,6 @@ def with_options(operations: Operations, options: GpuOptions) -> Operations:
     """Returns the operations so that their GPU kernels have these options: fast ones, which have none yet."""
     if options == NO_OPTIONS:
         return operations
-    return replace(operations, **{name: partial(getattr(operations, name), options=options) for name in WITH_OPTIONS})
+    bound = {item.name: getattr(operations, item.name) for item in fields(Operations)}
+    bound |= {name: partial(bound[name], options=options) for name in WITH_OPTIONS}
+    return OperationsWithFusedNorms(**bound, options=options) if options.fused_norms else Operations(**bound)

@@ -149,12 +149,15 @@ class Decoder:
                     own = None if own is None else own[inputs.logits_indices]
                 if kept < last:
                     inputs = inputs.only_logits()
-            h = do.linear(h, layer.o, split_k=True)
             after, before = layer.after_attention, layer.before_mlp
-            h, x = do.add_rms_norm(h, x, before, eps, offset=offset, x_norm=after, scale=scale)
-            h = self._feed_forward(normed if self.spec.parallel else h, x, layer)
+            h, x = do.linear_add_norm(h, layer.o, x, before, eps, offset=offset, x_norm=after, scale=scale)
+            h, down = self._feed_forward(normed if self.spec.parallel else h, x, layer)
             before = self.norms[index + 1] if own is None and layer.scale is None else None
-            h, x = do.add_rms_norm(h, x, before, eps, offset=offset, x_norm=layer.after_mlp, scale=scale)
+            how = {"offset": offset, "x_norm": layer.after_mlp, "scale": scale}
+            if down is None:
+                h, x = do.add_rms_norm(h, x, before, eps, **how)
+            else:
+                h, x = do.linear_add_norm(h, down, x, before, eps, **how)
             if own is not None:
                 h, x = self._add_input(x, own[:, index], layer)
             if layer.scale is not None:
@@ -241,8 +244,11 @@ class Decoder:
         added = do.linear(gated, layer.input_out, split_k=True)
         return do.add_rms_norm(added, x, None, spec.norm_eps, offset=spec.norm_offset, x_norm=layer.after_input)
 
-    def _feed_forward(self, h: Tensor, x: Tensor, layer: Layer) -> Tensor:
-        """h: the normed rows [T, H]; x: the residual stream, which experts beside an MLP read by norms of their own."""
+    def _feed_forward(self, h: Tensor, x: Tensor, layer: Layer) -> tuple[Tensor, PackedLinear | None]:
+        """Returns the output of the layer's feed-forward network, or the input of its last linear and this linear.
+
+        h: the normed rows [T, H]; x: the residual stream, which experts beside an MLP read by norms of their own.
+        """
         do, activation, spec = self.operations, self.spec.activation, self.spec.experts
         dense = None
         if layer.gate_up is not None and layer.down is not None:
@@ -250,16 +256,17 @@ class Decoder:
                 inner = do.gated_linear(h, layer.gate_up, activation)
             else:
                 inner = do.activate(do.linear(h, layer.gate_up), activation, layer.activation)
-            dense = do.linear(inner, layer.down, split_k=layer.experts is None)
-        if layer.experts is None or spec is None:
-            assert dense is not None
-            return dense
+            if layer.experts is None:
+                return inner, layer.down
+            dense = do.linear(inner, layer.down)
+        assert layer.experts is not None and spec is not None
         if spec.beside_mlp:
-            return self._add_experts(dense, x, layer)
+            return self._add_experts(dense, x, layer), None
         gate = None if layer.shared_gate is None else do.linear(h, layer.shared_gate, fp32_out=True)
-        return do.experts(
+        mixed = do.experts(
             h, layer.experts, spec.chosen, activation, normalized=spec.normalized, add=dense, add_gate=gate
         )
+        return mixed, None
 
     def _add_experts(self, dense: Tensor | None, x: Tensor, layer: Layer) -> Tensor:
         """Returns the normed outputs of an MLP [T, H] and of experts, added."""

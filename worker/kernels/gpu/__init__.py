@@ -16,6 +16,7 @@ key_splits          where attention splits the keys of a row
 online_softmax      the partial softmax that attention computes for blocks of keys and merges
 options             ways to launch kernels that are off by default
 parked_linear       linear with the largest tiles where K has several chains
+linear_norm         linear whose last program computes the norm that follows
 prefetch_branch     loads weights into the L2 cache while attention runs
 tiles               how matrix products split K, and which tiles they use
 tile_table          the tiles as data: rules, measured_tiles.json, and candidates for a measurement

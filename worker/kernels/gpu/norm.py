@@ -5,6 +5,8 @@ into an addition, and all variants add the squares in the same layout: BLOCK and
 size only.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -51,19 +53,16 @@ def apply_weight(scaled, weight, dtype: tl.constexpr, OFFSET: tl.constexpr):
 
 
 @triton.jit
-def _rms_norm_kernel(
-    x_ptr, x_norm_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr,
-    token_stride, partial_stride, heads, size, eps, scale,
+def add_norm_row(
+    x_ptr, x_norm_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, row, partial_stride, size, eps, scale,
     SPLIT_K: tl.constexpr, X_NORM: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
-    LAYER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    LAYER: tl.constexpr, BLOCK: tl.constexpr, CACHE: tl.constexpr = "",
 ):  # fmt: skip
-    start_dependent(PDL)
+    """Computes one row, which begins at x_ptr. CACHE: how x is loaded (load_split_k)."""
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size
-    x_ptrs = x_ptr + (row // heads) * token_stride + (row % heads) * size + columns
-    x = load_split_k(x_ptrs, mask, partial_stride, dtype, SPLIT_K)
+    x = load_split_k(x_ptr + columns, mask, partial_stride, dtype, SPLIT_K, CACHE)
     if X_NORM:
         x = norm_row(x, x_norm_ptr, columns, size, eps, OFFSET, LAYER)
     if ADD:
@@ -73,6 +72,21 @@ def _rms_norm_kernel(
     if NORM:
         normed = norm_row(x, weight_ptr, columns, size, eps, OFFSET, LAYER)
         tl.store(out_ptr + row * size + columns, normed, mask=mask)
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr, x_norm_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr,
+    token_stride, partial_stride, heads, size, eps, scale,
+    SPLIT_K: tl.constexpr, X_NORM: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
+    LAYER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    start_dependent(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    add_norm_row(
+        x_ptr + (row // heads) * token_stride + (row % heads) * size, x_norm_ptr, residual_ptr, weight_ptr, out_ptr,
+        sum_ptr, row, partial_stride, size, eps, scale, SPLIT_K, X_NORM, ADD, NORM, OFFSET, LAYER, BLOCK,
+    )  # fmt: skip
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float, *, offset: bool, options: GpuOptions = NO_OPTIONS) -> Tensor:
@@ -111,16 +125,27 @@ def _launch(
     options: GpuOptions,
 ) -> None:  # fmt: skip
     size = out.shape[-1]
-    weights = [one for one in (weight, x_norm) if one is not None]
-    layer = any(one.ndim == 2 for one in weights)
-    assert all(one.shape == ((2, size) if layer else (size,)) and one.is_contiguous() for one in weights)
     token_stride = x.stride(0) if split_k == 1 else heads * size
-    block = triton.next_power_of_2(size)
     _rms_norm_kernel[(out.numel() // size,)](
         x, x_norm if x_norm is not None else out, residual if residual is not None else out,
         weight if weight is not None else out, out, total if total is not None else out,
         token_stride, partial_stride, heads, size, eps, scale,
-        SPLIT_K=split_k, X_NORM=x_norm is not None, ADD=residual is not None, NORM=weight is not None, OFFSET=offset,
-        LAYER=layer, BLOCK=block,
-        num_warps=min(8, max(1, block // 512)), enable_fp_fusion=False, **pdl_options(options),
+        SPLIT_K=split_k, ADD=residual is not None, **norm_options(size, weight, x_norm, offset=offset),
+        **pdl_options(options),
     )  # fmt: skip
+
+
+def norm_options(size: int, weight: Tensor | None, x_norm: Tensor | None, *, offset: bool) -> dict[str, Any]:
+    """Returns constants and options of a kernel that computes the norm of rows of `size` elements."""
+    weights = [one for one in (weight, x_norm) if one is not None]
+    layer = any(one.ndim == 2 for one in weights)
+    assert all(one.shape == ((2, size) if layer else (size,)) and one.is_contiguous() for one in weights)
+    block = triton.next_power_of_2(size)
+    return {
+        "X_NORM": x_norm is not None, "NORM": weight is not None, "OFFSET": offset, "LAYER": layer, "BLOCK": block,
+        "num_warps": norm_warps(size), "enable_fp_fusion": False,
+    }  # fmt: skip
+
+
+def norm_warps(size: int) -> int:
+    return min(8, max(1, triton.next_power_of_2(size) // 512))

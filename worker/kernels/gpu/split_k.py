@@ -7,14 +7,15 @@ from torch import Tensor
 
 
 @triton.jit
-def load_split_k(pointers, mask, stride, dtype: tl.constexpr, SPLIT_K: tl.constexpr):
+def load_split_k(pointers, mask, stride, dtype: tl.constexpr, SPLIT_K: tl.constexpr, CACHE: tl.constexpr = ""):
     """Loads the block at `pointers`. With SPLIT_K > 1, returns the sum of SPLIT_K float32 blocks, added in order.
 
-    stride: elements from one block to the next.
+    stride: elements from one block to the next. CACHE: ".cg" if other programs of this kernel have stored the blocks;
+    then they are read from the L2 cache.
     """
-    x = tl.load(pointers, mask=mask, other=0.0)
+    x = tl.load(pointers, mask=mask, other=0.0, cache_modifier=CACHE)
     for index in tl.static_range(1, SPLIT_K):
-        x += tl.load(pointers + index * stride, mask=mask, other=0.0)
+        x += tl.load(pointers + index * stride, mask=mask, other=0.0, cache_modifier=CACHE)
     return x.to(dtype)
 
 

@@ -20,6 +20,7 @@ from tests.worker.kernels.harness.quantized import quantized, with_scales
 from tests.worker.kernels.harness.recurrent import slots
 from tests.worker.kernels.harness.sampling import Row, params_of
 from worker.kernels.delta_net import DeltaNetShape, DeltaNetWeights
+from worker.kernels.gpu.options import GpuOptions
 from worker.kernels.gpu.packed_codes import pack_codes
 from worker.kernels.mamba2 import Mamba2Shape, Mamba2Weights
 from worker.kernels.quantize import quantize
@@ -201,6 +202,28 @@ def attentions() -> Iterable[Tensor]:
             yield attention_triton(fused, case.cache_k, case.cache_v, *fields, scale=0.2, window=window, **more)
 
 
+def products_with_norms() -> Iterable[Tensor]:
+    from worker.kernels.gpu.linear_norm import linear_add_norm_triton
+
+    options = GpuOptions(fused_norms=True).on(torch.device("cpu"))
+    weight, norm = random(70, 1030, dtype=HALF, seed=1), random(70, dtype=HALF, seed=2)
+    for rows, after in ((1, None), (2, norm)):
+        yield from linear_add_norm_triton(
+            strided(rows, 1030), weight, random(70, dtype=HALF), random(rows, 70, dtype=HALF, seed=3), norm, 1e-6,
+            offset=False, x_norm=after, scale=0.5, options=options,
+        )  # fmt: skip
+    assert options.arrivals is not None
+    yield options.arrivals
+
+
+def prefetches() -> Iterable[Tensor]:
+    from worker.kernels.gpu.prefetch_branch import _prefetch_kernel
+
+    weight = random(3, 5)
+    _prefetch_kernel[(2,)](weight, weight.numel(), BYTES=128)
+    yield weight
+
+
 def samples() -> Iterable[Tensor]:
     from worker.kernels.gpu.sample import sample_triton
     from worker.kernels.params import EVERY
@@ -242,6 +265,8 @@ KERNELS: dict[Run, set[str]] = {
     heads: {"_qkv_rope_write_kernel"},
     products: {"_linear_kernel", "_quantize_tokens_kernel"},
     parked_products: {"_parked_linear_kernel"},
+    products_with_norms: {"_linear_norm_kernel"},
+    prefetches: {"_prefetch_kernel"},
     gated_products: {"_gated_linear_kernel", "_quantize_tokens_kernel"},
     quantized_products: {"_quantized_gated_linear_kernel", "_quantized_linear_kernel"},
     attentions: {"_combine_kernel", "_decode_kernel", "_prefill_kernel"},
@@ -309,23 +334,39 @@ def _store_what_another_stores(x_ptr, y_ptr, size):
     tl.store(y_ptr, 1.0)
 
 
+@triton.jit
+def _count_before_all_threads_stored(x_ptr, y_ptr, size, BARRIER: tl.constexpr = False):
+    tl.store(y_ptr + 1 + tl.program_id(0), 1.0)
+    if BARRIER:
+        tl.debug_barrier()
+    if tl.atomic_add(y_ptr, 1.0, sem="acq_rel") == size - 1:
+        tl.store(x_ptr, tl.load(y_ptr + 1) + tl.load(y_ptr + 2) + tl.load(y_ptr + 3))
+
+
 @pytest.mark.parametrize(
     ("kernel", "fault"),
     [
         (_load_beyond, "outside"), (_load_what_another_stores, "not ordered"), (_load_what_it_stores, "not ordered"),
-        (_store_what_another_stores, "not ordered"),
+        (_store_what_another_stores, "not ordered"), (_count_before_all_threads_stored, "not ordered"),
     ],
 )  # fmt: skip
 def test_adverse_interpreter_reports_faults(kernel: Any, fault: str) -> None:
     x = random(20)
     with adverse("backwards"), pytest.raises(Exception, match=fault):  # the interpreter's, around it
-        kernel[(3,)](x[::3], random(3), 3)
+        kernel[(3,)](x[::3], random(4).zero_(), 3)
 
 
 def test_adverse_interpreter_orders_a_program_at_its_barriers() -> None:
     x, y = random(20), random(3)
     with adverse("backwards"), pytest.raises(Exception, match="not ordered"):
         _load_what_it_stored[(3,)](x[::3], y, 3)
+
+
+def test_adverse_interpreter_orders_programs_at_their_atomics() -> None:
+    x, y = random(1), torch.zeros(4)
+    with adverse("backwards"):
+        _count_before_all_threads_stored[(3,)](x, y, 3, BARRIER=True)
+    assert x.tolist() == [3.0] and y.tolist() == [3.0, 1.0, 1.0, 1.0]
 
 
 FAR = (1 << 31) + (1 << 20)  # elements: more than 32 bits count; memory that nothing is written to costs nothing

@@ -4,7 +4,8 @@ in memory where whatever lies beside a tensor may be read.
 Here programs run in another order. Every tensor is moved to a place of its own, and each access must be to an element
 of one of them. And no element may be both loaded and stored in one launch, nor stored twice: on a GPU nothing orders
 the programs of a launch, nor the threads of a program, as far as memory goes. Atomics are ordered among themselves, and
-a barrier orders what its own program does before and after it.
+a barrier orders what its own program does before and after it. A program's atomic comes after what the program did
+before a barrier, and before what a program does that makes a later one.
 """
 
 import random
@@ -48,6 +49,8 @@ class Area:
             self.moved = whole.as_strided(given.shape, given.stride())
         self.begin = self.moved.data_ptr()
         self._done = np.zeros(span, np.uint8)
+        self._released = np.zeros(span, np.uint8)  # what programs did before a barrier and an atomic
+        self._acquired = False  # whether this program has come after that
         self._recent: list[tuple[NDArray[np.int64], NDArray[np.uint8], int]] = []  # what this program did: where, what
         self._ordered: list[tuple[NDArray[np.int64], int]] = []  # had been done before, how; and before a barrier
         self._own: NDArray[np.bool_] | None = None
@@ -63,7 +66,8 @@ class Area:
             raise Fault(f"outside of the {tuple(self.moved.shape)} {self.moved.dtype} nearest to it is {NAMES[how]}")
         twice = how == STORED and len(np.unique(at)) < len(at)
         before = self._done[at]
-        if twice or (before & FORBIDDEN[how]).any():
+        others = before if self._acquired else before | self._released[at]
+        if twice or (others & FORBIDDEN[how]).any():
             raise Fault(f"what else is done to it is not ordered: {NAMES[how]} is {tuple(self.moved.shape)}")
         self._done[at] = before | how
         self._recent.append((at, before, how))
@@ -75,7 +79,15 @@ class Area:
             self._ordered.append((at, how))
         self._recent.clear()
 
+    def synchronize(self) -> None:
+        """This program makes an atomic: releases what it did before a barrier, and acquires what others released."""
+        for at, how in self._ordered:
+            self._released[at] |= how
+        self._ordered.clear()
+        self._acquired = True
+
     def end_program(self) -> None:
+        self._acquired = False
         for at, how in self._ordered:
             self._done[at] |= how
         self._recent.clear()
@@ -85,7 +97,7 @@ class Area:
         return self._own is None or bool(self._own[at].all())
 
     def give_back(self) -> None:
-        if self._copy is not None and (self._done & (STORED | ATOMIC)).any():
+        if self._copy is not None and ((self._done | self._released) & (STORED | ATOMIC)).any():
             self._given.copy_(self._copy)
 
 
@@ -128,6 +140,9 @@ class Launch:
         for index in np.unique(nearest):
             area = areas[max(0, int(index))]
             area.access(addresses[nearest == index].astype(np.int64) - area.begin, how)
+        if how == ATOMIC:
+            for area in areas:
+                area.synchronize()
 
     def barrier(self) -> None:
         for area in self._areas.values():

@@ -7,11 +7,21 @@ ahead of anything that it loads, but for the weights that products prefetch. No 
 from dataclasses import replace
 from typing import Any
 
-from bench.gpu.offline.triton_offline import Variant, global_accesses, waits_for_kernels_first
+import torch
+
+from bench.gpu.offline.triton_offline import (
+    Variant,
+    copies,
+    global_accesses,
+    sums,
+    tensor_core_steps,
+    usage,
+    waits_for_kernels_first,
+)
 from tests.worker.kernels.harness import compile_attention as attend
 from tests.worker.kernels.harness import compile_dense as dense
 from tests.worker.kernels.harness import compile_quantized as quantized
-from worker.kernels.gpu import act_and_mul, attention, output_gate, prefetch_branch
+from worker.kernels.gpu import act_and_mul, attention, linear_norm, norm, output_gate, prefetch_branch, tiles
 from worker.kernels.gpu.dependent_launch import product_options
 from worker.kernels.gpu.options import GpuOptions
 
@@ -31,6 +41,7 @@ OTHERS = [
     attend.attend(attention._decode_kernel, 128, 3, 32),
     attend.combine(128),
 ]
+FUSED = [(3072, 8192, False), (1152, 6912, True)]  # N, K, whether there is a norm before the residual
 NEWER = [PREFETCHING[0], OTHERS[-2]]  # compiled for Blackwell, too
 
 
@@ -43,7 +54,37 @@ def dependent(variant: Variant, capability: int) -> Any:
     ).compiled()
 
 
+def fused(columns: int, depth: int, after: bool) -> Variant:
+    """A product of one row with the norm after it. after: whether there is a norm before the residual."""
+    empty = torch.empty(columns, depth, dtype=torch.bfloat16, device="meta")
+    tile = linear_norm.norm_tile(empty[:1], empty)
+    constants = tiles.tile_constants(tile, columns, depth, torch.bfloat16)
+    del constants["GROUP"]
+    weight = torch.empty(columns, device="meta")
+    options = norm.norm_options(columns, weight, weight if after else None, offset=after)
+    launch = {name: options.pop(name) for name in ("num_warps", "enable_fp_fusion")} | {"num_stages": tile.stages}
+    chains = -(-depth // tiles.chain_length(columns, depth))
+    x = "*bf16"
+    return Variant(
+        linear_norm._linear_norm_kernel, [x, x, x, "*fp32", "*i32", x, x, x, x, x] + ["i32"] * 5 + ["fp32"] * 2,
+        constants | options | {"BIAS": False, "CHAINS": chains}, launch, ("rows",),
+    )  # fmt: skip
+
+
+def check_fused(columns: int, depth: int, after: bool) -> None:
+    """It multiplies and adds squares as the two kernels do, and counts once all threads have stored."""
+    made = dependent(variant := fused(columns, depth, after), 90)
+    plain = dense.norm(columns, after, variant.constants["CHAINS"]).compiled()
+    assert sums(made) == sums(plain) != [] and copies(made) == {16} and usage(made).stack == 0
+    assert tensor_core_steps(made) == {"m64n16k16.f32.bf16.bf16"} and waits_for_kernels_first(made)
+    stored, counted = made.asm["ptx"].split("atom.", maxsplit=1)
+    assert stored.rindex("bar.sync") > stored.rindex("st.global") and counted.startswith("global.gpu.acq_rel.add")
+    assert "ld.global.cg" in counted
+
+
 def check() -> None:
+    for shape in FUSED:
+        check_fused(*shape)
     branch = Variant(prefetch_branch._prefetch_kernel, ["*bf16", "i32"], {"BYTES": prefetch_branch.PROGRAM_BYTES})
     assert set(global_accesses(branch.compiled())) == {"prefetch.global.L2"}
     for variant in PREFETCHING + OTHERS:
