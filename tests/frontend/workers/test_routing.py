@@ -10,6 +10,7 @@ from frontend.workers.routing import (
     EXPECTED_TOKENS,
     OTHER_REQUEST_TOKENS,
     PrefixAffinity,
+    Router,
     choose,
     load,
     prefix_hashes,
@@ -77,3 +78,12 @@ def test_load_counts_the_tokens_still_to_compute() -> None:
     assert [load([s], None) for s in (fresh, begun, endless)] == [70, 17, EXPECTED_TOKENS]
     status = Status(1, 1, "m", "cpu", "float32", WorkerState.READY, running=3, waiting=1, waiting_tokens=90)
     assert load([fresh, begun], status) == 70 + 17 + 2 * OTHER_REQUEST_TOKENS + (90 - 50)
+
+
+def test_router_sends_an_equal_prefix_to_the_same_worker_until_it_is_forgotten() -> None:
+    router, prompt, loads = Router(), pack_u32(range(100)), {"a": 0, "b": 0}
+    first = router.choose(prompt, "", loads)
+    assert router.choose(prompt, "", loads) == first
+    assert router.choose(pack_u32(range(1, 101)), "", loads) != first, "others take turns"
+    router.forget(list(loads)[first])
+    assert router.choose(prompt, "", {**loads, list(loads)[first]: 1}) != first
