@@ -1,15 +1,18 @@
 """One process of a precompilation: finds out what is needed on the fake GPU, and compiles it.
 
-python -m bench.gpu.offline.compile_job CAPABILITY OUT.json [MODEL:WAY | MODEL ...]
+python -m bench.gpu.offline.compile_job CAPABILITY OUT.json [largest] [MODEL:WAY | MODEL | kernels ...]
 
-`MODEL:WAY` is a worker's start, `MODEL` the bench's sections of that model. Writes a list of `Binary`. It is a process
-of its own because the worker remembers which GPU it has.
+`MODEL:WAY` is a worker's start, `MODEL` the bench's sections of that model, `kernels` the bench's checks of kernels.
+`largest`: of the variants of a kernel that differ only in sizes, only the one with the largest tile is compiled.
+Writes a list of `Binary`. It is a process of its own because the worker remembers which GPU it has.
 """
 
 import gc
 import json
+import math
 import sys
 import tempfile
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -19,18 +22,52 @@ from bench.gpu.offline.compiling import binaries_of
 from bench.gpu.offline.cuda import gpu
 from bench.gpu.offline.launches import Compilation
 from bench.gpu.offline.rehearsals import bench_environment, run_task, section_tasks, started
+from bench.gpu.sections import KERNELS, Task
+
+LARGEST, KERNELS_JOB = "largest", "kernels"
 
 
 def main(capability: int, out: Path, jobs: list[str]) -> None:
     needed: dict[str, Compilation] = {}
     for job in jobs:
-        model, _, way = job.partition(":")
-        found = of_start(capability, model, way) if way else of_sections(capability, model)
+        if job == LARGEST:
+            continue
+        found = found_by(job, capability)
         needed |= {one.key: one for one in found}
         gc.collect()
         print(f"sm_{capability} {job}: {len(found)} compilations, {len(needed)} in all", flush=True)
-    binaries = binaries_of(needed.values())
+    binaries = binaries_of(largest(needed.values()) if LARGEST in jobs else needed.values())
     out.write_text(json.dumps([asdict(one) for one in binaries]))
+
+
+def found_by(job: str, capability: int) -> list[Compilation]:
+    model, _, way = job.partition(":")
+    if way:
+        return of_start(capability, model, way)
+    if job == KERNELS_JOB:
+        checks = [task for task in section_tasks(("tiny",), ("correct",)) if task.argument in KERNELS]
+        return of_tasks(capability, "tiny", checks)
+    return of_tasks(capability, model, section_tasks((model,)))
+
+
+def largest(compilations: Iterable[Compilation]) -> list[Compilation]:
+    """Returns one for each kernel, types of its arguments, and constants that are no sizes."""
+    best: dict[object, Compilation] = {}
+    for one in compilations:
+        names = one.kernel.arg_names
+        fixed = {names[path[0]]: value for path, value in one.constants.items()}
+        kinds = [kind for kind in one.signature.values() if kind.startswith("*")]
+        switches = [(name, value) for name, value in fixed.items() if isinstance(value, bool | str | None)]
+        key = one.kernel.__name__, str(kinds), str(switches)
+        if key not in best or _size(one) > _size(best[key]):
+            best[key] = one
+    return list(best.values())
+
+
+def _size(one: Compilation) -> int:
+    names = one.kernel.arg_names
+    blocks = [value for path, value in one.constants.items() if names[path[0]].startswith("BLOCK")]
+    return math.prod(value for value in blocks if isinstance(value, int)) * int(one.options["num_stages"])
 
 
 def of_start(capability: int, model: str, way: str) -> list[Compilation]:
@@ -41,12 +78,12 @@ def of_start(capability: int, model: str, way: str) -> list[Compilation]:
     return machine.launches.compilations
 
 
-def of_sections(capability: int, model: str) -> list[Compilation]:
+def of_tasks(capability: int, model: str, tasks: list[Task]) -> list[Compilation]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         machine = stack.enter_context(gpu(capability))
         env = stack.enter_context(bench_environment(folder, (model,)))
-        for task in section_tasks((model,)):
+        for task in tasks:
             _, findings = run_task(machine, task, env)
             for finding in findings:
                 print(f"{task.section.name} {task.argument}: {finding}", file=sys.stderr)
