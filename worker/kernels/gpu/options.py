@@ -26,7 +26,7 @@ class GpuOptions:
     (dependent_launch.py). Needs compute capability 9.0.
     weight_prefetch: with pdl, a product loads the first part of its weights into the L2 cache before it waits.
     last_combine: the last program of a sequence to finish its splits merges them, so attention is one kernel less.
-    fused_norms: the last program of a row to finish its part of o or down adds the residual and computes the norm.
+    fused_norms: in a step of few rows, the last program of o or down adds the residual and computes the norm.
     prefetch_branch: while attention runs, a second branch of a CUDA graph loads the weights of o, and the first part of
     those of gate_up, into the L2 cache.
     library_products: products of many rows use the vendor's library where it gives the same bits.

@@ -7,7 +7,7 @@ import torch
 
 from shared.config.worker import GPU_OPTIONS as FLAG_VALUES
 from worker.kernels.gpu.options import GPU_OPTIONS, NO_OPTIONS, GpuOptions, options_named
-from worker.kernels.operations import FAST, with_options
+from worker.kernels.operations import FAST, OperationsWithFusedNorms, with_options
 
 CUDA = torch.device("cuda")
 
@@ -32,6 +32,12 @@ def test_counters_are_made_only_for_options_that_count() -> None:
     assert GpuOptions(pdl=True).on(cpu).arrivals is None
     counters = GpuOptions(last_combine=True).on(cpu).arrivals
     assert counters is not None and not counters.any()
+
+
+def test_norms_are_fused_only_with_their_option() -> None:
+    fused = with_options(FAST, GpuOptions(fused_norms=True))
+    assert isinstance(fused, OperationsWithFusedNorms) and fused.options.fused_norms
+    assert not isinstance(with_options(FAST, GpuOptions(pdl=True)), OperationsWithFusedNorms)
 
 
 def test_operations_without_options_are_the_same_objects() -> None:
