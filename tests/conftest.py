@@ -1,13 +1,19 @@
 """Fixtures and settings which several folders of tests share."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 import torch
 
 from tests.checkpoints import Checkpoints
-from tests.e2e.server import Server, serving
+
+if TYPE_CHECKING:
+    from tests.e2e.server import Server
+
+ON_GPU = ("mark.gpu", "kernels.harness.cases")  # words of a file that may hold tests for a GPU
 
 hypothesis.settings.register_profile("sluice", deadline=None)
 hypothesis.settings.load_profile("sluice")
@@ -21,14 +27,30 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Server]":
     """A server of the demo model with two frontends, for all tests which need no other flags: a start costs seconds.
 
     Tests may hold, kill and stop its processes, and must leave it idle and ready.
     """
+    from tests.e2e.server import serving
+
     with serving("demo", tmp_path_factory.mktemp("demo") / "log", "--frontends", "2", held=True) as server:
         server.until(lambda stats: len(stats["frontends"]) == 2)
         yield server
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Accepts the settings of pytest-asyncio where it is not installed: tests for a GPU do not need it."""
+    if not pluginmanager.hasplugin("asyncio"):
+        for name in ("asyncio_mode", "asyncio_default_fixture_loop_scope"):
+            parser.addini(name, "of pytest-asyncio, which is not installed")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m gpu`, ignores files without tests for a GPU, so that their imports need not be installed."""
+    if config.option.markexpr != "gpu" or not collection_path.name.startswith("test_"):
+        return None
+    return None if any(word in collection_path.read_text() for word in ON_GPU) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

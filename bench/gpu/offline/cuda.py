@@ -137,7 +137,9 @@ def _no_guard() -> Iterator[None]:
 
 @contextmanager
 def gpu(capability: int = 90) -> Iterator[Machine]:
-    """As long as this lasts there is one of that compute capability."""
+    """As long as this lasts there is one of that compute capability. Raises RuntimeError where there is a real one."""
+    if torch.cuda.is_available():
+        raise RuntimeError("the fake GPU takes the place of PyTorch's CUDA, so it runs only on machines without CUDA")
     machine = Machine(Launches(DEVICES[capability]))
     machine.launches.find, machine.launches.uses = machine.find, machine.uses
     with ExitStack() as stack:

@@ -13,6 +13,13 @@ from bench.gpu.offline.cuda import gpu
 from bench.gpu.offline.machine import Machine
 
 CUDA = torch.device("cuda")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the fake GPU runs only where there is none")
+
+
+def test_fake_gpu_refuses_a_machine_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(RuntimeError, match="only on machines without CUDA"), gpu():
+        pass
 
 
 def rehearsed(module: str, *words: str) -> str:

@@ -1,0 +1,193 @@
+"""Runs one request in many modes of batching, chunking, pages, company and drafts, and compares its bits.
+
+A run steps the real scheduler and runner and keeps the logits of each position that one request sampled from.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import worker.run.runner
+from shared.config import WorkerConfig
+from shared.default_sizes import with_default_sizes
+from shared.messages import Sampling
+from tests.checkpoints import EOS, VOCAB
+from tests.worker.run.harness import MAX_SEQ_LEN
+from tests.worker.schedule.harness import OracleDrafter, commit
+from worker.grammar.compiler import Grammar
+from worker.kv_cache.groups import cache_groups
+from worker.kv_cache.pages import PagePool
+from worker.kv_cache.tensors import KVCache, kv_format
+from worker.model.cpu_decoder import fastest_decoder
+from worker.model.decoder import Decoder
+from worker.run.runner import Runner
+from worker.run.sampler import sample_rows
+from worker.schedule.policy import SchedulerConfig
+from worker.schedule.scheduler import Scheduler
+from worker.schedule.sequence import Row, Sequence
+
+PROMPT, NEW, CROWD = 70, 12, 16
+CHECKPOINTS = 8  # slots for recurrent states besides those of running sequences: too few for all, so some are evicted
+FEW = 5  # others, beside whom there are rows left for drafts
+
+
+@dataclass(frozen=True)
+class Mode:
+    batching: str = "continuous"
+    chunk: int = 512  # 0: off
+    page: int = 16  # 0: contiguous
+    prefix: bool = True
+    company: str = "alone"
+    drafts: int = 0  # at most, in a step
+    kept: str = "auto"  # --kv-cache-dtype
+
+    def config(self) -> SchedulerConfig:
+        worker = WorkerConfig(
+            batching_mode=self.batching,
+            batch_wait_timeout_s=0.0,
+            use_chunked_prefill=bool(self.chunk),
+            prefill_chunk_size=self.chunk or 1,
+            kv_cache_backend="paged" if self.page else "contiguous",
+            prefix_cache=self.prefix,
+            speculation="ngram" if self.drafts else "off",
+            max_draft_tokens=self.drafts or 7,
+            max_step_tokens=256,
+            state_checkpoint_tokens=20,
+        )
+        return SchedulerConfig.of(with_default_sizes(worker, on_gpu=False), MAX_SEQ_LEN, frozenset({EOS}))
+
+
+def modes() -> Iterator[Mode]:
+    batchings = [("continuous", chunk) for chunk in (1, 7, 16, 512, 0)] + [("static", 0)]
+    pools = [(page, prefix) for page in (1, 16, 64) for prefix in (True, False)] + [(0, False)]
+    for (batching, chunk), (page, prefix) in itertools.product(batchings, pools):
+        for company in ("alone", "crowd", "preempted"):
+            yield Mode(batching, chunk, page, prefix, company)
+
+
+def drafting_modes() -> Iterator[Mode]:
+    for page, prefix in [(16, True), (64, False), (0, False)]:
+        for company, drafts in itertools.product(("alone", "crowd", "preempted"), (1, 3, 7)):
+            yield Mode("static" if page == 64 else "continuous", 0, page, prefix, company, drafts)
+
+
+MODES, DRAFTING_MODES = list(modes()), list(drafting_modes())
+
+
+@dataclass
+class Recorder:
+    """Stands in for the sampling call: keeps one request's rows, then samples as ever."""
+
+    rows: dict[int, Tensor] = field(default_factory=dict)
+    agree: bool = True
+
+    def __call__(self, logits: Tensor, rows: list[Row], *how: Any) -> Tensor:
+        for row, (sequence, output) in zip(logits, rows, strict=True):
+            if sequence.key == (b"target", 0):
+                self.rows[output] = row.clone()
+        return sample_rows(logits, rows, *how)
+
+
+def run(
+    decoder: Decoder,
+    mode: Mode,
+    monkeypatch: pytest.MonkeyPatch,
+    grammar: Grammar | None = None,
+    foretold: list[int] | None = None,
+    *,
+    graphs: bool = False,
+) -> tuple[list[int], dict[int, Tensor]]:
+    """The target's output ids and the logits each was sampled from. A grammar is the target's and every other's; of
+    what is foretold, and of what is not, its drafts are made."""
+    page_size = mode.page or MAX_SEQ_LEN
+    pages = 1 + (CROWD + 2) * -(-MAX_SEQ_LEN // page_size)
+    dtype = decoder.weights.embed.dtype
+    groups = cache_groups(decoder.spec, MAX_SEQ_LEN, paged=mode.page > 0)
+    slots = 1 + (CROWD + 2) * 2 + CHECKPOINTS
+    kv = KVCache(
+        decoder.spec,
+        [pages] * len(groups),
+        page_size,
+        kv_format(mode.kept, dtype),
+        decoder.weights.embed.device,
+        groups,
+        slots,
+        dtype,
+    )
+    pools = [PagePool(pages, page_size, group.window) for group in groups]
+    states = PagePool(slots, page_size) if kv.states else None
+    scheduler = Scheduler(mode.config(), pools, states)
+    runner = Runner(fastest_decoder(decoder, kv), kv, graphs=graphs)
+    recorder = Recorder()
+    monkeypatch.setattr(worker.run.runner, "sample_rows", recorder)
+    target = _sequence(b"target", 0, PROMPT, seed=5)
+    others = _crowd(target)[: FEW if mode.drafts else CROWD] if mode.company == "crowd" else []
+    target.drafter = OracleDrafter([*target.tokens, *(foretold or [])])
+    for sequence in [target, *others[::2]] if grammar else []:
+        sequence.constraint = grammar.new_matcher()
+    for sequence in [*others[:8], target, *others[8:]]:
+        scheduler.submit(sequence, 0.0)
+    steps = 0
+    while scheduler.has_work:
+        if mode.company == "preempted" and steps in (2, 9) and target in scheduler.state.running:
+            scheduler.state.preempt(target, float(steps))
+        plan = scheduler.plan(float(steps))
+        poison(kv, pools, states)
+        commit(scheduler, plan, runner.step(plan).ids, float(steps))
+        steps += 1
+        assert steps < 1000
+    scheduler.check()
+    if mode.drafts:
+        refused = scheduler.status.draft_tokens - scheduler.status.accepted_tokens
+        assert scheduler.status.accepted_tokens > 0 and (refused > 0 or mode.drafts == 1), mode
+    return target.tokens[PROMPT:], recorder.rows
+
+
+def poison(kv: KVCache, pools: list[PagePool], states: PagePool | None) -> None:
+    """Fills free pages of groups with a window, and the page in place of those behind it, with NaN in every format.
+
+    So it does with free slots of recurrent states.
+    """
+    for state in kv.states.values() if states else ():
+        free = [0, *list(states._spare)[: states.counts().free]]
+        state.tail[free], state.memory[free] = torch.nan, torch.nan
+    for group, pool in enumerate(pools):
+        if pool.window:
+            for part in (kv.k[group], kv.v[group]):
+                part.view(torch.uint8)[:, [0, *list(pool._spare)[: pool.counts().free]]] = 255
+
+
+def assert_same_bits(
+    decoder: Decoder, modes: list[Mode], monkeypatch: pytest.MonkeyPatch, grammar: Grammar | None = None
+) -> dict[int, Tensor]:
+    """Compares every mode with the default one. Returns the logits of the target, by position."""
+    ids, logits = run(decoder, Mode(kept=modes[0].kept), monkeypatch, grammar)
+    assert len(ids) == NEW
+    for mode in modes:
+        other_ids, other_logits = run(decoder, mode, monkeypatch, grammar, foretold=None if grammar else ids)
+        assert other_ids == ids, mode
+        for position, row in logits.items():
+            assert torch.equal(other_logits[position], row), (mode, position)
+    return logits
+
+
+def _sequence(owner: bytes, id: int, length: int, seed: int) -> Sequence:
+    draw = random.Random(seed)
+    tokens = [draw.randrange(3, VOCAB) for _ in range(length)]
+    # the target samples, so that its text, too, depends on every bit
+    return Sequence((owner, id), tokens, length, Sampling(NEW, temperature=0.8, ignore_eos=True), seed, 0.0)
+
+
+def _crowd(target: Sequence) -> list[Sequence]:
+    """Others of many lengths, some of which begin like the target, so that pages are shared."""
+    crowd = [_sequence(b"other", i, 1 + 7 * i % 90, seed=100 + i) for i in range(CROWD)]
+    for sequence in crowd[::3]:
+        shared = min(sequence.prompt_len, 40)
+        sequence.tokens[:shared] = target.tokens[:shared]
+    return crowd

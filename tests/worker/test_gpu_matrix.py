@@ -1,0 +1,70 @@
+"""On a GPU, the same request gives the same bits: mixed steps, drafts, few bits, experts, recurrent layers, graphs.
+
+Steps that a CUDA graph replays keep no logits here. Their ids are compared, which depend on every bit, as they are
+sampled.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints import HYBRID, Checkpoints
+from tests.worker.matrix import DRAFTING_MODES, MODES, NEW, Mode, run
+from tests.worker.run.harness import MAX_SEQ_LEN
+from worker.model.checkpoint import read_config
+from worker.model.decoder import Decoder
+from worker.model.families import spec_from_config
+from worker.model.quantization.in_memory import in_memory
+from worker.model.weights import load
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+CUDA = torch.device("cuda")
+FAMILIES = (  # and the value of --quantization
+    ("llama", "auto"), ("gemma3", "auto"), ("qwen3-moe", "auto"), ("gpt-oss", "auto"),
+    *((family, "auto") for family in HYBRID[:-1]), ("llama", "int4"), ("llama", "fp8"), ("qwen3-moe", "int4"),
+    ("qwen3_5", "int4"),
+)  # fmt: skip
+
+
+def decoder_on_gpu(folder: Path, quantization: str) -> Decoder:
+    spec = spec_from_config(read_config(folder))
+    memory = in_memory(spec.stored, quantization, CUDA)
+    weights = load(folder, spec, torch.bfloat16, CUDA, invariant=True, memory=memory)
+    return Decoder(spec, weights, MAX_SEQ_LEN)
+
+
+def compare_modes(decoder: Decoder, modes: list[Mode], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compares each mode, with CUDA graphs and without, with the default one without."""
+    ids, logits = run(decoder, Mode(kept=modes[0].kept), monkeypatch)
+    assert len(ids) == NEW and len(logits) == NEW
+    for mode in modes:
+        for graphs in (False, True):
+            other_ids, other_logits = run(decoder, mode, monkeypatch, foretold=ids, graphs=graphs)
+            assert other_ids == ids, (mode, graphs)
+            assert graphs or other_logits.keys() == logits.keys()
+            for position, row in other_logits.items():
+                assert torch.equal(logits[position], row), (mode, graphs, position)
+
+
+@pytest.mark.parametrize(("family", "quantization"), FAMILIES)
+def test_bits_on_a_gpu_depend_on_the_request_alone(
+    family: str, quantization: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts = [] if family in HYBRID else DRAFTING_MODES[::2]
+    compare_modes(decoder_on_gpu(checkpoints(family), quantization), [*MODES[1::5], *drafts], monkeypatch)
+
+
+def test_bits_of_mxfp4_experts_on_a_gpu_depend_on_the_request_alone(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("compressed_tensors", reason="which writes the checkpoint")
+    from tests.worker.model.expert_checkpoints import in_mxfp4
+
+    folder = in_mxfp4(Path(shutil.copytree(checkpoints("gpt-oss"), tmp_path / "copy")))
+    compare_modes(decoder_on_gpu(folder, "auto"), [*MODES[1::9], *DRAFTING_MODES[::3]], monkeypatch)
