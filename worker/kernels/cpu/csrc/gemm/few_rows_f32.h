@@ -1,5 +1,5 @@
-/* Multiplies a few rows by a panel without unpacking it to memory first: numbers go from their stored form to a register
- * and are multiplied there. Each element is the same chain of multiply-adds as in gemm_simd.c, so it has the same bits.
+/* Multiplies a few rows by a panel of codes without unpacking it to memory first: numbers go from their codes to a
+ * register and are multiplied there. Each element is the same chain of multiply-adds as in gemm_simd.c, so it has the same bits.
  *
  * x is [K / SIMD_WIDTH][rows][SIMD_WIDTH], padded with zeros to a multiple of CODE_BLOCK inputs. */
 #pragma once
@@ -25,8 +25,7 @@ INLINE void add_products(Sums *sums, const float *x, int input, const vf *number
     }
 }
 
-/* Multiplies by one block of 16 inputs. `kind` and `rows` are constants wherever this is inlined; PLAIN means pairs of
- * bf16. */
+/* Multiplies by one block of 16 inputs. `kind` and `rows` are constants wherever this is inlined. */
 INLINE void multiply_block(const char *block, const float *x, Sums *sums, Table table, int kind, const int rows) {
     vu words[PANEL_REGISTERS];
     vf numbers[PANEL_REGISTERS];
@@ -34,10 +33,7 @@ INLINE void multiply_block(const char *block, const float *x, Sums *sums, Table 
     for (int i = 0; i < CODE_BLOCK; i++) {
         for (int j = 0; j < PANEL_REGISTERS; j++) {
             int column = j * SIMD_WIDTH;
-            if (kind == PLAIN) {
-                if (i % 2 == 0) words[j] = load_words(block + i / 2 * 64 + column / 16 * 1024 + column % 16 * 4);
-                numbers[j] = i % 2 ? odd_floats(words[j]) : even_floats(words[j]);
-            } else if (kind == INT8 || kind == E4M3) {
+            if (kind == INT8 || kind == E4M3) {
                 const char *codes = block + i * PANEL + column;
                 numbers[j] = kind == INT8 ? int8_values(codes) : e4m3_values(codes);
             } else {
@@ -75,36 +71,18 @@ INLINE void few_rows_codes(const Weight *w, long panel, const float *x, const fl
     store_sums(&total, out, rows);
 }
 
-/* Computes one panel of bf16 numbers: acc [rows][32]. */
-INLINE void few_rows_pairs(const Weight *w, long panel, const float *x, float *acc, const int rows) {
-    const char *pairs = w->panels + panel * ceil_div(w->k, 32) * 2048;
-    Sums sums = {{{{0}}}};
-    for (long k = 0; k < w->k; k += CODE_BLOCK) {
-        const char *block = pairs + k / 32 * 2048 + k % 32 * 32;
-        for (int i = 0; i < 512; i += 64) {
-            __builtin_prefetch(block + PREFETCH_PAIRS + i, 0, 3);
-            __builtin_prefetch(block + PREFETCH_PAIRS + 1024 + i, 0, 3);
-        }
-        multiply_block(block, x + k * rows, &sums, (Table){0}, PLAIN, rows);
-    }
-    store_sums(&sums, acc, rows);
-}
-
 typedef void FewRows(const Weight *w, long panel, const float *x, const float *input_sums, float *out);
 
 #define FEW_ROWS_KIND(name, kind, rows)                                                                             \
     static void few_##name##_##rows(const Weight *w, long panel, const float *x, const float *sums, float *out) {    \
         few_rows_codes(w, panel, x, sums, out, kind, rows);                                                          \
     }
-#define FEW_ROWS_KERNELS(rows)                                                                                      \
-    FEW_ROWS_KIND(table4, TABLE4, rows)                                                                             \
-    FEW_ROWS_KIND(int8, INT8, rows)                                                                                 \
-    FEW_ROWS_KIND(e4m3, E4M3, rows)                                                                                 \
-    static void few_pairs_##rows(const Weight *w, long panel, const float *x, const float *sums, float *out) {       \
-        (void)sums;                                                                                                 \
-        few_rows_pairs(w, panel, x, out, rows);                                                                     \
-    }
-#define FEW_ROWS_ENTRY(rows) {few_pairs_##rows, few_table4_##rows, few_table4_##rows, few_int8_##rows, few_e4m3_##rows}
+#define FEW_ROWS_KERNELS(rows)            \
+    FEW_ROWS_KIND(table4, TABLE4, rows)   \
+    FEW_ROWS_KIND(int8, INT8, rows)       \
+    FEW_ROWS_KIND(e4m3, E4M3, rows)
+/* In the order of the kinds of codes, from INTEGER4 on. */
+#define FEW_ROWS_ENTRY(rows) {few_table4_##rows, few_table4_##rows, few_int8_##rows, few_e4m3_##rows}
 
 FEW_ROWS_KERNELS(1)
 FEW_ROWS_KERNELS(2)
@@ -113,8 +91,8 @@ FEW_ROWS_KERNELS(3)
 FEW_ROWS_KERNELS(4)
 #endif
 
-/* By rows, then by kind of numbers. */
-static FewRows *const few_rows_kernels[FEW_ROWS][5] = {
+/* By rows, then by kind of codes. */
+static FewRows *const few_rows_kernels[FEW_ROWS][4] = {
     FEW_ROWS_ENTRY(1),
     FEW_ROWS_ENTRY(2),
 #if SIMD_WIDTH == 16

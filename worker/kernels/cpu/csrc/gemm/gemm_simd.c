@@ -1,11 +1,13 @@
 /* Matmul in SIMD registers: for fp32 on all processors, and for bf16 on those without a bf16 dot product.
  *
- * Codes that stand for small integers are multiplied as integers if inputs are bf16 (integer_strips.h). All other
- * weights are unpacked to fp32, one chunk of a panel at a time, once for a block of rows. Every element is then one
+ * Codes that stand for small integers are multiplied as integers if inputs are bf16 (integer_strips.h). Other codes are
+ * unpacked to fp32, one chunk of a panel at a time, once for a block of rows; so are numbers in bf16 where registers are
+ * too small to widen them there (pair_strips.h). Every element is then one
  * chain of fused multiply-adds over k = 0, 1, ...; between chunks it waits in fp32, which changes no bit. Plain fp32
  * panels are [N/32][K][32]. */
 #include "gemm/few_rows_f32.h"
 #include "gemm/integer_strips.h"
+#include "gemm/pair_strips.h"
 
 #define CHUNK 128 /* inputs of a panel that are unpacked at once: their fp32 numbers (16 KB) stay in the L1 cache */
 #define CHUNK_BYTES (CHUNK * PANEL * sizeof(float))
@@ -123,6 +125,19 @@ static void multiply_plain(const Gemm *g, const Layout *s, const ThreadBuffers *
                            count, buffers->acc + s->strip[i].row * PANEL, from == 0, NULL, NULL);
 }
 
+/* Multiplies all strips by a panel of pairs of bf16 numbers. */
+static void multiply_pairs(const Gemm *g, const Layout *s, const ThreadBuffers *buffers, long panel) {
+    const char *pairs = g->weight->panels + panel * ceil_div(g->k, 32) * 2048;
+    for (long from = 0, count; from < padded_depth(g); from += count) {
+        count = min_long(CHUNK, padded_depth(g) - from);
+        for (long i = 0; i < s->count; i++) {
+            long first = s->strip[i].row, rows = s->strip[i].rows;
+            const float *x = fp32_rows(buffers) + first * stored_depth(g) + from * rows;
+            pair_strips[rows - 1](x, pairs, from, count, buffers->acc + first * PANEL);
+        }
+    }
+}
+
 /* Computes one panel for the block of rows that starts at `row`. */
 static void multiply_panel(const Gemm *g, const Layout *s, const ThreadBuffers *buffers, long row, long rows,
                            long panel) {
@@ -132,9 +147,14 @@ static void multiply_panel(const Gemm *g, const Layout *s, const ThreadBuffers *
         store_block(g, buffers->total, row, rows, panel);
         return;
     }
-    if (g->t <= FEW_ROWS && !(plain && !g->x_bf16)) {
-        few_rows_kernels[g->t - 1][g->weight->kind](g->weight, panel, fp32_rows(buffers), buffers->input_sums,
-                                                    buffers->acc);
+    if (!plain && g->t <= FEW_ROWS) {
+        few_rows_kernels[g->t - 1][g->weight->kind - INTEGER4](g->weight, panel, fp32_rows(buffers),
+                                                               buffers->input_sums, buffers->acc);
+        store_block(g, buffers->acc, row, rows, panel);
+        return;
+    }
+    if (plain && g->x_bf16 && g->t <= MOST_PAIR_ROWS) {
+        multiply_pairs(g, s, buffers, panel);
         store_block(g, buffers->acc, row, rows, panel);
         return;
     }
