@@ -167,7 +167,7 @@ def linear_triton(
     x, token_scale = quantize_tokens_triton(x, weight.dtype) if dynamic else (x, None)
     chain = tiles.chain_length(columns, depth)
     chains = cdiv(depth, chain)
-    tile = tile or tiles.choose_tile(rows, columns, depth, x.dtype, device)
+    tile = tile or tiles.choose_tile(rows, columns, depth, x.dtype, device, split_k=split_k)
     count = tile.count(rows, columns)
     use_split_k = split_k and chains > 1 and tiles.needs_split_k(rows, count, tile)
     shape, dtype = ((chains, rows, columns), torch.float32) if use_split_k else ((rows, columns), dtype)

@@ -133,7 +133,8 @@ def quantized_linear_triton(
     chain = tiles.chain_length(columns, depth)
     chains = cdiv(depth, chain)
     device = tiles.kind_of(x.device)
-    chosen = [fitted(tiles.choose_tile(rows, part.shape[0], depth, x.dtype, device), 1, part, x) for part in parts]
+    choices = [tiles.choose_tile(rows, part.shape[0], depth, x.dtype, device, split_k=split_k) for part in parts]
+    chosen = [fitted(tile, 1, part, x) for tile, part in zip(choices, parts, strict=True)]
     counts = [tile.count(rows, part.shape[0]) for tile, part in zip(chosen, parts, strict=True)]
     use_split_k = split_k and chains > 1 and tiles.needs_split_k(rows, sum(counts), *chosen)
     shape, dtype = ((chains, rows, columns), torch.float32) if use_split_k else ((rows, columns), dtype)

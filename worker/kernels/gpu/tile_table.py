@@ -58,13 +58,17 @@ HOPPER = DeviceKind("", 90)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What rules know of a product. columns: of the result; those of gate, if gate and up are multiplied together."""
+    """What rules know of a product. columns: of the result; those of gate, if gate and up are multiplied together.
+
+    split: whether the caller takes partial sums, so that chains may have programs of their own.
+    """
 
     rows: int
     columns: int
     chains: int  # of K
     even: bool  # whether whole tiles cover the weight
     capability: int = 90  # of the device
+    split: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class Rule:
         programs = self.tile.count(shape.rows, shape.columns) * shape.chains
         fits = shape.rows <= self.rows and least <= programs <= most and (shape.even or not self.even)
         fits = fits and (not self.capabilities or shape.capability in self.capabilities)
+        fits = fits and (self.tile.chains != "split" or shape.split)
         return fits and self.single in (None, shape.chains == 1) and self._busy_enough(shape)
 
     def _busy_enough(self, shape: Shape) -> bool:

@@ -40,29 +40,37 @@ def chain_length(columns: int, depth: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def choose_tile(rows: int, columns: int, depth: int, dtype: torch.dtype, device: DeviceKind = HOPPER) -> Tile:
-    """Returns the tile of a product. dtype: that of the tokens."""
-    return _choose("linear", rows, columns, depth, dtype, device)
+def choose_tile(
+    rows: int, columns: int, depth: int, dtype: torch.dtype, device: DeviceKind = HOPPER, *, split_k: bool = True
+) -> Tile:
+    """Returns the tile of a product. dtype: that of the tokens. split_k: whether the caller takes partial sums."""
+    return _choose("linear", shape_of("linear", rows, columns, depth, dtype, device, split_k), depth, dtype, device)
 
 
 @lru_cache(maxsize=4096)
 def choose_gated_tile(rows: int, columns: int, depth: int, dtype: torch.dtype, device: DeviceKind = HOPPER) -> Tile:
     """Returns the tile of a gated product, in which gate and up have `columns` columns each."""
-    return _choose("gated", rows, columns, depth, dtype, device)
+    return _choose("gated", shape_of("gated", rows, columns, depth, dtype, device), depth, dtype, device)
 
 
-def _choose(product: Product, rows: int, columns: int, depth: int, dtype: torch.dtype, device: DeviceKind) -> Tile:
-    name = product_name(product, format_name(dtype), columns, depth)
-    shape = shape_of(product, rows, columns, depth, dtype, device.capability)
-    return measured_tile(MEASURED, device.name, name, rows) or default_tile(product, format_name(dtype), shape)
+def _choose(product: Product, shape: Shape, depth: int, dtype: torch.dtype, device: DeviceKind) -> Tile:
+    name = product_name(product, format_name(dtype), shape.columns, depth)
+    return measured_tile(MEASURED, device.name, name, shape.rows) or default_tile(product, format_name(dtype), shape)
 
 
 def shape_of(
-    product: Product, rows: int, columns: int, depth: int, dtype: torch.dtype, capability: int = HOPPER.capability
+    product: Product,
+    rows: int,
+    columns: int,
+    depth: int,
+    dtype: torch.dtype,
+    device: DeviceKind = HOPPER,
+    split_k: bool = True,
 ) -> Shape:
     """Returns what the rules of tile_table.py know of a product. A gated one always has one chain."""
     chains = cdiv(depth, chain_length(columns, depth)) if product == "linear" else 1
-    return Shape(rows, columns, chains, columns % 128 == depth % (128 // dtype.itemsize) == 0, capability)
+    even = columns % 128 == depth % (128 // dtype.itemsize) == 0
+    return Shape(rows, columns, chains, even, device.capability, split_k)
 
 
 def format_name(dtype: torch.dtype) -> str:

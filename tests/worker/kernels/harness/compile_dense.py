@@ -80,7 +80,7 @@ def linear(
     capability: int = 90,
 ) -> Variant:
     chains = triton.cdiv(depth, tiles.chain_length(columns, depth))
-    tile = tiles.choose_tile(rows, columns, depth, tokens, DeviceKind("", capability))
+    tile = tiles.choose_tile(rows, columns, depth, tokens, DeviceKind("", capability), split_k=out == "terms")
     constants = tiles.tile_constants(tile, columns, depth, tokens, stored)
     stages = min(tile.stages, SHARED[capability] // (128 * (tile.rows + tile.columns)))
     sizes = {"columns": columns, "depth": depth, "x_stride": depth}

@@ -35,7 +35,7 @@ FORMATS = [  # code map, group size, 16-bit format of scales, minimum: where the
 DECODE = (1, 3072, 8192)
 SHAPES = [  # rows, N, K, whether the result is partial sums
     (64, 5120, 3072, True),
-    (100, 5120, 3072, False),
+    (100, 5120, 3072, True),
     (8192, 16384, 3072, False),
 ]
 GATED = [(1, 16384, 3072), (128, 16384, 3072)]
@@ -81,7 +81,7 @@ def variant(tile: Tile, products: int, packed: PackedCodes, split_k: bool, capab
 def linear(
     rows: int, columns: int, depth: int, format: tuple[Any, ...], *, split_k: bool = False, capability: int = 90
 ) -> Variant:
-    tile = tiles.choose_tile(rows, columns, depth, BF16)
+    tile = tiles.choose_tile(rows, columns, depth, BF16, split_k=split_k)
     return variant(tile, 1, weight(columns, depth, *format), split_k, capability)
 
 
