@@ -44,7 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 APART = ("start", "served", "peer")  # sections that start processes of their own
 BRIEF = replace(FULL, steps=1, rounds=2)  # all sizes that decide which kernels are compiled
-SPANS = [profiler.Span("_linear_kernel", 0.0, 5.0), profiler.Span("_decode_kernel", 6.0, 5.0)]
+SPANS = [profiler.Span("_linear_kernel", 0.0, 5.0), profiler.Span("_split_kernel", 6.0, 5.0)]
 
 
 def empty_attention(q: Tensor, *rest: object, **how: object) -> Tensor:

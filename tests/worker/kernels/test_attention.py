@@ -5,15 +5,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, Batch, batch, close, poisoned
 from tests.worker.kernels.harness.cpu_tiers import as_written
 from worker.kernels import attention as twin
 from worker.kernels.attention import attention_torch
-from worker.kernels.gpu.attention import _find_sequence
+from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 
 MIXED = [(1, 1), (1, 37), (5, 5), (1, 64), (17, 40), (3, 99), (1, 2), (33, 33)]
 FEW = [(1, 37), (17, 90), (1, 1), (3, 70)]
@@ -64,6 +62,7 @@ def run_triton(
     longer: int = 0,
     sinks: Tensor | None = None,
     softcap: float = 0.0,
+    options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
     """Into memory full of NaN; the bound on the lengths may be larger than need be."""
     from worker.kernels.gpu.attention import attention_triton
@@ -72,7 +71,9 @@ def run_triton(
     fields = there.query_start_loc, there.seq_lens, there.page_table, there.max_kv_len + longer
     more: dict[str, Any] = {"sinks": None if sinks is None else sinks.to(device), "softcap": softcap}
     with poisoned():
-        out = attention_triton(there.q, there.cache_k, there.cache_v, *fields, scale=scale, window=window, **more)
+        out = attention_triton(
+            there.q, there.cache_k, there.cache_v, *fields, scale=scale, window=window, options=options, **more
+        )
     return out.cpu()
 
 
@@ -81,6 +82,15 @@ def sinks_of(heads: int) -> Tensor:
     sinks = torch.linspace(-4, 2, heads).bfloat16().float()
     sinks[-1] = 9.0
     return sinks
+
+
+@pytest.fixture(autouse=True)
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For partial results: only sequences of one row are split. The interpreter is slow at merging those of many."""
+    from worker.kernels.gpu import attention
+
+    monkeypatch.setattr(attention, "PARTIAL_BYTES", 0)
+    monkeypatch.setattr(attention, "SPLITS_AT_ONCE", 2)
 
 
 @pytest.fixture
@@ -240,21 +250,6 @@ def test_triton_with_any_number_of_sequences(sequences: int, device: str) -> Non
     near(run_triton(case, 0.2, 0, device), one_by_one(case, 0.2, 0))
 
 
-@triton.jit
-def _whose(starts_ptr, sequences, tiles_ptr, out_ptr, ROWS: tl.constexpr):
-    at = tl.program_id(0)
-    tl.store(out_ptr + at, _find_sequence(starts_ptr, sequences, tl.load(tiles_ptr + at), ROWS))
-
-
-def test_attention_triton_finds_the_sequence_of_a_tile_among_many(device: str) -> None:
-    rows, lengths = 16, torch.tensor([1, 17, 3, 40] * 150)
-    starts = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))).to(device, torch.int32)
-    asked = torch.tensor([0, 1, 3, 254, 255, 256, 257, 511, 512, 599], device=device)
-    tiles, found = starts[asked] // rows + asked, torch.full_like(asked, -1)
-    _whose[(len(asked),)](starts, len(lengths), tiles, found, rows)
-    assert found.tolist() == asked.tolist()
-
-
 @pytest.mark.parametrize("extended", [False, True], ids=["", "sinks and softcap"])
 @pytest.mark.parametrize("window", [0, 600])
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
@@ -285,23 +280,66 @@ def test_triton_bits_do_not_depend_on_chunking_or_company(
 
 
 @pytest.mark.parametrize("window", [0, 200])
-def test_triton_bits_do_not_depend_on_bounds_workers_or_padding(
+def test_triton_bits_do_not_depend_on_bounds_programs_or_padding(
     window: int, device: str, short_splits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a captured step: a bound far above all lengths, and rows of nobody that look at the scratch page."""
+    """As in a captured step: a bound far above all lengths, rows of nobody, and sequences that look at the scratch page
+    or have no row."""
     from worker.kernels.gpu import attention
 
-    case = batch([(1, 700), (1, 130)], 2, 1, 32, 16)
+    monkeypatch.setattr(attention, "PARTIAL_BYTES", 1 << 20)
+    case = batch([(1, 700), (3, 130)], 2, 1, 32, 16)
     exact = run_triton(case, 0.2, window, device)
     padded = dataclasses.replace(
         case, q=torch.cat((case.q, torch.full_like(case.q, torch.nan))),
-        query_start_loc=torch.arange(5, dtype=torch.int32),
-        seq_lens=torch.cat((case.seq_lens, torch.ones(2, dtype=torch.int32))),
-        page_table=F.pad(case.page_table, (0, 300, 0, 2)),
+        query_start_loc=torch.tensor([0, 1, 4, 4, 5, 5], dtype=torch.int32),
+        seq_lens=torch.tensor([700, 130, 1, 1, 0], dtype=torch.int32),
+        page_table=F.pad(case.page_table, (0, 300, 0, 3)),
     )  # fmt: skip
-    monkeypatch.setattr(attention, "MAX_DECODE_PROGRAMS", 1)
-    monkeypatch.setattr(attention, "MIN_WORKERS", 2)
-    assert torch.equal(run_triton(padded, 0.2, window, device, longer=5000)[:2], exact)
+    monkeypatch.setattr(attention, "SPLIT_PROGRAMS", 1)
+    monkeypatch.setattr(attention, "COMBINE_PROGRAMS", 1)
+    assert torch.equal(run_triton(padded, 0.2, window, device, longer=5000)[:4], exact)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "window", "dtype"),
+    [(2, 1, 80, 0, torch.float16), (2, 2, 24, 150, torch.float32), (9, 1, 16, 150, torch.float16)],
+)
+def test_triton_bits_do_not_depend_on_which_rows_are_split(
+    heads: int, kv_heads: int, size: int, window: int, dtype: torch.dtype,
+    device: str, short_splits: None, steady_products: None, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Sequences of one row, of up to two, or all: their rows have several tiles, which see different splits."""
+    from worker.kernels.gpu import attention
+
+    case = batch([(3, 700), (1, 400), (5, 130)], heads, kv_heads, size, 16, dtype)
+    sinks = sinks_of(heads)
+    expected = run_triton(case, 0.2, window, device, sinks=sinks)
+    near(expected, one_by_one(case, 0.2, window, sinks))
+    row_bytes = 4 * heads * (size + 2) * attention.count_splits(700, window, 128, 4)
+    for rows in (8, 9):
+        monkeypatch.setattr(attention, "PARTIAL_BYTES", row_bytes * rows)
+        assert torch.equal(run_triton(case, 0.2, window, device, sinks=sinks), expected)
+
+
+def test_triton_last_program_of_a_tile_merges_its_splits(
+    device: str, short_splits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits are the same, and counters are zero again, so that a replay finds them so. Two sequences have no row."""
+    from worker.kernels.gpu import attention
+
+    monkeypatch.setattr(attention, "PARTIAL_BYTES", 1 << 20)
+    options = GpuOptions(last_combine=True, arrivals=torch.zeros(16, dtype=torch.int32, device=device))
+    case = batch([(1, 700), (1, 20), (3, 260)], 4, 2, 32, 16)
+    case = dataclasses.replace(
+        case, query_start_loc=torch.tensor([0, 1, 2, 5, 5, 5], dtype=torch.int32),
+        seq_lens=F.pad(case.seq_lens, (0, 2)), page_table=F.pad(case.page_table, (0, 0, 0, 2)),
+    )  # fmt: skip
+    more: dict[str, Any] = {"sinks": sinks_of(4), "softcap": 3.0}
+    expected = run_triton(case, 0.2, 0, device, **more)
+    for _ in range(2):
+        assert torch.equal(run_triton(case, 0.2, 0, device, options=options, **more), expected)
+        assert options.arrivals is not None and not options.arrivals.any()
 
 
 def test_count_splits_covers_every_position() -> None:

@@ -12,7 +12,10 @@ recurrent           what the kernels for recurrent layers have in common
 routing             chooses the experts of each row, and groups the rows by expert
 grouped_linear, quantized_grouped_linear: one linear of many experts, with both kinds of weight
 packed_experts      the codes of many experts
+prefill_attention   the kernel of attention in which a program attends to all keys of a tile of rows
+split_attention     those in which different programs compute the splits of a row's keys
 key_splits          where attention splits the keys of a row
+work_items          lists the work of attention's programs on the device
 online_softmax      the partial softmax that attention computes for blocks of keys and merges
 options             ways to launch kernels that are off by default
 parked_linear       linear with the largest tiles where K has several chains

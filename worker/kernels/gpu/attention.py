@@ -1,4 +1,4 @@
-"""Triton kernels for attention: one for decodes, one that merges their splits, one for sequences with several rows.
+"""Attention on GPUs: divides the work between the Triton kernels of split_attention.py and prefill_attention.py.
 
 A row is one query token. So a sequence with one row is a decode (or a prompt or chunk of one token).
 
@@ -6,14 +6,18 @@ The bits of a row never depend on the batch, the chunking, padding or the divisi
 absolute positions: into splits (`split_start`), and splits into blocks of BLOCK_N. `attend_block` computes each split
 from an empty state (online softmax over its blocks, in order), and `merge_softmax` merges the splits, in order. A
 block or split without visible keys changes nothing, to the bit: it multiplies by one and adds zero. For a sequence with
-one row, different programs compute the splits and store their results, and `_combine_kernel` merges them. For other
-sequences, one program computes and merges all splits of a row, with the same functions in the same order. A sink enters
-the sum of a row last, after all splits.
+few rows (decodes, drafts, a short turn behind a long cached prefix), different programs compute the splits and store
+their results, which are then merged. For a sequence with more rows, which has tiles enough to keep the GPU busy, one
+program computes and merges all splits of a tile, with the same functions in the same order. `divide_work` chooses how
+many rows are few. A sink enters the sum of a row last, after all splits.
 
 The two kernels that attend differ in the height of their tile, but not in the computation of a row: its matrix products
 come from the same instruction (64 rows for a group of four warps, as many columns, 16 deep), over the same columns in
 the same order, and its maximum and sum from the same four threads. Where four warps cannot hold 64 rows of two
 accumulators (head sizes above 128), and without tensor cores (float32), both kernels use the same tile.
+
+The host knows bounds of lengths only, and a CUDA graph is replayed with any lengths. So the programs find their work on
+the device (work_items.py), and a loose bound costs memory for partial results, and a few programs that end at once.
 
 online_softmax.py defines m_i, l_i, acc, `scale` and `cap_scale`. Without sinks or a soft cap, sinks_ptr or cap_scale is
 None, and nothing is compiled for them.
@@ -23,36 +27,40 @@ from dataclasses import dataclass, replace
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.gpu.dependent_launch import pdl_options, start_dependent
-from worker.kernels.gpu.key_splits import begins_split, count_splits, split_index, split_start
-from worker.kernels.gpu.online_softmax import LOG2_E, add_sink, attend_block, empty_softmax, merge_softmax
+from worker.kernels.gpu.dependent_launch import pdl_options
+from worker.kernels.gpu.key_splits import count_splits
+from worker.kernels.gpu.online_softmax import LOG2_E
 from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
-from worker.kernels.gpu.tiles import shared_memory
+from worker.kernels.gpu.prefill_attention import _prefill_kernel
+from worker.kernels.gpu.split_attention import _combine_kernel, _split_kernel
+from worker.kernels.gpu.tiles import cdiv, multiprocessors, shared_memory
+from worker.kernels.gpu.work_items import sequence_block
 
 SPLIT_SIZE = 256  # positions of the shortest splits (see key_splits.py); a multiple of every block_n
 SHORT_SPLITS = 32  # later splits are longer (key_splits.py), which bounds the partial results in memory
-MAX_DECODE_PROGRAMS = 16384  # the largest number of programs in a launch for decodes
-MIN_WORKERS = 8  # the fewest programs for a sequence and key/value head that has as many splits
-SPLITS_AT_ONCE = 8  # partial results that _combine_kernel reads at once
+SPLIT_ROWS = 64  # sequences with up to this many rows are split even in steps with many rows
+PARTIAL_BYTES = 256 << 20  # memory for partial results; one row of each sequence is split even if that takes more
+SPLIT_PROGRAMS = 4  # programs of _split_kernel for each multiprocessor, which runs two at a time
+COMBINE_PROGRAMS = 32  # programs of _combine_kernel for each multiprocessor, which runs as many at a time
+SPLITS_AT_ONCE = 8  # partial results that a program reads at once while it merges them
 FIVE_STAGES_FROM = 160 << 10  # bytes of shared memory; five stages take up to 132 KiB, three up to 99
 NO_FP_FUSION = {"enable_fp_fusion": False}  # every kernel rounds multiplications and additions as written
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tile sizes of the prefill and decode kernels, with their warps and pipeline stages.
+    """Tile sizes of the two kernels that attend, with their warps and pipeline stages.
 
-    block_n: keys of a block. prefill_m, decode_m: rows of a tile, which are query rows times heads of a group.
+    block_n: keys of a block. prefill_m, split_m: rows of a tile, which are query rows times heads of a group.
     """
 
     block_n: int
     prefill_m: int
     prefill_warps: int
-    decode_m: int
-    decode_warps: int
+    split_m: int
+    split_warps: int
     stages: int
 
 
@@ -81,147 +89,42 @@ def _large_tiles(head: int, group: int, dtype: torch.dtype) -> Tiles:
     )
 
 
-@triton.jit(do_not_specialize=["window", "page_table_stride", "max_splits"])
-def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, m_ptr, l_ptr, acc_ptr, query_start_loc_ptr, seq_lens_ptr, page_table_ptr,
-    scale, window, cap_scale, page_table_stride, q_stride, max_splits,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Computes splits of sequences with one row and stores their partial results.
+@dataclass(frozen=True, slots=True)
+class Division:
+    """What is launched for a step. It depends on shapes and bounds, and no field affects the bits.
 
-    One program computes splits of one sequence for the query heads of one key/value head. When a sequence has more
-    splits than programs, program i computes splits i, i + programs and so on.
+    max_rows: sequences with up to this many rows are split, longer ones are not. places: rows for which there is memory
+    for partial results of max_splits splits each. A number of programs is for each key/value head, or for each head if
+    they combine; 0 means that the kernel is not launched.
     """
-    start_dependent(PDL)
-    GROUP: tl.constexpr = HEADS // KV_HEADS
-    kv_head, worker, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    row = tl.load(query_start_loc_ptr + sequence).to(tl.int64)
-    q_len = tl.load(query_start_loc_ptr + sequence + 1) - row
-    seq_len = tl.load(seq_lens_ptr + sequence)
-    first_key = tl.maximum(seq_len - window, 0)
-    first = split_index(first_key, SPLIT_SIZE, SHORT_SPLITS, UNIFORM)
-    count = split_index(seq_len - 1, SPLIT_SIZE, SHORT_SPLITS, UNIFORM) + 1 - first
-    if (q_len == 1) & (worker < count):
-        m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-        head, valid = kv_head * GROUP + m, m < GROUP
-        mask = valid[:, None] & (d < HEAD)[None, :]
-        q = tl.load(q_ptr + row * q_stride + head[:, None] * HEAD + d[None, :], mask=mask, other=0.0)
-        query_positions = tl.full((BLOCK_M,), 0, dtype=tl.int32) + (seq_len - 1)
-        for split in range(worker, count, tl.num_programs(1)):
-            begin = tl.maximum(
-                split_start(first + split, SPLIT_SIZE, SHORT_SPLITS, UNIFORM), first_key // BLOCK_N * BLOCK_N
-            )
-            end = tl.minimum(split_start(first + split + 1, SPLIT_SIZE, SHORT_SPLITS, UNIFORM), seq_len)
-            m_i, l_i, acc = empty_softmax(BLOCK_M, BLOCK_D)
-            for start in range(begin, end, BLOCK_N):
-                m_i, l_i, acc = attend_block(
-                    q, m_i, l_i, acc, k_ptr + kv_head * HEAD, v_ptr + kv_head * HEAD,
-                    page_table_ptr + sequence * page_table_stride, query_positions, seq_len - 1, seq_len - 1,
-                    start, end, scale, window, cap_scale, KV_HEADS * HEAD, HEAD, PAGE, BLOCK_D, BLOCK_N,
-                )  # fmt: skip
-            entry = (sequence * max_splits + split) * HEADS + head
-            tl.store(m_ptr + entry, m_i, mask=valid)
-            tl.store(l_ptr + entry, l_i, mask=valid)
-            tl.store(acc_ptr + entry[:, None] * HEAD + d[None, :], acc, mask=mask)
+
+    max_rows: int
+    places: int
+    max_splits: int
+    split_programs: int
+    combine_programs: int
+    prefill_programs: int
 
 
-@triton.jit(do_not_specialize=["window", "max_splits"])
-def _combine_kernel(
-    m_ptr, l_ptr, acc_ptr, out_ptr, sinks_ptr, query_start_loc_ptr, seq_lens_ptr, scale, window, max_splits,
-    HEADS: tl.constexpr, HEAD: tl.constexpr, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr,
-    UNIFORM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Merges the partial results of the splits of each sequence with one row; skips other sequences.
-
-    One program merges one query head of one sequence, and loads SPLITS_AT_ONCE splits at a time.
-    """
-    start_dependent(PDL)
-    head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    row = tl.load(query_start_loc_ptr + sequence).to(tl.int64)
-    if tl.load(query_start_loc_ptr + sequence + 1) - row == 1:
-        seq_len = tl.load(seq_lens_ptr + sequence)
-        d, zero = tl.arange(0, BLOCK_D)[None, :], tl.arange(0, 1)
-        first = split_index(tl.maximum(seq_len - window, 0), SPLIT_SIZE, SHORT_SPLITS, UNIFORM)
-        count = split_index(seq_len - 1, SPLIT_SIZE, SHORT_SPLITS, UNIFORM) + 1 - first
-        m_i, l_i, acc = empty_softmax(1, BLOCK_D)
-        for begin in range(0, count, SPLITS_AT_ONCE):
-            for offset in tl.static_range(SPLITS_AT_ONCE):
-                exists = begin + offset < count
-                entry = (sequence * max_splits + begin + offset) * HEADS + head + zero
-                m_j = tl.load(m_ptr + entry, mask=exists & (zero == 0), other=float("-inf"))
-                l_j = tl.load(l_ptr + entry, mask=exists & (zero == 0), other=0.0)
-                acc_j = tl.load(acc_ptr + entry[:, None] * HEAD + d, mask=exists & (d < HEAD), other=0.0)
-                m_i, l_i, acc = merge_softmax(m_i, l_i, acc, m_j, l_j, acc_j, scale)
-        if sinks_ptr is not None:
-            l_i = add_sink(m_i, l_i, sinks_ptr, head + zero, scale)
-        out = (acc / l_i[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + (row * HEADS + head) * HEAD + d, out, mask=d < HEAD)
-
-
-@triton.jit
-def _find_sequence(query_start_loc_ptr, sequences, tile, ROWS: tl.constexpr):
-    """Returns the sequence of a tile. The first tile of sequence s is query_start_loc[s] // ROWS + s.
-
-    Some of the tiles may have no row.
-    """
-    BLOCK: tl.constexpr = 256
-    found = 0
-    for base in range(0, sequences, BLOCK):
-        index = base + tl.arange(0, BLOCK)
-        first = tl.load(query_start_loc_ptr + index, mask=index < sequences, other=0) // ROWS + index
-        found += tl.sum(((first <= tile) & (index < sequences)).to(tl.int32))
-    return found - 1
-
-
-@triton.jit(do_not_specialize=["window", "page_table_stride", "sequences"])
-def _prefill_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, sinks_ptr, query_start_loc_ptr, seq_lens_ptr, page_table_ptr,
-    scale, window, cap_scale, page_table_stride, q_stride, sequences,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Attends for sequences with several rows.
-
-    One program computes ROWS rows of one sequence for the query heads of one key/value head.
-    """
-    start_dependent(PDL)
-    GROUP: tl.constexpr = HEADS // KV_HEADS
-    kv_head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)  # first the rows with most keys
-    sequence = _find_sequence(query_start_loc_ptr, sequences, tile, ROWS).to(tl.int64)
-    begin_row = tl.load(query_start_loc_ptr + sequence)
-    q_len = tl.load(query_start_loc_ptr + sequence + 1) - begin_row
-    first_row = (tile - begin_row // ROWS - sequence.to(tl.int32)) * ROWS
-    if (q_len > 1) & (first_row < q_len):
-        context_len = tl.load(seq_lens_ptr + sequence) - q_len
-        m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-        row, head = first_row + m // GROUP, kv_head * GROUP + m % GROUP
-        valid = (m < ROWS * GROUP) & (row < q_len)
-        mask = valid[:, None] & (d < HEAD)[None, :]
-        token = begin_row.to(tl.int64) + row
-        q = tl.load(q_ptr + token[:, None] * q_stride + head[:, None] * HEAD + d[None, :], mask=mask, other=0.0)
-        last_row = tl.minimum(first_row + ROWS, q_len) - 1
-        begin = tl.maximum(context_len + first_row - window + 1, 0) // BLOCK_N * BLOCK_N
-        m_i, l_i, acc = empty_softmax(BLOCK_M, BLOCK_D)
-        m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)
-        for start in range(begin, context_len + last_row + 1, BLOCK_N):
-            # This must not be at the end of the loop body: there Triton reads acc_j without waiting for its product.
-            if begins_split(start, SPLIT_SIZE, SHORT_SPLITS, UNIFORM):
-                m_i, l_i, acc = merge_softmax(m_i, l_i, acc, m_j, l_j, acc_j, scale)
-                m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)
-            m_j, l_j, acc_j = attend_block(
-                q, m_j, l_j, acc_j, k_ptr + kv_head * HEAD, v_ptr + kv_head * HEAD,
-                page_table_ptr + sequence * page_table_stride, context_len + row, context_len + first_row,
-                context_len + last_row, start, context_len + last_row + 1, scale, window, cap_scale,
-                KV_HEADS * HEAD, HEAD, PAGE, BLOCK_D, BLOCK_N,
-            )  # fmt: skip
-        m_i, l_i, acc = merge_softmax(m_i, l_i, acc, m_j, l_j, acc_j, scale)
-        if sinks_ptr is not None:
-            l_i = add_sink(m_i, l_i, sinks_ptr, head, scale)
-        out = (acc / tl.where(valid, l_i, 1.0)[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + (token[:, None] * HEADS + head[:, None]) * HEAD + d[None, :], out, mask=mask)
+def divide_work(
+    tokens: int, sequences: int, heads: int, kv_heads: int, head: int, max_splits: int, tiles: Tiles, processors: int
+) -> Division:
+    """Divides the work of `tokens` rows of `sequences` sequences between kernels. processors: multiprocessors."""
+    group = heads // kv_heads
+    prefill_rows, split_rows = tiles.prefill_m // group, tiles.split_m // group
+    most_rows = max(sequences, PARTIAL_BYTES // (4 * max_splits * heads * (head + 2)))
+    max_rows = tokens if tokens <= most_rows else most_rows // sequences
+    if tokens > sequences and kv_heads * (tokens // prefill_rows) >= processors:  # enough tiles without splits
+        max_rows = min(max_rows, SPLIT_ROWS) if sequences > 1 else 0
+    places = min(tokens, sequences * max_rows)
+    # A tile of a window sees at most one split more than a row.
+    items = (places // split_rows + min(sequences, places)) * (max_splits + 1)
+    return Division(
+        max_rows, places, max_splits,
+        split_programs=min(items, cdiv(SPLIT_PROGRAMS * processors, kv_heads)),
+        combine_programs=min(places, cdiv(COMBINE_PROGRAMS * processors, heads)),
+        prefill_programs=tokens // prefill_rows + min(sequences, tokens // (max_rows + 1)) if tokens > max_rows else 0,
+    )  # fmt: skip
 
 
 def attention_triton(
@@ -241,6 +144,7 @@ def attention_triton(
 ) -> Tensor:
     """Computes the same as `attention_torch`. max_kv_len: at least every seq_len.
 
+    Sequences without rows, and rows after those of all sequences, are padding: the output of the latter is undefined.
     Reads no tensor on the host: shapes and max_kv_len decide what is launched, but never affect the bits.
     """
     tokens, heads, head = q.shape
@@ -251,38 +155,54 @@ def attention_triton(
     _check_caches(q, cache_k, cache_v)
     _check_layout(query_start_loc, seq_lens, page_table)
     out = torch.empty(tokens, heads, head, dtype=q.dtype, device=q.device)
+    tiles = choose_tiles(head, heads // kv_heads, q.dtype, shared_memory(q.device))
+    max_splits = count_splits(max_kv_len, window, SPLIT_SIZE, SHORT_SPLITS)
+    work = divide_work(tokens, sequences, heads, kv_heads, head, max_splits, tiles, multiprocessors(q.device))
     common: dict[str, int | bool] = NO_FP_FUSION | pdl_options(options) | {
         "HEADS": heads, "HEAD": head, "SPLIT_SIZE": SPLIT_SIZE, "SHORT_SPLITS": SHORT_SPLITS, "UNIFORM": window > 0,
-        "BLOCK_D": max(16, triton.next_power_of_2(head)),
+        "BLOCK_S": sequence_block(sequences), "BLOCK_D": max(16, triton.next_power_of_2(head)),
     }  # fmt: skip
-    tiles = choose_tiles(head, heads // kv_heads, q.dtype, shared_memory(q.device))
-    cache = {"KV_HEADS": kv_heads, "PAGE": page, "BLOCK_N": tiles.block_n}
+    attending = common | {"KV_HEADS": kv_heads, "PAGE": page, "BLOCK_N": tiles.block_n, "num_stages": tiles.stages}
+    lengths = query_start_loc, seq_lens
     scale_log2, cap_scale = (softcap or scale) * LOG2_E.value, scale / softcap if softcap else None
     window_size = window or 1 << 30
-    if tokens > sequences:  # some sequence has several rows
-        rows = tiles.prefill_m // (heads // kv_heads)
-        _prefill_kernel[(kv_heads, tokens // rows + sequences)](
-            q, cache_k, cache_v, out, sinks, query_start_loc, seq_lens, page_table,
-            scale_log2, window_size, cap_scale, page_table.stride(0), q.stride(0), sequences,
-            ROWS=rows, BLOCK_M=tiles.prefill_m, num_warps=tiles.prefill_warps, num_stages=tiles.stages,
-            **common, **cache,
+    numbers = scale_log2, window_size, cap_scale, page_table.stride(0), q.stride(0), sequences, work.max_rows
+    if work.prefill_programs:
+        _prefill_kernel[(kv_heads, work.prefill_programs)](
+            q, cache_k, cache_v, out, sinks, *lengths, page_table, *numbers,
+            ROWS=tiles.prefill_m // (heads // kv_heads), BLOCK_M=tiles.prefill_m, num_warps=tiles.prefill_warps,
+            **attending,
         )  # fmt: skip
-    if sequences > 1 or tokens == 1:  # some sequence may have a single row
-        max_splits = count_splits(max_kv_len, window, SPLIT_SIZE, SHORT_SPLITS)
-        m_i, l_i = (torch.empty(sequences * max_splits * heads, dtype=torch.float32, device=q.device) for _ in "ml")
-        acc = torch.empty(sequences * max_splits * heads * head, dtype=torch.float32, device=q.device)
-        workers = min(max_splits, max(MIN_WORKERS, MAX_DECODE_PROGRAMS // (sequences * kv_heads)))
-        _decode_kernel[(kv_heads, workers, sequences)](
-            q, cache_k, cache_v, m_i, l_i, acc, query_start_loc, seq_lens, page_table,
-            scale_log2, window_size, cap_scale, page_table.stride(0), q.stride(0), max_splits,
-            BLOCK_M=tiles.decode_m, num_warps=tiles.decode_warps, num_stages=tiles.stages,
-            **common, **cache,
+    if work.split_programs:
+        arrivals = _arrivals(options, tokens, sequences, work.places * kv_heads)
+        partial = _partial_results(work.places * work.max_splits * heads, head, q.device)
+        merged = (None, None) if arrivals is None else (out, sinks)
+        _split_kernel[(kv_heads, work.split_programs)](
+            q, cache_k, cache_v, *partial, *merged, arrivals, *lengths, page_table, *numbers, work.max_splits,
+            ROWS=tiles.split_m // (heads // kv_heads), SPLITS_AT_ONCE=SPLITS_AT_ONCE, BLOCK_M=tiles.split_m,
+            num_warps=tiles.split_warps, **attending,
         )  # fmt: skip
-        _combine_kernel[(heads, sequences)](
-            m_i, l_i, acc, out, sinks, query_start_loc, seq_lens, scale_log2, window_size, max_splits,
-            SPLITS_AT_ONCE=SPLITS_AT_ONCE, num_warps=1, **common,
-        )  # fmt: skip
+        if arrivals is None:
+            _combine_kernel[(heads, work.combine_programs)](
+                *partial, out, sinks, *lengths, scale_log2, window_size, sequences, work.max_rows, work.max_splits,
+                SPLITS_AT_ONCE=SPLITS_AT_ONCE, num_warps=1, **common,
+            )  # fmt: skip
     return out
+
+
+def _partial_results(count: int, head: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns memory for m_i, l_i and acc."""
+    m_i, l_i = (torch.empty(count, dtype=torch.float32, device=device) for _ in "ml")
+    return m_i, l_i, torch.empty(count * head, dtype=torch.float32, device=device)
+
+
+def _arrivals(options: GpuOptions, tokens: int, sequences: int, counters: int) -> Tensor | None:
+    """Returns the counters of finished splits if the last program of a tile is to merge them, which suits decodes.
+
+    It would take long for tiles of many rows, which _combine_kernel merges in parallel.
+    """
+    last = options.last_combine and tokens == sequences and options.arrivals is not None
+    return options.arrivals if last and options.arrivals is not None and counters <= len(options.arrivals) else None
 
 
 def _check_caches(q: Tensor, cache_k: Tensor, cache_v: Tensor) -> None:

@@ -37,6 +37,19 @@ def split_start(index, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNI
 
 
 @triton.jit
+def kind_start(kind, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr):
+    """Returns the index of the first split of a kind, and no reachable index for kind -1.
+
+    Kind 0 has the longest splits, which are last, then kinds 1 and 2, or only kind 0 with UNIFORM. So the splits of a
+    kind end where the kind before it starts. Later kinds start at 0, where they also end.
+    """
+    start = tl.where(kind < 0, 1 << 30, 0)
+    if not UNIFORM:
+        start = tl.where(kind == 0, SHORT_SPLITS * 7 // 4, tl.where(kind == 1, SHORT_SPLITS, start))
+    return start
+
+
+@triton.jit
 def begins_split(position, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr):
     """Whether a split begins at the position."""
     size = SPLIT_SIZE

@@ -190,16 +190,31 @@ def quantized_products() -> Iterable[Tensor]:
 
 
 def attentions() -> Iterable[Tensor]:
-    from worker.kernels.gpu.attention import attention_triton
+    """Few splits are merged at once, which the interpreter does faster."""
+    from worker.kernels.gpu import attention
+    from worker.kernels.gpu.options import GpuOptions
 
     for lengths in ([(1, 37), (17, 90), (1, 1), (3, 300)], [(1, 700)]):
         for group, size, page, window in ((2, 24, 16, 0), (3, 64, 1, 24), (1, 32, 256, 300)):
             case = batch(lengths, 2 * group, 2, size, page, HALF)
             fused = torch.cat((case.q, case.q), dim=1)[:, : 2 * group]
-            fields = case.query_start_loc, case.seq_lens, case.page_table, case.max_kv_len + 40
-            yield attention_triton(fused, case.cache_k, case.cache_v, *fields, scale=0.2, window=window)
+            given = fused, case.cache_k, case.cache_v, case.query_start_loc, case.seq_lens, case.page_table
             more = {"sinks": random(2 * group), "softcap": 3.0}
-            yield attention_triton(fused, case.cache_k, case.cache_v, *fields, scale=0.2, window=window, **more)
+            for extra in ({}, more):
+                with patch.multiple(attention, PARTIAL_BYTES=0, SPLITS_AT_ONCE=2):  # only single rows are split
+                    yield attention.attention_triton(
+                        *given, case.max_kv_len + 40, scale=0.2, window=window, **extra
+                    )  # fmt: skip
+    case = batch([(1, 400), (3, 300)], 4, 2, 24, 16, HALF)
+    arrivals = torch.zeros(16, dtype=torch.int32)
+    lengths_of = torch.tensor([0, 1, 4, 4, 4], dtype=torch.int32), torch.tensor([400, 300, 0, 0], dtype=torch.int32)
+    for options in (GpuOptions(), GpuOptions(last_combine=True, arrivals=arrivals)):
+        with patch.multiple(attention, SPLITS_AT_ONCE=2):
+            yield attention.attention_triton(
+                case.q, case.cache_k, case.cache_v, *lengths_of, case.page_table[[0, 1, 0, 0]], 400,
+                scale=0.2, window=0, options=options,
+            )  # fmt: skip
+    yield arrivals
 
 
 def products_with_norms() -> Iterable[Tensor]:
@@ -269,7 +284,7 @@ KERNELS: dict[Run, set[str]] = {
     prefetches: {"_prefetch_kernel"},
     gated_products: {"_gated_linear_kernel", "_quantize_tokens_kernel"},
     quantized_products: {"_quantized_gated_linear_kernel", "_quantized_linear_kernel"},
-    attentions: {"_combine_kernel", "_decode_kernel", "_prefill_kernel"},
+    attentions: {"_combine_kernel", "_split_kernel", "_prefill_kernel"},
     experts: {
         "_linear_kernel", "_quantize_tokens_kernel", "_act_and_mul_kernel", "_choose_experts_kernel",
         "_group_slots_kernel", "_count_loads_kernel", "_combine_experts_kernel", "_grouped_linear_kernel",

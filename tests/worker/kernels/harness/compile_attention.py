@@ -1,7 +1,8 @@
 """The attention kernels in bfloat16, and over a cache of eight bits, as compiled for Hopper.
 
-Checks what the interpreter cannot see: Hopper's own products, keys and values copied 16 bytes at a time, two decodes at
-once on a multiprocessor, nothing spilled, and that what a row goes through is the same in both kernels.
+Checks what the interpreter cannot see: Hopper's own products, keys and values copied 16 bytes at a time, two programs
+that split at once on a multiprocessor, nothing spilled in the loop over keys, and that what a row goes through is the
+same in both kernels.
 """
 
 import re
@@ -13,45 +14,62 @@ from typing import Any
 import torch
 import triton
 
-from bench.gpu.offline.triton_offline import SHARED, Variant, copies, tensor_core_steps, usage
+from bench.gpu.offline.triton_offline import (
+    SHARED,
+    Variant,
+    copies,
+    spilled_in_loop,
+    tensor_core_steps,
+    usage,
+)
 from worker.kernels.gpu import attention
 
 X, F, N, F8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
 KV_HEADS = 8
+FEW_BYTES = 32  # a thread may spill, outside of the loop over keys
 MULTIPROCESSOR, SYSTEM = 228 << 10, 1 << 10  # bytes of shared memory; SYSTEM's part of a program
 # arguments that the compiler may not assume to be multiples of 16
-UNKNOWN = ("page_table_stride", "max_splits", "sequences", "window")
+UNKNOWN = ("page_table_stride", "max_rows", "max_splits", "sequences", "window")
 SHAPES = [(64, 4, 16), (64, 8, 16), (128, 3, 32), (256, 4, 64)]  # head, query heads of a group, page
 
 
 def attend(
-    kernel: Any, head: int, group: int, page: int, cache: str = X, extended: bool = False, gpu: int = 90
-) -> Variant:
-    """extended: with sinks and a soft cap. gpu: its compute capability."""
+    kernel: Any, head: int, group: int, page: int, cache: str = X, extended: bool = False, gpu: int = 90,
+    sequences: int = 1, merges: bool = False,
+) -> Variant:  # fmt: skip
+    """extended: with sinks and a soft cap. gpu: its compute capability. merges: the last program of a tile does."""
     tiles = attention.choose_tiles(head, group, torch.bfloat16, SHARED[gpu])
-    decode = kernel is attention._decode_kernel
-    height = tiles.decode_m if decode else tiles.prefill_m
+    split = kernel is attention._split_kernel
+    height, warps = (tiles.split_m, tiles.split_warps) if split else (tiles.prefill_m, tiles.prefill_warps)
     constants = {
-        "HEADS": KV_HEADS * group, "KV_HEADS": KV_HEADS, "HEAD": head, "PAGE": page,
+        "HEADS": KV_HEADS * group, "KV_HEADS": KV_HEADS, "HEAD": head, "PAGE": page, "ROWS": height // group,
         "SPLIT_SIZE": attention.SPLIT_SIZE, "SHORT_SPLITS": attention.SHORT_SPLITS, "UNIFORM": False,
-        "BLOCK_D": triton.next_power_of_2(head), "BLOCK_M": height, "BLOCK_N": tiles.block_n,
+        "BLOCK_S": attention.sequence_block(sequences), "BLOCK_D": triton.next_power_of_2(head), "BLOCK_M": height,
+        "BLOCK_N": tiles.block_n,
     }  # fmt: skip
-    rows = {} if decode else {"ROWS": height // group}
-    missing = {} if extended else {"cap_scale": None} if decode else {"cap_scale": None, "sinks_ptr": None}
-    sinks, cap = ([F], ["fp32"]) if extended else ([], [])
-    results = [F] * 3 if decode else [X, *sinks]
-    types = [X, cache, cache, *results, N, N, N, "fp32", "i32", *cap, "i32", "i32", "i32"]
-    warps = tiles.decode_warps if decode else tiles.prefill_warps
+    given = {"out_ptr": X, "sinks_ptr": F, "arrivals_ptr": N, "cap_scale": "fp32"}
+    missing = set() if extended else {"sinks_ptr", "cap_scale"}
+    types = [X, cache, cache]
+    if split:
+        constants["SPLITS_AT_ONCE"] = attention.SPLITS_AT_ONCE
+        missing |= set() if merges else {"out_ptr", "sinks_ptr", "arrivals_ptr"}
+        types += [F] * 3
+    options_of = ("out_ptr", "sinks_ptr", "arrivals_ptr") if split else ("out_ptr", "sinks_ptr")
+    types += [given[name] for name in options_of if name not in missing]
+    types += [N, N, N, "fp32", "i32", *(["fp32"] if extended else []), "i32", "i32", "i32", "i32"]
+    types += ["i32"] if split else []
+    nothing = {name: None for name in missing}
     options = attention.NO_FP_FUSION | {"num_warps": warps, "num_stages": tiles.stages}
-    return Variant(kernel, types, constants | rows | missing, options, UNKNOWN, capability=gpu)
+    return Variant(kernel, types, constants | nothing, options, UNKNOWN, capability=gpu)
 
 
-def combine(head: int, extended: bool = False) -> Variant:
+def combine(head: int, extended: bool = False, sequences: int = 1) -> Variant:
     constants = {
         "HEADS": 24, "HEAD": head, "SPLIT_SIZE": attention.SPLIT_SIZE, "SHORT_SPLITS": attention.SHORT_SPLITS,
-        "UNIFORM": True, "BLOCK_D": triton.next_power_of_2(head), "SPLITS_AT_ONCE": attention.SPLITS_AT_ONCE,
+        "UNIFORM": True, "BLOCK_S": attention.sequence_block(sequences), "BLOCK_D": triton.next_power_of_2(head),
+        "SPLITS_AT_ONCE": attention.SPLITS_AT_ONCE,
     }  # fmt: skip
-    types = [F, F, F, X, *([F] if extended else []), N, N, "fp32", "i32", "i32"]
+    types = [F, F, F, X, *([F] if extended else []), N, N, "fp32", "i32", "i32", "i32", "i32"]
     missing = {} if extended else {"sinks_ptr": None}
     options = attention.NO_FP_FUSION | {"num_warps": 1}
     return Variant(attention._combine_kernel, types, constants | missing, options, UNKNOWN)
@@ -61,8 +79,9 @@ def compiled(variant: Variant) -> Any:
     made = variant.compiled()
     used = usage(made)
     print(variant.kernel.__name__, used)
-    at_once = 2 if variant.kernel is attention._decode_kernel and variant.constants["HEAD"] <= 128 else 1
-    assert used.stack == 0, (variant, used)
+    at_once = 2 if variant.kernel is attention._split_kernel and variant.constants["HEAD"] <= 128 else 1
+    assert used.stack <= FEW_BYTES, (variant, used)
+    assert used.stack == 0 or spilled_in_loop(made) == 0, (variant, used)
     assert used.shared <= SHARED[90] and at_once * (used.shared + SYSTEM) <= MULTIPROCESSOR, (variant, used)
     return made
 
@@ -91,13 +110,15 @@ def complaints(made: Any) -> str:
 
 def check() -> None:
     for shape, extended in product(SHAPES, (False, True)):
-        decode, prefill = (
-            way_of_a_row(compiled(attend(kernel, *shape, extended=extended)))
-            for kernel in (attention._decode_kernel, attention._prefill_kernel)
+        split, prefill = (
+            way_of_a_row(compiled(attend(kernel, *shape, extended=extended, sequences=200)))
+            for kernel in (attention._split_kernel, attention._prefill_kernel)
         )
-        assert decode == prefill
-        assert shape[0] > 128 or all(spread == "1" for spread, _ in decode)
-    way_of_a_row(compiled(attend(attention._decode_kernel, 96, 4, 32, F8)))
+        assert split == prefill
+        assert shape[0] > 128 or all(spread == "1" for spread, _ in split)
+    way_of_a_row(compiled(attend(attention._split_kernel, 96, 4, 32, F8)))
+    merging = compiled(attend(attention._split_kernel, 128, 3, 32, merges=True))
+    assert re.search(r"bar\.sync[^@]*@\S+ atom\.global\.gpu\.acq_rel\.add\.u32", merging.asm["ptx"])
     for extended in (False, True):
         compiled(combine(96, extended))
     for gpu, shape in ((89, (64, 4, 16)), (120, (256, 4, 64)), (120, (512, 4, 64))):

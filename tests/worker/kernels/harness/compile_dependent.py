@@ -38,7 +38,7 @@ OTHERS = [
     dense.heads(24, 8, 128, False, False, 2),
     Variant(act_and_mul._act_and_mul_kernel, ["*bf16"] * 2 + ["i32"], {"ACTIVATION": "silu", "BLOCK": 1024}),
     Variant(output_gate._output_gate_kernel, ["*bf16"] * 3 + ["i32"], {"BLOCK": 1024}),
-    attend.attend(attention._decode_kernel, 128, 3, 32),
+    attend.attend(attention._split_kernel, 128, 3, 32),
     attend.combine(128),
 ]
 FUSED = [(3072, 8192, False), (1152, 6912, True)]  # N, K, whether there is a norm before the residual
