@@ -119,6 +119,8 @@ def steps(limits: StepLimits) -> Iterator[Plan]:
     for tokens in FEW_TOKENS:
         yield limits.chunk(tokens, LONG_CONTEXT)
     yield Plan([*limits.decodes(2, LONG_CONTEXT).chunks, *limits.chunk(40, 7).chunks])
+    many = limits.decodes(40, LONG_CONTEXT).chunks  # sequences: attention's lists are compiled for few and for many
+    yield Plan([*many, *limits.chunk(max(1, limits.tokens - len(many)), 0).chunks])
     for sampling in SAMPLINGS:
         for rows in FEW_ROWS[:3]:
             yield limits.decodes(rows, 5, sampling)

@@ -35,7 +35,8 @@ from worker.kernels.gpu.online_softmax import LOG2_E
 from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 from worker.kernels.gpu.prefill_attention import _prefill_kernel
 from worker.kernels.gpu.split_attention import _combine_kernel, _split_kernel
-from worker.kernels.gpu.tiles import cdiv, multiprocessors, shared_memory
+from worker.kernels.gpu.tile_table import cdiv
+from worker.kernels.gpu.tiles import multiprocessors, shared_memory
 from worker.kernels.gpu.work_items import sequence_block
 
 SPLIT_SIZE = 256  # positions of the shortest splits (see key_splits.py); a multiple of every block_n

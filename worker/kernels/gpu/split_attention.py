@@ -187,7 +187,8 @@ def _combine_kernel(
     m_ptr, l_ptr, acc_ptr, out_ptr, sinks_ptr, query_start_loc_ptr, seq_lens_ptr,
     scale, window, sequences, max_rows, max_splits,
     HEADS: tl.constexpr, HEAD: tl.constexpr, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr,
-    UNIFORM: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr, PDL: tl.constexpr,
+    UNIFORM: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Merges the splits of the rows of sequences with at most max_rows rows.
 
