@@ -365,3 +365,26 @@ def first_rows(case: Batch, rows: list[tuple[Tensor, int]], other: Batch | None 
         torch.tensor([kv for _, kv in rows], dtype=torch.int32), pages,
         (), (), max(kv for _, kv in rows),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lengths", "bound"),
+    [([(1, 500)] * 63 + [(1, 1 << 15)], 1 << 18), ([(64, 100_064)], 100_064), ([(1, 1 << 10)] * 256, 1 << 13)],
+)
+def test_divide_work_launches_few_programs_and_splits_short_pieces(
+    lengths: list[tuple[int, int]], bound: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the heads of a 3B model on an H200: a few programs a multiprocessor, and no more memory than there is."""
+    from worker.kernels.gpu import attention
+
+    monkeypatch.undo()  # the memory of the other tests
+    tokens, sequences, heads, kv_heads, size = sum(rows for rows, _ in lengths), len(lengths), 24, 8, 128
+    tiles = attention.choose_tiles(size, 3, torch.bfloat16, 227 << 10)
+    splits = attention.count_splits(bound, 0, attention.SPLIT_SIZE, attention.SHORT_SPLITS)
+    work = attention.divide_work(tokens, sequences, heads, kv_heads, size, splits, tiles, 132)
+    assert work.max_rows >= max(rows for rows, _ in lengths) and work.prefill_programs == 0
+    assert 132 <= kv_heads * work.split_programs <= 4 * 132 + kv_heads
+    assert 4 * work.places * splits * heads * (size + 2) <= attention.PARTIAL_BYTES
+    for rows in (300, 8192):  # enough tiles, as one sequence or behind a few decodes
+        alone = attention.divide_work(rows, 1, heads, kv_heads, size, splits, tiles, 2)
+        assert alone.max_rows == alone.split_programs == alone.combine_programs == 0 < alone.prefill_programs
