@@ -91,25 +91,27 @@ class StaticForward:
     captured: Captured = field(init=False)
     _columns: GraphInputs = field(init=False)
     _host: list[HostInputs] = field(init=False)
+    _nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         blocks, groups = self.memory.blocks, len(self.memory.lanes.tables)
         self.captured = Captured(f"the forward of {self.shape}", self.compute)
         self._columns = GraphInputs.of(blocks.on_device, self.shape, groups)
         self._host = [HostInputs(block, self.shape, groups) for block in blocks.on_host]
+        self._nbytes = inputs_bytes(self.shape, groups)
 
     def fill(self, columns: StepColumns, pending: Pending, lanes: list[int]) -> None:
         """Sends the inputs of a step for the next compute()."""
         memory = self.memory
         self._host[memory.blocks.next()].fill(columns, pending, lanes, memory.lanes.scratch, memory.page_size)
-        self._send()
+        memory.blocks.send(self._nbytes)
 
     def fill_padding(self) -> None:
         """Sends the inputs of a step that is nothing but padding."""
         memory, groups = self.memory, len(self.memory.lanes.tables)
         host = self._host[memory.blocks.next()]
         host.fill_padding(groups, memory.lanes.scratch, memory.page_size, recurrent=memory.recurrent)
-        self._send()
+        memory.blocks.send(self._nbytes)
 
     def compute(self) -> None:
         """Writes the static logits. Never waits for the device."""
@@ -129,6 +131,3 @@ class StaticForward:
             write_slots=columns.write_slots if memory.recurrent else None,
         )
         memory.logits[: shape.rows].copy_(self.forward(inputs))
-
-    def _send(self) -> None:
-        self.memory.blocks.send(inputs_bytes(self.shape, len(self.memory.lanes.tables)))

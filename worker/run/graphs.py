@@ -28,10 +28,10 @@ from worker.run.graph_sampling import PlainSampling
 from worker.run.graph_self_test import dummy_decodes, dummy_mixed, same_bits
 from worker.run.graph_shapes import Shape, Shapes
 from worker.run.in_flight import InFlightStep
-from worker.run.inputs import build_inputs, pending_tokens, step_columns
+from worker.run.inputs import build_inputs, decode_columns, pending_tokens, step_columns
 from worker.run.page_lanes import PageLanes
 from worker.run.sampler import is_plain
-from worker.schedule.sequence import Chunk, Plan
+from worker.schedule.sequence import Chunk, Plan, Row
 
 log = logging.getLogger("sluice.graphs")
 
@@ -77,17 +77,16 @@ class StepGraphs:
         self._forwards: dict[Shape, StaticForward] = {}
         self._tested = False
 
-    def launch(self, plan: Plan, before: InFlightStep | None) -> tuple[Tensor, Tensor | None] | None:
+    def launch(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> tuple[Tensor, Tensor | None] | None:
         """Launches a step, if it has a shape: returns its logits and, if all rows are plain, their sampled ids.
 
-        Both are static memory: read them by kernels or copies that are launched before the next step. The parameters
-        are those of Runner.launch.
+        Both are static memory: read them by kernels or copies that are launched before the next step. rows: those of
+        the plan; the other parameters are those of Runner.launch.
         """
         step = self._forward_for(plan, before)
         if step is None:
             return None
         self._fill(step, plan, before)
-        rows = plan.rows
         sampling = self._sampling.fill(rows) if rows and all([is_plain(sequence) for sequence, _ in rows]) else None
         self._run(step.captured)
         if step.captured.graph is not None:
@@ -156,7 +155,8 @@ class StepGraphs:
         memory, chunks = self._memory, plan.chunks
         if before is not None and before.ids.data_ptr() != memory.ids.data_ptr():
             memory.ids[: len(before.ids)].copy_(before.ids)
-        columns = step_columns(chunks, memory.page_size, recurrent=memory.recurrent)
+        lay_out = step_columns if step.shape.mixed else decode_columns
+        columns = lay_out(chunks, memory.page_size, recurrent=memory.recurrent)
         pending = pending_tokens(chunks, before.plan.chunks if before is not None else [])
         step.fill(columns, pending, memory.lanes.lanes_of(chunks, memory.page_size))
 

@@ -71,16 +71,13 @@ class StepColumns:
 
 
 def step_columns(chunks: Seq[Chunk], page_size: int, *, recurrent: bool = False) -> StepColumns:
-    """recurrent: whether layers of the model have a recurrent state."""
+    """Lays out any chunks. recurrent: whether layers of the model have a recurrent state."""
     lengths = np.array([chunk.length for chunk in chunks], np.int64)
     first_position = np.array([chunk.start for chunk in chunks], np.int64)
     query_start_loc = np.zeros(len(chunks) + 1, np.int32)
     np.cumsum(lengths, out=query_start_loc[1:])
-    if query_start_loc[-1] == len(chunks):  # each chunk is one token
-        chunk_of_row, positions = np.arange(len(chunks)), first_position
-    else:
-        chunk_of_row = np.repeat(np.arange(len(chunks)), lengths)
-        positions = np.arange(query_start_loc[-1]) + (first_position - query_start_loc[:-1])[chunk_of_row]
+    chunk_of_row = np.repeat(np.arange(len(chunks)), lengths)
+    positions = np.arange(query_start_loc[-1]) + (first_position - query_start_loc[:-1])[chunk_of_row]
     logits_indices, use = _logits_indices(chunks, query_start_loc)
     read, write = state_slots(chunks) if recurrent else (None, None)
     return StepColumns(
@@ -91,6 +88,27 @@ def step_columns(chunks: Seq[Chunk], page_size: int, *, recurrent: bool = False)
         seq_lens=(first_position + lengths).astype(np.int32),
         logits_indices=np.array(logits_indices, np.int64),
         use=use,
+        read_slots=read,
+        write_slots=write,
+    )
+
+
+def decode_columns(chunks: Seq[Chunk], page_size: int, *, recurrent: bool = False) -> StepColumns:
+    """Lays out chunks of one token each, whose rows are sampled, in a quarter of the time of step_columns."""
+    count, starts = len(chunks), [chunk.start for chunk in chunks]
+    positions, pages = np.array(starts, np.int64), [start // page_size for start in starts]
+    offsets, rows = positions % page_size, np.arange(count)
+    groups = range(len(chunks[0].sequence.pages))
+    of_group = ([chunk.sequence.pages[i][page] for chunk, page in zip(chunks, pages, strict=True)] for i in groups)
+    read, write = state_slots(chunks) if recurrent else (None, None)
+    return StepColumns(
+        token_ids=np.fromiter(_token_ids(chunks), np.int64, count),
+        positions=positions,
+        slot_mappings=[np.array(written, np.int64) * page_size + offsets for written in of_group],
+        query_start_loc=np.arange(count + 1, dtype=np.int32),
+        seq_lens=(positions + 1).astype(np.int32),
+        logits_indices=rows,
+        use=LogitsUse(rows.tolist(), []),
         read_slots=read,
         write_slots=write,
     )

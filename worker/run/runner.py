@@ -121,7 +121,7 @@ class Runner:
         """Launches the chunks of a plan. Tokens that the host does not know yet come from the ids of step `before`."""
         rows = plan.rows
         sequences = [sequence for sequence, _ in rows]
-        done = self._replay(plan, before) or self._compute(plan, before)
+        done = self._replay(plan, rows, before) or self._compute(plan, before)
         ids = done.ids
         if ids is None:
             ids = self._sample(done.sampled, rows) if rows else done.logits.new_empty(0).long()
@@ -131,8 +131,8 @@ class Runner:
         may_overlap = self._overlap and not plan.drafts and all(map(is_plain, sequences))
         return InFlightStep(plan, may_overlap, ids, HostCopy(ids), read_pooled=done.read_pooled)
 
-    def _replay(self, plan: Plan, before: InFlightStep | None) -> _Computed | None:
-        replayed = self._graphs.launch(plan, before) if self._graphs is not None else None
+    def _replay(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> _Computed | None:
+        replayed = self._graphs.launch(plan, rows, before) if self._graphs is not None else None
         if replayed is None:
             return None
         logits, ids = replayed

@@ -11,7 +11,7 @@ from shared.messages import Sampling
 from worker.kernels.recurrent_state import NO_STATE
 from worker.run.graph_inputs import ALIGN, KNOWN, Blocks, GraphInputs, HostInputs, inputs_bytes, views_of
 from worker.run.graph_shapes import Shape
-from worker.run.inputs import build_inputs, pending_tokens, step_columns
+from worker.run.inputs import build_inputs, decode_columns, pending_tokens, step_columns
 from worker.run.page_lanes import PageLanes
 from worker.schedule.sequence import Chunk, Sequence
 
@@ -41,7 +41,7 @@ class Static:
         self._host = [HostInputs(block, shape, GROUPS) for block in self.blocks.on_host]
 
     def send(self, chunks: list[Chunk], before: list[Chunk]) -> GraphInputs:
-        columns = step_columns(chunks, self.page_size, recurrent=True)
+        columns = (step_columns if self.shape.mixed else decode_columns)(chunks, self.page_size, recurrent=True)
         numbers = self.lanes.lanes_of(chunks, self.page_size)
         host = self._host[self.blocks.next()]
         host.fill(columns, pending_tokens(chunks, before), numbers, self.lanes.scratch, self.page_size)

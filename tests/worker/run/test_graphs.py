@@ -23,7 +23,7 @@ from worker.model.decoder import Decoder
 from worker.run.graph_capture import Captured, EagerGraph, Graph
 from worker.run.graphs import StepGraphs
 from worker.run.in_flight import InFlightStep
-from worker.schedule.sequence import Plan
+from worker.schedule.sequence import Plan, Row
 
 
 class Counted(EagerGraph):
@@ -100,8 +100,8 @@ def test_only_pooling_and_prompt_logprobs_run_without_a_graph(decoder: Decoder) 
     bench, graphs, _ = capturing(decoder)
     launch, launched = graphs.launch, Counter[str]()
 
-    def counting(plan: Plan, before: InFlightStep | None) -> object:
-        result = launch(plan, before)
+    def counting(plan: Plan, rows: list[Row], before: InFlightStep | None) -> object:
+        result = launch(plan, rows, before)
         prompts = any(chunk.sequence.sampling.prompt_logprobs and chunk.start < 80 for chunk in plan.chunks)
         launched["eager" if result is None else "replayed", "scored" if prompts else "other"] += 1
         return result
