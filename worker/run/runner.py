@@ -107,7 +107,10 @@ class Runner:
             self._graphs.capture_all(self._free_bytes, on_progress)
 
     def _free_bytes(self) -> int:
-        return torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else sys.maxsize
+        if self._device.type == "cpu":
+            return sys.maxsize
+        torch.cuda.empty_cache()  # memory that PyTorch keeps for later steps can become a graph's
+        return torch.cuda.mem_get_info(self._device)[0]
 
     def _forward(self, inputs: ForwardInputs) -> Tensor:
         return self._model.forward(inputs, self._cache)
