@@ -12,11 +12,17 @@
 #define CHUNK 128 /* inputs of a panel that are unpacked at once: their fp32 numbers (16 KB) stay in the L1 cache */
 #define CHUNK_BYTES (CHUNK * PANEL * sizeof(float))
 
+/* Cache lines [at, end) that are prefetched while a strip is multiplied: `each` of them at a time. */
+typedef struct {
+    const char *at, *end;
+    long each;
+} Ahead;
+
 /* Multiplies a strip of rows by some inputs of a panel. x: [k / SIMD_WIDTH][rows][SIMD_WIDTH]; numbers: [k][32]. The
  * sums are stored in acc [rows][32], or, if `end` is given, added to `total` [rows][32] as those of a whole group.
  * `first`: whether to start from zero. */
 typedef void StripKernel(const float *x, const float *numbers, long k, float *acc, int first, const GroupEnd *end,
-                         float *total);
+                         float *total, Ahead ahead);
 
 typedef Strips Layout;
 
@@ -64,16 +70,23 @@ INLINE void multiply_inputs(const float *x, const float *weight, vf sum[][PANEL_
     }
 }
 
+INLINE void prefetch_ahead(Ahead *ahead) {
+    for (long i = 0; i < ahead->each && ahead->at < ahead->end; i++, ahead->at += 64)
+        __builtin_prefetch(ahead->at, 0, 3);
+}
+
 /* Multiplies by `registers` neighbouring registers of columns, so that all accumulators stay in registers. */
 INLINE void multiply_columns(const float *x, const float *numbers, long k, float *acc, int first, const GroupEnd *end,
-                             float *total, int column, const int rows, const int registers) {
+                             float *total, Ahead *ahead, int column, const int rows, const int registers) {
     vf sum[MAX_STRIP_ROWS][PANEL_REGISTERS];
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < registers; j++)
             sum[r][j] = first ? broadcast(0) : load_f32(acc + r * PANEL + column + j * SIMD_WIDTH);
     numbers += column;
-    for (; k >= SIMD_WIDTH; k -= SIMD_WIDTH, x += rows * SIMD_WIDTH, numbers += SIMD_WIDTH * PANEL)
+    for (; k >= SIMD_WIDTH; k -= SIMD_WIDTH, x += rows * SIMD_WIDTH, numbers += SIMD_WIDTH * PANEL) {
+        prefetch_ahead(ahead);
         multiply_inputs(x, numbers, sum, SIMD_WIDTH, rows, registers);
+    }
     for (; k > 0; k--, x++, numbers += PANEL) multiply_inputs(x, numbers, sum, 1, rows, registers);
     for (int j = 0; j < registers; j++, column += SIMD_WIDTH) {
         vf scale, minimum = broadcast(0);
@@ -91,10 +104,10 @@ INLINE void multiply_columns(const float *x, const float *numbers, long k, float
 
 #define STRIP_KERNEL(rows)                                                                                     \
     static void strip_##rows(const float *x, const float *numbers, long k, float *acc, int first,              \
-                             const GroupEnd *end, float *total) {                                              \
+                             const GroupEnd *end, float *total, Ahead ahead) {                                 \
         const int registers = registers_at_once(rows);                                                         \
         for (int j = 0; j < PANEL_REGISTERS; j += registers)                                                   \
-            multiply_columns(x, numbers, k, acc, first, end, total, j * SIMD_WIDTH, rows, registers);          \
+            multiply_columns(x, numbers, k, acc, first, end, total, &ahead, j * SIMD_WIDTH, rows, registers);  \
     }
 FOR_STRIP_ROWS(STRIP_KERNEL)
 
@@ -114,20 +127,33 @@ static void multiply_groups(const Gemm *g, const Layout *s, const ThreadBuffers 
             GroupEnd end = {w, group_at(w, panel, group), buffers->input_sums + group * block_rows + first};
             strip_kernels[s->strip[i].rows - 1](fp32_rows(buffers) + first * depth + k * s->strip[i].rows, numbers + (k - from) * PANEL,
                                part, buffers->acc + first * PANEL, k == group * w->group,
-                               k + part == group_end ? &end : NULL, buffers->total + first * PANEL);
+                               k + part == group_end ? &end : NULL, buffers->total + first * PANEL, (Ahead){0});
         }
 }
 
+/* Returns what strip i prefetches of the chunk of pairs at `next`: each strip prefetches its share, in every step of
+ * SIMD_WIDTH inputs. So memory is read while a chunk is multiplied, and not only while one is unpacked. */
+INLINE Ahead share_of_chunk(const char *next, const Strips *s, long i, long count) {
+    long lines = CHUNK * PANEL * sizeof(bf16) / 64, rows = s->strip[i].rows;
+    long steps = max_long(count / SIMD_WIDTH * (PANEL_REGISTERS / registers_at_once(rows)), 1);
+    long begin = lines * i / s->count, end = lines * (i + 1) / s->count;
+    return (Ahead){next + begin * 64, next + end * 64, ceil_div(end - begin, steps)};
+}
+
+/* next: the chunk after this one if it will be unpacked from pairs, or NULL. */
 static void multiply_plain(const Gemm *g, const Layout *s, const ThreadBuffers *buffers, long from, long count,
-                           const float *numbers) {
-    for (long i = 0; i < s->count; i++)
-        strip_kernels[s->strip[i].rows - 1](fp32_rows(buffers) + s->strip[i].row * stored_depth(g) + from * s->strip[i].rows, numbers,
-                           count, buffers->acc + s->strip[i].row * PANEL, from == 0, NULL, NULL);
+                           const float *numbers, const char *next) {
+    for (long i = 0; i < s->count; i++) {
+        long row = s->strip[i].row, rows = s->strip[i].rows;
+        Ahead ahead = next ? share_of_chunk(next, s, i, count) : (Ahead){0};
+        strip_kernels[rows - 1](fp32_rows(buffers) + row * stored_depth(g) + from * rows, numbers, count,
+                                buffers->acc + row * PANEL, from == 0, NULL, NULL, ahead);
+    }
 }
 
 /* Multiplies all strips by a panel of pairs of bf16 numbers. */
 static void multiply_pairs(const Gemm *g, const Layout *s, const ThreadBuffers *buffers, long panel) {
-    const char *pairs = g->weight->panels + panel * ceil_div(g->k, 32) * 2048;
+    const char *pairs = pairs_at(g->weight, panel, 0);
     for (long from = 0, count; from < padded_depth(g); from += count) {
         count = min_long(CHUNK, padded_depth(g) - from);
         for (long i = 0; i < s->count; i++) {
@@ -163,7 +189,8 @@ static void multiply_panel(const Gemm *g, const Layout *s, const ThreadBuffers *
         count = min_long(CHUNK, padded_depth(g) - from);
         const float *numbers = panel_numbers(g, panel, from, count, (float *)buffers->chunk);
         if (plain)
-            multiply_plain(g, s, buffers, from, count, numbers);
+            multiply_plain(g, s, buffers, from, count, numbers,
+                           g->x_bf16 ? pairs_at(g->weight, panel, from + count) : NULL);
         else
             multiply_groups(g, s, buffers, panel, from, count, numbers);
     }

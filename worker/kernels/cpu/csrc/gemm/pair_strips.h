@@ -6,10 +6,12 @@
 #include "gemm/unpack_f32.h"
 #include <limits.h>
 
+#define PREFETCH_PAIRS 4096 /* how far ahead of use bf16 numbers are prefetched, in bytes */
+
 #if SIMD_WIDTH == 16
 #define MOST_PAIR_ROWS LONG_MAX
 #else
-#define MOST_PAIR_ROWS 16 /* more rows, in strips of 6 at most, are faster with numbers that are unpacked once */
+#define MOST_PAIR_ROWS 8 /* more rows, in strips of 6 at most, are faster with numbers that are unpacked once */
 #endif
 
 /* Multiplies a strip by `count` inputs, a multiple of SIMD_WIDTH, from input `from` on. x: [count / SIMD_WIDTH][rows]

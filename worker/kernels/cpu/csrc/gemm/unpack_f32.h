@@ -2,8 +2,6 @@
 #pragma once
 #include "gemm/groups.h"
 
-#define PREFETCH_PAIRS 4096 /* how far ahead of use bf16 numbers are prefetched, in bytes */
-
 #if SIMD_WIDTH == 16
 INLINE vf int8_values(const char *p) {
     return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
@@ -68,13 +66,16 @@ INLINE void unpack_codes_f32(const Weight *w, long panel, long from, long count,
 INLINE vf even_floats(vu pairs) { return as_float(pairs << 16); }
 INLINE vf odd_floats(vu pairs) { return as_float(pairs & 0xffff0000u); }
 
-/* Unpacks pairs of bf16 numbers. `from` is a multiple of 32. */
+/* Returns the pairs of bf16 numbers of a panel from input k on, a multiple of 32. */
+INLINE const char *pairs_at(const Weight *w, long panel, long k) {
+    return w->panels + (panel * ceil_div(w->k, 32) + k / 32) * 2048;
+}
+
+/* Unpacks pairs of bf16 numbers, which the products of the chunk before have prefetched. `from` is a multiple of 32. */
 INLINE void unpack_pairs_f32(const Weight *w, long panel, long from, long count, float *to) {
-    const char *panel_start = w->panels + panel * ceil_div(w->k, 32) * 2048;
-    for (long i = from / 2; i < (from + count + 1) / 2; i++, to += 2 * PANEL) {
-        const char *pairs = panel_start + i / 16 * 2048 + i % 16 * 64;
-        __builtin_prefetch(pairs + PREFETCH_PAIRS, 0, 3);
-        __builtin_prefetch(pairs + PREFETCH_PAIRS + 1024, 0, 3);
+    const char *chunk = pairs_at(w, panel, from);
+    for (long i = 0; i < (count + 1) / 2; i++, to += 2 * PANEL) {
+        const char *pairs = chunk + i / 16 * 2048 + i % 16 * 64;
         for (int c = 0; c < PANEL; c += SIMD_WIDTH) {
             vu words = load_words(pairs + c / 16 * 1024 + c % 16 * 4);
             store_f32(to + c, even_floats(words));
