@@ -44,6 +44,7 @@ PROMPT_LOGPROBS = Sampling(1, temperature=0.0, logprobs=2, prompt_logprobs=True)
 MULTIPLES_OF_16 = (16, 64, 256)  # added to the geometric sizes in sizes()
 FEW_ROWS, FEW_TOKENS = (1, 3, 16, 67), (19, 131, 512)  # sizes of steps, where a few are enough
 PROMPT_LOGPROBS_TOKENS = (16, 40, 100, 200, 512)  # lengths of prompts with log-probabilities
+FULL_PROMPTS = 32  # the most prompts of a step that is full of tokens
 LONG_CONTEXT = 1100  # computed tokens before a step: enough for more than one split of attention
 
 
@@ -82,6 +83,16 @@ class StepLimits:
         after = min(after, self.length - tokens)
         return Plan([Chunk(self.dummy(after + tokens, sampling), after, tokens, True)])
 
+    def full(self, decodes: int) -> Plan:
+        """Plans a step with as many tokens as there may be, in prompts of the greatest length beside some decodes."""
+        chunks = list(self.decodes(decodes, LONG_CONTEXT).chunks)
+        left = self.tokens - len(chunks)
+        for _ in range(min(FULL_PROMPTS, max(1, self.sequences - len(chunks)))):
+            if left > 0:
+                chunks += self.chunk(left, 0).chunks
+                left -= chunks[-1].length
+        return Plan(chunks)
+
     def largest(self) -> Plan:
         """Plans the step that needs the most memory.
 
@@ -119,8 +130,8 @@ def steps(limits: StepLimits) -> Iterator[Plan]:
     for tokens in FEW_TOKENS:
         yield limits.chunk(tokens, LONG_CONTEXT)
     yield Plan([*limits.decodes(2, LONG_CONTEXT).chunks, *limits.chunk(40, 7).chunks])
-    many = limits.decodes(40, LONG_CONTEXT).chunks  # sequences: attention's lists are compiled for few and for many
-    yield Plan([*many, *limits.chunk(max(1, limits.tokens - len(many)), 0).chunks])
+    for decodes in (0, 40):  # attention's lists are compiled for few and for many sequences
+        yield limits.full(decodes)
     for sampling in SAMPLINGS:
         for rows in FEW_ROWS[:3]:
             yield limits.decodes(rows, 5, sampling)

@@ -178,3 +178,11 @@ def test_out_of_memory_is_a_config_error_of_one_sentence(error: Exception, words
     assert "\n" not in str(caught.value)
     with pytest.raises(RuntimeError, match="no kernel image"), explain_out_of_memory(Memory()):  # type: ignore[arg-type]
         raise RuntimeError("no kernel image")
+
+
+@pytest.mark.parametrize(("decodes", "length"), [(0, 300), (0, 5000), (3, 300)])
+def test_full_step_has_all_tokens_in_prompts_beside_decodes(decodes: int, length: int) -> None:
+    limits = StepLimits(sequences=8, tokens=1000, length=length, page_size=16, groups=1)
+    lengths = [chunk.length for chunk in limits.full(decodes).chunks]
+    assert lengths[:decodes] == [1] * decodes and max(lengths) <= length
+    assert sum(lengths) == limits.tokens and len(lengths) <= limits.sequences
