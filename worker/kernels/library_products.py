@@ -19,7 +19,6 @@ from torch import Tensor
 
 from worker.kernels.act_and_mul import act_and_mul
 from worker.kernels.activate import Activation
-from worker.kernels.gpu.tiles import chain_length
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import Operations
 from worker.kernels.split_k import sum_split_k
@@ -45,6 +44,8 @@ def library_linear(
     Returns [T, N] in x's dtype, or in float32 if `fp32_out`. With `split_k` and several chains, returns a partial sum
     of each, [S, T, N] float32.
     """
+    from worker.kernels.gpu.tiles import chain_length
+
     (columns, depth), chain = weight.shape, chain_length(*weight.shape)
     if depth <= chain and bias is None and not fp32_out:
         return torch.mm(x, weight.T)

@@ -1,9 +1,12 @@
 import subprocess
 import sys
 
+import pytest
+
 ROOMS = "norm, rotary, store_kv, attention, act_and_mul, linear, sample"
 
 
-def test_importing_kernels_on_a_cpu_does_not_import_triton() -> None:
-    code = f"import sys\nfrom worker.kernels import {ROOMS}\nassert 'triton' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+@pytest.mark.parametrize("imports", [f"from worker.kernels import {ROOMS}", "import worker.engine.load"])
+def test_a_worker_on_a_cpu_does_not_import_the_triton_kernels(imports: str) -> None:
+    check = "assert not {'triton', 'worker.kernels.gpu.quantize'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", f"import sys\n{imports}\n{check}"], check=True)
