@@ -142,8 +142,11 @@ def all_triton(model: Decoder) -> Decoder:
     from worker.kernels.gpu.attention import attention_triton
     from worker.kernels.gpu.sample import sample_triton
 
+    def attention(*args: Any, next_weights: object, **how: Any) -> Tensor:
+        return attention_triton(*args, **how)
+
     most = on_triton(model)
-    return most.with_operations(replace(most.operations, attention=attention_triton, sample_plain=sample_triton))
+    return most.with_operations(replace(most.operations, attention=attention, sample_plain=sample_triton))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in")
