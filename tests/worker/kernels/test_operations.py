@@ -154,7 +154,11 @@ def all_triton(model: Decoder) -> Decoder:
 @pytest.mark.parametrize(
     "scheme", ["", *(pytest.param(one, marks=pytest.mark.gpu) for one in ("int8", "fp8-dynamic", "int4"))]
 )
-def test_kernel_check_finds_no_wrong_operation(scheme: str, dtype: torch.dtype, device: str) -> None:
+def test_kernel_check_finds_no_wrong_operation(
+    scheme: str, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cpu":  # the interpreter merges splits one by one, those that do not exist included
+        monkeypatch.setattr("worker.kernels.gpu.attention.SPLITS_AT_ONCE", 1)
     windowed = replace(SANDWICH, layers=(LayerSpec(7, 0), LayerSpec(0, 0)))
     model = all_triton(few_bits(decoder_of(windowed, device, dtype), scheme))
     length = 1300 if device == "cuda" else 21  # the interpreter takes its time
