@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.cpu import build
-from worker.kernels.cpu.packed_weight import huge_pages
+from worker.kernels.cpu.huge_pages import huge_pages
 
 HEADER = Path(__file__).with_suffix(".h")
 ROWS = (1, 8, 16, 17, 32, 40, 64, 128, 512, 1024)

@@ -99,7 +99,7 @@ def _model(name: str, dtype: torch.dtype) -> Decoder:
 
 
 def _as_on_a_gpu(
-    values: Tensor, scale: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, invariant: bool, dynamic: bool
+    values: Tensor, scale: Tensor, bias: Tensor | None = None, *, invariant: bool, dynamic: bool, **_: object
 ) -> PackedLinear:
     """Packs a linear without widening its weights, so that activations are quantized per token here, too."""
     return PackedLinear(values, bias, invariant, scale=scale, dynamic=dynamic)

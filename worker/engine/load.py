@@ -24,7 +24,7 @@ from worker.engine.formats import Formats, choose_formats, dtype_name, kernels_n
 from worker.engine.load_weights import load_weights
 from worker.grammar.compiler import GrammarCompiler
 from worker.kernels.cpu import bindings
-from worker.kernels.cpu.packed_weight import huge_pages
+from worker.kernels.cpu.huge_pages import huge_pages
 from worker.kernels.operations import TORCH
 from worker.kv_cache.gpu_memory import GpuMemoryReader
 from worker.kv_cache.pages import PagePool

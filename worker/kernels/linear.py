@@ -15,6 +15,7 @@ from torch import Tensor
 from worker.kernels.act_and_mul import act_and_mul, act_and_mul_torch
 from worker.kernels.activate import Activation
 from worker.kernels.cpu import bindings
+from worker.kernels.cpu.huge_pages import Memory
 from worker.kernels.cpu.packed_weight import CpuWeight, pack_weight
 from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
 from worker.kernels.gpu.packed_codes import PackedCodes, pack_codes, unpack_codes
@@ -55,10 +56,10 @@ def packed_in_c(weight: CpuWeight) -> PackedLinear:
     return PackedLinear(torch.empty(0, dtype=weight.dtype), None, True, weight)
 
 
-def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> PackedLinear:
-    """Prepares weight [N, K] (and bias [N]) on its device."""
+def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool, memory: Memory | None = None) -> PackedLinear:
+    """Prepares weight [N, K] (and bias [N]) on its device. memory: see pack_weight."""
     if not weight.is_cuda and bindings.available(weight.dtype):
-        return packed_in_c(pack_weight([weight], bias, dtype=weight.dtype))
+        return packed_in_c(pack_weight([weight], bias, dtype=weight.dtype, memory=memory))
     return PackedLinear(weight, bias, invariant)
 
 
@@ -70,32 +71,39 @@ def pack_quantized(
     dtype: torch.dtype,
     invariant: bool,
     dynamic: bool = False,
+    memory: Memory | None = None,
 ) -> PackedLinear:
     """Prepares values [N, K] (int8 or float8_e4m3fn) with scale [N] for inputs of `dtype`.
 
     dynamic: whether inputs are quantized too. Only GPU kernels read quantized values; elsewhere they are converted to a
-    weight of `dtype`.
+    weight of `dtype`. memory: see pack_weight.
     """
     if values.is_cuda:
         return PackedLinear(values, bias, True, scale=scale, dynamic=dynamic)
-    return pack(dequantize(values, scale, dtype), bias, invariant=invariant)
+    return pack(dequantize(values, scale, dtype), bias, invariant=invariant, memory=memory)
 
 
 def pack_stacked(
-    parts: Sequence[Tensor | QuantizedWeight], bias: Tensor | None = None, *, dtype: torch.dtype, invariant: bool
+    parts: Sequence[Tensor | QuantizedWeight],
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+    invariant: bool,
+    memory: Memory | None = None,
 ) -> PackedLinear:
     """Prepares one weight [N, K] for inputs of `dtype`. Its rows are those of `parts`, one after another.
 
     A part is a tensor of `dtype`, or quantized. On a GPU, quantized parts beside tensors are dequantized.
+    memory: see pack_weight.
     """
     if all(not part.is_cuda for part in parts) and bindings.available(dtype):
-        return packed_in_c(pack_weight(parts, bias, dtype=dtype))
+        return packed_in_c(pack_weight(parts, bias, dtype=dtype, memory=memory))
     quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
     if len(quantized) == len(parts) and all(part.is_cuda for part in parts):
         empty = torch.empty(0, dtype=dtype, device=quantized[0].codes.device)
         return PackedLinear(empty, bias, True, codes=tuple(map(pack_codes, stack(quantized))))
     plain = [part.dequantize(dtype) if isinstance(part, QuantizedWeight) else part for part in parts]
-    return pack(torch.cat(plain) if len(plain) > 1 else plain[0], bias, invariant=invariant)
+    return pack(torch.cat(plain) if len(plain) > 1 else plain[0], bias, invariant=invariant, memory=memory)
 
 
 def linear(

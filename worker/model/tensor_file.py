@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from shared.hf_hub import Progress
-from worker.kernels.cpu.packed_weight import fresh_memory
+from worker.kernels.cpu.huge_pages import Pieces
 
 PIECE_BYTES = 8 << 20  # read and summed at once, while it is in a cache of the processor
 THREADS = 8  # a fast disk is idle with fewer concurrent reads
@@ -112,8 +112,9 @@ def _check_places(header: Header, size: int) -> None:
 
 def read_tensors(fd: int, header: Header, on_progress: Progress) -> dict[str, Tensor]:
     """Reads all tensors to memory. Raises OSError, and BrokenFile when the file is damaged."""
+    memory = Pieces()
     tensors = {
-        name: fresh_memory(tuple(entry["shape"]), DTYPES[entry["dtype"]]) for name, entry in header.entries.items()
+        name: memory.take(tuple(entry["shape"]), DTYPES[entry["dtype"]]) for name, entry in header.entries.items()
     }
     pieces, done, sums = [*_pieces(tensors.values())], 0, []
     on_progress(0, header.nbytes)

@@ -7,13 +7,14 @@ linear; each may be stored in a format of its own.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from shared.hf_hub import Progress
+from worker.kernels.cpu.huge_pages import Pieces
 from worker.kernels.experts import Experts, PackedExperts, pack_experts, pack_quantized_experts
 from worker.kernels.linear import PackedLinear, pack_quantized, pack_stacked
 from worker.kernels.quantized_weight import QuantizedWeight
@@ -90,6 +91,7 @@ class Loader:
     on_size: Callable[[WeightsSize], None] = lambda size: None
     done: int = 0
     total: int = 0
+    pieces: Pieces = field(default_factory=Pieces)  # where the linears of a CPU are packed
 
     def __post_init__(self) -> None:
         tensors = self.source.tensors
@@ -199,8 +201,10 @@ class Loader:
     def _pack(self, parts: Sequence[Tensor | QuantizedWeight], bias: Tensor | None) -> PackedLinear:
         by_row, rows = self.memory.by_row, self.memory.rows(parts)
         if by_row is None or rows is None:
-            return pack_stacked(parts, bias, dtype=self.dtype, invariant=self.invariant)
-        return pack_quantized(*rows, bias, dtype=self.dtype, invariant=self.invariant, dynamic=by_row.dynamic)
+            return pack_stacked(parts, bias, dtype=self.dtype, invariant=self.invariant, memory=self.pieces.take)
+        return pack_quantized(
+            *rows, bias, dtype=self.dtype, invariant=self.invariant, dynamic=by_row.dynamic, memory=self.pieces.take
+        )
 
     def _parts(self, linear: StackedLinear, prefix: str) -> list[Tensor | QuantizedWeight]:
         orders, stored = linear.orders(self.device), [self.source.weight(*weight) for weight in linear.weights(prefix)]
@@ -229,7 +233,7 @@ class Loader:
         head = embed if self.head is None else self._widened(self.head)
         if self.spec.tied and isinstance(head, Tensor) and isinstance(embed, Tensor) and torch.equal(head, embed):
             head = embed
-        return pack_stacked([head], dtype=self.dtype, invariant=self.invariant)
+        return pack_stacked([head], dtype=self.dtype, invariant=self.invariant, memory=self.pieces.take)
 
     def _widened(self, weight: StoredWeight) -> Tensor | QuantizedWeight:
         """Reads the embedding or the head."""

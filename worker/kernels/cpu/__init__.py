@@ -3,6 +3,7 @@
 build               compiles the library
 instruction_set     the instruction sets, and the variable that caps them
 library             chooses the functions for this processor's instruction set
+huge_pages          memory that is read without TLB misses
 packed_weight       packs weights, plain or quantized, for the matmul
 packed_experts      packs the weights of all experts of a layer
 bindings            the functions of the library, for tensors

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.experts_c import CExperts, ExpertsStruct, scratch_bytes
+from worker.kernels.cpu.huge_pages import huge_pages
 from worker.kernels.cpu.library import kernels, library
-from worker.kernels.cpu.packed_weight import CpuWeight, huge_pages
+from worker.kernels.cpu.packed_weight import CpuWeight
 from worker.kernels.cpu.recurrent_c import RecurrentC, check_slots
 from worker.kernels.recurrent_state import StateSlots
 

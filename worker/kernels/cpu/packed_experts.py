@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu.packed_weight import NUMBERS, TENSORS, WeightStruct, fresh_memory, pack_weight
+from worker.kernels.cpu.huge_pages import ALIGNMENT, fresh_memory
+from worker.kernels.cpu.packed_weight import NUMBERS, TENSORS, WeightStruct, pack_weight
 from worker.kernels.quantized_weight import QuantizedWeight
 
-ALIGNMENT = 64  # bytes; of everything in a piece
 Record = list[int | float | None]  # of a struct: NUMBERS, places of TENSORS, and the number of the next struct
 
 

@@ -6,7 +6,7 @@ module knows the layout of memory; pack.c and pack_codes.c fill it.
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -14,6 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from worker.kernels.cpu.huge_pages import Memory, fresh_memory
 from worker.kernels.cpu.library import available, kernels, library, multiplies_bf16, tier
 from worker.kernels.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight, stack
 
@@ -21,15 +22,11 @@ LAYOUT = 4  # version of all that is packed: of csrc/gemm/weight.h and of the co
 PANEL = 32  # columns of a packed panel
 K_STEP = 32  # k-step of bf16 panels
 CODE_BLOCK = 16  # inputs of a block of codes
-HUGE_PAGE = 1 << 21  # bytes
 PLAIN, TABLE = 0, 2  # kinds of numbers in weight.h: those of the weight's dtype, and 4-bit codes with a table of values
 KINDS = {INT4: 1, E2M1: 1, IQ4_NL: 1, INT8: 3, E4M3: 4}  # 1: 4-bit codes whose values are small integers or halves
 INTEGER_KINDS = (1, 3)
 FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS = range(3)  # CodeOrder of weight.h
 E4M3_FACTOR = 256.0  # the library reads e4m3 as fp16, whose exponent means 2^8 times less
-
-
-Memory = Callable[[Sequence[int], torch.dtype], Tensor]  # returns uninitialized memory of that shape
 
 
 class WeightStruct(Structure):
@@ -231,22 +228,3 @@ def _factor(weight: QuantizedWeight) -> float:
     """Returns the power of two that brings the largest scale or minimum near the end of fp16's range."""
     largest = max(x.abs().max().item() for x in (weight.scale, weight.minimum) if x is not None)
     return 2.0 ** (math.frexp(largest)[1] - 15) if largest else 1.0
-
-
-def fresh_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Returns uninitialized memory. Large memory is aligned to huge pages, so that they can hold nearly all of it."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < HUGE_PAGE:
-        return torch.empty(*shape, dtype=dtype)
-    buffer = torch.empty(nbytes + HUGE_PAGE, dtype=torch.uint8)
-    start = -buffer.data_ptr() % HUGE_PAGE
-    return huge_pages(buffer[start : start + nbytes]).view(dtype).view(*shape)
-
-
-def huge_pages(fresh: Tensor) -> Tensor:
-    """Requests huge pages for `fresh` (contiguous, not written yet) and returns it. Reading the tensor then causes
-    no TLB misses."""
-    found = library()
-    if found is not None:
-        found.advise_huge_pages(c_void_p(fresh.data_ptr()), c_long(fresh.nbytes))
-    return fresh

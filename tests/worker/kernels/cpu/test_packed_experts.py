@@ -9,8 +9,9 @@ from tests.worker.kernels.harness.cases import random
 from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library
 from tests.worker.kernels.harness.quantized import quantized
 from worker.kernels.cpu import bindings
+from worker.kernels.cpu.huge_pages import HUGE_PAGE
 from worker.kernels.cpu.packed_experts import Arena, CpuExperts, from_records, pack_experts_in_c
-from worker.kernels.cpu.packed_weight import HUGE_PAGE, WeightStruct, pack_weight
+from worker.kernels.cpu.packed_weight import WeightStruct, pack_weight
 from worker.kernels.quantized_weight import INT4, INT8, QuantizedWeight
 
 pytestmark = needs_library
