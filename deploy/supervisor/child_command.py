@@ -9,7 +9,7 @@ from shared.config import Settings, with_values
 from shared.flags import Flag, all_flags, select, to_argv, without_settings
 from shared.gguf.errors import GgufError
 from shared.gguf.hub import check_not_only_gguf, fetch_text
-from shared.gguf.naming import HUB_NAME, local_model
+from shared.gguf.naming import HUB_NAME, SUFFIX, local_model
 from shared.gguf.translated import translated
 from shared.hf_hub import HubError, fetch
 from shared.weight_formats import LAYOUT, format_of
@@ -88,6 +88,7 @@ def _model_folder(model: str) -> str:
     if path.exists():
         found = f"is {kind}, not GGUF" if (kind := format_of(model)) else "is not GGUF"
         raise CliError(f"--model {model}: this file {found}: {LAYOUT}", 3)
-    if model.startswith(("/", ".", "~")) or (model.count("/") > 1 and not HUB_NAME.fullmatch(model)):
-        raise CliError(f"--model {model}: there is no such folder", 3)
+    is_path = model.startswith(("/", ".", "~")) or model.count("/") > 1 or path.suffix.lower() == SUFFIX
+    if is_path and not HUB_NAME.fullmatch(model):
+        raise CliError(f"--model {model}: there is no such file or folder", 3)
     return model

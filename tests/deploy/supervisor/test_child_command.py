@@ -55,8 +55,10 @@ def test_model_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
     for model, words in (
         (str(tmp_path / "model.gguf"), "model.gguf is not a GGUF file"),
         (str(tmp_path / "model.bin"), "Python's pickle format, not GGUF"),
-        (str(tmp_path / "missing"), "there is no such folder"),
-        ("a/b/c", "there is no such folder"),
+        (str(tmp_path / "missing"), "there is no such file or folder"),
+        ("a/b/c", "there is no such file or folder"),
+        ("missing.gguf", "there is no such file or folder"),
+        ("a/missing.gguf", "there is no such file or folder"),
     ):
         with pytest.raises(CliError, match=words) as caught:
             with_local_model(of_model(model))

@@ -91,7 +91,7 @@ def test_invalid_settings_raise_before_a_worker_starts(settings: dict[str, Any],
 
 
 def test_missing_folder_raises_cannot_start() -> None:
-    with pytest.raises(CannotStart, match="there is no such folder"):
+    with pytest.raises(CannotStart, match="there is no such file or folder"):
         LLM("/no/such/folder")
 
 
