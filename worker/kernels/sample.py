@@ -51,12 +51,12 @@ def sample(logits: Tensor, params: SampleParams, choose_plain: Callable[..., Ten
 
 def sample_torch(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -> Tensor:
     if stages.all_greedy:
-        return _first_highest(logits)
+        return first_highest(logits)
     peak = logits.amax(-1, keepdim=True) + 0.0  # not -0.0
     drawn = _draw(_weights(peak, logits, params, stages), uniform(params.seeds, params.positions))
     drawn.masked_fill_(~peak[:, 0].isfinite(), 0)
     if stages.any_greedy:
-        return torch.where(params.temperature == 0, _first_highest(logits), drawn)
+        return torch.where(params.temperature == 0, first_highest(logits), drawn)
     return drawn
 
 
@@ -102,6 +102,16 @@ def ranks(logits: Tensor, ids: Tensor) -> Tensor:
     return (logits >= logits.gather(1, ids[:, None])).sum(-1)
 
 
+def first_highest(logits: Tensor) -> Tensor:
+    """Returns the argmax of logits [R, V], [R] int64: the lowest id among equal logits, which max() guarantees.
+
+    On a CPU, NumPy finds it in a tenth of PyTorch's time.
+    """
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.max(-1).indices
+
+
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     """Returns a float64 in (0, 1) for each (seed, position): splitmix64, seeded with the hashed seed, at that position.
 
@@ -140,12 +150,6 @@ def _adjust(logits: Tensor, params: SampleParams) -> Tensor:
     if (bias := params.bias) is not None:
         logits[bias.rows, bias.ids] += bias.values
     return logits
-
-
-def _first_highest(logits: Tensor) -> Tensor:
-    """Returns the argmax, and the lowest id among equal logits. max() guarantees that id and is four times as fast as
-    argmax() on the CPU."""
-    return logits.max(-1).indices
 
 
 def _weights(peak: Tensor, logits: Tensor, params: PlainParams, stages: Stages) -> Tensor:

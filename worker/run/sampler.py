@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.kernels.params import Bias, History, PlainParams, SampleParams, Stages
-from worker.kernels.sample import sample, sample_plain
+from worker.kernels.sample import first_highest, sample, sample_plain
 from worker.run.inputs import to_device
 from worker.schedule.sequence import Row, Sequence
 
@@ -31,7 +31,7 @@ def sample_rows(
     logits: [R, V] float32.
     """
     if all(not sequence.sampling.temperature and is_plain(sequence) for sequence, _ in rows):
-        return logits.argmax(-1)
+        return first_highest(logits)
     return sample(logits, sampling_params(rows, eos_ids, logits.device), plain_kernel)
 
 

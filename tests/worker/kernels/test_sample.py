@@ -9,7 +9,7 @@ from tests.worker.kernels.harness.cases import random
 from tests.worker.kernels.harness.sampling import Row, moved_to, params_of
 from worker.kernels import sample as sample_module
 from worker.kernels.params import EVERY, SampleParams
-from worker.kernels.sample import ONE, logprobs, sample, sample_plain, sample_torch, uniform, wrong_draws
+from worker.kernels.sample import ONE, first_highest, logprobs, sample, sample_plain, sample_torch, uniform, wrong_draws
 
 MASK = (1 << 64) - 1
 
@@ -100,6 +100,13 @@ def test_greedy_takes_the_first_of_equals_beside_sampling_rows() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0]]).repeat(2, 1)
     assert sample(logits, params_of([Row(temperature=0)] * 2)).tolist() == [1, 1]
     assert sample(logits, params_of([Row(temperature=0), Row(top_k=1)])).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("width", [1, 33, 50_257])
+def test_first_highest_is_the_lowest_of_equal_ids(width: int) -> None:
+    logits = random(3, width).clamp(max=2.0)
+    expected = [row.index(max(row)) for row in logits.tolist()]
+    assert first_highest(logits).tolist() == first_highest(logits.t().contiguous().t()).tolist() == expected
 
 
 def test_sample_does_not_change_logits() -> None:
