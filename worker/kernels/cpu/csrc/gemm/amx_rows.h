@@ -5,7 +5,7 @@
 #include "gemm/unpack_bf16.h"
 #include "amx_tiles.h"
 
-#define PREFETCH_DISTANCE 8192 /* bytes ahead of use at which a weight is prefetched when it is streamed */
+#define PREFETCH_DISTANCE 1024 /* bytes ahead of use at which a weight is prefetched when it is streamed */
 #define CHUNK_STEPS 8          /* k-steps of a chunk: their weights stay in the L1 cache */
 #define CHUNK_BYTES (CHUNK_STEPS * K_STEP_BYTES)
 #define MIN_STREAMING_ELEMENTS (1L << 20) /* larger results leave the caches before they are read */
