@@ -78,7 +78,7 @@ static void multiply_streamed_codes(const Gemm *g, const RowLayout *x, const Thr
         }
     }
     add_group_rows(&ends[(complete + 1) % 2], sums[(complete + 1) % 2], total, g->t);
-    store_block(g, total, 0, g->t, panel);
+    keep_block(g, buffers->results, total, 0, g->t, panel);
 }
 
 /* Adds the sums of a group in acc [4 tiles] to the total. */

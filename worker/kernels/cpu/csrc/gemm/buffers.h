@@ -1,11 +1,13 @@
 /* What a thread keeps of the block of rows that it works on. */
 #pragma once
 #include "gemm/groups.h"
+#include "gemm/results.h"
 
 typedef struct {
     char *chunk;                     /* unpacked weights */
     float *acc, *total, *input_sums; /* acc: of a group or of all of K; total: of whole groups; one for each column */
     char *rows, *ordered;            /* the rows in the kernel's layout; their inputs in the order of the weight */
+    Results *results;
     size_t bytes;
 } ThreadBuffers;
 
@@ -22,6 +24,7 @@ static ThreadBuffers *thread_buffers(const Gemm *g, long rows, size_t chunk_byte
         buffers.bytes = buffers.chunk ? bytes : 0;
         if (!buffers.chunk) return NULL;
     }
+    buffers.results = thread_results();
     buffers.acc = (float *)(buffers.chunk + chunk_bytes);
     buffers.total = buffers.acc + sums;
     buffers.input_sums = buffers.total + sums;

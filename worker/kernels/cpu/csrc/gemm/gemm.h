@@ -35,12 +35,12 @@ INLINE void store_row(const float *acc, const float *bias, char *out, long colum
     }
 }
 
-/* Stores a block of `rows` rows of one panel from an fp32 buffer with row length PANEL. */
-INLINE void store_block(const Gemm *g, const float *acc, long row, long rows, long panel) {
-    long column = panel * PANEL, columns = g->n - column < PANEL ? g->n - column : PANEL, size = g->out_bf16 ? 2 : 4;
+/* Stores `rows` rows of one panel from an fp32 buffer with row length PANEL. out: its first column in the first row; a
+ * row of `stride` bytes follows another. */
+INLINE void store_columns(const Gemm *g, const float *acc, long rows, long panel, char *out, long stride) {
+    long column = panel * PANEL, columns = g->n - column < PANEL ? g->n - column : PANEL;
     const float *bias = g->weight->bias ? g->weight->bias + column : NULL;
-    for (long r = 0; r < rows; r++, acc += PANEL) {
-        char *out = g->out + ((row + r) * g->ldo + column) * size;
+    for (long r = 0; r < rows; r++, acc += PANEL, out += stride) {
         if (columns == PANEL && !bias && g->out_bf16)
             store_row(acc, NULL, out, PANEL, 1);
         else if (g->out_bf16)
@@ -48,6 +48,16 @@ INLINE void store_block(const Gemm *g, const float *acc, long row, long rows, lo
         else
             store_row(acc, bias, out, columns, 0);
     }
+}
+
+/* Returns where the result of a row of one panel begins. */
+INLINE char *result_at(const Gemm *g, long row, long panel) {
+    return g->out + (row * g->ldo + panel * PANEL) * (g->out_bf16 ? 2 : 4);
+}
+
+/* Stores a block of rows of one panel. */
+INLINE void store_block(const Gemm *g, const float *acc, long row, long rows, long panel) {
+    store_columns(g, acc, rows, panel, result_at(g, row, panel), g->ldo * (g->out_bf16 ? 2 : 4));
 }
 
 INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }

@@ -74,7 +74,7 @@ static void load_rows(const Gemm *g, const char *x, long rows, const ThreadBuffe
 }
 
 /* Computes one panel for up to 32 rows. The accumulators stay in tiles over all of K. */
-static void multiply_streamed(const Gemm *g, const RowLayout *x, long panel) {
+static void multiply_streamed(const Gemm *g, const RowLayout *x, const ThreadBuffers *buffers, long panel) {
     _Alignas(64) float acc[32 * PANEL];
     long steps = ceil_div(g->k, 32);
     const char *weight = panel_pairs(g->weight, panel, 0, steps, NULL, 0);
@@ -84,7 +84,7 @@ static void multiply_streamed(const Gemm *g, const RowLayout *x, long panel) {
     else
         stream_16_rows(x, x->base, weight, steps, K_STEP_BYTES);
     EACH_ACCUMULATOR(TILE_STORE, g->t > 16);
-    store_block(g, acc, 0, g->t, panel);
+    keep_block(g, buffers->results, acc, 0, g->t, panel);
 }
 
 /* Computes one panel for a block of rows. */
@@ -111,7 +111,7 @@ static void multiply_blocked(const Gemm *g, const RowLayout *x, const ThreadBuff
 static void multiply_few_rows(const Gemm *g, const ThreadBuffers *buffers, long panel) {
     few_rows_kernels[g->t - 1][g->weight->kind](g->weight, panel, (const float *)buffers->rows, buffers->input_sums,
                                                 buffers->total);
-    store_block(g, buffers->total, 0, g->t, panel);
+    keep_block(g, buffers->results, buffers->total, 0, g->t, panel);
 }
 
 static void multiply_panel(const Gemm *g, const Layout *layout, const ThreadBuffers *buffers, long row, long rows,
@@ -120,7 +120,7 @@ static void multiply_panel(const Gemm *g, const Layout *layout, const ThreadBuff
     if (layout->few_rows)
         multiply_few_rows(g, buffers, panel);
     else if (g->weight->kind == PLAIN)
-        is_many(g) ? multiply_blocked(g, x, buffers, row, rows, panel) : multiply_streamed(g, x, panel);
+        is_many(g) ? multiply_blocked(g, x, buffers, row, rows, panel) : multiply_streamed(g, x, buffers, panel);
     else
         is_many(g) ? multiply_blocked_codes(g, x, buffers, row, rows, panel)
                    : multiply_streamed_codes(g, x, buffers, panel);

@@ -146,12 +146,12 @@ static void multiply_panel(const Gemm *g, const Layout *s, const ThreadBuffers *
     int plain = g->weight->kind == PLAIN;
     if (multiplies_integers(g)) {
         multiply_integer_panel(g, &s->strips, buffers, rows, panel);
-        store_block(g, buffers->total, row, rows, panel);
+        keep_block(g, buffers->results, buffers->total, row, rows, panel);
         return;
     }
     if (!plain && g->t <= FEW_ROWS) {
         few_rows_kernels[g->t - 1][g->weight->kind](g->weight, panel, buffers->rows, buffers->input_sums, buffers->acc);
-        store_block(g, buffers->acc, row, rows, panel);
+        keep_block(g, buffers->results, buffers->acc, row, rows, panel);
         return;
     }
     if (!plain) memset(buffers->total, 0, rows * PANEL * sizeof(float));
@@ -163,7 +163,7 @@ static void multiply_panel(const Gemm *g, const Layout *s, const ThreadBuffers *
         else
             multiply_groups(g, s, buffers, panel, step, steps, weight, rows);
     }
-    store_block(g, plain ? buffers->acc : buffers->total, row, rows, panel);
+    keep_block(g, buffers->results, plain ? buffers->acc : buffers->total, row, rows, panel);
 }
 
 static void load_rows(const Gemm *g, const char *x, long rows, const ThreadBuffers *buffers, Layout *s) {

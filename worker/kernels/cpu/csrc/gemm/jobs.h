@@ -21,8 +21,10 @@
 static int multiply_units(const Gemm *products, WorkRange *ranges, int threads) {
     const Gemm *g = products, *loaded = NULL;
     ThreadBuffers *buffers = NULL;
+    Results *results = thread_results();
     Layout layout = {0};
     long unit, loaded_row = 0; /* first row of the block in the buffers, of the product `loaded` */
+    results->count = 0; /* those of a call that failed are not written */
     while ((unit = take_unit(ranges, omp_get_thread_num(), threads)) >= 0) {
         while (unit < g->first_unit) g--;
         while (unit >= g->end_unit) g++;
@@ -38,6 +40,7 @@ static int multiply_units(const Gemm *products, WorkRange *ranges, int threads) 
         }
         multiply_panel(g, &layout, buffers, row, rows, unit % g->panels);
     }
+    write_results(results);
     return 0;
 }
 
