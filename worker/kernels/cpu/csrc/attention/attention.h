@@ -65,7 +65,6 @@ typedef struct {
     float scores[2][BLOCK_KEYS * 16];
     Tile tiles[MAX_ITEM_TILES];
     const WorkItem *next_item; /* this thread's next item, or NULL */
-    int copied;                /* used by the AMX kernel: whether the block was copied */
 } Scratch;
 
 /* Returns the thread's scratch. Hides that it is thread-local, or gcc looks its address up again in inner loops. */

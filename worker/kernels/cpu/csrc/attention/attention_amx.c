@@ -1,26 +1,13 @@
 /* bf16 attention on AMX tiles. Scores are computed transposed (keys down, 16 rows of q across), so the maximum and the
  * sum of a row are element-wise over registers. The softmax weights are rounded to bf16, transposed back and
  * multiplied by the values. */
+#define PREFETCH_LOCALITY 2 /* the L1 cache has no room for a block of all heads */
 #include "attention/bf16_rows.h"
-#include "attention/prefetch.h"
+#include "attention/key_addresses.h"
 #include "amx_tiles.h"
 
 /* k: [BLOCK_KEYS][D padded to 32]; v: [BLOCK_KEYS / 32][D / 16 tiles][16 pairs of keys][16][2];
  * q: [D / 32][16 pairs][16 rows][2] */
-
-typedef struct {
-    Scratch common;
-    const char *keys[BLOCK_KEYS], *values[BLOCK_KEYS]; /* of the block, at head 0; values are NULL outside [from, to) */
-    long from, to;
-    Scales scales; /* of the current head, for a cache of eight bits */
-} AmxScratch;
-
-static Scratch *thread_scratch(void) {
-    static _Thread_local _Alignas(64) AmxScratch scratch;
-    return hide_origin(&scratch.common);
-}
-
-INLINE AmxScratch *amx_scratch(Scratch *s) { return (AmxScratch *)s; }
 
 static void begin_work(void) {
     TileConfig config = {.palette = 1};
@@ -65,13 +52,18 @@ INLINE void interleave_values(const char *even, const char *odd, char *tiles, lo
     }
 }
 
-/* Copies values that are stored interleaved: rows[i] is the address of key i's row as if it were not interleaved,
- * or NULL; missing rows become zeros. */
-static void copy_value_pairs(const AttentionArgs *a, char *to, const char *const *rows, long head) {
+/* Returns the values of key i at head 0, as if they were not interleaved, or NULL if the key is not in the block. */
+INLINE const char *value_row(const AttentionArgs *a, const KeyAddresses *p, long i) {
+    return i >= p->from && i < p->to ? p->keys[i] + (a->cache_v - a->cache_k) : NULL;
+}
+
+/* Copies values that are stored interleaved; missing rows become zeros. */
+static void copy_value_pairs(const AttentionArgs *a, const KeyAddresses *p, char *to, long head) {
     for (long i = 0; i < BLOCK_KEYS; i += 2) {
+        const char *even = value_row(a, p, i), *odd = value_row(a, p, i + 1);
         char *tiles = to + i / 32 * head_dim_steps(a) * 2048 + i % 32 / 2 * 64;
-        __mmask32 there = (rows[i] ? 0x55555555u : 0) | (rows[i + 1] ? 0xaaaaaaaau : 0);
-        const char *pair = rows[i] ? rows[i] : rows[i + 1] ? rows[i + 1] - token_bytes(a) : a->cache_v;
+        __mmask32 there = (even ? 0x55555555u : 0) | (odd ? 0xaaaaaaaau : 0);
+        const char *pair = even ? even : odd ? odd - token_bytes(a) : a->cache_v;
         pair += head * a->d * 4; /* heads of an interleaved pair are twice as long */
         for (long j = 0; j < a->d; j += 16)
             _mm512_store_si512(tiles + j * 64, _mm512_maskz_loadu_epi16(there, pair + 4 * j));
@@ -79,42 +71,26 @@ static void copy_value_pairs(const AttentionArgs *a, char *to, const char *const
 }
 
 /* Copies the keys of a head, and its values if they are not stored interleaved. */
-INLINE void copy_rows(const AttentionArgs *a, AmxScratch *s, long head, const int kv_format) {
+INLINE void copy_rows(const AttentionArgs *a, Scratch *s, const KeyAddresses *p, long head, const int kv_format) {
     long offset = head * head_bytes(a), stride = head_dim_steps(a) * 64;
-    for (long i = s->from; i < s->to; i++)
-        copy_keys(s->keys[i] + offset, s->common.k + i * stride, a->d, kv_format);
+    for (long i = p->from; i < p->to; i++) copy_keys(p->keys[i] + offset, s->k + i * stride, a->d, kv_format);
     for (long i = 0; i < BLOCK_KEYS && a->kv_format != KV_PAIRED; i += 2) {
-        const char *even = s->values[i], *odd = s->values[i + 1];
+        const char *even = value_row(a, p, i), *odd = value_row(a, p, i + 1);
         interleave_values(even ? even + offset : NULL, odd ? odd + offset : NULL,
-                          s->common.v + i / 32 * stride * 32 + i % 32 / 2 * 64, a->d, kv_format);
+                          s->v + i / 32 * stride * 32 + i % 32 / 2 * 64, a->d, kv_format);
     }
 }
 
 /* Copies a head of the block to s->k and s->v, which then stay in the core's cache. */
-static void copy_head(const AttentionArgs *a, AmxScratch *s, long head) {
-    WITH_KV_FORMAT(copy_rows, a, s, head)
-    if (a->kv_format == KV_PAIRED) copy_value_pairs(a, s->common.v, s->values, head);
-    if (in_eight_bits(a->kv_format))
-        load_scales(a, s->keys, s->from, s->to, head * head_bytes(a), scale_factor(a), &s->scales);
+static void copy_head(const AttentionArgs *a, Scratch *s, const KeyAddresses *p, long head) {
+    WITH_KV_FORMAT(copy_rows, a, s, p, head)
+    if (a->kv_format == KV_PAIRED) copy_value_pairs(a, p, s->v, head);
 }
 
-/* Records addresses only: the keys are read later, head by head. */
-static void load_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, long block, long from, long to) {
-    AmxScratch *own = amx_scratch(s);
-    /* A single tile per head reads a whole block just once, directly from its pages. An incomplete block is copied,
-     * because its missing keys must be zeros. */
-    s->copied = a->kv_format != KV_PAIRED || to - from < BLOCK_KEYS || item->rows > TILE_ROWS;
-    if (!s->copied) return;
-    memset(own->values, 0, sizeof own->values);
-    for (long at = from, contiguous; at < to; at += contiguous) {
-        size_t first = cache_slot(a, item->seq, at, &contiguous) * token_bytes(a);
-        contiguous = min_long(contiguous, to - at);
-        for (long i = 0; i < contiguous; i++) {
-            own->keys[at - block + i] = a->cache_k + first + i * token_bytes(a);
-            own->values[at - block + i] = a->cache_v + first + i * token_bytes(a);
-        }
-    }
-    own->from = from - block, own->to = to - block;
+/* Whether a block is copied. A single tile per head reads a whole block just once, directly from its pages. An
+ * incomplete block is copied, because its missing keys must be zeros. */
+static int is_copied(const AttentionArgs *a, const KeyAddresses *p, const WorkItem *item) {
+    return a->kv_format != KV_PAIRED || p->to - p->from < BLOCK_KEYS || item->rows > TILE_ROWS;
 }
 
 /* Where a tile's block lies: copied head by head, or whole in its pages, from which tiles can be loaded. */
@@ -145,8 +121,15 @@ static TileAddresses block_in_pages(const AttentionArgs *a, const WorkItem *item
     return p;
 }
 
+/* Prefetches the share of a load of a tile, or of two keys in the softmax: 4 quarters of plan_prefetch are a quarter of
+ * the scores, two of the softmax and one of the output. */
+INLINE void prefetch_share(const AttentionArgs *a, Prefetch *prefetch) {
+    if (prefetch) prefetch_lines(prefetch, (head_bytes(a) + 31) / 32);
+}
+
 /* Computes scores[BLOCK_KEYS][16] = k q^T. */
-static void score_tile(const AttentionArgs *a, const TileAddresses *p, const Tile *tile, float *scores) {
+static void score_tile(const AttentionArgs *a, const TileAddresses *p, const Tile *tile, float *scores,
+                       Prefetch *prefetch) {
     long steps = head_dim_steps(a), stride = p->k_stride;
     TILE_ZERO(0);
     TILE_ZERO(1);
@@ -156,10 +139,14 @@ static void score_tile(const AttentionArgs *a, const TileAddresses *p, const Til
         TILE_LOAD(5, tile->q + step * 1024, 64);
         TILE_LOAD(4, p->k[0] + step * 64, stride);
         TILE_LOAD(6, p->k[1] + step * 64, stride);
+        prefetch_share(a, prefetch);
+        prefetch_share(a, prefetch);
         TILE_DOT(0, 4, 5);
         TILE_LOAD(4, p->k[2] + step * 64, stride);
+        prefetch_share(a, prefetch);
         TILE_DOT(1, 6, 5);
         TILE_LOAD(6, p->k[3] + step * 64, stride);
+        prefetch_share(a, prefetch);
         TILE_DOT(2, 4, 5);
         TILE_DOT(3, 6, 5);
     }
@@ -202,7 +189,7 @@ INLINE __m512i interleave_weights(__m512 even, __m512 odd) {
 /* Online softmax: turns the scores into weights, [BLOCK_KEYS / 32][16 rows][32 keys] bf16, and returns the factors for
  * the previous output. */
 INLINE __m512 softmax(const AttentionArgs *a, const float *scores, Tile *tile, const VisibleKeys *visible, long block,
-                      const Scales *scales, const int hide, const int scaled) {
+                      const Scales *scales, Prefetch *prefetch, const int hide, const int scaled) {
     SoftmaxState *state = &tile->split;
     __m512 scale = _mm512_set1_ps(a->scale * LOG2_E), old = _mm512_load_ps(state->max);
     __m512 max = _mm512_max_ps(old, _mm512_mul_ps(row_max(scores, visible, block, hide), scale));
@@ -217,6 +204,7 @@ INLINE __m512 softmax(const AttentionArgs *a, const float *scores, Tile *tile, c
                 sums[j] = _mm512_add_ps(sums[j], p[j]);
                 if (scaled) p[j] = _mm512_mul_ps(p[j], _mm512_set1_ps(scales->v[i + j]));
             }
+            prefetch_share(a, prefetch);
             rows[(i - half) / 2] = interleave_weights(p[0], p[1]);
         }
         transpose_16x16(rows);
@@ -241,7 +229,7 @@ static void rescale_rows(float *out, __m512 rescale, long padded_d) {
 }
 
 /* Computes out[16][padded_d] += weights times values. */
-static void accumulate_values(const AttentionArgs *a, const TileAddresses *p, Tile *tile) {
+static void accumulate_values(const AttentionArgs *a, const TileAddresses *p, Tile *tile, Prefetch *prefetch) {
     float *out = tile->split.out;
     long tiles = pad_to_16(a->d) / 16, stride = p->v_stride, next = p->v_column;
     TILE_LOAD(6, tile->weights, 64);
@@ -250,13 +238,17 @@ static void accumulate_values(const AttentionArgs *a, const TileAddresses *p, Ti
         const char *v = p->v[0] + i * next, *w = p->v[1] + i * next;
         TILE_LOAD(0, out + i * 16, tiles * 64);
         TILE_LOAD(4, v, stride);
+        prefetch_share(a, prefetch);
         TILE_DOT(0, 6, 4);
         TILE_LOAD(5, w, stride);
+        prefetch_share(a, prefetch);
         if (i + 1 < tiles) {
             TILE_LOAD(1, out + i * 16 + 16, tiles * 64);
             TILE_LOAD(2, v + next, stride);
+            prefetch_share(a, prefetch);
             TILE_DOT(1, 6, 2);
             TILE_LOAD(3, w + next, stride);
+            prefetch_share(a, prefetch);
             TILE_DOT(1, 7, 3);
             TILE_STORE(1, out + i * 16 + 16, tiles * 64);
         }
@@ -279,39 +271,41 @@ static void cap_scores(const AttentionArgs *a, float *scores) {
         _mm512_store_ps(scores + i, bf16_tanh(_mm512_mul_ps(_mm512_load_ps(scores + i), scale)));
 }
 
-static __m512 softmax_tile(const AttentionArgs *a, float *scores, Tile *tile, long block, const Scales *scales) {
+static __m512 softmax_tile(const AttentionArgs *a, float *scores, Tile *tile, long block, const Scales *scales,
+                           Prefetch *prefetch) {
     VisibleKeys visible = {.last = _mm512_load_si512(tile->position), .first = _mm512_setzero_si512()};
     if (a->window) visible.first = _mm512_sub_epi32(visible.last, _mm512_set1_epi32(a->window - 1));
     int all_seen = tile->position[0] >= block + BLOCK_KEYS - 1 && first_visible_key(a, tile->position[15]) <= block;
     if (in_eight_bits(a->kv_format)) scale_scores(scores, scales);
     if (a->cap_scale > 0) cap_scores(a, scores);
     if (in_eight_bits(a->kv_format))
-        return all_seen ? softmax(a, scores, tile, &visible, block, scales, 0, 1)
-                        : softmax(a, scores, tile, &visible, block, scales, 1, 1);
-    return all_seen ? softmax(a, scores, tile, &visible, block, scales, 0, 0)
-                    : softmax(a, scores, tile, &visible, block, scales, 1, 0);
+        return all_seen ? softmax(a, scores, tile, &visible, block, scales, prefetch, 0, 1)
+                        : softmax(a, scores, tile, &visible, block, scales, prefetch, 1, 1);
+    return all_seen ? softmax(a, scores, tile, &visible, block, scales, prefetch, 0, 0)
+                    : softmax(a, scores, tile, &visible, block, scales, prefetch, 1, 0);
 }
 
 /* Computes the weights of all tiles first and their outputs second, so that first the keys and then the values stay in
  * the L1 cache. While the softmax of one tile runs in SIMD registers, AMX multiplies the scores of the next. */
 static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block) {
+    const KeyAddresses *here = &address_scratch(s)->here;
     __m512 rescale[MAX_ITEM_TILES];
     Tile *visible_tiles[MAX_ITEM_TILES];
-    const Scales *scales = &amx_scratch(s)->scales;
-    int n = 0, part = (tiles->head - item->head) * count;
-    if (s->copied) copy_head(a, amx_scratch(s), tiles->head);
-    TileAddresses p = s->copied ? copied_block(a, s) : block_in_pages(a, item, tiles->head, block);
+    const Scales *scales = head_scales(a, s, tiles->head * head_bytes(a), scale_factor(a));
+    int n = 0, copied = is_copied(a, here, item);
+    Prefetch prefetch = plan_prefetch(a, s, item, (tiles->head - item->head) * 4);
+    if (copied) copy_head(a, s, here, tiles->head);
+    TileAddresses p = copied ? copied_block(a, s) : block_in_pages(a, item, tiles->head, block);
     for (int i = 0; i < count; i++)
         if (sees_block(a, &tiles[i], block)) visible_tiles[n++] = &tiles[i];
-    if (n) score_tile(a, &p, visible_tiles[0], s->scores[0]);
+    if (n) score_tile(a, &p, visible_tiles[0], s->scores[0], &prefetch);
     for (int i = 0; i < n; i++) {
-        if (i + 1 < n) score_tile(a, &p, visible_tiles[i + 1], s->scores[(i + 1) % 2]);
-        prefetch_next_part(a, s, item, block, part + i, count * item->heads);
-        rescale[i] = softmax_tile(a, s->scores[i % 2], visible_tiles[i], block, scales);
+        if (i + 1 < n) score_tile(a, &p, visible_tiles[i + 1], s->scores[(i + 1) % 2], NULL);
+        rescale[i] = softmax_tile(a, s->scores[i % 2], visible_tiles[i], block, scales, i ? NULL : &prefetch);
     }
     for (int i = 0; i < n; i++) {
         rescale_rows(visible_tiles[i]->split.out, rescale[i], pad_to_16(a->d));
-        accumulate_values(a, &p, visible_tiles[i]);
+        accumulate_values(a, &p, visible_tiles[i], i ? NULL : &prefetch);
     }
 }
 

@@ -2,6 +2,10 @@
 #pragma once
 #include "attention/attention.h"
 
+#ifndef PREFETCH_LOCALITY
+#define PREFETCH_LOCALITY 3 /* how near the next block is brought: the last argument of __builtin_prefetch */
+#endif
+
 /* Addresses of a block's keys, at head 0. Entries outside [from, to) point to another key, whose score is ignored. */
 typedef struct {
     const char *keys[BLOCK_KEYS];
@@ -82,7 +86,7 @@ INLINE Prefetch plan_prefetch(const AttentionArgs *a, Scratch *s, const WorkItem
 
 /* Prefetches the next `n` lines of the plan. */
 INLINE void prefetch_lines(Prefetch *p, long n) {
-    for (long i = 0; i < n; i++, p->at += p->line) __builtin_prefetch(p->at, 0, 3);
+    for (long i = 0; i < n; i++, p->at += p->line) __builtin_prefetch(p->at, 0, PREFETCH_LOCALITY);
     p->left -= n;
     if (p->left > 0) return;
     p->key = (p->key + 1) % BLOCK_KEYS;
