@@ -2,7 +2,7 @@
  *
  * In every row, a panel's results are one line of the cache, and the lines of the rows lie far apart. The weights that
  * were read since the last product have pushed these lines out of the core's own caches. Writing them one by one while
- * weights are read costs a tenth of the time of 8 rows; writing longer pieces of each row costs a hundredth. */
+ * weights are read costs a tenth of the time of 8 rows; writing longer pieces of each row costs a third of that. */
 #pragma once
 #include "gemm/gemm.h"
 
