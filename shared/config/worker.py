@@ -6,6 +6,7 @@ from shared.config.declaration import BY_DEVICE, setting
 
 GPU_OPTIONS = (
     "pdl", "weight_prefetch", "last_combine", "fused_norms", "prefetch_branch", "library_products",
+    "softmax_overlap",
 )  # fmt: skip
 
 

@@ -30,7 +30,9 @@ log = logging.getLogger("sluice.load")
 
 REPLAYS = 20  # of each step
 # The computed tokens of each sequence of a step, and how many more the first computes: decodes, and a prompt with them.
-STEPS: tuple[tuple[tuple[int, ...], int], ...] = (((700,), 1), ((700, 3, 300, 64), 1), ((64, 700, 3), 40))
+Steps = tuple[tuple[tuple[int, ...], int], ...]
+STEPS: Steps = (((700,), 1), ((700, 3, 300, 64), 1), ((64, 700, 3), 40))
+LONG_PROMPT: Steps = (((300,), 2048),)  # so many rows that prefill attention computes them
 
 
 def with_sound_options(decoder: Decoder, worker: WorkerConfig, length: int) -> Decoder:
@@ -76,7 +78,11 @@ class OptionCheck:
     def __init__(self, decoder: Decoder, worker: WorkerConfig, length: int) -> None:
         self._decoder, self._device = decoder, decoder.weights.embed.device
         self._size, self._most = page_size(length, worker), min(length, worker.max_step_tokens)
-        counts = [(-(-(start + more) // self._size) + 1) * len(starts) for starts, more in STEPS for start in starts]
+        counts = [
+            (-(-(start + min(more, self._most)) // self._size) + 1) * len(starts)
+            for starts, more in STEPS + LONG_PROMPT
+            for start in starts
+        ]
         dtype = decoder.weights.embed.dtype
         self._cache = KVCache(
             decoder.spec, (1 + max(counts),), self._size, kv_format(worker.kv_cache_dtype, dtype), self._device,
@@ -92,7 +98,7 @@ class OptionCheck:
         operations = with_options(self._decoder.operations, options)
         forward = self._decoder.with_operations(operations).forward
         try:
-            for inputs in self._steps():
+            for inputs in self._steps(STEPS + LONG_PROMPT if options.softmax_overlap else STEPS):
                 if wrong := self._wrong_replays(inputs, lambda step: forward(step, self._cache)):
                     return f"{wrong} of {REPLAYS} replays of a step of {len(inputs.token_ids)} rows have other bits"
         except torch.OutOfMemoryError:
@@ -123,8 +129,8 @@ class OptionCheck:
         for layer in (layer for part in (*self._cache.k, *self._cache.v) for layer in part):
             layer.copy_(torch.randn(layer.shape, generator=generator, device=self._device))
 
-    def _steps(self) -> Iterator[ForwardInputs]:
-        for starts, more in STEPS:
+    def _steps(self, steps: Steps) -> Iterator[ForwardInputs]:
+        for starts, more in steps:
             page, chunks = 1, []
             for number, start in enumerate(starts):
                 count = min(more, self._most) if number == 0 else 1

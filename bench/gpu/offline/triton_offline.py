@@ -71,18 +71,25 @@ def usage(compiled: Any) -> Usage:
     return Usage(int(found["REG"]), int(found["STACK"]) + int(found["LOCAL"]), compiled.metadata.shared)
 
 
-def spilled_in_loop(compiled: Any) -> int:
-    """Returns how many instructions of the innermost loop with a matrix product move spilled registers."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(compiled.asm["cubin"])
-        cubin.flush()
-        tool = triton.knobs.nvidia.cuobjdump.path
-        told = subprocess.run([tool, "-sass", cubin.name], check=True, capture_output=True, text=True).stdout
+def _product_loop(compiled: Any) -> list[str]:
+    """Returns the instructions of the innermost loop with a matrix product."""
+    told = disassembled(compiled, "-sass")
     code = [(int(at, 16), step) for at, step in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(\S[^;]*);", told)]
     jumps = [(int(to[1], 16), at) for at, step in code if (to := re.search(r"\bBRA\b.* (0x[0-9a-f]+)", step))]
     loops = [[step for at, step in code if begin <= at <= end] for begin, end in jumps if begin < end]
-    inner = min((steps for steps in loops if any(re.search(r"\b\w*MMA", step) for step in steps)), key=len)
-    return sum(bool(re.search(r"\b(LDL|STL)\b", step)) for step in inner)
+    return min((steps for steps in loops if any(re.search(r"\b\w*MMA", step) for step in steps)), key=len)
+
+
+def spilled_in_loop(compiled: Any) -> int:
+    """Returns how many instructions of the innermost loop with a matrix product move spilled registers."""
+    return sum(bool(re.search(r"\b(LDL|STL)\b", step)) for step in _product_loop(compiled))
+
+
+def exponentials_in_flight(compiled: Any) -> int:
+    """Returns how many exponentials that loop computes, from the last product's start on, before it waits for it."""
+    loop = " ".join(_product_loop(compiled))
+    around_the_end = loop.rpartition("GMMA")[2] + loop.partition("GMMA")[0]
+    return around_the_end.partition("WARPGROUP.DEPBAR")[0].count("MUFU.EX2")
 
 
 def tensor_core_steps(compiled: Any) -> set[str]:

@@ -342,6 +342,46 @@ def test_triton_last_program_of_a_tile_merges_its_splits(
         assert options.arrivals is not None and not options.arrivals.any()
 
 
+@pytest.mark.parametrize(
+    ("size", "page", "window", "more"), [(16, 8, 200, {"sinks": sinks_of(2), "softcap": 3.0}), (80, 64, 0, {})]
+)
+def test_triton_softmax_overlap_changes_no_bit(
+    size: int, page: int, window: int, more: dict[str, Any], device: str, short_splits: None
+) -> None:
+    """Tiles begin and end at the beginning of a split, of a block, of the keys, and in between; some are not full."""
+    case = batch([(2, 2), (3, 256), (66, 270)], 2, 1, size, page, torch.float16)
+    expected = run_triton(case, 0.2, window, device, **more)
+    near(expected, one_by_one(case, 0.2, window, **more))
+    options = GpuOptions(softmax_overlap=True)
+    assert torch.equal(run_triton(case, 0.2, window, device, options=options, **more), expected)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "fp8", "overlaps"),
+    [
+        (128, torch.float16, False, True), (128, torch.float16, True, False), (128, torch.float32, False, False),
+        (192, torch.float16, False, False),
+    ],
+)  # fmt: skip
+def test_triton_overlaps_the_softmax_where_products_run_by_themselves(
+    size: int, dtype: torch.dtype, fp8: bool, overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with keys that must be converted, nor where the registers do not suffice, nor unless it is asked for."""
+    from worker.kernels.gpu import attention
+
+    launched = []
+
+    class Kernel:
+        def __getitem__(self, grid: object) -> Any:
+            return lambda *args, **how: launched.append(how["OVERLAP"])
+
+    monkeypatch.setattr(attention, "_prefill_kernel", Kernel())
+    case = batch([(3, 20)], 2, 1, size, 16, dtype)
+    for options in (GpuOptions(softmax_overlap=True), NO_OPTIONS):
+        run_triton(in_fp8(case) if fp8 else case, 0.2, 0, "cpu", options=options)
+    assert launched == [overlaps, False]
+
+
 def test_count_splits_covers_every_position() -> None:
     from worker.kernels.gpu.key_splits import count_splits
 

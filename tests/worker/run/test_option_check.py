@@ -101,6 +101,19 @@ def test_without_options_or_triton_nothing_runs(checkpoints: Checkpoints) -> Non
     assert with_sound_options(decoder, worker("pdl", kernels="torch"), LENGTH) is decoder
 
 
+def test_softmax_overlap_is_checked_with_a_long_prompt(checkpoints: Checkpoints) -> None:
+    """Prefill attention computes no shorter ones."""
+    rows = set()
+
+    def linear(x: Tensor, *args: Any, options: GpuOptions = NO_OPTIONS, **how: Any) -> Tensor:
+        rows.add((options.softmax_overlap, len(x)))
+        return FAST.linear(x, *args, **how)
+
+    decoder = decoder_of(checkpoints("llama"), positions=LENGTH).with_operations(replace(FAST, linear=linear))
+    with_sound_options(decoder, worker("softmax_overlap", max_step_tokens=70), LENGTH)
+    assert {(False, 70), (True, 70)} <= rows
+
+
 @pytest.mark.parametrize("length", [1, 17])
 def test_short_sequences_have_steps_that_fit(checkpoints: Checkpoints, length: int) -> None:
     decoder = on_device(checkpoints, lambda options, calls: False)

@@ -13,6 +13,7 @@ routing             chooses the experts of each row, and groups the rows by expe
 grouped_linear, quantized_grouped_linear: one linear of many experts, with both kinds of weight
 packed_experts      the codes of many experts
 prefill_attention   the kernel of attention in which a program attends to all keys of a tile of rows
+overlapped_attention: its loop over keys, with the softmax of a block during a product for the next
 split_attention     those in which different programs compute the splits of a row's keys
 key_splits          where attention splits the keys of a row
 work_items          lists the work of attention's programs on the device

@@ -55,6 +55,7 @@ class Tiles:
     """Tile sizes of the two kernels that attend, with their warps and pipeline stages.
 
     block_n: keys of a block. prefill_m, split_m: rows of a tile, which are query rows times heads of a group.
+    overlaps: whether the registers suffice for prefill whose softmax overlaps with products (softmax_overlap).
     """
 
     block_n: int
@@ -63,6 +64,7 @@ class Tiles:
     split_m: int
     split_warps: int
     stages: int
+    overlaps: bool = False
 
 
 def choose_tiles(head: int, group: int, dtype: torch.dtype, shared_memory: int) -> Tiles:
@@ -86,7 +88,7 @@ def _large_tiles(head: int, group: int, dtype: torch.dtype) -> Tiles:
     if head > 128:
         return Tiles(32, max(64, group_rows), 8, max(64, group_rows), 8, 5)
     return Tiles(
-        128 if head <= 64 else 64, max(128, group_rows), 8, max(64, group_rows), 4 if group_rows <= 64 else 8, 5
+        128 if head <= 64 else 64, max(128, group_rows), 8, max(64, group_rows), 4 if group_rows <= 64 else 8, 5, True
     )
 
 
@@ -172,7 +174,7 @@ def attention_triton(
         _prefill_kernel[(kv_heads, work.prefill_programs)](
             q, cache_k, cache_v, out, sinks, *lengths, page_table, *numbers,
             ROWS=tiles.prefill_m // (heads // kv_heads), BLOCK_M=tiles.prefill_m, num_warps=tiles.prefill_warps,
-            **attending,
+            OVERLAP=options.softmax_overlap and tiles.overlaps and cache_k.dtype == q.dtype, **attending,
         )  # fmt: skip
     if work.split_programs:
         arrivals = _arrivals(options, tokens, sequences, work.places * kv_heads)

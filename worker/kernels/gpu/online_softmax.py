@@ -47,7 +47,40 @@ def _tanh(x):
 
 
 @triton.jit
-def _cache_offsets(page_table_ptr, start, end, TOKEN: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
+def cap_scores(score, cap_scale):
+    """Applies the soft cap if there is one."""
+    if cap_scale is not None:
+        score = _tanh(score * cap_scale)
+    return score
+
+
+@triton.jit
+def hides_keys(start, first_position, last_position, window, BLOCK_N: tl.constexpr):
+    """Whether some row at first_position .. last_position does not see some key of the block at `start`."""
+    return (start + BLOCK_N > first_position + 1) | (start <= last_position - window)
+
+
+@triton.jit
+def hide_keys(score, start, query_positions, window, BLOCK_N: tl.constexpr):
+    """Returns the scores [M, N] of the block at `start`, with -inf for keys that a row does not see."""
+    key_positions = start + tl.arange(0, BLOCK_N)
+    visible = (key_positions[None, :] <= query_positions[:, None]) & (
+        key_positions[None, :] > query_positions[:, None] - window
+    )
+    return tl.where(visible, score, float("-inf"))
+
+
+@triton.jit
+def find_exponents(score, m_i, scale):
+    """Returns the new maximum [M], the same with 0 for -inf, and the binary logarithms of the weights [M, N]."""
+    m_new = tl.maximum(m_i, tl.max(score, axis=1))
+    m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+    exponents = tl.fma(score, tl.zeros_like(score) + scale, tl.zeros_like(score) - (m_safe * scale)[:, None])
+    return m_new, m_safe, exponents
+
+
+@triton.jit
+def cache_offsets(page_table_ptr, start, end, TOKEN: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Returns the offsets in the cache, in elements, of positions start .. start + BLOCK_N - 1.
 
     start must be a multiple of BLOCK_N.
@@ -83,19 +116,14 @@ def attend_block(
     load_mask = mask[:, None]
     if HEAD < BLOCK_D:
         load_mask = load_mask & (d < HEAD)[None, :]
-    offsets = _cache_offsets(page_table_ptr, start, end, TOKEN, PAGE, BLOCK_N)[:, None] + d[None, :]
+    offsets = cache_offsets(page_table_ptr, start, end, TOKEN, PAGE, BLOCK_N)[:, None] + d[None, :]
     k = tl.load(k_ptr + offsets, mask=load_mask, other=0.0).to(q.dtype)
     score = tl.dot(q, tl.trans(k), input_precision="ieee")  # [M, N]
-    if cap_scale is not None:
-        score = _tanh(score * cap_scale)
-    if (start + BLOCK_N > first_position + 1) | (start <= last_position - window):  # some row does not see some key
-        visible = (key_positions[None, :] <= query_positions[:, None]) & (
-            key_positions[None, :] > query_positions[:, None] - window
-        )
-        score = tl.where(visible, score, float("-inf"))
-    m_new = tl.maximum(m_i, tl.max(score, axis=1))
-    m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-    p = tl.exp2(tl.fma(score, tl.zeros_like(score) + scale, tl.zeros_like(score) - (m_safe * scale)[:, None]))
+    score = cap_scores(score, cap_scale)
+    if hides_keys(start, first_position, last_position, window, BLOCK_N):
+        score = hide_keys(score, start, query_positions, window, BLOCK_N)
+    m_new, m_safe, exponents = find_exponents(score, m_i, scale)
+    p = tl.exp2(exponents)
     alpha = tl.exp2((m_i - m_safe) * scale)
     l_i = tl.fma(l_i, alpha, tl.sum(p, axis=1))
     v = tl.load(v_ptr + offsets, mask=load_mask, other=0.0).to(q.dtype)

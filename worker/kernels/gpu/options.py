@@ -16,6 +16,7 @@ from torch import Tensor
 
 ARRIVALS = 1 << 16  # counters in `arrivals`
 PDL_CAPABILITY = (9, 0)  # the first compute capability with programmatic dependent launch
+HOPPER = 9  # the major compute capability whose products of tiles run while their program does something else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class GpuOptions:
     prefetch_branch: while attention runs, a second branch of a CUDA graph loads the weights of o, and the first part of
     those of gate_up, into the L2 cache.
     library_products: products of many rows use the vendor's library where it gives the same bits.
+    softmax_overlap: prefill attention computes the scores of the next block of keys during the softmax of this one
+    (overlapped_attention.py). Needs Hopper's tensor cores: compute capability 9.x.
     """
 
     pdl: bool = False
@@ -38,6 +41,7 @@ class GpuOptions:
     fused_norms: bool = False
     prefetch_branch: bool = False
     library_products: bool = False
+    softmax_overlap: bool = False
     # [ARRIVALS] int32: counts programs that have finished. All zeros whenever no kernel runs: the last program to count
     # sets its counter back, so that replays of a CUDA graph find zeros, too. Given if an option needs it.
     arrivals: Tensor | None = field(default=None, compare=False, repr=False)
@@ -50,13 +54,17 @@ class GpuOptions:
 
     def on(self, device: torch.device) -> "GpuOptions":
         """Returns those of the options that the device supports, with the memory that they need there."""
-        capable = device.type != "cuda" or torch.cuda.get_device_capability(device) >= PDL_CAPABILITY
-        pdl = self.pdl and capable
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else PDL_CAPABILITY
+        pdl = self.pdl and capability >= PDL_CAPABILITY
+        overlap = self.softmax_overlap and capability[0] == HOPPER
         counts = self.last_combine or self.fused_norms
         arrivals = torch.zeros(ARRIVALS, dtype=torch.int32, device=device) if counts else None
         # PyTorch captures on a stream of normal priority, so this is another one.
         branch = torch.cuda.Stream(device, priority=-1) if self.prefetch_branch and device.type == "cuda" else None
-        return replace(self, pdl=pdl, weight_prefetch=self.weight_prefetch and pdl, arrivals=arrivals, branch=branch)
+        prefetch = self.weight_prefetch and pdl
+        return replace(
+            self, pdl=pdl, weight_prefetch=prefetch, softmax_overlap=overlap, arrivals=arrivals, branch=branch
+        )
 
 
 GPU_OPTIONS = tuple(item.name for item in fields(GpuOptions) if item.type is bool)

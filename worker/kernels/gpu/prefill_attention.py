@@ -6,7 +6,34 @@ import triton.language as tl
 from worker.kernels.gpu.dependent_launch import start_dependent
 from worker.kernels.gpu.key_splits import begins_split
 from worker.kernels.gpu.online_softmax import add_sink, attend_block, empty_softmax, merge_softmax
+from worker.kernels.gpu.overlapped_attention import attend_overlapped
 from worker.kernels.gpu.work_items import find_item, list_tiles
+
+
+@triton.jit
+def _attend(
+    q, k_ptr, v_ptr, page_table_ptr, query_positions, first_position, last_position, begin, scale, window, cap_scale,
+    TOKEN: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Attends to the keys begin .. last_position, split by split. begin: a multiple of BLOCK_N.
+
+    q [M, D] is at query_positions [M]; the positions of valid rows lie in first_position .. last_position.
+    Returns the partial softmax of all splits but the last, and that of the last.
+    """
+    m_i, l_i, acc = empty_softmax(BLOCK_M, BLOCK_D)
+    m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)
+    for start in range(begin, last_position + 1, BLOCK_N):
+        # This must not be at the end of the loop body: there Triton reads acc_j without waiting for its product.
+        if begins_split(start, SPLIT_SIZE, SHORT_SPLITS, UNIFORM):
+            m_i, l_i, acc = merge_softmax(m_i, l_i, acc, m_j, l_j, acc_j, scale)
+            m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)
+        m_j, l_j, acc_j = attend_block(
+            q, m_j, l_j, acc_j, k_ptr, v_ptr, page_table_ptr, query_positions, first_position, last_position,
+            start, last_position + 1, scale, window, cap_scale, TOKEN, HEAD, PAGE, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
+    return m_i, l_i, acc, m_j, l_j, acc_j
 
 
 @triton.jit(do_not_specialize=["window", "page_table_stride", "sequences", "max_rows"])
@@ -16,10 +43,12 @@ def _prefill_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
     SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Attends for sequences with more than max_rows rows.
 
     One program computes ROWS rows of one sequence for the query heads of one key/value head.
+    OVERLAP: whether the softmax overlaps with products.
     """
     start_dependent(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -40,18 +69,18 @@ def _prefill_kernel(
         q = tl.load(q_ptr + token[:, None] * q_stride + head[:, None] * HEAD + d[None, :], mask=mask, other=0.0)
         last_row = tl.minimum(first_row + ROWS, q_len) - 1
         begin = tl.maximum(context_len + first_row - window + 1, 0) // BLOCK_N * BLOCK_N
-        m_i, l_i, acc = empty_softmax(BLOCK_M, BLOCK_D)
-        m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)
-        for start in range(begin, context_len + last_row + 1, BLOCK_N):
-            # This must not be at the end of the loop body: there Triton reads acc_j without waiting for its product.
-            if begins_split(start, SPLIT_SIZE, SHORT_SPLITS, UNIFORM):
-                m_i, l_i, acc = merge_softmax(m_i, l_i, acc, m_j, l_j, acc_j, scale)
-                m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)
-            m_j, l_j, acc_j = attend_block(
-                q, m_j, l_j, acc_j, k_ptr + kv_head * HEAD, v_ptr + kv_head * HEAD,
-                page_table_ptr + sequence * page_table_stride, context_len + row, context_len + first_row,
-                context_len + last_row, start, context_len + last_row + 1, scale, window, cap_scale,
-                KV_HEADS * HEAD, HEAD, PAGE, BLOCK_D, BLOCK_N,
+        keys = k_ptr + kv_head * HEAD, v_ptr + kv_head * HEAD, page_table_ptr + sequence * page_table_stride
+        positions = context_len + row, context_len + first_row, context_len + last_row, begin
+        numbers = scale, window, cap_scale
+        if OVERLAP:
+            m_i, l_i, acc, m_j, l_j, acc_j = attend_overlapped(
+                q, *keys, *positions, *numbers,
+                KV_HEADS * HEAD, HEAD, PAGE, SPLIT_SIZE, SHORT_SPLITS, UNIFORM, BLOCK_M, BLOCK_D, BLOCK_N,
+            )  # fmt: skip
+        else:
+            m_i, l_i, acc, m_j, l_j, acc_j = _attend(
+                q, *keys, *positions, *numbers,
+                KV_HEADS * HEAD, HEAD, PAGE, SPLIT_SIZE, SHORT_SPLITS, UNIFORM, BLOCK_M, BLOCK_D, BLOCK_N,
             )  # fmt: skip
         m_i, l_i, acc = merge_softmax(m_i, l_i, acc, m_j, l_j, acc_j, scale)
         if sinks_ptr is not None:

@@ -23,6 +23,12 @@ def test_dependent_launch_needs_compute_capability_9(capability: tuple[int, int]
         assert GpuOptions(pdl=True, weight_prefetch=True).on(CUDA).names == kept
 
 
+@pytest.mark.parametrize(("capability", "kept"), [((8, 9), False), ((9, 0), True), ((10, 0), False)])
+def test_softmax_overlap_needs_hopper(capability: tuple[int, int], kept: bool) -> None:
+    with patch.object(torch.cuda, "get_device_capability", lambda device: capability):
+        assert GpuOptions(softmax_overlap=True).on(CUDA).softmax_overlap is kept
+
+
 def test_weights_are_prefetched_only_before_a_wait() -> None:
     assert GpuOptions(weight_prefetch=True).on(torch.device("cpu")).names == ()
 

@@ -8,6 +8,7 @@ same in both kernels.
 import re
 import subprocess
 import tempfile
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -18,6 +19,7 @@ from bench.gpu.offline.triton_offline import (
     SHARED,
     Variant,
     copies,
+    exponentials_in_flight,
     spilled_in_loop,
     tensor_core_steps,
     usage,
@@ -54,6 +56,8 @@ def attend(
         constants["SPLITS_AT_ONCE"] = attention.SPLITS_AT_ONCE
         missing |= set() if merges else {"out_ptr", "sinks_ptr", "arrivals_ptr"}
         types += [F] * 3
+    else:
+        constants["OVERLAP"] = False
     options_of = ("out_ptr", "sinks_ptr", "arrivals_ptr") if split else ("out_ptr", "sinks_ptr")
     types += [given[name] for name in options_of if name not in missing]
     types += [N, N, N, "fp32", "i32", *(["fp32"] if extended else []), "i32", "i32", "i32", "i32"]
@@ -108,6 +112,19 @@ def complaints(made: Any) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stderr
 
 
+def check_overlap(shape: tuple[int, int, int]) -> None:
+    """Most weights of a block are computed during the next one's product, by the instructions of the plain form."""
+    variant = attend(attention._prefill_kernel, *shape, sequences=200)
+    plain, made = (
+        replace(variant, constants=variant.constants | {"OVERLAP": overlap}).compiled() for overlap in (False, True)
+    )
+    weights = variant.constants["BLOCK_M"] * variant.constants["BLOCK_N"] // (32 * variant.options["num_warps"])
+    assert way_of_a_row(made) == way_of_a_row(plain)
+    assert exponentials_in_flight(plain) == 0 and exponentials_in_flight(made) > weights * 3 // 4
+    assert "warpgroup.wait is injected" not in complaints(made), complaints(made)
+    assert spilled_in_loop(made) == 0 and usage(made).stack <= 2 * FEW_BYTES and usage(made).shared <= SHARED[90]
+
+
 def check() -> None:
     for shape, extended in product(SHAPES, (False, True)):
         split, prefill = (
@@ -116,6 +133,7 @@ def check() -> None:
         )
         assert split == prefill
         assert shape[0] > 128 or all(spread == "1" for spread, _ in split)
+    check_overlap((128, 3, 32))
     way_of_a_row(compiled(attend(attention._split_kernel, 96, 4, 32, F8)))
     merging = compiled(attend(attention._split_kernel, 128, 3, 32, merges=True))
     before, atomic, _ = merging.asm["ptx"].partition("atom.global.gpu.acq_rel.add")
