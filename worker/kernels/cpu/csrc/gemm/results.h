@@ -33,9 +33,10 @@ static void write_results(Results *results) {
 }
 
 /* Stores a block of rows of one panel from an fp32 buffer with row length PANEL: few rows with other panels, by a later
- * call or by write_results; many rows, or one, at once. */
+ * call or by write_results; many rows, or one, at once. With AVX2, multiplying takes longer than reading, so nothing is
+ * gained. */
 static void keep_block(const Gemm *g, Results *results, const float *acc, long row, long rows, long panel) {
-    if (rows == 1 || rows > MAX_KEPT_ROWS) {
+    if (SIMD_WIDTH == 8 || rows == 1 || rows > MAX_KEPT_ROWS) {
         store_block(g, acc, row, rows, panel);
         return;
     }
