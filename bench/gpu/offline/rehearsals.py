@@ -6,7 +6,7 @@ way, which the fake GPU does not have, so stand-ins take their place.
 
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -20,9 +20,9 @@ from bench.gpu.clock import clock_of
 from bench.gpu.environment import Environment, Row, spec_of
 from bench.gpu.offline.checkpoint import LAYERS
 from bench.gpu.offline.machine import Machine
-from bench.gpu.sections import ON_REQUEST, SECTIONS, Options, Task, tasks
+from bench.gpu.sections import EXPERT_MODELS, ON_REQUEST, SECTIONS, Options, Task, tasks
 from bench.gpu.setup import profiler
-from bench.gpu.shapes import FULL, Sizes
+from bench.gpu.shapes import CONFIGS, FULL, Sizes
 from shared.config import ModelConfig, WorkerConfig
 from worker.engine.load import Engine, load_engine
 from worker.kernels.gpu.options import GPU_OPTIONS
@@ -42,6 +42,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "options": {"gpu_options": ",".join(GPU_OPTIONS)},
     "plain": {"dtype": "float32", "cuda_graphs": False, "page_size": 1},
 }
+EXPERTS = 9  # more than a token has in any of EXPERT_MODELS
 APART = ("start", "served", "peer")  # sections that start processes of their own
 BRIEF = replace(FULL, steps=1, rounds=2)  # all sizes that decide which kernels are compiled
 SPANS = [profiler.Span("_linear_kernel", 0.0, 5.0), profiler.Span("_split_kernel", 6.0, 5.0)]
@@ -59,6 +60,19 @@ def started(folder: Path, way: str, max_seq_len: int = 0) -> Engine:
         engine = load_engine(ModelConfig(model=str(folder), max_seq_len=max_seq_len), worker)
         engine.runner.check_device()
     return engine
+
+
+def few_experts() -> AbstractContextManager[Any]:
+    """Gives each layer of EXPERT_MODELS few experts. Each is packed by itself, which takes long on the fake GPU.
+
+    Not for rehearsals whose kernels are compiled: some kernels are compiled for the number of experts.
+    """
+    names = ("num_experts", "num_local_experts")
+    configs = {
+        model: {name: EXPERTS if name in names else value for name, value in CONFIGS[model].items()}
+        for model in EXPERT_MODELS
+    }
+    return patch.dict(CONFIGS, configs)
 
 
 def section_tasks(models: tuple[str, ...], names: tuple[str, ...] = ()) -> list[Task]:
@@ -96,4 +110,6 @@ def run_task(machine: Machine, task: Task, env: Environment) -> tuple[list[Row],
 
 
 def _few_layers(model: str, layers: int = 0) -> ModelSpec:
-    return spec_of(model, LAYERS.get(model, 2))
+    """Returns the spec of a model with two layers, of both kinds if it has two."""
+    spec = spec_of(model, LAYERS.get(model, 2))
+    return replace(spec, layers=spec.layers[-2:])

@@ -7,6 +7,7 @@ their own are left out. In a process of its own, because the tests' process has 
 import gc
 import sys
 import tempfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from bench.gpu.environment import Environment
 from bench.gpu.offline.compiling import compile_all
 from bench.gpu.offline.cuda import gpu
 from bench.gpu.offline.machine import Machine
-from bench.gpu.offline.rehearsals import APART, bench_environment, run_task, section_tasks
+from bench.gpu.offline.rehearsals import APART, bench_environment, few_experts, run_task, section_tasks
 from bench.gpu.sections import SECTIONS, Task
 from bench.gpu.shapes import FULL
 
@@ -40,6 +41,7 @@ def main(words: list[str]) -> int:
     names = tuple(word for word in words if word in every) or every
     problems = []
     with (
+        nullcontext() if "--compile" in words else few_experts(),
         gpu() as machine,
         tempfile.TemporaryDirectory() as folder,
         bench_environment(Path(folder), MODELS, SIZES) as env,

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from bench.gpu.offline.compiling import compile_all
 from bench.gpu.offline.cuda import gpu
 from bench.gpu.offline.launches import Compilation
 from bench.gpu.offline.machine import Machine
-from bench.gpu.offline.rehearsals import WAYS, started
+from bench.gpu.offline.rehearsals import WAYS, few_experts, started
 from bench.gpu.shapes import CONFIGS
 from bench.micro.step import EncodingServer
 from frontend.text import grammar_builder as build
@@ -199,7 +200,7 @@ def main(words: list[str]) -> int:
     made: dict[str, Compilation] = {}
     problems = []
     for model in models:
-        with tempfile.TemporaryDirectory() as root:
+        with nullcontext() if "--compile" in words else few_experts(), tempfile.TemporaryDirectory() as root:
             (Path(root) / model).mkdir()
             folder = checkpoint(Path(root) / model, model)
             gc.freeze()  # what is imported by now stays, and the worker's collections need not look at it
