@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.worker.kernels.harness.cpu_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
 from worker.kernels.attention import attention_torch
 from worker.kernels.cpu import bindings
-from worker.kernels.eight_bit_kv import LARGEST, quantize_rows
+from worker.kernels.eight_bit_kv import LARGEST, SCALE_BYTES, quantize_rows
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 Rows = tuple[int, int, int]  # (sequence, from, to): a chunk of it
@@ -39,16 +39,17 @@ class Story:
         counts = [-(-to // page) for _, _, to in rows]
         order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(7)) + 1
         table = torch.zeros(len(rows), max(counts), dtype=torch.int32)
-        caches = [torch.full((sum(counts) + 1, page, heads, d), float("nan"), dtype=self.q[0].dtype) for _ in "kv"]
+        row, dtype = (d + SCALE_BYTES, codes) if codes else (d, self.q[0].dtype)
+        caches = [torch.empty(sum(counts) + 1, page, heads, row, dtype=dtype) for _ in "kv"]
+        for cache in caches:
+            cache.view(torch.uint8).fill_(255)  # NaN in every format, as a scale of codes, too
         for line, own, (s, _, to) in zip(table, order.split(counts), rows, strict=True):
             line[: len(own)] = own
             slots = (own[:, None] * page + torch.arange(page)).flatten()[:to]
             for cache, whole in zip(caches, (self.k, self.v), strict=True):
-                cache.flatten(0, 1)[slots] = whole[s][:to]
+                written = whole[s][:to]
+                cache.flatten(0, 1)[slots] = quantize_rows(written, codes).view(codes) if codes else written
         starts = torch.tensor([0, *(to - begin for _, begin, to in rows)]).cumsum(0).int()
-        if codes:
-            parts = [quantize_rows(cache, codes).where(cache[..., :1].isfinite(), 255) for cache in caches]
-            caches = [part.view(codes) for part in parts]  # scales of 255s are NaN
         q = torch.cat([self.q[s][begin:to] for s, begin, to in rows])
         q = torch.cat([q, torch.full_like(q, float("nan"))], 1)[:, : q.shape[1]]
         kv_lens = torch.tensor([to for _, _, to in rows], dtype=torch.int32)
@@ -194,7 +195,7 @@ def test_attention_bits_do_not_depend_on_chunks_pages_threads_or_batch(
     whole = some.step((0, 0, 1200), window=window, codes=codes)[0]
     threads = torch.get_num_threads()
     try:
-        for page, count in ((1, 1), (16, 2), (4096, 1)):
+        for page, count in ((1, 1), (16, 2), (2048, 1)):
             torch.set_num_threads(count)
 
             def step(*rows: Rows, page: int = page) -> list[Tensor]:
