@@ -37,14 +37,13 @@ def torch_logits(h: Tensor, layer: Experts) -> Tensor:
 
 
 def kinds(device: str) -> list[tuple[Format, int, torch.dtype, int]]:
-    """Each format with an intermediate size that is one of whole tiles and one that is not, and two numbers of rows:
-    few, whose slots are tiles, and as many as have to be grouped."""
+    """Each format with an intermediate size that is one of whole tiles and one that is not, one of them with few rows,
+    whose slots are tiles, and the other with as many as have to be grouped; the next format exchanges them."""
     dtypes = [torch.float16, torch.float32] if device == "cpu" else [torch.float16, torch.bfloat16]
     return [
-        (format, inner, dtypes[(at + part) % 2], rows)
+        (format, inner, dtypes[(at // 2 + part) % 2], sizes[(at + part) % 2])
         for at, format in enumerate(FORMATS.values())
         for part, (inner, sizes) in enumerate(((64, (1, 40)), (40, (2, 7))))
-        for rows in sizes
     ]
 
 
@@ -55,8 +54,13 @@ def test_experts_triton_agrees_with_torch(device: str) -> None:
         close(run(h, layer), experts_torch(h, layer, CHOSEN, "silu", normalized=True))
 
 
-@pytest.mark.parametrize("activation", GATED)
-@pytest.mark.parametrize("format", [PLAIN, FORMATS["int8 rows"], FORMATS["mxfp4"]])
+@pytest.mark.parametrize(
+    ("format", "activation"),
+    [
+        *((PLAIN, activation) for activation in GATED),
+        *((FORMATS[name], activation) for name in ("int8 rows", "mxfp4") for activation in (GATED[0], GATED[-1])),
+    ],
+)
 def test_biases_activations_and_a_shared_expert_agree_with_torch(
     format: Format, activation: Activation, device: str
 ) -> None:
@@ -122,7 +126,7 @@ def test_steps_with_many_slots_are_computed_in_parts_with_the_same_bits(
 def test_bits_are_those_of_the_linear_kernels_and_a_sum_in_the_order_of_the_slots(format: Format, device: str) -> None:
     """For weights that linear does not split along K either."""
     layer = layer_of(COUNT, HIDDEN, 64, format, dtype=torch.float16, device=device, bias=True)
-    h = random(5, HIDDEN, dtype=torch.float16, device=device)
+    h = random(3, HIDDEN, dtype=torch.float16, device=device)
     found = run(h, layer, 3)
     from worker.kernels.gpu.routing import choose_experts_triton
 
