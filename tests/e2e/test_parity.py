@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from tests.checkpoints import TEXT, WINDOW
 from tests.e2e.conftest import Served
 from tests.e2e.server import Server
+from tests.worker.model.harness import Oracle
 
 pytestmark = pytest.mark.parametrize(
     "served", ["qwen3", "llama3", "gemma3", "qwen3-moe", "mixtral", "gpt-oss", "qwen3_5", "qwen3_5-moe"], indirect=True
@@ -22,20 +23,6 @@ pytestmark = pytest.mark.parametrize(
 
 LENGTHS = [1, 15, 16, 17, WINDOW - 1, WINDOW + 1, 40, 63, 64, 65, 100, 130, 33, 7, 90, 48]
 NEW = 64
-
-
-def reference(folder: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
-    """Returns the greedy ids of each prompt alone, in float32; end-of-text ids are not special."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    outputs = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        generated = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False,
-            eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
-        outputs.append(generated[0, len(prompt) :].tolist())
-    return outputs
 
 
 def prompts_of(vocab: int) -> list[list[int]]:
@@ -47,21 +34,23 @@ def test_greedy_ids_alone_and_concurrent_match_transformers(served: Served) -> N
     folder, server = served.folder, served.server
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompts = prompts_of(500)
-    wanted = reference(folder, prompts, NEW)
+    oracle = Oracle(folder)
 
-    def check(index: int) -> None:
+    def check(index: int) -> list[int]:
         events = server.events(prompts[index], NEW, ignore_eos=True)
         assert events.done is not None, events.error
-        assert events.ids == wanted[index]
-        assert events.text == tokenizer.decode(wanted[index], skip_special_tokens=True)
+        assert events.text == tokenizer.decode(events.ids, skip_special_tokens=True)
         assert events.done["finish_reason"] == "length"
         usage = events.done["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompts[index]), NEW)
+        assert len(events.ids) == NEW
+        return events.ids
 
-    for index in range(4):
-        check(index)
+    alone = [check(index) for index in range(4)]
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(check, range(16)))
+        concurrent = list(pool.map(check, range(16)))
+    assert concurrent[:4] == alone
+    assert concurrent == [oracle.choices(prompt, ids) for prompt, ids in zip(prompts, concurrent, strict=True)]
     server.until_idle()
 
 
@@ -77,16 +66,15 @@ class Scored:
 
 @cache
 def scored(folder: Path) -> list[Scored]:
-    """Scores as lm-evaluation-harness does locally; every second continuation is the greedy one."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    """Scores as lm-evaluation-harness does locally; every fourth continuation is the greedy one."""
+    oracle = Oracle(folder)
     found = []
     for index, prompt in enumerate(prompts_of(500)):
         ids = [0, *prompt]
         at = 1 + len(prompt) // 2
-        if index % 2 == 0:
-            ids[at:] = reference(folder, [ids[:at]], len(ids) - at or 1)[0]
-        with torch.no_grad():
-            logprobs = torch.log_softmax(model(torch.tensor([ids])).logits[0].float(), -1)
+        if index % 4 == 0:
+            ids[at:] = oracle.greedy(ids[:at], len(ids) - at or 1)
+        logprobs = oracle.logits(ids).log_softmax(-1)
         places = range(at, len(ids))
         sums = sum(float(logprobs[place - 1, ids[place]]) for place in places)
         greedy = all(int(logprobs[place - 1].argmax()) == ids[place] for place in places)

@@ -155,6 +155,13 @@ class Oracle:
         logits: Tensor = self.model(torch.tensor([prompt])).logits[0]
         return logits.float()
 
+    def choices(self, prompt: list[int], answer: list[int]) -> list[int]:
+        """The greedy id in each place of an answer, after the ids before it, by one pass over prompt and answer.
+
+        They are the answer exactly if it is the one that `greedy` gives, by induction.
+        """
+        return self.logits(prompt + answer[:-1]).argmax(-1).tolist()[len(prompt) - 1:]  # fmt: skip
+
     @torch.no_grad()
     def greedy(self, prompt: list[int], n: int) -> list[int]:
         ids = torch.tensor([prompt])
