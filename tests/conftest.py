@@ -1,6 +1,8 @@
 """Fixtures and settings which several folders of tests share."""
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,17 @@ ON_GPU = ("mark.gpu", "kernels.harness.cases")  # words of a file that may hold 
 hypothesis.settings.register_profile("sluice", deadline=None)
 hypothesis.settings.load_profile("sluice")
 torch.set_num_threads(1)  # tiny models: a second thread costs more than it saves
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_are_read_once() -> Iterator[None]:
+    """Clients share what httpx makes of the system's certificates: reading them takes each client 28 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        with suppress(ImportError):  # tests for a GPU do without httpx
+            from httpx._transports import default
+
+            patch.setattr(default, "create_ssl_context", cache(default.create_ssl_context))
+        yield
 
 
 @pytest.fixture(scope="session")

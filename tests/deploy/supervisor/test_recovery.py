@@ -122,7 +122,7 @@ class Load:
 
     def run(self, keep: bool) -> None:
         with httpx.Client(timeout=PATIENCE_S) as kept:
-            while not self.over.wait(0.01):
+            while not self.over.wait(0.03):
                 if keep:
                     self.ask(kept)
                 else:
