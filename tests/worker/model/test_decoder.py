@@ -68,14 +68,14 @@ def test_page_size_changes_no_logits(checkpoints: Checkpoints, kind: str, page_s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_text_equals_transformers(checkpoints: Checkpoints, kind: str) -> None:
-    """One prompt against `generate`; the others against one pass over prompt and answer: the same, by induction."""
-    folder, n = checkpoints(kind), 96
+    """All against one pass over prompt and answer; the beginning of one against `generate`: the same, by induction."""
+    folder, n = checkpoints(kind), 200
     decoder, oracle = decoder_of(folder, positions=512), Oracle(folder)
     prompts = prompts_of([WINDOW - 1, 1, 17, 50, 75, 130], seed=1)
     answers = run_greedy(decoder, cache_for(decoder, tokens=2048), prompts, n, chunk=32)
-    assert answers[0] == oracle.greedy(prompts[0], n)
+    assert answers[0][: n // 3] == oracle.greedy(prompts[0], n // 3)
     assert len(set(answers[0])) > 20, "a degenerate answer proves little"
-    for prompt, answer in zip(prompts[1:], answers[1:], strict=True):
+    for prompt, answer in zip(prompts, answers, strict=True):
         assert answer == oracle.choices(prompt, answer)
 
 
