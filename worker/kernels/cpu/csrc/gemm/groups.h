@@ -82,13 +82,18 @@ INLINE CodeReader read_codes(const Weight *w, long panel, long k) {
     return r;
 }
 
-/* Returns the next block, and prefetches later ones. */
-INLINE const char *next_block(CodeReader *r) {
+/* Returns the next block. */
+INLINE const char *read_block(CodeReader *r) {
     const char *block = r->block;
-    prefetch_codes(block, r->block_bytes);
     r->block += r->block_bytes;
     if (--r->left) return block;
-    prefetch_codes(r->block, r->head_bytes);
     r->block += r->head_bytes, r->left = r->group_blocks;
     return block;
+}
+
+/* Returns the next block, and prefetches later ones. */
+INLINE const char *next_block(CodeReader *r) {
+    prefetch_codes(r->block, r->block_bytes);
+    if (r->left == 1) prefetch_codes(r->block + r->block_bytes, r->head_bytes);
+    return read_block(r);
 }

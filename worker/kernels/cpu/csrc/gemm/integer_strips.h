@@ -8,6 +8,8 @@ typedef struct {
     const char *head;
     const int32_t *codes;
     long parts, pairs_of_part, pairs, minimums; /* minimums: how many groups end here, if they have minimums */
+    const char *next; /* the codes after this block */
+    long lines;       /* their cache lines */
 } UnpackedBlock;
 
 /* What belongs to a strip of rows: its pairs in this block [pairs][rows]; starts and sums of inputs, which have a row of
@@ -16,6 +18,8 @@ typedef struct {
     const int32_t *pairs, *starts;
     const float *scales, *input_sums;
     long stride;
+    const char *ahead, *ahead_end; /* what the strip prefetches: `lines` cache lines for each part and its columns */
+    long lines;
 } StripRows;
 
 /* Multiplies a strip of rows by a block: total [rows][32] += products. */
@@ -40,9 +44,10 @@ INLINE void multiply_integer_columns(const UnpackedBlock *b, const StripRows *x,
                                      const int rows, const int registers) {
     vf of_block[MAX_STRIP_ROWS][PANEL_REGISTERS];
     const int32_t *starts = x->starts;
-    const char *head = b->head;
+    const char *head = b->head, *ahead = x->ahead + column / (registers * SIMD_WIDTH) * b->parts * x->lines * 64;
     for (long p = 0, from = 0; p < b->parts; p++, from += b->pairs_of_part, starts += x->stride) {
         vi sum[MAX_STRIP_ROWS][PANEL_REGISTERS];
+        for (long i = 0; i < x->lines && ahead < x->ahead_end; i++, ahead += 64) __builtin_prefetch(ahead, 0, 3);
         multiply_part(b->codes + from * PANEL + column, x->pairs + from * rows,
                       min_long(b->pairs_of_part, b->pairs - from), starts, sum, rows, registers);
         for (int j = 0; j < registers; j++) {
@@ -77,11 +82,12 @@ FOR_STRIP_ROWS(INTEGER_STRIP)
 #define INTEGER_STRIP_ENTRY(rows) integer_strip_##rows,
 static IntegerStrip *const integer_strips[] = {FOR_STRIP_ROWS(INTEGER_STRIP_ENTRY)};
 
-/* Unpacks the codes of a block to pairs [count / 2][32]. */
-INLINE void unpack_integers(const Weight *w, long panel, IntegerBlock b, CodeTable table, int32_t *to, int kind) {
+/* Unpacks the codes of a block to pairs [count / 2][32], and returns where those of the next block are. */
+INLINE const char *unpack_integers(const Weight *w, long panel, IntegerBlock b, CodeTable table, int32_t *to,
+                                   int kind) {
     CodeReader reader = read_codes(w, panel, b.from);
     for (long k = 0; k < b.count; k += CODE_BLOCK) {
-        const char *block = next_block(&reader);
+        const char *block = read_block(&reader);
         for (int octet = 0; octet < 2; octet++, to += 4 * PANEL)
             for (int c = 0; c < PANEL; c += SIMD_WIDTH) {
                 vu pairs[4];
@@ -89,6 +95,18 @@ INLINE void unpack_integers(const Weight *w, long panel, IntegerBlock b, CodeTab
                 for (int p = 0; p < 4; p++) __builtin_memcpy(to + p * PANEL + c, &pairs[p], sizeof pairs[p]);
             }
     }
+    return reader.block;
+}
+
+/* Returns the rows of strip i. Every strip prefetches its share of the next block, part by part: so memory is read while
+ * a block is multiplied, and not only while one is unpacked. */
+INLINE StripRows strip_rows(const UnpackedBlock *b, const Strips *s, long i, IntegerRows x, const float *input_sums,
+                            IntegerBlock block, long rows) {
+    long first = s->strip[i].row, here = s->strip[i].rows, columns = PANEL_REGISTERS / registers_at_once(here);
+    long begin = b->lines * i / s->count, end = b->lines * (i + 1) / s->count;
+    return (StripRows){x.pairs + first * integer_depth(b->weight) / 2 + block.from / 2 * here,
+                       x.starts + block.part * rows + first, x.scales + first, input_sums + block.group * rows + first,
+                       rows, b->next + begin * 64, b->next + end * 64, ceil_div(end - begin, columns * b->parts)};
 }
 
 /* Computes one panel for a block of rows: total [rows][32]. */
@@ -104,18 +122,14 @@ static void multiply_integer_panel(const Gemm *g, const Strips *s, const ThreadB
     CodeTable table = load_code_table(x.table);
     int32_t *codes = (int32_t *)buffers->chunk;
     for (IntegerBlock b = block_at(w, 0, 0); b.from < w->k; b = block_after(w, b), x.scales += rows) {
-        if (w->kind == INT8)
-            unpack_integers(w, panel, b, table, codes, INT8);
-        else
-            unpack_integers(w, panel, b, table, codes, INTEGER4);
+        const char *next = w->kind == INT8 ? unpack_integers(w, panel, b, table, codes, INT8)
+                                           : unpack_integers(w, panel, b, table, codes, INTEGER4);
+        long bytes = b.count / CODE_BLOCK * code_block_bytes(w) + b.parts * group_head_bytes(w);
         UnpackedBlock unpacked = {w, group_at(w, panel, b.group), codes, b.parts, b.inputs / 2, b.count / 2,
-                                  w->has_minimum ? groups_ending(w, b) : 0};
+                                  w->has_minimum ? groups_ending(w, b) : 0, next, ceil_div(bytes, 64)};
         for (long i = 0; i < s->count; i++) {
-            long first = s->strip[i].row, strip_rows = s->strip[i].rows;
-            StripRows strip = {x.pairs + first * integer_depth(w) / 2 + b.from / 2 * strip_rows,
-                               x.starts + b.part * rows + first, x.scales + first,
-                               input_sums + b.group * rows + first, rows};
-            integer_strips[strip_rows - 1](&unpacked, &strip, buffers->total + first * PANEL);
+            StripRows strip = strip_rows(&unpacked, s, i, x, input_sums, b, rows);
+            integer_strips[s->strip[i].rows - 1](&unpacked, &strip, buffers->total + s->strip[i].row * PANEL);
         }
     }
 }
