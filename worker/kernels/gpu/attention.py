@@ -55,7 +55,7 @@ class Tiles:
     """Tile sizes of the two kernels that attend, with their warps and pipeline stages.
 
     block_n: keys of a block. prefill_m, split_m: rows of a tile, which are query rows times heads of a group.
-    overlaps: whether the registers suffice for prefill whose softmax overlaps with products (softmax_overlap).
+    overlaps: whether registers and shared memory suffice for prefill whose softmax overlaps with products.
     """
 
     block_n: int
@@ -73,10 +73,12 @@ def choose_tiles(head: int, group: int, dtype: torch.dtype, shared_memory: int) 
     There are five pipeline stages because keys and values are loaded two blocks ahead, and their page ids two blocks
     before that. A GPU with less shared memory than FIVE_STAGES_FROM loads them one block ahead.
 
-    shared_memory: bytes that a program may have. It decides the number of stages only, which changes no bits.
+    shared_memory: bytes that a program may have. It decides the last two fields only, which change no bits.
     """
     tiles = _large_tiles(head, group, dtype)
-    return tiles if shared_memory >= FIVE_STAGES_FROM else replace(tiles, stages=min(tiles.stages, 3))
+    if shared_memory >= FIVE_STAGES_FROM:
+        return tiles
+    return replace(tiles, stages=min(tiles.stages, 3), overlaps=False)
 
 
 def _large_tiles(head: int, group: int, dtype: torch.dtype) -> Tiles:
