@@ -1,6 +1,6 @@
 """Attention of the C library against the gathering twin; and its promise: a row's bits are its own."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -25,6 +25,15 @@ class Story:
     v: list[Tensor]
     sinks: Tensor | None = None
     softcap: float = 0.0
+    in_codes: dict[torch.dtype, list[list[Tensor]]] = field(default_factory=dict)  # k and v, once they were asked for
+
+    def kept(self, codes: torch.dtype | None) -> list[list[Tensor]]:
+        """k and v as a cache keeps them."""
+        if codes is None:
+            return [self.k, self.v]
+        if codes not in self.in_codes:
+            self.in_codes[codes] = [[quantize_rows(x, codes).view(codes) for x in part] for part in (self.k, self.v)]
+        return self.in_codes[codes]
 
     def step(
         self,
@@ -46,9 +55,8 @@ class Story:
         for line, own, (s, _, to) in zip(table, order.split(counts), rows, strict=True):
             line[: len(own)] = own
             slots = (own[:, None] * page + torch.arange(page)).flatten()[:to]
-            for cache, whole in zip(caches, (self.k, self.v), strict=True):
-                written = whole[s][:to]
-                cache.flatten(0, 1)[slots] = quantize_rows(written, codes).view(codes) if codes else written
+            for cache, whole in zip(caches, self.kept(codes), strict=True):
+                cache.view(torch.uint8).flatten(0, 1)[slots] = whole[s][:to].view(torch.uint8)
         starts = torch.tensor([0, *(to - begin for _, begin, to in rows)]).cumsum(0).int()
         q = torch.cat([self.q[s][begin:to] for s, begin, to in rows])
         q = torch.cat([q, torch.full_like(q, float("nan"))], 1)[:, : q.shape[1]]
