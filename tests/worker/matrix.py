@@ -78,6 +78,11 @@ def drafting_modes() -> Iterator[Mode]:
 
 
 MODES, DRAFTING_MODES = list(modes()), list(drafting_modes())
+# in which every two of batching, pool and company meet; each half has every company with every batching and every pool
+PAIRS = [MODES[3 * meeting + (meeting // 7 + meeting) % 3] for meeting in range(42)]
+HALVES = PAIRS[::2], PAIRS[1::2]
+# in which every two of pool, company and number of drafts meet
+DRAFTING_PAIRS = [DRAFTING_MODES[3 * meeting + (meeting // 3 + meeting) % 3] for meeting in range(9)]
 
 
 @dataclass

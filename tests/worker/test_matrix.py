@@ -7,6 +7,7 @@ mode. test_gpu_matrix.py does the same on a GPU.
 
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from shared.gguf.translated import translated
 from tests.checkpoints import EOS, GEMMA4, HYBRID, VOCAB, Checkpoints
 from tests.gguf_files import mixed, write
 from tests.worker.kernels.harness.cpu_tiers import HERE, MOST, TIERS, tier  # noqa: F401
-from tests.worker.matrix import DRAFTING_MODES, MODES, Mode, assert_same_bits, run
+from tests.worker.matrix import DRAFTING_MODES, DRAFTING_PAIRS, HALVES, MODES, PAIRS, Mode, assert_same_bits, run
 from tests.worker.model.expert_checkpoints import in_mxfp4
 from tests.worker.model.quantized_checkpoints import FORMATS, rewrite
 from tests.worker.run.harness import (
@@ -53,7 +54,23 @@ def return_pages_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window, "KEY_BLOCK", 1)
 
 
-THOROUGH = ("llama", "gemma3", "gemma4", "qwen3-moe", "qwen3_5")  # one of each kind of layer, in bf16 in every mode
+THOROUGH = ("llama", "gemma3", "qwen3_5")  # full attention, windows and recurrent states, in bf16 in every mode
+
+
+def test_pairs_of_modes_are_complete() -> None:
+    def pool(mode: Mode) -> tuple[int, bool]:
+        return mode.page, mode.prefix
+
+    def batching(mode: Mode) -> tuple[str, int]:
+        return mode.batching, mode.chunk
+
+    companies = {mode.company for mode in MODES}
+    assert {(batching(mode), pool(mode)) for mode in PAIRS} == {(batching(mode), pool(mode)) for mode in MODES}
+    for half, of in product(HALVES, (batching, pool)):
+        assert {(of(mode), mode.company) for mode in half} == set(product(set(map(of, MODES)), companies))
+    values = [(mode.page, mode.company, mode.drafts) for mode in DRAFTING_PAIRS]
+    for left, right in ((0, 1), (0, 2), (1, 2)):
+        assert len({(value[left], value[right]) for value in values}) == 9
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -63,8 +80,9 @@ def test_bits_depend_on_the_request_alone(
 ) -> None:
     assert bindings.available(dtype), "the promise rests on the C kernels: is there a C compiler?"
     decoder = batch_invariant_decoder(checkpoints(family), dtype)
-    modes = MODES[:: 1 if family in THOROUGH and dtype is torch.bfloat16 else 3 if dtype is torch.bfloat16 else 4]
-    assert_same_bits(decoder, [*modes, *drafting(DRAFTING_MODES, family)], monkeypatch)
+    thorough = family in THOROUGH and dtype is torch.bfloat16
+    modes = MODES if thorough else HALVES[DTYPES.index(dtype)]
+    assert_same_bits(decoder, [*modes, *drafting(DRAFTING_MODES if thorough else DRAFTING_PAIRS, family)], monkeypatch)
 
 
 @pytest.mark.parametrize(("tier", "dtype"), BELOW, ids=str, indirect=["tier"])
@@ -78,7 +96,7 @@ def test_bits_depend_on_the_request_alone_on_every_tier(
 ) -> None:
     decoder = batch_invariant_decoder(checkpoints(family), dtype)
     modes = MODES[7::11] if family in THOROUGH else MODES[7::33]
-    assert_same_bits(decoder, [*modes, *drafting(DRAFTING_MODES[2::5], family)], monkeypatch)
+    assert_same_bits(decoder, [*modes, *drafting(DRAFTING_PAIRS[::4], family)], monkeypatch)
 
 
 def drafting(modes: list[Mode], family: str) -> list[Mode]:
@@ -98,7 +116,9 @@ def test_bits_of_an_eight_bit_cache_depend_on_the_request_alone(
     kept: str, family: str, dtype: torch.dtype, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = batch_invariant_decoder(checkpoints(family), dtype)
-    logits = assert_same_bits(decoder, in_eight_bits(kept, [*MODES[::4], *DRAFTING_MODES]), monkeypatch)
+    logits = assert_same_bits(
+        decoder, in_eight_bits(kept, [*HALVES[DTYPES.index(dtype)], *DRAFTING_PAIRS]), monkeypatch
+    )
     plain = run(decoder, Mode(), monkeypatch)[1]
     assert not torch.equal(logits[0], plain[0]), "eight bits change the logits"
 
@@ -114,7 +134,7 @@ def test_bits_of_an_eight_bit_cache_depend_on_the_request_alone_on_every_tier(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder = batch_invariant_decoder(checkpoints(family), dtype)
-    assert_same_bits(decoder, in_eight_bits(kept, [*MODES[7::22], *DRAFTING_MODES[2::5]]), monkeypatch)
+    assert_same_bits(decoder, in_eight_bits(kept, [*MODES[7::22], *DRAFTING_PAIRS[::4]]), monkeypatch)
 
 
 def decoder_in_few_bits(name: str, folder: Path, dtype: torch.dtype, copy: Path) -> Decoder:
@@ -136,8 +156,8 @@ def test_bits_of_few_bits_depend_on_the_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder = decoder_in_few_bits(name, checkpoints(family), dtype, tmp_path / "copy")
-    modes = MODES[::3] if dtype is torch.bfloat16 else MODES[1::9]
-    assert_same_bits(decoder, [*modes, *DRAFTING_MODES[::2]], monkeypatch)
+    modes = HALVES[0] if dtype is torch.bfloat16 else HALVES[1][::2]
+    assert_same_bits(decoder, [*modes, *DRAFTING_PAIRS], monkeypatch)
 
 
 @pytest.mark.parametrize(("tier", "dtype"), BELOW, ids=str, indirect=["tier"])
@@ -152,7 +172,7 @@ def test_bits_of_few_bits_depend_on_the_request_alone_on_every_tier(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder = decoder_in_few_bits(name, checkpoints(family), dtype, tmp_path / "copy")
-    assert_same_bits(decoder, [*MODES[7::22], *DRAFTING_MODES[2::5]], monkeypatch)
+    assert_same_bits(decoder, [*MODES[7::22], *DRAFTING_PAIRS[::4]], monkeypatch)
 
 
 def test_bits_of_a_grammar_depend_on_the_request_alone(
