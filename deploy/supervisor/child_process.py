@@ -92,7 +92,8 @@ class Child:
     async def run(self, is_final: Callable[[int], bool]) -> int:
         """Restarts the process until `stop`, or until an exit code is final.
 
-        Returns the last exit code (-9: killed by signal 9).
+        Returns the last exit code (-9: killed by signal 9), but 0 if `stop` comes before the restart of a process that
+        had served: the stop itself is clean.
         """
         while True:
             started = time.monotonic()
@@ -105,7 +106,7 @@ class Child:
             self._console.print(f"{self.spec.name} {_describe_exit(code)}; restarting in {pause:g} s", "warning")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
-                return code
+                return 0 if self._was_ready else code
 
     def show_held_line(self) -> None:
         """Shows an error message that was held back because it may be the reason why the process cannot start."""
@@ -184,8 +185,8 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             if signum == signal.SIGKILL:
                 os.killpg(self._process.pid, signum)
-            else:
-                self._process.send_signal(signum)
+            else:  # Process.send_signal would take the exit code of a process that has just died, which asyncio awaits
+                os.kill(self._process.pid, signum)
 
     @asynccontextmanager
     async def _output_pipe(self) -> AsyncIterator[int]:

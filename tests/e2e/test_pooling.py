@@ -221,6 +221,7 @@ def test_vector_survives_a_killed_worker_and_a_client_that_leaves_ends_its_reque
     with ThreadPoolExecutor(1) as thread, server.hold.at(0):
         answer = thread.submit(server.client.post, "/v1/embeddings", json=body)
         server.hold.wait()
+        server.until(lambda stats: stats["running"] + stats["waiting"] == len(TEXTS))  # all are admitted
         os.kill(server.stats()["workers"][0]["pid"], signal.SIGKILL)
         server.hold.release()
         assert answer.result().json()["data"] == undisturbed

@@ -64,6 +64,18 @@ async def test_stop_during_backoff_starts_no_process() -> None:
         assert len(run.exited) == 1
 
 
+async def test_stop_before_the_restart_of_a_child_that_had_served_is_clean() -> None:
+    async with running(lasting()) as run:
+        await run.until("up")
+        run.supervisor.mark_ready()
+        child = run.supervisor.children[0]
+        child._backoff.first = 3600.0
+        child.kill()
+        await run.until("restarting in 3600 s")
+        run.supervisor.request_stop()
+        assert await run.result() == 0
+
+
 async def test_command_that_cannot_start_is_retried() -> None:
     async with running(ChildSpec("worker", lambda n: ["/no/such/program"], lambda n: {})) as run:
         await run.until("worker | cannot start: ", "restarting")
