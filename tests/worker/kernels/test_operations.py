@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shared.config import WorkerConfig
-from tests.worker.kernels.harness.cases import TRITON_DTYPES, close
+from tests.worker.kernels.harness.cases import close
 from tests.worker.kernels.harness.decoders import PARALLEL, PLAIN, SANDWICH, decoder_of, moved
 from tests.worker.model.harness import Row, pack
 from worker.kernels.gpu.options import GPU_OPTIONS, options_named
