@@ -2,7 +2,6 @@
 
 import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -114,15 +113,9 @@ def bytes_per_state(spec: ModelSpec, dtype: torch.dtype) -> int:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns a tensor of zeros.
-
-    On the CPU, memory is taken only where it is written, because fresh system pages are zero. They are huge where the
-    system grants that: then prefault.py spends less time on them.
-    """
+    """Returns a tensor of zeros. On the CPU, memory is taken only where it is written: fresh system pages are zero."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = torch.Size(shape).numel() * dtype.itemsize
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)

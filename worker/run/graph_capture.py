@@ -69,8 +69,8 @@ class StaticMemory:
     """The memory at fixed addresses that the graphs of all shapes share. A graph reads what is sent before its replay.
 
     ids: where a step's sampling writes its ids and the next step's forward reads them, if the host does not know them.
-    logits: where a forward writes its logits. Whatever is launched before the next replay reads these, because the
-    device runs replays and all other kernels in the order of one stream.
+    logits: where a forward writes its logits. Kernels that are launched before the next replay read the logits of this
+    one, because the device runs replays and all other kernels in the order of one stream.
     """
 
     blocks: Blocks

@@ -24,7 +24,7 @@ GREEDY = Stages(all_greedy=True)  # these rows need two kernels instead of seven
 
 
 class _HostParams:
-    """The columns of PlainParams in a host block. Those of a row are written if it gets another sequence."""
+    """The columns of PlainParams in a host block. A row's entries are written when another sequence takes the row."""
 
     def __init__(self, block: Tensor, rows: int) -> None:
         self._columns: dict[str, NDArray[Any]] = {name: view.numpy() for name, view in views_of(block, _layout(rows))}

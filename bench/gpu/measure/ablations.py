@@ -39,7 +39,7 @@ def _without_fusion(fusion: str) -> Part:
 
 
 def _with_option(name: str) -> Part:
-    """Returns the part for an option. Those that need programmatic dependent launch are measured together with it."""
+    """Returns the part for an option. An option that needs another one is measured together with it."""
     names = [*NEEDS.get(name, ()), name]
     return Part(" ".join(names), Setup(options=options_named(names)), prefill=True, cuda=True, optional=True)
 

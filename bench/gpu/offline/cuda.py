@@ -137,7 +137,10 @@ def _no_guard() -> Iterator[None]:
 
 @contextmanager
 def gpu(capability: int = 90) -> Iterator[Machine]:
-    """As long as this lasts there is one of that compute capability. Raises RuntimeError where there is a real one."""
+    """Lets the process believe, inside the `with`, that it has a GPU of that compute capability.
+
+    Raises RuntimeError on a machine with a real GPU.
+    """
     if torch.cuda.is_available():
         raise RuntimeError("the fake GPU takes the place of PyTorch's CUDA, so it runs only on machines without CUDA")
     machine = Machine(Launches(DEVICES[capability]))
@@ -164,5 +167,5 @@ def _to(tensor: Tensor, *args: Any, **how: Any) -> Tensor:
 
 
 def address(tensor: Tensor) -> int:
-    """Of its own for every memory, at a multiple of 512 as PyTorch's allocator gives it."""
+    """Returns an address that no other memory has. It is a multiple of 512, like those of PyTorch's allocator."""
     return int(tensor.untyped_storage()._cdata * 512 + tensor.storage_offset() * tensor.itemsize)

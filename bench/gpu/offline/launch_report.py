@@ -38,7 +38,7 @@ MODELS = ("llama-3.2-3b", "gemma-3-1b", "gpt-oss-20b")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one step: launches of Triton kernels, of PyTorch's operations, graphs replayed, seconds of the host."""
+    """Counts for one step: launches of Triton kernels and of PyTorch's operations, graphs replayed, host seconds."""
 
     triton: float
     torch: float

@@ -1,7 +1,7 @@
 """Triton kernels for Mamba-2.
 
-As in delta_net.py, one program advances some columns of the state of one head through all rows of a sequence of the
-step, with the state in registers.
+One program advances some columns of the state of one head through all rows of a sequence of the step, with the state
+in registers, as in delta_net.py.
 """
 
 from typing import TYPE_CHECKING

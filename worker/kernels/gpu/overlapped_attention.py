@@ -56,7 +56,7 @@ def attend_overlapped(
     end = last_position + 1
     m_i, l_i, acc = empty_softmax(BLOCK_M, BLOCK_D)
     m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)
-    # Those of a block without keys: the weights are zero.
+    # The first iteration adds a block without keys, whose weights are zero.
     alpha, exponents = tl.zeros_like(l_j), tl.full((BLOCK_M, BLOCK_N), float("-inf"), dtype=tl.float32)
     k = _load_block(k_ptr, page_table_ptr, begin, begin, end, q.dtype, TOKEN, HEAD, PAGE, BLOCK_D, BLOCK_N)
     score = tl.dot(q, tl.trans(k), input_precision="ieee")
