@@ -1,5 +1,6 @@
-# make run     serve a model:  make run [MODEL=demo] [DEVICE=auto] [PORT=8000] [FRONTENDS=1] [WORKERS=1] [ARGS="--flag value ..."]
-# make test    run the tests:  make test [ARGS="tests/wire -k order"]
+# make run     serve a model:  make run [MODEL=smollm2] [DEVICE=auto] [PORT=8000] [FRONTENDS=1] [WORKERS=1] [ARGS="--flag value ..."]
+# make test    run the tests:  make test [FULL=1] [ARGS="tests/wire -k order"] [DAY=2026-11-24]
+#              without FULL=1, a sample of the slow ones, drawn anew each day; tests named in ARGS run whole
 # make lowest  run the tests on the oldest versions that pyproject.toml admits:  make lowest [ARGS="..."]
 # make browser test the page in the system's Chromium (BROWSER_PROGRAM=/path/to/another)
 # make bench   measure:        make bench [ARGS="..."]
@@ -21,6 +22,9 @@ PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest -q
+FULL ?=
+DAY ?= $(shell date +%F)
+SAMPLE = $(if $(FULL),,--sample $(DAY))
 NATIVE := $(shell find worker/kernels/cpu/csrc -name "*.[ch]")
 FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $(if $(PORT),--port '$(PORT)') \
         $(if $(FRONTENDS),--frontends '$(FRONTENDS)') $(if $(WORKERS),--workers '$(WORKERS)')
@@ -32,13 +36,13 @@ FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $
 run: $(VENV)/.native
 	@exec $(BIN)/sluice serve $(FLAGS) $(ARGS)
 
-test: $(VENV)/.native $(VENV)/.dev $(VENV)/.helm
+test: $(VENV)/.native $(VENV)/.dev $(VENV)/.helm $(VENV)/.smollm2
 ifdef ARGS
 	@$(PYTEST) $(ARGS)
 else  # the worker's tests only compute: they run at low priority beside the others, which mostly wait
-	@worker_log=$$(mktemp); nice -n 19 $(PYTEST) -n logical --maxprocesses 4 --dist worksteal tests/worker >$$worker_log 2>&1 & worker=$$!; \
+	@worker_log=$$(mktemp); nice -n 19 $(PYTEST) -n logical --maxprocesses 4 --dist worksteal $(SAMPLE) tests/worker >$$worker_log 2>&1 & worker=$$!; \
 	trap 'kill $$worker 2>/dev/null; rm -f $$worker_log' EXIT; trap 'exit 130' INT TERM; \
-	$(PYTEST) --ignore=tests/worker; code=$$?; \
+	$(PYTEST) $(SAMPLE) --ignore=tests/worker; code=$$?; \
 	wait $$worker || code=$$?; cat $$worker_log; exit $$code
 endif
 
@@ -102,6 +106,11 @@ $(VENV)/.helm: | $(VENV)/.python
 	    tar xzf wheel/aws_cdk/*/_jsii/*.tgz package/lib/layer.zip; "$$python" -m zipfile -e package/lib/layer.zip layer; \
 	    install -m 755 layer/helm/helm layer/kubectl/kubectl "$$bin"; fi
 	@touch $@
+
+# The model that `make run` serves by default, in the user's cache; `sluice serve` fetches it, too. Without a network the
+# tests that need it are skipped.
+$(VENV)/.smollm2: | $(VENV)/.run
+	@$(BIN)/sluice fetch smollm2 && touch $@ || true
 
 $(VENV)/.lowest: pyproject.toml | $(VENV)/.python
 	@echo "Installing the oldest versions"

@@ -2,11 +2,14 @@
 
 quick               `make bench`: the server compared with transformers_loop, a plain transformers generate loop
 workloads/          workloads in several modes, with a report in HTML
-client/             the load client, and what it measures
+client/             the load client, and its measurements
 peers/              the same load on vLLM, llama.cpp and transformers
 gpu/                correctness and speed of one GPU
 simulate/           the scheduler in virtual time: `sluice simulate`
+real/               the quality of weight formats on a real model and real English
 micro/              single parts: a frontend's cost per token, a worker step, CPU kernels, features
 checkpoints         random checkpoints in real shapes
 gptq_checkpoint     writes a checkpoint again in GPTQ's layout
+awq_checkpoint      writes a checkpoint again in AWQ's layout
+score               perplexity, and closeness to the full model
 """

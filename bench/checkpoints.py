@@ -1,8 +1,9 @@
 """Checkpoints with random weights in real shapes, for measuring speed: a tokenizer of 32,000 ids trained on Python's
 standard library, tied embeddings, bfloat16. A checkpoint is generated once and cached. Libraries are imported only to
-generate one."""
+generate one. One real model is beside them, as the GGUF file that a package ships."""
 
 import os
+import shutil
 import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,9 @@ LARGE = {  # shapes of which there are GGUF files only, which bench/peers/random
     },
 }  # fmt: skip
 
+PACKAGED = {"smollm2": "q4_1"}  # real models, of which there is one GGUF file, with the format of its weights
+ALL_SHAPES = (*SHAPES, *LARGE, *PACKAGED)
+
 
 def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice" / "bench"
@@ -72,13 +76,29 @@ def cache_folder() -> Path:
 def checkpoint(shape: str, root: Path | None = None) -> Path:
     """Returns the folder of a checkpoint of that shape; generates the checkpoint if needed, which takes a minute.
 
-    shape: one of SHAPES; or of LARGE, whose folder has a config and a tokenizer, but no weights.
+    shape: one of SHAPES; or of LARGE or PACKAGED, whose folders have a config and a tokenizer, but no weights. The
+    file of PACKAGED is linked beside its folder. Raises BenchError if that file cannot be fetched.
     """
     folder = (root or cache_folder()) / shape
     if not (folder / "done").exists():
-        _make(shape, folder)
+        (_link if shape in PACKAGED else _make)(shape, folder)
         (folder / "done").touch()
     return folder
+
+
+def _link(shape: str, folder: Path) -> None:
+    from bench.client.server import BenchError
+    from deploy.supervisor.packaged_model import SMOLLM2, FetchError, fetched
+    from shared.gguf.translated import translated
+
+    try:
+        file = fetched(SMOLLM2)
+    except FetchError as error:
+        raise BenchError(str(error)) from error
+    shutil.copytree(translated([file]), folder, dirs_exist_ok=True)
+    link = folder.with_name(f"{shape}-{PACKAGED[shape]}.gguf")
+    link.unlink(missing_ok=True)
+    link.symlink_to(file)
 
 
 def _make(shape: str, folder: Path) -> None:

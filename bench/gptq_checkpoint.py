@@ -1,6 +1,6 @@
 """Writes a checkpoint in bfloat16 again with linears in GPTQ's layout: four bits, groups of 128, rounded to nearest.
 
-    python -m bench.gptq_checkpoint FOLDER OUT
+    python -m bench.gptq_checkpoint FOLDER OUT [--group 128]
 
 FOLDER is one of bench/checkpoints.py.
 """
@@ -8,56 +8,75 @@ FOLDER is one of bench/checkpoints.py.
 import argparse
 import json
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from worker.kernels.quantized_weight import INT4, quantize_groups
+from worker.kernels.weights.quantized_weight import INT4, quantize_groups
 
 BITS, GROUP, ZERO_POINT = 4, 128, 8
-CODES = 32 // BITS  # of an int32
-STORED_ZERO_POINTS = sum((ZERO_POINT - 1) << BITS * i for i in range(CODES))  # of an int32; they are stored minus one
+CODES = 32 // BITS  # in an int32
+STORED_ZERO_POINTS = sum(
+    (ZERO_POINT - 1) << BITS * i for i in range(CODES)
+)  # an int32 of zero points, which are stored minus one
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--group", type=int, default=GROUP)
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    for file in args.folder.glob("*.json"):
-        shutil.copy(file, args.out)
-    config = json.loads((args.folder / "config.json").read_text())
-    config["quantization_config"] = {
-        "quant_method": "gptq", "bits": BITS, "group_size": GROUP, "sym": True, "desc_act": False,
-        "checkpoint_format": "gptq",
-    }  # fmt: skip
-    (args.out / "config.json").write_text(json.dumps(config, indent=2))
+    write(args.folder, args.out, gptq_config(args.group), partial(gptq, group=args.group))
+
+
+def write(folder: Path, out: Path, config: dict[str, Any], stored: Callable[[Tensor], dict[str, Tensor]]) -> None:
+    """Writes a checkpoint again with linears as `stored`, and their layout in its config."""
+    out.mkdir(parents=True, exist_ok=True)
+    for file in folder.glob("*.json"):
+        shutil.copy(file, out)
+    settings = json.loads((folder / "config.json").read_text()) | {"quantization_config": config}
+    (out / "config.json").write_text(json.dumps(settings, indent=2))
     written: dict[str, Tensor] = {}
-    for name, weight in load_file(args.folder / "model.safetensors").items():
+    for name, weight in load_file(folder / "model.safetensors").items():
         if name.endswith("_proj.weight"):
             module = name.removesuffix("weight")
-            written |= {module + part: tensor for part, tensor in gptq(weight).items()}
+            written |= {module + part: tensor for part, tensor in stored(weight).items()}
         else:
             written[name] = weight
-    save_file(written, args.out / "model.safetensors", metadata={"format": "pt"})
+    save_file(written, out / "model.safetensors", metadata={"format": "pt"})
 
 
-def gptq(weight: Tensor) -> dict[str, Tensor]:
+def gptq_config(group: int) -> dict[str, Any]:
+    return {
+        "quant_method": "gptq", "bits": BITS, "group_size": group, "sym": True, "desc_act": False,
+        "checkpoint_format": "gptq",
+    }  # fmt: skip
+
+
+def gptq(weight: Tensor, group: int = GROUP) -> dict[str, Tensor]:
     """Returns the tensors for weight [N, K]: qweight [K / 8, N], qzeros [groups, N / 8], scales [groups, N], g_idx."""
     n, k = weight.shape
-    quantized = quantize_groups(weight, INT4, GROUP)
+    quantized = quantize_groups(weight, INT4, group)
     unsigned = (quantized.codes.T.contiguous().long() ^ ZERO_POINT).view(k // CODES, CODES, n)
-    packed = sum(unsigned[:, i] << BITS * i for i in range(CODES))
-    assert isinstance(packed, Tensor)
     return {
-        "qweight": _int32(packed),
-        "qzeros": _int32(torch.full((k // GROUP, n // CODES), STORED_ZERO_POINTS)),
+        "qweight": packed(unsigned, 1),
+        "qzeros": _int32(torch.full((k // group, n // CODES), STORED_ZERO_POINTS)),
         "scales": quantized.scale.T.half().contiguous(),
-        "g_idx": (torch.arange(k) // GROUP).int(),
+        "g_idx": (torch.arange(k) // group).int(),
     }
+
+
+def packed(codes: Tensor, dim: int) -> Tensor:
+    """Returns codes, int64, as int32: those along `dim`, of size CODES, share one, the first in its lowest bits."""
+    words = sum(part << BITS * i for i, part in enumerate(codes.unbind(dim)))
+    assert isinstance(words, Tensor)
+    return _int32(words)
 
 
 def _int32(bits: Tensor) -> Tensor:

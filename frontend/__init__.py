@@ -2,6 +2,7 @@
 
 __main__            one process: opens the port, loads the tokenizer, serves, drains
 errors, request     exceptions with their HTTP status; a validated request and its deltas
+features            what only some requests ask for
 server/             the edge: connections, TLS, authentication, middleware, server-sent events
 api/                the routes, and what each API format reads and writes
 generation/         one request: its sequences, its choices, their deltas

@@ -2,10 +2,11 @@
 
 The port is open before the tokenizer is read, so that `/health` and `/ready` answer at once.
 
-SIGTERM and Ctrl-C drain: nothing more is admitted, and running requests may finish. A second signal exits at once,
-except under the launcher: a process manager signals both the launcher and the frontend, so that the frontend sees the
-first signal twice. When the launcher gets a second signal, it kills the frontend. SIGHUP means that another process has
-taken over the port: this one accepts no further connections, and serves the open ones.
+SIGTERM and Ctrl-C drain: nothing more is admitted, and running requests may finish. A second signal, more than a second
+after the first (shared/processes/stop_requests.py), exits at once, except under the launcher: a process manager signals
+both, so that the frontend may see the first signal twice. When the launcher gets a second signal, it kills the
+frontend. SIGHUP means that another process has taken over the port: this one accepts no further connections, and serves
+the open ones.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ import uvicorn
 import uvloop
 
 from frontend.api.app import create_app
-from frontend.generation.service import Service
+from frontend.api.model_table import ModelTable, ServedModel
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.server.connection_limits import ConnectionLimits
 from frontend.server.http_protocol import LimitedHttpProtocol, enforce_timeouts
@@ -32,10 +33,12 @@ from frontend.server.tls import check_tls
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.discovery import Discovery
 from frontend.workers.pool import WorkerPool
-from shared.address import parse_all
+from shared.allocator import map_large_buffers
 from shared.config import Settings
-from shared.curve import keys_for
-from shared.heartbeat import Heartbeat, Phase
+from shared.processes.heartbeat import Heartbeat, Phase
+from shared.processes.stop_requests import StopRequests, ignore_further
+from shared.wire.address import parse_all
+from shared.wire.curve import keys_for
 
 GRACE_S = 5.0  # for connections to receive their last bytes after a drain
 IDLE_CLOSE_S = 3.0  # after SIGHUP, until idle connections are closed
@@ -51,7 +54,7 @@ class Server(uvicorn.Server):
     """A uvicorn server that still answers (503) while it drains, and exits with success after a signal."""
 
     def __init__(
-        self, config: uvicorn.Config, service: Service, drain_timeout: float, heartbeat: Heartbeat, *, hold: bool
+        self, config: uvicorn.Config, models: ModelTable, drain_timeout: float, heartbeat: Heartbeat, *, hold: bool
     ) -> None:
         """
         hold: accept no connections before requests can be served
@@ -62,10 +65,11 @@ class Server(uvicorn.Server):
         self._accepting: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
         self.opened = asyncio.Event()
-        self._service = service
+        self._models = models
         self._drain_timeout = drain_timeout
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
+        self._stop_requests = StopRequests()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([] if self._hold else sockets)
@@ -78,7 +82,7 @@ class Server(uvicorn.Server):
     async def _accept(self, sockets: list[socket.socket]) -> None:
         """Waits until requests can be served, HOLD_S at most; then listens as uvicorn does at its start."""
         deadline = time.monotonic() + HOLD_S
-        while not self._service.readiness.ready and time.monotonic() < deadline:
+        while not self._models.readiness.ready and time.monotonic() < deadline:
             await asyncio.sleep(READY_POLL_S)
         config = self.config
         connected = partial(config.http_protocol_class, config, self.server_state, self.lifespan.state)  # type: ignore[call-arg]
@@ -91,11 +95,18 @@ class Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
-        """Drains, then exits. A second call exits at once, unless `sluice serve` started this process."""
+        """Drains, then exits. A call more than a second after the first exits at once, unless `sluice serve` started
+        this process."""
+        second = self._stop_requests.is_second()
         if self._draining is None:
             self._draining = self._loop.create_task(self._drain())
-        elif self._heartbeat.file is None:
+        elif second and self._heartbeat.file is None:
             self.should_exit = self.force_exit = True
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a signal has asked to stop."""
+        return self._draining is not None
 
     def leave(self) -> None:
         """Accepts no further connections; exits when the open ones are done, or the drain's time is over."""
@@ -113,11 +124,11 @@ class Server(uvicorn.Server):
             if time.monotonic() > left_at + IDLE_CLOSE_S:
                 for connection in list(self.server_state.connections):
                     connection.shutdown()  # at once if it is idle, else after its response
-        await self._service.drain(0.0)
+        await self._models.drain(0.0)
         self.should_exit = True
 
     async def _drain(self) -> None:
-        await self._service.drain(self._drain_timeout)
+        await self._models.drain(self._drain_timeout)
         self.should_exit = True
 
 
@@ -137,6 +148,7 @@ def serve(
         TokenizerError: the folder has no usable tokenizer.
         ConfigError: the file of API keys, a certificate or a key of the wire cannot be used.
     """
+    map_large_buffers()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(settings, sockets, heartbeat or Heartbeat(), hold=hold))
 
@@ -147,13 +159,14 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat
     check_tls(config)
     for address in (settings.wire.requests, *config.worker_addresses.split(",")):
         keys_for(address.strip(), settings.wire, worker=False)  # raises ConfigError
-    metrics = PrometheusMetrics(config.metrics_prefix, settings.model.name)
+    metrics = PrometheusMetrics(config.metrics_prefix, [settings.model.name])
     limits = ConnectionLimits.of(config)
     tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
-    app = create_app(config, settings.model, _worker_pool(settings, tokenizer), tokenizer, metrics)
+    models = _model_table(settings, tokenizer, metrics)
+    app = create_app(config, models, metrics)
     server = Server(
         _uvicorn_config(settings, app, partial(LimitedHttpProtocol, limits, metrics.refused)),
-        app.state.service,
+        models,
         settings.worker.drain_timeout,
         heartbeat,
         hold=hold,
@@ -164,12 +177,20 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat
     tokenizer_task = asyncio.create_task(_load_tokenizer(settings, server, tokenizer))
     try:
         await server.serve(sockets)
+        if server.stopping:
+            ignore_further()
     finally:
         tokenizer_task.cancel()
         heartbeat_task.cancel()
         timeouts_task.cancel()
     if tokenizer.done() and not tokenizer.cancelled():
         tokenizer.result()  # raises the error if the tokenizer was not loaded
+
+
+def _model_table(settings: Settings, tokenizer: asyncio.Future[Tokenizer], metrics: PrometheusMetrics) -> ModelTable:
+    """Makes the table of the one model that the settings name."""
+    names, pool = settings.model.names, _worker_pool(settings, tokenizer)
+    return ModelTable([ServedModel.of(names, settings.frontend, pool, tokenizer, metrics.models[names[0]])])
 
 
 def _worker_pool(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPool:

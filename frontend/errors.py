@@ -96,6 +96,13 @@ class Overloaded(SluiceError):
     kind = "overloaded_error"
 
 
+class NotSupported(SluiceError):
+    """The model cannot do what the route is for."""
+
+    status = 501
+    kind = "not_supported_error"
+
+
 class Internal(SluiceError):
     """A fault of the frontend or the worker: the step raised, or the stream could not be repaired."""
 

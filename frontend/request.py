@@ -6,13 +6,14 @@ module of `api/` writes the Deltas in its format. No other module knows both HTT
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import msgspec
 
+from frontend.features import NO_FEATURES, Features
 from frontend.output_parser.formats import ParserConfig
-from shared.messages import Logprobs, Pooling, Sampling, Timings
+from shared.messages import Logprobs, Sampling, Timings
 
 
 class Finish(enum.StrEnum):
@@ -23,6 +24,32 @@ class Finish(enum.StrEnum):
     LENGTH = "length"
     POOLED = "pooled"  # its vector is here
     CHECKED = "checked"  # the answer that it checks goes on, or differs in its last token; see shared.messages.Submit
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a response shows besides the text of its choices."""
+
+    usage: bool = False  # a stream has the usage in a last chunk
+    continuous_usage: bool = False  # a stream has the usage in every chunk
+    timings: bool = False  # the response includes timings
+    start: bool = False  # a choice's first delta has the worker's timings so far
+    ids: bool = False  # the response has token ids
+    tokens_as_ids: bool = False  # log-probabilities name tokens by id
+    stop: bool = False  # a choice ends with the stop string that ended it
+    specials: bool = False  # text shows special tokens
+    reasoning: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Where a request stands among others. For the first three, see shared.messages.Submit."""
+
+    cache_salt: str = ""
+    deadline_ms: int = 0
+    priority: int = 0
+    tenant: str = ""  # the name of the request's API key
+    fingerprint: str = ""  # only workers with this fingerprint may compute it; "": any, but all sequences by the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +64,26 @@ class GenerationRequest:
     stops: tuple[str, ...] = ()
     n: int = 1
     stream: bool = False
-    echo: tuple[str, ...] = ()  # each prompt's text, which precedes its choices; "" for a prompt of ids
-    timings: bool = False  # the response includes timings
-    include_usage: bool = False  # a stream has the usage in a last chunk
-    continuous_usage: bool = False  # a stream has the usage in every chunk
-    return_ids: bool = False  # the response has token ids
-    tokens_as_ids: bool = False  # log-probabilities name tokens by id
-    prompt_logprobs: int | None = None  # the response has those of the prompt, and of this many of the likeliest tokens
-    includes_stop: bool = False  # a choice ends with the stop string that ended it
-    shows_specials: bool = False  # text shows special tokens
-    hides_reasoning: bool = False
     model: str = ""
-    cache_salt: str = ""  # this and the next two: see shared.messages.Submit
-    deadline_ms: int = 0
-    priority: int = 0
-    tenant: str = ""  # the name of the request's API key
-    fingerprint: str = ""  # only workers with this fingerprint may compute it; "": any, but all sequences by the same
-    pooling: Pooling | None = None  # asks for one vector of each prompt instead of text
-    receipt: bool = False  # the response has receipts
-    answer: list[int] | None = None  # ids to check instead of generating; there is one prompt, and n is 1
     parser_config: ParserConfig | None = None  # None: all of the output is text
-    continued: tuple[int, ...] = ()  # the output so far, which every choice goes on from and does not repeat
-    scored_from: tuple[int, ...] = ()  # asks for each prompt's log-probabilities from this index on instead of text
-    one_group: bool = False  # the prompts begin with the same tokens, which are computed once
-    format_data: dict[str, Any] = field(default_factory=dict)  # what only this API format's response needs
+    shown: Shown = Shown()
+    admission: Admission = Admission()
+    features: Features = NO_FEATURES
+    format_data: Any = None  # what only this API format's response needs, as a record of the format's own
 
     @property
     def prompt_tokens(self) -> int:
         """How many tokens the worker is given. A prompt counts once, however many choices continue it."""
-        return sum(map(len, self.prompts)) + len(self.continued)
+        return sum(map(len, self.prompts)) + self.brought
+
+    @property
+    def brought(self) -> int:
+        """How many tokens of output the request brings, which each choice goes on from."""
+        return len(self.features.continued)
+
+    def admitted(self, **changes: Any) -> Self:
+        """Returns the request with these fields of its `admission` changed."""
+        return replace(self, admission=replace(self.admission, **changes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +115,19 @@ class TokenLogprob:
         return self.top if among else (*self.top, (self.token_id, self.logprob))
 
 
+class Extras(msgspec.Struct, gc=False):
+    """What only some features add to a delta. All but `before` come together with `finish`."""
+
+    before: Sequence[str] = ()  # in the first delta, if the output goes on from another: the texts of its tokens
+    prompt_logprobs: list[TokenLogprob] | None = None  # NaN for the first token
+    output: list[int] | None = None  # all ids of the output, for a receipt
+    scores: Sequence[Logprobs] = ()  # the log-probabilities of the prompt as they came
+    vector: bytes = b""  # packed float32
+
+
+NO_EXTRAS = Extras()  # to read from, never to write to
+
+
 class Delta(msgspec.Struct, gc=False):
     """What one choice gained since its last Delta.
 
@@ -111,14 +142,21 @@ class Delta(msgspec.Struct, gc=False):
     stop: str | int | None = None
     usage: Usage | None = None  # of this choice so far
     logprobs: list[TokenLogprob] | None = None
-    timings: Timings | None = None  # set together with `finish`
+    timings: Timings | None = None  # set together with `finish`, and in the first one if the request asks for the start
     seed: int | None = None
-    vector: bytes = b""  # packed float32; set together with `finish` if the request asks for vectors
-    prompt_logprobs: list[TokenLogprob] | None = None  # set together with `finish`; NaN for the first token
-    before: Sequence[str] = ()  # in the first one, if the output goes on from another: the texts of that one's tokens
-    scores: Sequence[Logprobs] = ()  # those of the prompt as they came; set together with `finish` if asked for
-    output: list[int] | None = None  # all ids of the output; set with `finish` if a receipt is asked for
+    added: Extras | None = None
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    @property
+    def extras(self) -> Extras:
+        """What features have added, to read."""
+        return self.added or NO_EXTRAS
+
+    def add(self) -> Extras:
+        """Returns what features have added, to add to it."""
+        if self.added is None:
+            self.added = Extras()
+        return self.added

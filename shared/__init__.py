@@ -1,7 +1,10 @@
 """Code shared by frontends, workers and the launcher. It imports none of them.
 
-messages/, codec    the messages on the wire; their encoding
-sockets, curve, address     ZeroMQ sockets, their keys, worker addresses
+messages/           the messages on the wire
+wire/               ZeroMQ sockets, their keys and addresses, and the encoding of messages
+allocator           when freed memory returns to the system
+private_files       who may read secrets, and who may write to the cache
+signing             signatures of receipts
 config/             the settings
 flags, settings_check   reading the settings; rules between them
 arguments           types of command-line arguments that are not settings
@@ -9,13 +12,11 @@ default_sizes, machine      defaults that depend on the machine; facts about the
 byte_level          the alphabet of byte-level vocabularies
 task                what a checkpoint is for: text, embeddings or scores
 fingerprint         a short hash of what decides the bytes of answers
+prefix_identity     what makes equal token ids the same prefix
 hf_hub              checkpoints from the Hugging Face hub
+processes/          child processes, signals and heartbeats
 weight_formats      which formats of weights file names show
-heartbeat           a process's heartbeat file, read by the launcher
 build               which version of Sluice this is
-metrics_page        labels of all metrics, and which versions run
+logs/               log lines, records of requests, and the page of metrics
 gguf/               GGUF files as checkpoints
-record              the lines of a record of requests
-line_writer         log lines that never block their writer
-log_lines           log lines in JSON
 """

@@ -1,4 +1,4 @@
-"""Which version of Sluice this is."""
+"""Says which version of Sluice this is."""
 
 import subprocess
 from importlib import metadata

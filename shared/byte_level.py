@@ -10,7 +10,7 @@ def _alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
 
 
-BYTES: Mapping[str, int] = _alphabet()  # by the character that stands for each
+BYTES: Mapping[str, int] = _alphabet()  # byte by the character that stands for it
 _CHARS = {byte: char for char, byte in BYTES.items()}
 
 

@@ -5,6 +5,7 @@ Knows files and their sizes, not their contents. An interrupted download resumes
 
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -54,9 +55,9 @@ def fetch(
 
 
 def file_names(model: str, *, revision: str = "", prefer_cache: bool = False) -> list[str]:
-    """Returns the names of all files of the hub id `model`, of the cached ones if the hub cannot be reached.
+    """Returns the names of all files of the hub id `model`. If the hub cannot be reached, these are the cached ones.
 
-    prefer_cache: return those of the cached copy if there is one.
+    prefer_cache: return the files of the cached copy if there is one.
     Raises HubError.
     """
     from huggingface_hub import HfApi, snapshot_download
@@ -94,7 +95,8 @@ def fetch_beginning(model: str, file: str, nbytes: int, folder: Path, *, revisio
     try:
         url = hf_hub_url(model, file, revision=revision or None)
         found = get_hf_file_metadata(url)
-        target = folder / f"{found.etag}-{Path(file).name}"
+        version = re.sub(r"[^\w.-]", "_", str(found.etag))  # it is part of a file's name, whatever the hub answers
+        target = folder / f"{version}-{Path(file).name}"
         if target.exists():
             return target
         headers = build_hf_headers() | {"Range": f"bytes=0-{nbytes - 1}"}

@@ -11,9 +11,9 @@ CPU_SHARE = 0.4  # share of free memory that K/V gets on the CPU; the system, fr
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of this machine, or of a control group of this process if that is less, in bytes.
+    """The memory of this machine in bytes, or the limit of this process's control group if that is less.
 
-    available: with what the system reclaims when it is needed, above all the cache of files. swap: free space of it.
+    available: free memory, and what the system frees on demand, above all its cache of files. swap: free swap space.
     """
 
     total: int
@@ -41,7 +41,7 @@ def _control_groups(root: Path) -> Iterator[tuple[int, int]]:
             for folder in (
                 group,
                 *group.parents,
-            ):  # in a container, its own group is at the top, whatever the path says
+            ):  # a container sees its own group at the top, whatever the path says
                 yield from files.read(folder)
                 if folder == base:
                     break

@@ -9,7 +9,6 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from shared.address import parse_all
 from shared.config import (
     ConfigError,
     FrontendConfig,
@@ -21,6 +20,7 @@ from shared.config import (
     with_values,
     words,
 )
+from shared.wire.address import parse_all
 
 
 def check(settings: Settings, explicit: Collection[str] | None = None) -> Settings:
@@ -33,6 +33,7 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
     _check_wire(settings.wire)
     _check_workers(settings)
     _check_origins(settings.frontend)
+    _check_hosts(settings.frontend)
     if settings.frontend.record_text and not settings.frontend.record:
         raise ConfigError("--record-text needs --record FILE")
     for rule in (_static, _contiguous, _chunks, _target, _budget, _speculation, _stopping, _ports):
@@ -92,6 +93,14 @@ def _check_origins(frontend: FrontendConfig) -> None:
     for origin in words(frontend.cors_origins):
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
             raise ConfigError(f"--cors-origins must be * or like https://example.com, without a path, not {origin!r}")
+
+
+def _check_hosts(frontend: FrontendConfig) -> None:
+    for host in words(frontend.allowed_hosts):
+        if not re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", host):
+            raise ConfigError(
+                f"--allowed-hosts must be * or like api.example.com, without scheme and port, not {host!r}"
+            )
 
 
 def _static(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a checkpoint is for: text, embeddings or scores, and how its hidden states become a vector.
+"""Finds out what a checkpoint is for (text, embeddings or scores), and how its hidden states become a vector.
 
 Frontends and workers read it from the same files: config.json, and those of sentence-transformers (modules.json,
 the config of its pooling module, config_sentence_transformers.json).
@@ -13,7 +13,10 @@ from typing import Any, Literal
 from shared.messages import PoolingKind
 
 TaskName = Literal["generate", "embed", "score"]
-CLASSIFIER, HEADLESS = "ForSequenceClassification", "Model"  # what names of such classes end with
+CLASSIFIER, HEADLESS = (
+    "ForSequenceClassification",
+    "Model",
+)  # names of classes for scores and embeddings end so
 POOLING_MODES = {"lasttoken": PoolingKind.LAST, "mean": PoolingKind.MEAN, "cls": PoolingKind.FIRST}
 MODULES = ("Transformer", "Pooling", "Normalize")
 
@@ -27,8 +30,8 @@ class Task:
     """What a server does with its model.
 
     pooling, normalized: how a prompt becomes an embedding
-    labels: rows of the classification head that scores; 0: scores are made of the logits of "yes" and "no"
-    prompts: texts to put before an input, by name; default_prompt: the name of the one that is put there unasked
+    labels: the number of rows of the head that scores; 0: the logits of "yes" and "no" make the score
+    prompts: texts to put before an input, by name; default_prompt: the name of the text to use if a request names none
     """
 
     name: TaskName = "generate"
@@ -45,7 +48,7 @@ GENERATE = Task()
 def read_task(folder: Path, wanted: str = "auto") -> Task:
     """Returns what the checkpoint in `folder` is served for.
 
-    wanted: --task. With `auto` the checkpoint says it, and one that does not say it generates text.
+    wanted: --task. `auto` leaves it to the checkpoint; a checkpoint that does not say it generates text.
     Raises TaskError when the checkpoint cannot do that, or one of its files is broken.
     """
     config = _json(folder / "config.json", dict) or {}

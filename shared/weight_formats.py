@@ -32,9 +32,9 @@ def folder_problem(folder: Path) -> str:
 
 
 def other_format(where: str, names: Collection[str]) -> str:
-    """Returns a sentence that names the format of weights that are not read; empty if there are none.
+    """Returns a sentence that names the format, if the weights are in one that is not read; else an empty text.
 
-    names: those of all files, none of which is safetensors or GGUF
+    names: the names of all files; none of them is safetensors or GGUF
     """
     found = sorted(_in_other_formats(names))
     if not found:

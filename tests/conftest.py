@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 import torch
 
+from tests import sampling
 from tests.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Server]":
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Accepts the settings of pytest-asyncio where it is not installed: tests for a GPU do not need it."""
+    """Adds `--sample`, and the settings of pytest-asyncio where it is not installed: tests for a GPU do not need it."""
+    parser.addoption(
+        "--sample", metavar="DAY", help="run a sample of the slow tests, drawn by DAY: see tests/sampling.py"
+    )
     if not pluginmanager.hasplugin("asyncio"):
         for name in ("asyncio_mode", "asyncio_default_fixture_loop_scope"):
             parser.addini(name, "of pytest-asyncio, which is not installed")
@@ -67,10 +71,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects tests marked `browser`, unless `-m` names the mark."""
-    if "browser" in config.option.markexpr:
-        return
-    browser_tests = [item for item in items if item.get_closest_marker("browser")]
-    if browser_tests:
-        config.hook.pytest_deselected(items=browser_tests)
-        items[:] = [item for item in items if item not in browser_tests]
+    """Deselects tests marked `browser`, unless `-m` names the mark, and with `--sample` those which it leaves out."""
+    if "browser" not in config.option.markexpr:
+        _deselect(config, items, {item.nodeid for item in items if item.get_closest_marker("browser")})
+    if day := config.option.sample:
+        names = [item.nodeid for item in items]
+        _deselect(config, items, sampling.left_out(names, day, sampling.CASES, sampling.TESTS))
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    day = config.option.sample
+    return day and f"sample: of {day} (make test DAY={day} repeats it, make test FULL=1 runs everything)"
+
+
+def _deselect(config: pytest.Config, items: list[pytest.Item], names: set[str]) -> None:
+    deselected = [item for item in items if item.nodeid in names]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if item.nodeid not in names]

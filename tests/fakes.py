@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
-from frontend.api.common import ModelContext
+from frontend.api.model_context import ModelContext
 from frontend.errors import SluiceError
 from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ from frontend.workers.listener import WireCounters
 from frontend.workers.status import ConnectionState, Readiness, WorkerStatus
 from frontend.workers.stream import Stream
 from shared import messages as m
-from shared.codec import pack_f32, pack_u32, unpack_u32
+from shared.wire.codec import pack_f32, pack_u32, unpack_u32
 from tests.frontend.text.tokenizers import byte_level, save
 
 MODEL = "tiny"
@@ -89,6 +89,15 @@ class FakePool:
     def fingerprint(self) -> str:
         """The fingerprint of the one worker."""
         return self.welcome.fingerprint if self.welcome else ""
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """The fingerprint of the one worker, if it is ready."""
+        return [worker.fingerprint for worker in self.statuses() if worker.ready]
+
+    def places(self, fingerprint: str = "") -> int:
+        """How many sequences the one worker can hold."""
+        return self.welcome.limits.max_sequences if self.welcome else 0
 
     @property
     def connections(self) -> list[Self]:

@@ -30,9 +30,19 @@ FORBIDDEN = {
     "worker/kernels": OURS - {"worker"},
 }
 
+# what formats of weights may import, and what kinds of mixers and feed-forward networks may: none imports the others
+STORED = (
+    "worker.model.checkpoint.checkpoint", "worker.model.rooms", "worker.spec", "worker.model.checkpoint.stored_weight",
+    "worker.kernels", "shared",
+)  # fmt: skip
+LAYER_PARTS = (
+    *STORED, "worker.model.config_values", "worker.model.layer_names", "worker.model.layer_parts",
+    "worker.model.checkpoint.stacked_linear",
+)  # fmt: skip
+
 # path under the root → the only modules of ours (by prefix) that it may import
 ALLOWED = {
-    "worker/kernels": ("worker.kernels",),
+    "worker/kernels": ("worker.kernels", "shared.private_files"),
     "worker/schedule": (
         "worker.schedule",
         "worker.kv_cache.pages",
@@ -43,18 +53,29 @@ ALLOWED = {
     ),
     "worker/kv_cache": (
         "worker.kv_cache",
-        "worker.model.spec",
-        "worker.kernels.eight_bit_kv",
-        "worker.kernels.recurrent_state",
+        "worker.spec",
+        "worker.kernels.weights.eight_bit_kv",
+        "worker.kernels.recurrent.recurrent_state",
         "shared",
     ),
-    "worker/model": ("worker.model", "worker.kernels", "worker.kv_cache", "shared"),
+    "worker/model": ("worker.model", "worker.spec", "worker.kernels", "worker.kv_cache", "shared"),
+    "worker/spec.py": ("worker.kernels.rowwise.activate", "worker.kernels.recurrent.recurrent_state"),
+    "worker/model/quantization": ("worker.model.quantization", *STORED),
+    "worker/model/gguf": (
+        "worker.model.gguf",
+        "worker.model.checkpoint.stacked_tensors",
+        "worker.model.checkpoint.staging",
+        *STORED,
+    ),
+    "worker/model/mixers": ("worker.model.mixers", *LAYER_PARTS),
+    "worker/model/feed_forward": ("worker.model.feed_forward", "worker.model.family", *LAYER_PARTS),
     "shared": ("shared",),
 }
 
 # exceptions: a file and the folder it may import, with the reason
 EXCEPTIONS = {
     ("frontend/offline/start.py", "deploy"): "starts a worker process in the same way as the command line",
+    ("worker/kernels/cpu/build.py", "shared"): "asks whether others can write to the cache of compiled libraries",
 }
 
 
@@ -127,3 +148,65 @@ def test_the_scheduler_loads_no_torch() -> None:
     check = "import sys, worker.schedule.scheduler; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+# The circles among folders that are left, each with its reason: its folders can only be read together.
+CIRCLES = {
+    ("worker/kernels/experts.py", "worker/kernels/gpu/experts"): (
+        "the record of a layer's experts keeps their weights in the order in which the Triton kernels read them"
+    ),
+    ("worker/schedule/records", "worker/schedule/sequence.py"): "a record names the sequence in its types",
+}
+
+
+def node_of(path: Path) -> str:
+    """Returns what stands for a file in the search for circles: its folder, or the file itself beside other folders.
+
+    Of the files beside folders, some are what these folders share, and others use the folders.
+    """
+    folder = path.parent
+    has_folders = any((inner / "__init__.py").exists() for inner in folder.iterdir())
+    return (path if has_folders else folder).relative_to(ROOT).as_posix()
+
+
+def file_of(module: str) -> Path | None:
+    """Returns the file that holds a module, or the name in a module, of this full name; None for another project's."""
+    path = ROOT.joinpath(*module.split("."))
+    if module.split(".")[0] not in OURS:
+        return None
+    files = (path.with_suffix(".py"), path / "__init__.py", path.parent.with_suffix(".py"), path.parent / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
+
+
+def folder_imports() -> dict[str, set[str]]:
+    """Returns which folders each folder imports, without the tests."""
+    found: dict[str, set[str]] = {}
+    for path in (path for top in sorted(OURS - {"tests"}) for path in sources(top)):
+        imported = {node_of(file) for module in imports(path) if (file := file_of(module)) is not None}
+        found.setdefault(node_of(path), set()).update(imported)
+    return found
+
+
+def circles(graph: dict[str, set[str]]) -> set[tuple[str, ...]]:
+    """Returns the groups of nodes that reach each other, each in order of names."""
+
+    def reached(start: str) -> set[str]:
+        seen, open_nodes = set[str](), [start]
+        while open_nodes:
+            for node in graph.get(open_nodes.pop(), set()) - seen:
+                seen.add(node)
+                open_nodes.append(node)
+        return seen
+
+    all_reached = {node: reached(node) for node in graph}
+    groups = {tuple(sorted(to for to in seen if node in all_reached.get(to, ()))) for node, seen in all_reached.items()}
+    return {group for group in groups if len(group) > 1}
+
+
+def test_folders_import_each_other_in_no_circle_but_those_listed() -> None:
+    assert circles(folder_imports()) == set(CIRCLES), "a new circle, or one that is gone and leaves the list"
+
+
+def test_circles_finds_groups_that_reach_each_other() -> None:
+    graph = {"a": {"b"}, "b": {"c", "b"}, "c": {"a", "d"}, "d": {"e"}, "e": set(), "f": {"g"}, "g": {"f"}}
+    assert circles(graph) == {("a", "b", "c"), ("f", "g")}

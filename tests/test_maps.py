@@ -8,17 +8,27 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MAPPED = (
-    "frontend", "frontend/api", "frontend/api/anthropic", "frontend/api/ollama", "frontend/api/openai",
-    "frontend/api/pooling", "frontend/api/receipts", "frontend/generation", "frontend/observability",
-    "frontend/offline", "frontend/output_parser", "frontend/server", "frontend/text", "frontend/workers", "shared",
-    "shared/config", "shared/gguf", "shared/messages", "worker", "worker/engine", "worker/grammar",
-    "worker/kernels", "worker/kernels/cpu", "worker/kernels/gpu", "worker/kv_cache", "worker/model",
-    "worker/model/gguf", "worker/model/quantization", "worker/observability", "worker/run", "worker/schedule",
-    "worker/transport", "deploy", "deploy/cli", "deploy/supervisor", "deploy/reference", "deploy/release",
-    "deploy/replay", "deploy/demo", "deploy/demo/training", "bench", "bench/client", "bench/gpu",
-    "bench/gpu/checks", "bench/gpu/first_hour", "bench/gpu/measure", "bench/gpu/offline", "bench/gpu/setup",
-    "bench/micro", "bench/peers", "bench/simulate", "bench/workloads",
+    "frontend", "frontend/api", "frontend/api/anthropic", "frontend/api/chat", "frontend/api/llama_cpp",
+    "frontend/api/ollama", "frontend/api/openai", "frontend/api/pooling", "frontend/api/receipts",
+    "frontend/api/requests", "frontend/api/routes", "frontend/generation", "frontend/observability",
+    "frontend/offline", "frontend/output_parser", "frontend/output_parser/calls", "frontend/output_parser/grammar",
+    "frontend/server", "frontend/text", "frontend/workers", "shared", "shared/config", "shared/gguf",
+    "shared/gguf/config", "shared/gguf/text", "shared/logs", "shared/messages", "shared/processes", "shared/wire",
+    "worker", "worker/engine", "worker/grammar", "worker/kernels", "worker/kernels/cpu",
+    "worker/kernels/cpu/recurrent", "worker/kernels/gpu", "worker/kernels/gpu/attention",
+    "worker/kernels/gpu/experts", "worker/kernels/gpu/launch", "worker/kernels/gpu/products",
+    "worker/kernels/gpu/recurrent", "worker/kernels/gpu/rowwise", "worker/kernels/gpu/sampling",
+    "worker/kernels/recurrent", "worker/kernels/rowwise", "worker/kernels/weights", "worker/kv_cache",
+    "worker/model", "worker/model/checkpoint", "worker/model/families", "worker/model/feed_forward",
+    "worker/model/gguf", "worker/model/inputs", "worker/model/mixers", "worker/model/quantization",
+    "worker/model/weights_cache", "worker/observability", "worker/run", "worker/run/checks", "worker/run/graphs",
+    "worker/schedule", "worker/schedule/features", "worker/schedule/records", "worker/transport", "deploy",
+    "deploy/cli", "deploy/demo", "deploy/demo/training", "deploy/reference", "deploy/release", "deploy/replay",
+    "deploy/supervisor", "bench", "bench/client", "bench/gpu", "bench/gpu/checks", "bench/gpu/first_hour",
+    "bench/gpu/measure", "bench/gpu/offline", "bench/gpu/setup", "bench/micro", "bench/peers", "bench/real",
+    "bench/simulate", "bench/workloads",
 )  # fmt: skip
+MOST_FILES = 16  # with `__init__`
 PAGE = (ROOT / "docs/architecture.md").read_text()
 
 
@@ -39,3 +49,10 @@ def test_head_of_the_page_names_every_script() -> None:
 @pytest.mark.parametrize("named", sorted(set(re.findall(r"`([\w/]+\.py)`", PAGE))))
 def test_architecture_page_names_existing_files(named: str) -> None:
     assert any(path.as_posix().endswith(f"/{named}") for path in ROOT.glob(f"*/**/{Path(named).name}"))
+
+
+def test_no_folder_has_more_files_than_a_reader_takes_in() -> None:
+    """The page and its fonts aside, which are no Python."""
+    folders = {path.parent for top in MAPPED for path in (ROOT / top).rglob("*.py")}
+    sizes = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {name: size for name, size in sizes.items() if size > MOST_FILES} == {}

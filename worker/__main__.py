@@ -16,8 +16,8 @@ from types import FrameType
 import torch
 
 from shared.config import ConfigError, Settings
-from shared.heartbeat import Heartbeat, Phase
 from shared.messages import Outcome
+from shared.processes.heartbeat import Heartbeat, Phase
 from worker.engine.crash_journal import CrashJournal
 from worker.engine.load import Engine, load_engine
 from worker.engine.loop import Loop

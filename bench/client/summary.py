@@ -9,7 +9,7 @@ from typing import Any
 from bench.client.load_client import Record
 
 Summary = dict[str, float]
-COMMON_TOKENS = 8  # of every stream, for a rate of all streams together
+COMMON_TOKENS = 8  # tokens of every stream that give the rate of all streams together
 NOTHING = "\N{EN DASH}"  # shown for a figure that could not be measured
 
 SHORT = {

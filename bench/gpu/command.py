@@ -37,8 +37,8 @@ def main(words: Sequence[str]) -> int:
     if args.precompile or args.compile_table:
         return _offline(args)
     options = _options(args)
-    asked = {"trace": options.trace, "sweep": options.tiles}
-    chosen = tasks((*args.only, *(name for name, file in asked.items() if file)), options)
+    files = {"trace": options.trace, "sweep": options.tiles}
+    chosen = tasks((*args.only, *(name for name, file in files.items() if file)), options)
     command = shlex.join(["sluice", "bench", "gpu", *words])
     with ExitStack() as stack:
         log = stack.enter_context(args.log.open("wb")) if args.log else None

@@ -13,7 +13,7 @@ from bench.gpu.clock import Clock
 from bench.gpu.shapes import CONFIGS, Sizes
 
 if TYPE_CHECKING:
-    from worker.model.spec import ModelSpec
+    from worker.spec import ModelSpec
 
 Row = dict[str, str | float]
 NEEDS_CUDA = "needs CUDA"
@@ -70,7 +70,7 @@ class Environment:
 
 def spec_of(model: str, layers: int = 0) -> "ModelSpec":
     """Returns the spec of a model in CONFIGS. layers: the maximum number of layers; 0 means all."""
-    from worker.model.families import spec_from_config  # needs packages that `floors` does without
+    from worker.model.families.families import spec_from_config  # needs packages that `floors` does without
 
     config = dict(CONFIGS[model])
     if layers:

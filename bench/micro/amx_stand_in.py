@@ -28,7 +28,7 @@ WEIGHTS = 6  # number of different weights in a round: together more than a CPU 
 def compiled(sources: Path, room: Path) -> ctypes.CDLL:
     target = room / "stand_in.so"
     shim = ("-include", str(HEADER), "-I", str(sources), "-Wno-unused", "-shared")
-    build._run("gcc", *build.COMMON, *build.AMX, *shim, str(sources / "gemm/gemm_amx.c"), "-o", str(target))
+    build._run("gcc", *build.COMMON, *build.AMX, *shim, str(sources / "gemm/amx/gemm_amx.c"), "-o", str(target))
     return ctypes.CDLL(str(target))
 
 

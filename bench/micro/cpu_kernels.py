@@ -36,12 +36,13 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from bench.client.summary import aligned, number  # noqa: E402
-from worker.kernels import act_and_mul, norm  # noqa: E402
+from worker.kernels import forms  # noqa: E402
 from worker.kernels.cpu import bindings, floors  # noqa: E402
 from worker.kernels.cpu.floors import Floors  # noqa: E402
 from worker.kernels.experts import Experts, experts, pack_experts  # noqa: E402
 from worker.kernels.linear import PackedLinear, linear, pack, pack_stacked  # noqa: E402
-from worker.kernels.quantized_weight import INT4, INT8, CodeMap, QuantizedWeight  # noqa: E402
+from worker.kernels.rowwise import act_and_mul, norm  # noqa: E402
+from worker.kernels.weights.quantized_weight import INT4, INT8, CodeMap, QuantizedWeight  # noqa: E402
 
 SPREAD = 256 << 20  # bytes of different weights or K/V in a round: more than a CPU cache holds
 SHAPES = ((4096, 1024), (6144, 1024), (1024, 3072))  # rows and columns of M's linears
@@ -201,7 +202,7 @@ def rowwise(rounds: int) -> list[list[str]]:
         normed = (x, residual, weight, 1e-6)
         norms = best(rounds, partial(bindings.add_rms_norm, *normed), partial(norm.add_rms_norm_torch, *normed))
         gates = best(
-            rounds, partial(act_and_mul.act_and_mul, wide, "silu"), partial(act_and_mul.act_and_mul_torch, wide, "silu")
+            rounds, partial(forms.act_and_mul, wide, "silu"), partial(act_and_mul.act_and_mul_torch, wide, "silu")
         )  # fmt: skip
         rates = 4 * x.nbytes / norms[0] / 1e9, 1.5 * wide.nbytes / gates[0] / 1e9
         ratios = norms[1] / norms[0], gates[1] / gates[0]

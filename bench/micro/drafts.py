@@ -24,10 +24,10 @@ from deploy.supervisor.child_command import DEMO_MODEL
 from shared.config import ModelConfig, WorkerConfig
 from shared.messages import Sampling
 from worker.engine.load import Engine, load_engine
+from worker.schedule.features.speculation import NgramDrafter
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Sequence
-from worker.schedule.speculation import NgramDrafter
 
 PROMPT = 64
 HEROES = ("dog", "king", "cat", "teacher", "bird", "princess", "robot", "fisherman")
@@ -75,8 +75,9 @@ def decode(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int,
     sequences = []
     for id, prompt in enumerate(prompt_tokens):
         sampling = Sampling(new + 1, temperature=text.temperature, ignore_eos=len(prompt) == PROMPT)
-        sequences.append(Sequence((b"bench", id), list(prompt), len(prompt), sampling, id, 0.0))
-        sequences[-1].drafter = text.drafter()
+        sequences.append(Sequence((b"bench", id), list(prompt), len(prompt), sampling, id))
+        if scheduler.speculation is not None:
+            scheduler.speculation.drafters[sequences[-1]] = text.drafter()
         scheduler.submit(sequences[-1], 0.0)
     while not all(sequence.output_len for sequence in sequences):
         run_step(engine, scheduler)

@@ -28,7 +28,7 @@ from worker.run.inputs import dummy_sequence  # noqa: E402
 from worker.schedule.sequence import Chunk, Plan, Sequence  # noqa: E402
 
 PROMPT, DECODE_STEPS, PREFILL_CHUNK = 128, 12, 512
-FILLING = 0x3C  # every byte of the K/V of prompts, which makes ordinary numbers in all formats
+FILLING = 0x3C  # every byte of the K/V of prompts: bytes that are ordinary numbers in every format
 GREEDY = Sampling(1, temperature=0.0)
 
 

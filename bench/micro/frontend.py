@@ -1,4 +1,4 @@
-"""Measures what a token, a stream, a request and the first token cost one real frontend process, for any model.
+"""Measures the cost of a token, a stream, a request and the first token in one real frontend process, for any model.
 
 A scripted worker feeds it over the real wire, and a cheap client reads all streams (scripted_worker.py). Costs are CPU
 time of the process, so a busy machine changes them little. Part `floors` measures a server that does no work

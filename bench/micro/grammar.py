@@ -65,7 +65,7 @@ def _rows(constrainer: GrammarMask, grammar: Grammar, rows: int, vocab: int) -> 
     logits; advancing by a random token."""
     draw = np.random.default_rng(0)
     matchers = [grammar.new_matcher() for _ in range(rows)]
-    sequences = [Sequence((b"", i), [1], 1, Sampling(500), i, 0.0, constraint=one) for i, one in enumerate(matchers)]
+    sequences = [Sequence((b"", i), [1], 1, Sampling(500), i, constraint=one) for i, one in enumerate(matchers)]
     places = [(sequence, 0) for sequence in sequences]
     logits = torch.randn(rows, vocab)
     times: list[tuple[float, float, float]] = []
@@ -93,7 +93,7 @@ def steps() -> None:
         for name in ("free", "json_schema"):
             for i in range(8):
                 sampling = Sampling(STEPS, temperature=1.0, ignore_eos=True)
-                sequence = Sequence((bytes([turn]) + name.encode(), i), [5, 6, 7], 3, sampling, i, 0.0)
+                sequence = Sequence((bytes([turn]) + name.encode(), i), [5, 6, 7], 3, sampling, i)
                 sequence.constraint = grammar.new_matcher() if name == "json_schema" else None
                 engine.scheduler.submit(sequence, 0.0)
             print(f"  {name}: {_run(engine):.2f} ms a step of 8 (p10)")

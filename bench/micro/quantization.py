@@ -9,10 +9,8 @@ predicted distributions, in nats; top-1 is how often both find the same token li
 """
 
 import argparse
-import math
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from unittest.mock import patch
@@ -23,48 +21,24 @@ from torch import Tensor
 
 import deploy.demo
 from bench.micro.rounding import ROUNDINGS, RoundedSource
+from bench.score import Score
 from deploy.demo.training.corpus import documents
 from worker.kernels.linear import PackedLinear
 from worker.kv_cache.tensors import KVCache
-from worker.model.checkpoint import read_config
+from worker.model.checkpoint.checkpoint import read_config
 from worker.model.decoder import Decoder
-from worker.model.families import spec_from_config
-from worker.model.forward_inputs import ForwardInputs
+from worker.model.families.families import spec_from_config
+from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.quantization.in_memory import in_memory
 from worker.model.source import open_source
 from worker.model.weights import Loader, load
 
 DEMO = Path(deploy.demo.__file__).parent / "model"
-SEED = 1_000_003  # far from those of the training text
+SEED = 1_000_003  # far from the seeds of the training text
 LONGEST, PAGE = 512, 32
 CPU = torch.device("cpu")
-FLAGS = ("none", "int8", "fp8", "int4", "int4-g32", "int8-dynamic", "fp8-dynamic")  # of --quantization
+FLAGS = ("none", "int8", "fp8", "int4", "int4-g32", "int8-dynamic", "fp8-dynamic")  # values of --quantization
 FORMATS = (*FLAGS, *ROUNDINGS)
-
-
-@dataclass(slots=True)
-class Score:
-    """Sums over predicted tokens."""
-
-    tokens: int = 0
-    surprise: float = 0.0  # -log p of the token that follows in the document
-    divergence: float = 0.0
-    agreed: int = 0
-
-    def add(self, full: Tensor, logits: Tensor, ids: Tensor) -> None:
-        """Adds the predictions for one document. full, logits: [T, vocab]; ids: [T], the tokens that follow."""
-        wanted, got = full.log_softmax(-1), logits.log_softmax(-1)
-        self.tokens += len(ids)
-        self.surprise -= got.gather(1, ids[:, None]).sum().item()
-        self.divergence += (wanted.exp() * (wanted - got)).sum().item()
-        self.agreed += int((full.argmax(-1) == logits.argmax(-1)).sum())
-
-    def row(self, name: str, perplexity: float) -> str:
-        own = math.exp(self.surprise / self.tokens)
-        return (
-            f"| {name} | {own:.4f} | {own / perplexity - 1:+.3%} | {self.divergence / self.tokens:.2e} "
-            f"| {self.agreed / self.tokens:.2%} |"
-        )
 
 
 def main() -> None:
@@ -78,12 +52,15 @@ def main() -> None:
     for ids in islice(_documents(), args.documents):
         logits = [_logits(model, ids) for model in models]
         for score, own in zip(scores, logits, strict=True):
-            score.add(logits[0], own, ids[1:])
-    full = math.exp(scores[0].surprise / scores[0].tokens)
+            score.add(logits[0].log_softmax(-1), own, ids[1:])
+    full = scores[0].perplexity
     print(f"{args.documents} documents, {scores[0].tokens} tokens, {args.dtype}")
     print("| linears | perplexity | change | KL, nats a token | top-1 the same |\n|---|--:|--:|--:|--:|")
     for name, score in zip(FORMATS, scores, strict=True):
-        print(score.row(name, full))
+        print(
+            f"| {name} | {score.perplexity:.4f} | {score.perplexity / full - 1:+.3%} | {score.kl:.2e} "
+            f"| {score.agreement:.2%} |"
+        )
 
 
 def _model(name: str, dtype: torch.dtype) -> Decoder:

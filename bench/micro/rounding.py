@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.quantized_weight import E2M1, INT4, NF4, CodeMap, QuantizedWeight
-from worker.model.stored_weight import (
+from worker.kernels.weights.quantized_weight import E2M1, INT4, NF4, CodeMap, QuantizedWeight
+from worker.model.checkpoint.stored_weight import (
     ExpectedTensor,
     Layout,
     ReadTensor,
@@ -35,18 +35,18 @@ def mxfp4(weight: Tensor) -> QuantizedWeight:
 
 
 def nf4(weight: Tensor) -> QuantizedWeight:
-    """Groups of 64 NF4 numbers, scaled so that the largest is 1, as bitsandbytes does."""
+    """Rounds groups of 64 numbers to NF4, scaled so that the largest is 1, as bitsandbytes does."""
     x = _groups(weight, 64)
     scale = x.abs().amax(2, keepdim=True).clamp(min=1e-30)
     return _record(weight, _nearest(x / scale, NF4), NF4, scale, None, 64)
 
 
 def q4_k(weight: Tensor) -> QuantizedWeight:
-    """Groups of 32 numbers from 0 to 15 with a scale and a minimum of six bits each, in units of two fp16 factors for
-    eight groups.
+    """Rounds groups of 32 numbers to 0 to 15. A group has a scale and a minimum of six bits each; eight groups share
+    two fp16 factors, which are the units of scales and minimums.
 
-    llama.cpp searches for the scale and the minimum of the smallest error; here they are those of the extremes. A row
-    that does not consist of whole super-blocks of 256, which llama.cpp stores in another format, ends with a short one.
+    llama.cpp searches for the scale and the minimum with the smallest error; here the extremes of a group give them. A
+    row whose length is no multiple of 256 ends with a short super-block; llama.cpp stores such a row in another format.
     """
     x = _groups(weight, 32)
     lowest = x.amin(2, keepdim=True).clamp(max=0)

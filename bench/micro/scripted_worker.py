@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.client.server import BenchError
-from shared.codec import pack_u32
 from shared.config import WireConfig
 from shared.messages import Admitted, End, Limits, Outcome, Status, Step, Submit, WorkerState
+from shared.wire.codec import pack_u32
 from worker.transport.server import Identity, WireServer
 
 EPOCH = 1
@@ -144,7 +144,7 @@ class StreamReaders:
 def request(path: str, body: dict[str, Any] | None = None) -> bytes:
     """Encodes an HTTP request: POST, or GET if there is no body."""
     data = json.dumps(body).encode() if body is not None else b""
-    head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(data)}\r\n"
+    head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n"
     return head.encode() + b"content-type: application/json\r\n\r\n" + data
 
 

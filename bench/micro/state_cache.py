@@ -1,4 +1,5 @@
-"""What checkpoints of recurrent states save and cost: a prompt is asked twice, at several spacings of checkpoints.
+"""Measures what checkpoints of recurrent states save and cost: sends a prompt twice, at several spacings of
+checkpoints.
 
     python -m bench.micro.state_cache --model DIR [--tokens 3000] [--spacings 256 512 1024]
 

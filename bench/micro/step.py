@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shared.codec import encode, pack_u32
 from shared.messages import Request, Sampling, Step, Submit
+from shared.wire.codec import encode, pack_u32
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
 from worker.kv_cache.pages import PagePool

@@ -9,6 +9,6 @@ start               time from the command to the first token, and memory
 llama_cpp           llama.cpp for every instruction set and weight format
 gguf_file           writes a checkpoint as GGUF for llama.cpp
 gguf_values         the hyperparameters in such a file
-gguf_layout         what the converter changes in tensors besides their names
+gguf_layout         changes tensors as the converter does
 random_gguf         writes a GGUF file of a large shape in few bits, with random weights
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from bench.checkpoints import LARGE, SHAPES, cache_folder, checkpoint
+from bench.checkpoints import ALL_SHAPES, cache_folder, checkpoint
 from bench.client.server import BenchError
 from bench.client.summary import aligned, number, to_json
 from bench.peers.catalog import PEERS, Peer, configured, in_weights
@@ -26,7 +26,7 @@ OURS = "sluice"
 SERVED_TOKENS = 200  # number of tokens of a stream
 SCENARIOS = {scenario.name: scenario for scenario in scenarios()}
 
-AllFigures = dict[str, list[Figures]]  # by peer, a record for each round
+AllFigures = dict[str, list[Figures]]  # the figures of each peer, a record for each round
 
 
 def main(words: list[str]) -> int:
@@ -50,8 +50,8 @@ def main(words: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(prog="python -m bench.peers", description="Compares Sluice with other servers on the same weights.")
     add = parser.add_argument
-    add("--shape", type=comma_separated(SHAPES | LARGE), default="qwen3-0.6b", metavar="NAME,...",
-        help=f"shapes of random checkpoints, of {', '.join(SHAPES | LARGE)} [default %(default)s]")  # fmt: skip
+    add("--shape", type=comma_separated(ALL_SHAPES), default="qwen3-0.6b", metavar="NAME,...",
+        help=f"shapes of random checkpoints, or a real model: {', '.join(ALL_SHAPES)} [%(default)s]")  # fmt: skip
     add("--weights", type=comma_separated(ANY_WEIGHTS, every=WEIGHTS), default="bf16", metavar="NAME,...",
         help=f"formats of the weights, of {', '.join(ANY_WEIGHTS)}; in few bits for Sluice and llama.cpp only "
         "[default %(default)s]")  # fmt: skip

@@ -15,7 +15,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoints import LARGE, SHAPES, cache_folder, checkpoint
+from bench.checkpoints import ALL_SHAPES, cache_folder, checkpoint
 from bench.client.server import BenchError
 from bench.client.summary import NOTHING, aligned, number, to_json
 from bench.micro.engine import DECODE_STEPS, PROMPT
@@ -55,8 +55,8 @@ def main(words: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(prog="python -m bench.peers.engine", description="Compares engines without HTTP.")
     add = parser.add_argument
-    add("--shape", type=comma_separated(SHAPES | LARGE), default="qwen3-0.6b", metavar="NAME,...",
-        help=f"of {', '.join(SHAPES | LARGE)}")  # fmt: skip
+    add("--shape", type=comma_separated(ALL_SHAPES), default="qwen3-0.6b", metavar="NAME,...",
+        help=f"of {', '.join(ALL_SHAPES)}")  # fmt: skip
     add("--weights", type=comma_separated(ANY_WEIGHTS, every=WEIGHTS), default="all", metavar="NAME,...",
         help=f"of {', '.join(ANY_WEIGHTS)} [default all, which are those of any shape]")  # fmt: skip
     add("--isa", type=comma_separated(ISAS), default="best", metavar="NAME,...",
@@ -75,7 +75,7 @@ def _parser() -> Parser:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What one row of the table compares."""
+    """The case that one row of the table compares."""
 
     root: Path
     folder: Path

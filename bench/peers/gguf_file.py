@@ -52,7 +52,7 @@ def architecture(config: Config) -> str:
 
 
 def name_map(config: Config) -> gguf.TensorNameMap:
-    """Returns the library's map from the names of Hugging Face to those of GGUF."""
+    """Returns the library's map from names of Hugging Face to names of GGUF."""
     arch = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture(config))
     return gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
 

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter changes in tensors besides their names. Arrays hold numbers, or bytes of blocks by row.
+"""Changes tensors as llama.cpp's converter does. Arrays hold numbers, or bytes of blocks by row.
 
 paired rows     the two halves of each head of queries and keys become pairs, where llama.cpp rotates neighbours
 tiled heads     the value heads of recurrent layers: the first of every key head, then the second, and so on
@@ -20,7 +20,11 @@ SHIFTED_MODELS = (  # norms are 1 + weight
     "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron",
 )  # fmt: skip
 TILED_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
-ROWS_OF_VALUES = ("in_proj_qkv.weight", "in_proj_z.weight", "conv1d.weight")  # behind those of queries and keys
+ROWS_OF_VALUES = (
+    "in_proj_qkv.weight",
+    "in_proj_z.weight",
+    "conv1d.weight",
+)  # the rows of values come behind the rows of queries and keys
 ROWS_OF_VALUE_HEADS = ("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight")
 
 

@@ -9,14 +9,24 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.checkpoints import PACKAGED
+from bench.client.server import BenchError
+
 Command = list[str]
 
-VERSION = "0.3.36"  # of llama-cpp-python, whose source archive contains llama.cpp
+VERSION = "0.3.36"  # version of llama-cpp-python, whose source archive contains llama.cpp
 SOURCE = f"llama_cpp_python-{VERSION}"
-PROGRAMS = ("llama-server", "llama-bench", "llama-batched-bench", "llama-quantize")
+PROGRAMS = (
+    "llama-server",
+    "llama-bench",
+    "llama-batched-bench",
+    "llama-quantize",
+    "llama-perplexity",
+    "llama-tokenize",
+)
 BUILD = "lcpp-build"  # folder under root
-WEIGHTS = ("bf16", "q8_0", "q4_0", "q4_k_m")  # of any shape
-ANY_WEIGHTS = (*WEIGHTS, "mxfp4")  # mxfp4: of experts
+WEIGHTS = ("bf16", "q8_0", "q4_0", "q4_k_m")  # formats for models of any shape
+ANY_WEIGHTS = (*WEIGHTS, "mxfp4", "q4_1")  # mxfp4: of experts; q4_1: of the packaged real model
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +45,7 @@ TILE_FIX = (
 )
 
 ISAS = {
-    "best": Isa("", ""),  # what each finds by itself
+    "best": Isa("", ""),  # the instruction set that each program finds by itself
     "avx2": Isa("avx2", "haswell"),
     "avx2+vnni": Isa("avx2", "alderlake"),
     "avx512": Isa("avx512", "icelake"),
@@ -77,16 +87,24 @@ def prepare(root: Path, folder: Path, weights: str, isa: str) -> list[Command]:
 
     folder: the checkpoint in bfloat16, as bench/checkpoints.py makes it.
     """
-    return [*_link(root, isa), *_convert(root, folder, weights)]
+    return [*link(root, isa), *_convert(root, folder, weights)]
 
 
 def gguf(folder: Path, weights: str) -> Path:
-    """Returns the path of a checkpoint's GGUF file in one of WEIGHTS, beside its folder."""
+    """Returns the path of a checkpoint's GGUF file, which lies beside its folder. weights: one of WEIGHTS."""
     return folder.with_name(f"{folder.name}-{weights}.gguf")
 
 
-def _link(root: Path, isa: str) -> list[Command]:
-    """The links are hard, as a program looks for libraries where it really lies."""
+def requantize(root: Path, source: Path, folder: Path) -> list[Command]:
+    """Returns the command that widens a file of any weights to the bf16 file of a checkpoint, unless that is there."""
+    to = gguf(folder, "bf16")
+    quantize = str(programs(root) / "llama-quantize")
+    return [] if to.exists() else [[quantize, "--allow-requantize", str(source), str(to), "BF16", threads()]]
+
+
+def link(root: Path, isa: str) -> list[Command]:
+    """Returns the commands that make the folder of programs for `isa`. The links are hard, as a program looks for
+    libraries where it really lies."""
     to, built = programs(root, isa), root / BUILD / "bin"
     if to.exists():
         return []
@@ -100,8 +118,11 @@ def _link(root: Path, isa: str) -> list[Command]:
 
 
 def _convert(root: Path, folder: Path, weights: str) -> list[Command]:
-    """A folder without weights (LARGE in bench/checkpoints.py) gets random ones."""
+    """A folder without weights (LARGE in bench/checkpoints.py) gets random ones. Raises BenchError for a real model
+    (PACKAGED there) in other weights than its file has."""
     to, full = gguf(folder, weights), gguf(folder, "bf16")
+    if weights != PACKAGED.get(folder.name, weights):
+        raise BenchError(f"{folder.name} is measured in {PACKAGED[folder.name]} only: its one file has these weights")
     if not (folder / "model.safetensors").exists():
         command = [sys.executable, "-m", "bench.peers.random_gguf", "--weights", weights, str(folder), str(to)]
         return [] if to.exists() else [command]
@@ -139,3 +160,17 @@ def bench_decode(
         "-c", str(context), "-b", "2048", "-ub", "512", "-npp", str(prompt), "-ntg", str(steps),
         "-npl", ",".join(map(str, counts)), "-pps", "--output-format", "jsonl",
     ]  # fmt: skip
+
+
+def compare(root: Path, file: Path, isa: str, base: Path, window: int) -> Command:
+    """Returns a command that prints how a file's predictions compare with those in `base`: bench/real/base_file.py."""
+    return [
+        str(programs(root, isa) / "llama-perplexity"), "-m", str(file), "-t", threads(), "-c", str(window),
+        "-b", str(window), "-ub", "512", "--kl-divergence", "--kl-divergence-base", str(base),
+    ]  # fmt: skip
+
+
+def tokenize(root: Path, file: Path, text: Path) -> Command:
+    """Returns a command that prints the ids of a text, as a list."""
+    flags = ["--ids", "--no-bos", "--no-parse-special", "--log-disable"]
+    return [str(programs(root) / "llama-tokenize"), "-m", str(file), "-f", str(text), *flags]

@@ -38,7 +38,7 @@ FILE_TYPES = {
 def q4_k(random: Random, blocks: int, deviation: float = DEVIATION) -> Rows:
     """Returns blocks [blocks, 144]: two fp16 factors, eight scales and minimums of six bits, 256 codes of four bits.
 
-    Minimums equal scales, and the factor of minimums is 7.5 times that of scales, so that the mean is zero.
+    Minimums equal scales, and their factor is 7.5 times the factor of scales, so that the mean is zero.
     """
     scales = random.integers(30, 50, (blocks, 8), dtype=np.uint8)
     low, high = scales[:, :4], scales[:, 4:]
@@ -73,7 +73,7 @@ def mxfp4(random: Random, blocks: int, deviation: float = DEVIATION) -> Rows:
     """
     wanted = deviation / 2.93  # 2.93: the deviation of all numbers of E2M1
     below = int(np.floor(np.log2(wanted)))
-    share = ((wanted / 2.0**below) ** 2 - 1) / 3  # of blocks with twice the scale
+    share = ((wanted / 2.0**below) ** 2 - 1) / 3  # share of blocks with twice the scale
     exponents = 127 + below + (random.random((blocks, 1)) < share)
     return np.concatenate([exponents.astype(np.uint8), _codes(random, blocks, 16)], axis=1)
 

@@ -26,7 +26,7 @@ class Cost:
     """CPU µs per token."""
 
     front: float  # the process that clients connect to
-    rest: float  # all other processes together
+    rest: float  # CPU time of all other processes together
 
 
 def compare_serving(peers: list[Peer], root: Path, folder: Path, streams: list[int], tokens: int) -> str:

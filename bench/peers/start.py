@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 from tokenizers import Tokenizer
 
-from bench.checkpoints import LARGE, SHAPES, cache_folder, checkpoint
+from bench.checkpoints import ALL_SHAPES, cache_folder, checkpoint
 from bench.client.load_client import Call, run
 from bench.client.server import BenchError
 from bench.client.summary import aligned, number
@@ -39,7 +39,7 @@ OUR_POOL = ["--kv-cache-gb", "0.5"]
 def main(words: list[str]) -> int:
     parser = Parser(prog="python -m bench.peers.start", description="Compares the time from command to first token.")
     add = parser.add_argument
-    add("--shape", choices=sorted(SHAPES | LARGE), default="llama-8b")
+    add("--shape", choices=sorted(ALL_SHAPES), default="llama-8b")
     add("--weights", choices=ANY_WEIGHTS, default="q4_k_m")
     add("--isa", choices=ISAS, default="best")
     add("--safetensors", action="store_true", help="Sluice reads the bfloat16 checkpoint with --quantization")

@@ -23,7 +23,7 @@ from worker.schedule.sequence import Chunk, Plan, Sequence
 BATCHES = (1, 8, 32)
 CONTEXTS = (64, 256, 512, 1024)
 CHUNKS = (16, 32, 64, 128, 256, 512)
-ROUNDS = 4  # each step is timed this often and the shortest time counts, so that other load of the machine does not
+ROUNDS = 4  # how often each step is timed; the shortest time counts, because other load only adds
 
 Progress = Callable[[str], None]  # is called with a line of text
 
@@ -62,7 +62,7 @@ def _sequences(engine: Engine, longest: int) -> list[Sequence]:
             break
         tokens = [rng.randrange(engine.limits.vocab_size) for _ in range(longest)]
         sampling = Sampling(1, temperature=0.0, ignore_eos=True)
-        sequence = Sequence((b"calibrate", id), tokens, longest, sampling, 0, 0.0)
+        sequence = Sequence((b"calibrate", id), tokens, longest, sampling, 0)
         sequence.pages = [array("i", pool.acquire(each) or []) for pool in engine.pools]
         use_scratch_slot(sequence)
         sequences.append(sequence)

@@ -193,7 +193,7 @@ def _summary(requests: Sequence[Request]) -> Summary:
 def _calibrate(args: argparse.Namespace, settings: Settings) -> int:
     spin_briefly()
     from bench.simulate.calibrate import measure
-    from worker.model.checkpoint import CheckpointError
+    from worker.model.checkpoint.checkpoint import CheckpointError
 
     try:
         steps = measure(settings, _progress)

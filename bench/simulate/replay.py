@@ -1,7 +1,7 @@
 """Runs traffic through the real scheduler and page pool in virtual time: no tensors, no sockets, no waiting.
 
-The loop is that of worker/engine/loop.py (receive, plan, compute, update), but computing only asks a cost model how
-long it takes. Tokens are made up; a sequence ends at its max_tokens. The same traffic gives the same result,
+The loop does the same as worker/engine/loop.py (receive, plan, compute, update), but computing only asks a cost model
+how long it takes. Tokens are made up; a sequence ends at its max_tokens. The same traffic gives the same result,
 to the bit.
 """
 
@@ -18,6 +18,7 @@ from shared.messages import Sampling
 from worker.kv_cache.pages import PagePool
 from worker.schedule.admission import QueueFull, Refused
 from worker.schedule.policy import SchedulerConfig
+from worker.schedule.records.history import History
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Plan, Sequence, SequenceUpdate
 
@@ -179,7 +180,9 @@ class _Run:
         id = len(self.requests)
         request = self.requests[id] = Request(sent, len(arrival.prompt))
         sampling = Sampling(arrival.max_tokens, temperature=0.0, ignore_eos=True)
-        sequence = Sequence((FRONTEND, id), list(arrival.prompt), len(arrival.prompt), sampling, id, sent)
+        sequence = Sequence(
+            (FRONTEND, id), list(arrival.prompt), len(arrival.prompt), sampling, id, history=History(sent)
+        )
         try:
             self._scheduler.submit(sequence, self.now)
         except Refused as refused:
@@ -200,7 +203,7 @@ class _Run:
         request.stamps += [self.now] * len(update.tokens)
         if update.outcome is not None:
             request.done = self._last_end = self.now
-            request.cached_tokens, request.preemptions = sequence.cached_tokens, sequence.preemptions
+            request.cached_tokens, request.preemptions = sequence.prefix.cached_tokens, sequence.history.preemptions
 
     def _wait(self) -> Sample:
         until = min(self._next_sent(), self._scheduler.next_wakeup(self.now))

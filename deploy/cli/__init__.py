@@ -2,9 +2,10 @@
 
 main                the entry point: finds the command and runs it
 commands            the table of commands
-foreign_flags       what to use instead of well-known flags of other servers
-installation        what a command needs of its installation
+foreign_flags       flags of other servers, and the flags to use instead
+installation        checks the packages that a command needs
 process_commands    serve, worker, frontend
+start_checks        what `sluice serve` checks before any process starts
 chat, http_client   `sluice chat` and `sluice complete`; their HTTP client
 env_report          `sluice env`
 fetch               `sluice fetch`

@@ -18,6 +18,7 @@ from pathlib import Path
 from shared.build import version
 from shared.flags import Parser
 from shared.machine import usable_cores, visible_gpus
+from shared.private_files import cache_folder
 from worker.kernels.cpu.instruction_set import TIERS, VARIABLE, highest_allowed
 
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "pyzmq", "msgspec", "starlette", "uvicorn")
@@ -82,7 +83,7 @@ def _native() -> str:
     """Describes the built CPU library and its instruction set; a worker rebuilds an outdated library at its start."""
     if os.environ.get("SLUICE_NATIVE") == "0":
         return "switched off (SLUICE_NATIVE=0)"
-    libraries = sorted(CSRC.glob("libsluice-*.so")) or sorted(_cache().glob("libsluice-*.so"))
+    libraries = sorted(CSRC.glob("libsluice-*.so")) or sorted(cache_folder().glob("libsluice-*.so"))
     if not libraries:
         compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
         return f"not built; a worker builds it with {compiler}" if compiler else "not built, and there is no C compiler"
@@ -156,10 +157,6 @@ def _triton_cache() -> str:
 def _variables() -> str:
     names = sorted(name for name in os.environ if name.startswith("SLUICE_") and "KEY" not in name)
     return " ".join(f"{name}={os.environ[name]}" for name in names) or "none"
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
 
 
 def _table(path: str) -> dict[str, str]:

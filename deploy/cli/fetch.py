@@ -9,7 +9,7 @@ from shared.config import Settings
 def fetch(settings: Settings, namespace: argparse.Namespace) -> int:
     """Prints where the checkpoint is, and the size of its weights. Raises CliError."""
     model = with_local_model(settings).model
-    from worker.model.checkpoint import CheckpointError, resolve, stored_bytes
+    from worker.model.checkpoint.checkpoint import CheckpointError, resolve, stored_bytes
 
     try:
         folder = resolve(model.model, model.revision)

@@ -11,7 +11,7 @@ from shared.config import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Flags of other servers that mean the same. Each server's are separated by spaces."""
+    """Flags of other servers that mean the same. A server's flags are separated by spaces."""
 
     advice: str  # the end of the error message, after "is a flag of vLLM: "
     vllm: str = ""

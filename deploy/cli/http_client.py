@@ -63,13 +63,17 @@ class Server:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def model(self) -> str:
-        """Returns the name of the first served model."""
+        """Returns the first name of the served model."""
+        return self.models()[0]
+
+    def models(self) -> list[str]:
+        """Returns all names of the served model. Raises CliError if there is none, or no answer."""
         with closing(self._connect()) as connection:
             response = self._request(connection, "GET", "/v1/models", None)
             models = _json(self._read(response)).get("data")
         if not isinstance(models, list) or not models:
             raise CliError(f"{self.url} serves no model", 1)
-        return str(models[0]["id"])
+        return [str(model["id"]) for model in models]
 
     def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the answer to a request, such as to "receipts/verify". Raises CliError if it is refused or fails."""
@@ -97,7 +101,7 @@ class Server:
                     yield choice.get("text") or delta.get("content") or ""
 
     def ask(self, path: str, body: Mapping[str, Any]) -> WholeAnswer:
-        """Returns the answer to a request; of a stream, all of it. Raises CliError if the request is refused."""
+        """Returns the whole answer to a request, also if it is a stream. Raises CliError if the request is refused."""
         with closing(self._connect()) as connection:
             response = self._request(connection, "POST", path, body)
             try:

@@ -1,4 +1,4 @@
-"""What a command finds at its start: packages that may be missing, and a Ctrl-C that has nothing to stop yet."""
+"""Prepares the start of a command: says which packages are missing, and lets Ctrl-C stop it from then on."""
 
 import signal
 import sys
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from deploy.supervisor.child_command import CliError
 
-# Beside what a frontend has (requirements-frontend.txt).
+# The packages that a worker needs besides a frontend's (requirements-frontend.txt).
 WORKER_PACKAGES = ("torch", "safetensors", "numpy")
 
 

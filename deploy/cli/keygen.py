@@ -1,7 +1,7 @@
 """`sluice keygen DIR`: makes the CURVE keys that authenticate workers and frontends over tcp://.
 
-`sluice keygen --receipt-key FILE` makes the Ed25519 key that signs receipts. Knows files and modes; shared/curve.py
-explains how CURVE keys are used. Never replaces a key without --force.
+`sluice keygen --receipt-key FILE` makes the Ed25519 key that signs receipts. Knows files and modes;
+shared/wire/curve.py explains how CURVE keys are used. Never replaces a key without --force.
 """
 
 import base64
@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from deploy.supervisor.child_command import CliError
-from shared.curve import ALLOWED
 from shared.flags import Parser
+from shared.wire.curve import ALLOWED
 
 SUMMARY = """\
 {folder} now contains
@@ -57,7 +57,7 @@ def keygen(words: list[str]) -> int:
 
 
 def _receipt_key(file: Path, *, force: bool) -> int:
-    """Makes the key that signs receipts (PEM, mode 0600), and prints its public key, which the receipts have."""
+    """Makes the key that signs receipts (PEM, mode 0600), and prints its public key, which stands in each receipt."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -91,7 +91,7 @@ def summary(folder: Path, name: str) -> str:
 
 
 def make_keys(folder: Path, *names: str, force: bool = False) -> None:
-    """Makes a key pair for each name, all or none. Each public key but the worker's also goes to the allowed keys.
+    """Makes a key pair for each name: all pairs, or none. All public keys except the worker's become allowed keys, too.
 
     Raises CliError if a pair exists (unless `force`), OSError if the folder cannot be written.
     """

@@ -18,7 +18,7 @@ from deploy.supervisor.child_command import CliError
 from shared.build import VERSION
 from shared.config import ConfigError
 from shared.flags import Parser, add_flags, misspelt_variables, read
-from shared.log_lines import is_json_set_up, is_json_wanted, set_up
+from shared.logs.log_lines import is_json_set_up, is_json_wanted, set_up
 
 log = logging.getLogger("sluice.cli")
 

@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.cli.installation import allow_interrupts, require_worker_packages
-from deploy.supervisor.child_command import SERVE_FLAGS, CliError, with_local_model, with_tokenizer_files
+from deploy.supervisor.child_command import (
+    SERVE_FLAGS,
+    CliError,
+    with_default_model,
+    with_local_model,
+    with_tokenizer_files,
+)
 from shared.config import ConfigError, Settings
 from shared.flags import given_values
-from shared.heartbeat import Heartbeat
-from shared.log_lines import set_up
+from shared.logs.log_lines import set_up
+from shared.processes.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from socket import socket
@@ -22,16 +28,17 @@ def serve(settings: Settings, namespace: argparse.Namespace) -> int:
     if settings.launch.workers:
         require_worker_packages()
     _check_instruction_set()
+    from deploy.cli.start_checks import check_before_start
     from deploy.supervisor import serve as launch
     from deploy.supervisor.listen_sockets import ListenError
     from deploy.supervisor.run_dir import RunDirError
-    from deploy.supervisor.start_checks import check_before_start
 
-    settings = with_local_model(settings)
+    given = given_values(namespace, os.environ, SERVE_FLAGS).keys()
+    settings = with_local_model(settings if "model" in given else with_default_model(settings))
     check_before_start(settings)
     allow_interrupts()
     try:
-        return launch.serve(settings, given_values(namespace, os.environ, SERVE_FLAGS).keys())
+        return launch.serve(settings, given)
     except (ListenError, RunDirError) as error:
         raise CliError(error, 1) from error
 
@@ -45,11 +52,11 @@ def worker(settings: Settings, namespace: argparse.Namespace) -> int:
     spin_briefly()
     _share_metrics(namespace)
     from worker.__main__ import run
-    from worker.model.checkpoint import CheckpointError
+    from worker.model.checkpoint.checkpoint import CheckpointError
     from worker.run.runner import DeviceBroken
 
     try:
-        epoch = os.environ.get("SLUICE_EPOCH", "")  # counted by the launcher, if there is one
+        epoch = os.environ.get("SLUICE_EPOCH", "")  # the launcher counts it, if there is one
         run(settings, int(epoch or time.time()), _heartbeat(namespace), again=epoch not in ("", "1"))
     except CheckpointError as error:
         raise CliError(error, 3) from error
@@ -92,9 +99,9 @@ def _share_metrics(namespace: argparse.Namespace) -> None:
 
     name = Path(namespace.heartbeat).stem or str(os.getpid())
     if reserve_metrics(Path(folder), name):
-        from prometheus_client import values
+        from shared.logs.prometheus_adapter import name_process
 
-        values.ValueClass = values.MultiProcessValue(lambda: name)  # type: ignore[no-untyped-call]
+        name_process(name)
     else:
         del os.environ["PROMETHEUS_MULTIPROC_DIR"]
         logging.warning("no space in %s: other processes will not report this one's metrics", folder)

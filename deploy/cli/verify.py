@@ -1,6 +1,6 @@
 """`sluice verify RECEIPT --request FILE`: checks receipts, by a running server or by a model that is loaded for it.
 
-Exit code 0: every receipt is identical, and no signature is wrong; 1: one is not; 2: they could not be checked.
+Exit code 0: every receipt is identical, and no signature is wrong; 1: one is not; 2: the receipts could not be checked.
 """
 
 import json
@@ -102,8 +102,8 @@ def _proven(result: Object) -> bool:
 
 
 def _line(receipt: Object, result: Object) -> str:
-    said = f"identical, {result['tokens']} tokens" if result["identical"] else f"not identical: {result['reason']}"
+    verdict = f"identical, {result['tokens']} tokens" if result["identical"] else f"not identical: {result['reason']}"
     if not result["fingerprint_matches"]:
         theirs, ours = (one["fingerprint"] or "unknown" for one in (receipt, result))
-        said += f"; made with fingerprint {theirs}, not {ours}"
-    return f"choice {receipt['index']}: {said}{SIGNATURES[result['signature']]}"
+        verdict += f"; made with fingerprint {theirs}, not {ours}"
+    return f"choice {receipt['index']}: {verdict}{SIGNATURES[result['signature']]}"

@@ -16,7 +16,7 @@ WIDTH, HEIGHT, TILE = 24, 8, 4  # Grafana's grid
 
 F = 'job="sluice-frontend",instance=~"$frontend",model_name=~"$model"'
 W = 'job="sluice-worker",instance=~"$worker",model_name=~"$model"'
-VARIABLES = {  # what a reader selects
+VARIABLES = {  # the choices that a reader of the dashboard has
     "model": 'label_values(sluice_build_info{job=~"sluice-.*"}, model_name)',
     "frontend": 'label_values(up{job="sluice-frontend"}, instance)',
     "worker": 'label_values(up{job="sluice-worker"}, instance)',

@@ -1,7 +1,7 @@
 """Tables in the documentation that are generated from the code: `python -m deploy.reference`.
 
 tables              all tables
-api                 those of docs/api.md
+api                 the tables of docs/api.md
 markdown            a table in Markdown
 shapes              the documented shapes of JSON values
 """

@@ -12,10 +12,10 @@ from deploy.reference.shapes import default, inner, merged, words
 from frontend import errors
 from frontend.api.anthropic import messages
 from frontend.api.openai import completions
-from frontend.api.openapi import ERRORS, REQUESTS, document
 from frontend.api.receipts.receipt import Receipt
-from frontend.api.request_model import RequestModel
-from frontend.api.request_schema import Schema, ignored_fields, refused_fields, request_schema
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.requests.request_schema import Schema, ignored_fields, refused_fields, request_schema
+from frontend.api.routes.openapi import ERRORS, REQUESTS, document
 from frontend.server import http_protocol
 from frontend.workers.pool import rejection_error
 from shared import messages as m
@@ -127,8 +127,17 @@ def logprobs() -> str:
     return table(["field", "value", "default", ""], rows)
 
 
+def llama() -> str:
+    """Lists the body fields of llama.cpp's routes. Fields that /completion and /infill share are listed once."""
+    own = _by_route({"/completion": "LlamaCppCompletionRequest"})
+    shared = {row[1] for row in own}
+    more = {"/infill": "InfillRequest", "/embedding": "LlamaCppEmbeddingRequest"}
+    rows = own + [row for row in _by_route(more) if row[0] != "`/infill`" or row[1] not in shared - {"`prompt`"}]
+    return table(["route", "field", "value", "default", ""], rows)
+
+
 def verify() -> str:
-    """Lists the body fields of the route that checks receipts, and those of a receipt."""
+    """Lists the body fields of the route that checks receipts, and the fields of a receipt."""
     rows = [row[1:] for row in _by_route({"/v1/receipts/verify": "VerifyRequest"})]
     return table(["field", "value", "default", ""], rows)
 
@@ -178,7 +187,7 @@ def codes() -> str:
 def _written() -> Iterator[tuple[int, str]]:
     """Yields the status and code of every error that the frontend's source constructs with a code."""
     classes = {error.__name__: error.status for error in _subclasses(errors.SluiceError)}
-    classes["_fail"] = errors.Overloaded.status  # in pool.py, for a request that was not admitted
+    classes["_fail"] = errors.Overloaded.status  # pool.py raises it for a request that was not admitted
     for file in sorted(FRONTEND.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
@@ -206,5 +215,6 @@ def _type(body: bytes) -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "routes": routes, "fields": fields, "ignored": ignored, "only": only, "refused": refused, "nested": nested,
     "small": small, "pooling": pooling, "logprobs": logprobs, "verify": verify, "receipt": receipt,
+    "llama": llama,
     "failures": failures, "codes": codes,
 }  # fmt: skip

@@ -6,8 +6,8 @@ Knows the keywords of the schemas of requests; another keyword raises KeyError, 
 import json
 from collections.abc import Iterator, Mapping
 
-from frontend.api.request_model import MOST, SMALLEST
-from frontend.api.request_schema import Schema
+from frontend.api.requests.request_model import MOST, SMALLEST
+from frontend.api.requests.request_schema import Schema
 
 BOUNDLESS = 1e9  # a bound beyond it is not worth mentioning
 
@@ -45,6 +45,8 @@ def _of(kind: str, schema: Schema) -> str:
             return f"array of ({words(schema['items'])})" + (f", at most {most}" if most < 10_000 else "")
         case "object" if type(schema.get("additionalProperties")) is dict:
             return f"object of ({words(schema['additionalProperties'])})"
+        case "string" if "maxLength" in schema:
+            return f"string, at most {schema['maxLength']} characters"
         case _:
             return {"string": "string", "boolean": "boolean", "object": "object", "anything": "anything"}[kind]
 

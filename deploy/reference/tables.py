@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.cli.commands import COMMANDS, TOOLS
@@ -22,6 +22,7 @@ from frontend.workers.status import ConnectionState, WorkerStatus
 from shared import messages as m
 from shared.config import Settings
 from shared.flags import Flag, all_flags
+from shared.logs.prometheus_adapter import declared_labels
 from worker.observability.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -73,12 +74,13 @@ def commands() -> str:
 def frontend_metrics() -> str:
     metrics = PrometheusMetrics()
     members = [WorkerStatus(address, ConnectionState.READY, "ready", STATUS) for address in "ab"]
-    return _metrics(metrics.text(WireCounters(), members), _labels(metrics.registry))
+    metrics.models[""].flush(WireCounters(), members)
+    return _metrics(metrics.text(), declared_labels(metrics.registry))
 
 
 def worker_metrics() -> str:
     metrics = Metrics()
-    return _metrics(generate_latest(metrics.scrape_registry(_Idle())), _labels(metrics.registry))
+    return _metrics(generate_latest(metrics.scrape_registry(_Idle())), declared_labels(metrics.registry))
 
 
 class _Idle:
@@ -98,15 +100,6 @@ def _metrics(text: bytes, labels: Mapping[str, Sequence[str]]) -> str:
             [f"`{name}`", family.type, ", ".join(f"`{label}`" for label in named), sentence(family.documentation)]
         )
     return table(["metric", "type", "labels", ""], sorted(rows))
-
-
-def _labels(registry: CollectorRegistry) -> Mapping[str, Sequence[str]]:
-    """Returns the label names of each metric family, including families without samples."""
-    return {
-        name: getattr(collector, "_labelnames", ())
-        for collector, names in registry._collector_to_names.items()
-        for name in names
-    }
 
 
 def alerts() -> str:

@@ -1,6 +1,6 @@
 """`python -m deploy.release [--registry R] [--build] [--push]`: gives a release's images their names, everywhere.
 
-The version is that of shared/build.py. The names and tags are written into the chart and the compose file, and the
+The version comes from shared/build.py. The names and tags are written into the chart and the compose file, and the
 manifests are rendered from the chart; --build and --push run docker. It is run in a checkout.
 """
 

@@ -11,7 +11,7 @@ class Image:
 
     target: stage of the Dockerfile
     variant: end of the tag
-    torch_index: whether its torch may come from another index than the others'
+    torch_index: whether torch may come from an index of its own
     """
 
     name: str
@@ -25,7 +25,7 @@ class Image:
         return f"{place}{self.name}:{version}{self.variant}"
 
     def build(self, version: str, registry: str, commit: str, torch_index: str) -> list[str]:
-        """Returns the command that builds it, in the root of a checkout."""
+        """Returns the command that builds the image, in the root of a checkout."""
         arguments = [f"COMMIT={commit}"] if commit else []
         arguments += [f"PIP_EXTRA_INDEX_URL={torch_index}"] if torch_index and self.torch_index else []
         words = ["docker", "build", "-f", DOCKERFILE, "--target", self.target]

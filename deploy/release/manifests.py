@@ -22,7 +22,7 @@ class NoHelm(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A file: the templates it holds, and the values that differ from the chart's own."""
+    """A rendered file: the templates in it, and the values that differ from the chart's own."""
 
     templates: tuple[str, ...]
     values: tuple[str, ...] = ()

@@ -1,9 +1,10 @@
 """`sluice replay`: sends the requests of a record to a server, and compares its answers with the recorded ones.
 
-command             the arguments, and what is done with them
+command             reads the arguments and runs the replay
 record_file         reads a record
+model_names         translates recorded names of models into the server's names
 sending             sends requests at some pace, and measures
-answers             what of an answer is compared, and where two differ
-report              what differs, and the latencies, as text
+answers             the parts of an answer that are compared, and where two answers differ
+report              the differences and the latencies, as text
 plot                the latencies as a picture
 """

@@ -1,7 +1,7 @@
-"""What of an answer is compared: all texts and numbers that the request and the model decide, in any API format.
+"""Compares answers: all texts and numbers in them that the request and the model decide, in any API format.
 
 An answer becomes a text, or a list of numbers, for each path in its JSON. The events of a stream may cut a text
-anywhere, so what is at one path is joined over all events.
+anywhere, so the pieces at one path are joined over all events.
 """
 
 import json
@@ -9,21 +9,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Part = str | tuple[str, ...]  # a text, or numbers
+Part = str | tuple[str, ...]  # the value at a path: a text, or numbers
 Parts = Mapping[str, Part]
 
-# Names of what differs between two answers to the same request, or only says how a stream was cut.
+# Fields that differ between two answers to the same request, or only say how a stream was cut.
 NOT_COMPARED = frozenset({
     "id", "item_id", "call_id", "request_id", "object", "type", "role", "index", "sequence_number", "output_index",
     "content_index", "created", "created_at", "completed_at", "model", "system_fingerprint", "receipt", "usage",
     "timings", "seed", "done", "total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration",
-    "eval_count", "eval_duration", "metadata", "user", "max_output_tokens",
+    "eval_count", "eval_duration", "metadata", "user", "max_output_tokens", "tokens_cached", "prompt_progress",
 })  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two answers begin to differ: at this character or number of what is at this path."""
+    """The place where two answers begin to differ: a path, and the first other character or number there."""
 
     path: str
     position: int
@@ -36,7 +36,7 @@ class FailedAnswer(Exception):
 
 
 def parts_of(answer: str) -> dict[str, Part]:
-    """Returns the parts of an answer by path. Raises FailedAnswer for an error, ValueError for what is no JSON."""
+    """Returns the parts of an answer by path. Raises FailedAnswer for an error, ValueError for text that is no JSON."""
     texts: dict[str, list[str]] = {}
     numbers: dict[str, list[str]] = {}
     for event in _events(answer):
@@ -49,13 +49,13 @@ def parts_of(answer: str) -> dict[str, Part]:
 
 
 def _events(answer: str) -> Iterator[dict[str, Any]]:
-    """Yields the objects of server-sent events, of lines of JSON, or of one JSON text."""
+    """Yields the objects of server-sent events, of lines of JSON, or of one JSON text, which may be an array."""
     try:
         whole = json.loads(answer)
     except ValueError:
         pass
     else:
-        yield whole
+        yield from whole if isinstance(whole, list) else [whole]
         return
     for line in answer.split("\n"):
         data = line.removeprefix("data:").strip()

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from deploy.cli.http_client import DEFAULT_URL, Server, add_key
-from deploy.replay import plot
+from deploy.replay import model_names, plot
 from deploy.replay.record_file import read_record
 from deploy.replay.report import latencies, report
 from deploy.replay.sending import replay
@@ -21,7 +21,11 @@ def parser() -> Parser:
     parser.add_argument("file", type=Path, help="the record")
     parser.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
     add_key(parser)
-    parser.add_argument("--model", default="", help="replaces the model's name in the requests")
+    parser.add_argument(
+        "--model", metavar="[OLD=]NEW", action="append", default=[],
+        help="replaces the model's name in the requests, or only the name OLD; may be repeated (default: names that "
+        "the server does not have are replaced by the name of its model if the record is of one model)",
+    )  # fmt: skip
     parser.add_argument(
         "--pace", choices=("recorded", "max"), default="recorded",
         help="recorded: send requests as they arrived; max: as fast as they are answered (default: %(default)s)",
@@ -38,12 +42,16 @@ def run(words: list[str]) -> int:
     args = parser().read(words)
     if args.plot:
         plot.check(args.plot)
+    given = model_names.parse(args.model)
     record, server = read_record(args.file), Server(args.url, args.api_key)
+    names = given or model_names.proposed(record.requests, server.models())
+    requests = model_names.renamed(record.requests, names)
+    notes = [*record.notes, *(f"model {old} was sent as {new}" for old, new in names.items() if not given)]
     results = replay(
-        server, record.requests, paced=args.pace == "recorded", concurrency=args.concurrency, model=args.model,
+        server, requests, paced=args.pace == "recorded", concurrency=args.concurrency,
         on_done=_show if sys.stderr.isatty() else lambda count: None,
     )  # fmt: skip
-    print(*report(results, server.url, record.notes), sep="\n")
+    print(*report(results, server.url, notes), sep="\n")
     if args.plot:
         plot.draw(latencies(results), args.plot)
     return int(any(one.error or one.difference for one in results))

@@ -1,4 +1,4 @@
-"""Draws the latencies of a replay: how many of the answers were there after how long. Needs matplotlib."""
+"""Draws the latencies of a replay: how many answers had arrived after each time. Needs matplotlib."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec

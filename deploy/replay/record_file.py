@@ -1,4 +1,4 @@
-"""Reads a record, as `--record FILE --record-text` writes it (shared/record.py)."""
+"""Reads a record, as `--record FILE --record-text` writes it (shared/logs/record.py)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 
 from deploy.supervisor.child_command import CliError
-from shared.record import VERSION, RecordedRequest
+from shared.logs.record import VERSION, RecordedRequest, older_files
 
 BAD_FILE = 2  # the exit code
+BEGIN = b'{"sluice_record":'  # how every line begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +26,16 @@ class Record:
 
 
 def read_record(path: Path) -> Record:
-    """Raises CliError, with a sentence that names the file, if there is nothing to send."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise CliError(f"{path} cannot be read: {error.strerror}", BAD_FILE) from error
-    *lines, rest = lines  # every complete line has a line end
-    requests = [_read(path, number, line) for number, line in enumerate(lines, 1) if line]
-    notes = [f"the last line of {path} is incomplete and was left out"] if rest else []
+    """Reads the file of a record, and its older files.
+
+    Raises CliError, with a sentence that names the file, if there is nothing to send.
+    """
+    requests: list[RecordedRequest] = []
+    notes: list[str] = []
+    for file in _files(path):
+        found, notes_on_file = _read_file(file)
+        requests += found
+        notes += notes_on_file
     if not requests:
         raise CliError(f"{path} contains no complete line of a record", BAD_FILE)
     whole = [request for request in requests if request.request is not None]
@@ -48,6 +51,44 @@ def read_record(path: Path) -> Record:
     if not finished:
         raise CliError(f"{path} contains no request that had finished", BAD_FILE)
     return Record(sorted(finished, key=lambda request: datetime.fromisoformat(request.began)), notes)
+
+
+def _files(path: Path) -> list[Path]:
+    """Returns the files of a record, the oldest first. Raises CliError if there is none."""
+    try:
+        older = older_files(path)
+        return [
+            *(older[number] for number in sorted(older, reverse=True)),
+            *([path] if path.exists() or not older else []),
+        ]
+    except OSError as error:
+        raise CliError(f"{path} cannot be read: {error.strerror}", BAD_FILE) from error
+
+
+def _read_file(path: Path) -> tuple[list[RecordedRequest], list[str]]:
+    """Returns the requests, and notes on lines that are incomplete: the disk was full, or a process was killed."""
+    try:
+        *lines, rest = path.read_bytes().split(b"\n")  # every complete line has a line end
+    except OSError as error:
+        raise CliError(f"{path} cannot be read: {error.strerror}", BAD_FILE) from error
+    notes = [f"the last line of {path} is incomplete and was left out"] if rest else []
+    requests, torn = [], 0
+    for number, line in enumerate(lines, 1):
+        if line.startswith(BEGIN) and not _is_json(line):
+            torn += 1
+        elif line:
+            requests.append(_read(path, number, line))
+    if torn:
+        notes.append(f"{torn} lines of {path} are incomplete and were left out")
+    return requests, notes
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _read(path: Path, number: int, line: bytes) -> RecordedRequest:

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 
 from deploy.replay.answers import Difference, Part
 from deploy.replay.sending import LATE_S, Replayed
-from shared.record import RecordedRequest
+from shared.logs.record import RecordedRequest
 
-CONTEXT = 40  # characters shown of each text from where they differ
+CONTEXT = 40  # how many characters of each text are shown, from the first difference on
 COLUMNS = ("p50", "p95", "p99", "max")
 
-Latencies = tuple[str, Sequence[float], Sequence[float]]  # its name, the recorded and the replayed times
+Latencies = tuple[str, Sequence[float], Sequence[float]]  # name, recorded times, replayed times
 
 
 def report(results: Sequence[Replayed], url: str, notes: Sequence[str] = ()) -> Iterator[str]:

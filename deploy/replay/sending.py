@@ -1,7 +1,7 @@
 """Sends recorded requests to a server, several at a time, and measures how long the answers take.
 
-A request is sent with the seeds that were drawn for it. If these cannot be expressed by one seed, as those of several
-prompts that were sent without one, each choice is sent as a request of its own.
+A request is sent with the seeds that were drawn for it. One seed cannot always express them: several prompts that came
+without a seed got unrelated ones. Then each choice is sent as a request of its own.
 """
 
 import time
@@ -14,7 +14,7 @@ from typing import Any
 from deploy.cli.http_client import Server
 from deploy.replay.answers import Difference, FailedAnswer, Part, difference, parts_of
 from deploy.supervisor.child_command import CliError
-from shared.record import RecordedRequest
+from shared.logs.record import RecordedRequest
 
 OLLAMA = "/api/"
 LATE_S = 1.0
@@ -23,7 +23,7 @@ SEEDS = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of a request. Times are in milliseconds; `late_s` says how long after its time it was sent."""
+    """The outcome of a request. Times are in milliseconds; `late_s` says how much too late it was sent."""
 
     request: RecordedRequest
     difference: Difference | None = None
@@ -40,22 +40,20 @@ def replay(
     *,
     paced: bool,
     concurrency: int,
-    model: str = "",
     on_done: Callable[[int], None] = lambda count: None,
 ) -> list[Replayed]:
-    """Sends the requests, which are in the order of their arrival, and returns what became of each.
+    """Sends the requests, which are in the order of their arrival, and returns their outcomes.
 
-    paced: whether each is sent as long after the first as it arrived after it; else as soon as one has ended
+    paced: whether requests keep the distances at which they arrived; else each is sent as soon as another has ended
     concurrency: how many requests run at a time
-    model: replaces the requests' own
-    on_done: called with the number of those that have ended
+    on_done: called with the number of requests that have ended
     """
     begun, first = time.monotonic(), datetime.fromisoformat(requests[0].began)
 
     def run(request: RecordedRequest) -> Replayed:
         due = begun + (datetime.fromisoformat(request.began) - first).total_seconds() if paced else time.monotonic()
         time.sleep(max(0.0, due - time.monotonic()))
-        return replay_one(server, request, model, max(0.0, time.monotonic() - due))
+        return replay_one(server, request, max(0.0, time.monotonic() - due))
 
     done: list[Replayed] = []
     with ThreadPoolExecutor(concurrency) as threads:
@@ -69,12 +67,12 @@ def replay(
     return done
 
 
-def replay_one(server: Server, request: RecordedRequest, model: str, late_s: float) -> Replayed:
+def replay_one(server: Server, request: RecordedRequest, late_s: float) -> Replayed:
     """Sends one request and compares its answer."""
     began = time.perf_counter()
     first_at, fingerprint, found = 0.0, "", dict[str, Part]()
     try:
-        for choice, body in bodies_of(request, model):
+        for choice, body in bodies_of(request):
             answer = server.ask(request.route, body)
             first_at = first_at or answer.first_at
             fingerprint = answer.headers.get("x-sluice-fingerprint", "")
@@ -90,20 +88,22 @@ def replay_one(server: Server, request: RecordedRequest, model: str, late_s: flo
 
 
 def _at(choice: int, path: str) -> str:
+    """Returns the path in the whole answer; llama.cpp's objects have an index and no `choices` around them."""
+    if path.startswith("[0]"):
+        return f"[{choice}]{path[3:]}"
     return path.replace("choices[0]", f"choices[{choice}]", 1)
 
 
-def bodies_of(request: RecordedRequest, model: str = "") -> Iterator[tuple[int | None, dict[str, Any]]]:
-    """Yields the bodies to send, each with the choice whose answer it gets; None: it gets all of them."""
-    body = request.request | ({"model": model} if model else {})
-    seeds = request.seeds
+def bodies_of(request: RecordedRequest) -> Iterator[tuple[int | None, dict[str, Any]]]:
+    """Yields the bodies to send, each with the number of the choice that it asks for; None: it asks for all choices."""
+    body, seeds = request.request, request.seeds
     if all(seed == (seeds[0] + i % request.n) % SEEDS for i, seed in enumerate(seeds)):
         yield None, with_seed(request.route, body, seeds[0])
         return
     prompts = body.get("prompt") if len(seeds) > request.n else None
     for choice, seed in enumerate(seeds):
         own = {} if prompts is None else {"prompt": prompts[choice // request.n]}
-        one = {name: value for name, value in body.items() if name not in ("n", "best_of")}
+        one = {name: value for name, value in body.items() if name not in ("n", "n_cmpl", "best_of")}
         yield choice, with_seed(request.route, one | own, seed)
 
 

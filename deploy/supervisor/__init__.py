@@ -1,10 +1,10 @@
 """Starts the processes of a server and keeps them running.
 
 serve               `sluice serve`: from settings to running processes
-start_checks        what is checked before any process starts
 supervisor          starts children, restarts them, stops them
 child_process       one child: its process, its restarts, its backoff
 child_command       the command line of a child
+packaged_model      the default model, fetched from a Python package
 watchdog            detects children that hang
 readiness           polls /ready
 placement           which worker gets which GPU, threads and port

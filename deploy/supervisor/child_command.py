@@ -5,15 +5,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy.supervisor.packaged_model import SMOLLM2, FetchError, fetched, progress_on
 from shared.config import Settings, with_values
 from shared.flags import Flag, all_flags, select, to_argv, without_settings
 from shared.gguf.errors import GgufError
 from shared.gguf.hub import check_not_only_gguf, fetch_text
-from shared.gguf.naming import HUB_NAME, SUFFIX, local_model
+from shared.gguf.naming import HUB_NAME, SUFFIX, local_model, short_name
 from shared.gguf.translated import translated
 from shared.hf_hub import HubError, fetch
 from shared.weight_formats import LAYOUT, format_of
 
+DEMO = "demo"
 DEMO_MODEL = Path(__file__).parents[1] / "demo" / "model"
 
 SERVE_FLAGS = all_flags()
@@ -44,11 +46,27 @@ def child_environment() -> dict[str, str]:
 
 
 def with_local_model(settings: Settings) -> Settings:
-    """Replaces the name of a local model by its folder; clients still use the original name."""
+    """Replaces the name of a local model by its folder. Clients use its short name, or the name that was given here."""
     model = settings.model
-    return with_values(
-        settings, {"model": _model_folder(model.model), "served_model_name": model.served_model_name or model.model}
-    )
+    names = model.served_model_name or ",".join(dict.fromkeys((short_name(model.model), model.model)))
+    return with_values(settings, {"model": _model_folder(model.model), "served_model_name": names})
+
+
+def with_default_model(settings: Settings) -> Settings:
+    """Names the toy if the default model cannot be fetched, and says so on stderr. For a server whose user named none.
+
+    Raises CliError if the toy is missing.
+    """
+    try:
+        fetched(SMOLLM2, progress_on(sys.stderr, SMOLLM2))
+    except FetchError as error:
+        print(
+            f'sluice: serving the built-in toy "{DEMO}", because {error}. `sluice fetch {SMOLLM2.name}` tries again, '
+            "and --model serves another",
+            file=sys.stderr,
+        )
+        return with_values(settings, {"model": DEMO})
+    return settings
 
 
 def with_tokenizer_files(settings: Settings) -> Settings:
@@ -69,19 +87,21 @@ def with_tokenizer_files(settings: Settings) -> Settings:
 
 
 def _model_folder(model: str) -> str:
-    """Returns the folder of the demo model or of a local checkpoint, else `model` itself, which is then a hub id.
+    """Returns the folder of a model by its name or of a local checkpoint, else `model` itself, which is then a hub id.
 
-    The folder of a GGUF file is that of its translation. Raises CliError.
+    A GGUF file is translated into a folder, which is returned. Raises CliError.
     """
-    if model == "demo":
+    if model == DEMO:
         if not (DEMO_MODEL / "config.json").is_file():
             raise CliError(f"the embedded demo model is missing from {DEMO_MODEL}", 3)
         return str(DEMO_MODEL)
     path = Path(model).expanduser()
     try:
+        if model == SMOLLM2.name:
+            path = fetched(SMOLLM2, progress_on(sys.stderr, SMOLLM2))
         if (files := local_model(path)) is not None:
             return str(translated(files))
-    except GgufError as error:
+    except (FetchError, GgufError) as error:
         raise CliError(f"--model: {error}", 3) from error
     if path.is_dir():
         return str(path.resolve())

@@ -1,7 +1,7 @@
 """One supervised child process: starts it, relays its output, and restarts it with growing pauses until stopped.
 
 Knows no roles: a `ChildSpec` says what to run, a callback decides which exit codes are final, and watchdog.py decides
-what a hang is.
+whether a child hangs.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 from deploy.supervisor.console import Console, LineSplitter
 from deploy.supervisor.watchdog import CHECK_INTERVAL_S, Watchdog, is_stopped
-from shared.log_lines import LOG_START
+from shared.logs.log_lines import LOG_START
 
 ERROR_LINE = re.compile(
     r'sluice [a-z]+: |\{"level":"error",.*"logger":"sluice\.cli"'
-)  # what _fail in cli/main.py writes
+)  # matches the line that _fail in cli/main.py writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class ChildSpec:
     """A child's name in the log, its command, and what it inherits."""
 
     name: str
-    command: Callable[[int], list[str]]  # takes the incarnation: 1, 2, …
+    command: Callable[[int], list[str]]  # makes the command from the number of the incarnation: 1, 2, …
     environment: Callable[[int], Mapping[str, str]]
     fds: tuple[int, ...] = ()
-    watchdog: Watchdog | None = None  # None: a hang is not detected
+    watchdog: Watchdog | None = None  # None: hangs are not detected
     successor: "Callable[[], ChildSpec] | None" = None  # makes a child that can take over while this one serves
 
 
@@ -71,7 +71,7 @@ class Child:
         self._draining = False
         self._was_ready = False
         self._killed_as_hanging = False
-        self._hung = False  # killed as hanging, and the process's own work caused the hang
+        self._hung = False  # the process was killed because it hung, and its own work caused the hang
         self._output_bytes = 0
 
     @property
@@ -192,7 +192,7 @@ class Child:
     async def _output_pipe(self) -> AsyncIterator[int]:
         """Yields the write end of a pipe whose lines go to the console.
 
-        It is not asyncio's own pipe, with which `Process.wait` would also wait for other processes that hold it open.
+        asyncio's own pipe would not do: `Process.wait` would also wait for other processes that hold the pipe open.
         """
         read_end, write_end = os.pipe()
         reader = asyncio.StreamReader()

@@ -9,12 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+QUESTION = {"role": "user", "content": "What is the capital of France?"}
 TEXT = {"prompt": "Once upon a time", "max_tokens": 48}
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """The answer of /ready; `progress` of loading is from 0 to 1, `task` what a server that is ready does."""
+    """The response of /ready. progress: how far loading is, from 0 to 1. task: the use of the server once it is ready.
+
+    `task` is one of EXAMPLES: "chat" if the model has a chat template, else the task of the model.
+    """
 
     ready: bool = False
     reason: str = "starting"
@@ -22,7 +26,13 @@ class Readiness:
     task: str = "generate"
 
 
-EXAMPLES: Mapping[str, tuple[tuple[str, str, Mapping[str, Any]], ...]] = {  # by task: words, path, body without model
+EXAMPLES: Mapping[
+    str, tuple[tuple[str, str, Mapping[str, Any]], ...]
+] = {  # examples by task: words, path, body without model
+    "chat": (
+        ("ask a question", "/v1/chat/completions", {"messages": [QUESTION], "stream": True}),
+        ("stream of typed events, one per token", "/v1/completions", {**TEXT, "stream_format": "events"}),
+    ),
     "generate": (
         ("stream in OpenAI's format", "/v1/completions", {**TEXT, "stream": True}),
         ("stream of typed events, one per token", "/v1/completions", {**TEXT, "stream_format": "events"}),
@@ -66,7 +76,7 @@ def _parse(response: bytes) -> Readiness:
         status == 200,
         str(fields.get("reason", "")),
         float(fields.get("progress") or 0.0),
-        str(fields.get("task", "generate")),
+        "chat" if fields.get("chat") else str(fields.get("task", "generate")),
     )
 
 

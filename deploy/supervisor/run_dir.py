@@ -111,6 +111,8 @@ def _private(folder: Path) -> Path:
         raise RunDirError(f"--run-dir {folder} is too long for a socket path; name a shorter one")
     with _as_run_dir_error(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.geteuid():
+            raise RunDirError(f"--run-dir {folder} belongs to another user")
         folder.chmod(0o700)
     return folder
 

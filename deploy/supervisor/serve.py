@@ -24,9 +24,9 @@ from deploy.supervisor.supervisor import Supervisor
 from deploy.supervisor.watchdog import Timeouts, Watchdog
 from shared.config import Settings, with_values
 from shared.flags import secret_variables
-from shared.heartbeat import Heartbeat
-from shared.line_writer import NonBlockingStream
+from shared.logs.line_writer import NonBlockingStream
 from shared.machine import visible_gpus
+from shared.processes.heartbeat import Heartbeat
 
 
 async def report_readiness(
@@ -61,7 +61,8 @@ async def report_readiness(
 def serve(settings: Settings, explicit: Collection[str]) -> int:
     """Runs until SIGTERM or Ctrl-C and returns the exit code. Raises ListenError, RunDirError and ConfigError.
 
-    explicit: names of the settings that the user gave. A taken metrics port is replaced only if it is not among them.
+    explicit: names of the settings that the user gave. A metrics port that is taken is replaced only if the user did
+    not give it.
     """
     listeners = listen(settings.frontend.host, settings.frontend.port, settings.launch.frontends)
     with contextlib.ExitStack() as stack:
@@ -103,6 +104,7 @@ async def _run_supervisor(
         stop_timeout=settings.launch.stop_timeout,
         on_stop=on_stop,
         start_timeout=settings.launch.load_timeout,
+        ends_process=True,
     )
     secure = bool(settings.frontend.ssl_certfile)
     here, keyed = url(listeners[0], secure=secure), settings.frontend.keyed
@@ -121,7 +123,7 @@ def _metrics_port(settings: Settings, port: int, explicit: Collection[str]) -> i
     if not is_taken(host, port):
         return port
     if "worker_metrics_port" in explicit:
-        listen(host, port)  # raises the error
+        listen(host, port)  # raises the error that the user sees
     free = _free_port(host)
     print(f"port {port} is in use; the worker's /metrics is on port {free} instead", file=sys.stderr)
     return free
@@ -147,7 +149,7 @@ def _worker_spec(worker: WorkerPlacement, folder: Path) -> ChildSpec:
         *child_command.command_line("worker", worker.settings, WORKER_FLAGS),
         f"--heartbeat={watchdog.heartbeat.file}",
     ]
-    # Each worker has a folder of its own for metrics, because all workers count the same ones.
+    # Each worker has a folder of its own for metrics, because all workers count under the same names.
     metrics = folder / "metrics" / worker.heartbeat.removesuffix(".heartbeat")
     metrics.mkdir(parents=True, exist_ok=True)
     variables = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)} | worker.environment

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from deploy.supervisor.child_process import Backoff, Child, ChildSpec, watch_children
 from deploy.supervisor.console import Console
+from shared.processes.stop_requests import StopRequests
 
 PERMANENT_FAILURES = (2, 3)  # exit codes that a restart does not cure: bad settings, an unsupported model
 
@@ -29,6 +30,7 @@ class Supervisor:
         on_exit: Callable[[int], None] = lambda pid: None,
         on_stop: Callable[[], None] = lambda: None,
         start_timeout: float = 60.0,
+        ends_process: bool = False,
     ) -> None:
         """Starts nothing yet.
 
@@ -36,17 +38,20 @@ class Supervisor:
         on_exit: called with the pid of every process that ended.
         on_stop: called once when the stop begins.
         start_timeout: seconds within which a successor must serve.
+        ends_process: whether the process ends when `run` returns; it then ignores signals to stop.
         """
         self.ready_once = False
         self._console = console
         self._stop_timeout = stop_timeout
         self._start_timeout = start_timeout
         self._on_stop = on_stop
+        self._ends_process = ends_process
         self._make: Callable[[ChildSpec], Child] = lambda spec: Child(spec, console, backoff(), on_exit)
         self._children = [self._make(spec) for spec in specs]
-        self._tasks: dict[Child, asyncio.Task[int]] = {}  # of all running children, including draining ones
+        self._tasks: dict[Child, asyncio.Task[int]] = {}  # the tasks of all running children, including draining ones
         self._ended: asyncio.Queue[Child | None] = asyncio.Queue()  # None: a stop was requested
         self._stopping = False
+        self._stop_requests = StopRequests()
         self._stop_code = 0
         self._reloading = asyncio.Lock()
 
@@ -63,11 +68,13 @@ class Supervisor:
     def request_stop(self, code: int = 0) -> None:
         """The first call sends SIGTERM to the children and gives them time; the second kills them.
 
-        code: what `run` returns if the server was never ready
+        Repeats within a second of the first call have no effect (shared/processes/stop_requests.py).
+
+        code: the result of `run` if the server was never ready
         """
-        if self._stopping:
-            self._kill()
-        elif not self.ready_once:
+        if self._stop_requests.is_second():
+            self.kill()
+        elif not self._stopping and not self.ready_once:
             self._stop_code = code
         self._stopping = True
         self._ended.put_nowait(None)
@@ -81,7 +88,7 @@ class Supervisor:
     async def run(self) -> int:
         reloads: set[asyncio.Task[None]] = set()
         reload = lambda: reloads.add(asyncio.create_task(self.reload()))  # noqa: E731
-        with _signal_handlers(self.request_stop, reload):
+        with _signal_handlers(self.request_stop, reload, ends_process=self._ends_process):
             for child in self._children:
                 self._start(child)
             watching = asyncio.create_task(watch_children(self._tasks))
@@ -160,10 +167,11 @@ class Supervisor:
         _, late = await asyncio.wait(tasks.values(), timeout=self._stop_timeout)
         if late:
             self._console.print(f"sluice: some processes did not end within {self._stop_timeout:g} s, killing them")
-            self._kill()
+            self.kill()
         return list(await asyncio.gather(*tasks.values()))
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """Kills all children, and starts none again."""
         for child in self._tasks:
             child.stop()
             child.kill()
@@ -175,18 +183,25 @@ def _combine(codes: Sequence[int]) -> int:
 
 
 @contextlib.contextmanager
-def _signal_handlers(stop: Callable[[int], object], reload: Callable[[], object]) -> Iterator[None]:
-    """Handles SIGTERM, SIGINT and SIGHUP. SIGHUP reloads, or stops if it comes because the terminal was closed."""
+def _signal_handlers(
+    stop: Callable[[int], object], reload: Callable[[], object], *, ends_process: bool
+) -> Iterator[None]:
+    """Handles SIGTERM, SIGINT and SIGHUP. SIGHUP reloads, or stops if it comes because the terminal was closed.
+
+    ends_process: signals to stop are ignored afterwards, from one moment to the next: a late repeat must not keep the
+        process from cleaning up.
+    """
     loop, terminal = asyncio.get_running_loop(), sys.stderr.isatty()
-    handlers = {
-        signal.SIGTERM: lambda: stop(0),
-        signal.SIGINT: lambda: stop(128 + signal.SIGINT),
-        signal.SIGHUP: lambda: stop(0) if terminal and not sys.stderr.isatty() else reload(),
+    codes = {signal.SIGTERM: 0, signal.SIGINT: 128 + signal.SIGINT}
+    before = {
+        number: signal.signal(number, lambda *_, code=code: loop.call_soon_threadsafe(stop, code))
+        for number, code in codes.items()
     }
-    for signum, handler in handlers.items():
-        loop.add_signal_handler(signum, handler)
+    # This handler also lets the other signals wake the loop. They need another kind: its removal restores the default.
+    loop.add_signal_handler(signal.SIGHUP, lambda: stop(0) if terminal and not sys.stderr.isatty() else reload())
     try:
         yield
     finally:
-        for signum in handlers:
-            loop.remove_signal_handler(signum)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if ends_process else handler)
+        loop.remove_signal_handler(signal.SIGHUP)

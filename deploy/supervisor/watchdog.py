@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.heartbeat import Heartbeat, Phase
+from shared.processes.heartbeat import Heartbeat, Phase
 
 CHECK_INTERVAL_S = 0.5
 CLEAN_EXITS = (0, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
@@ -74,7 +74,7 @@ class Watchdog:
         return f"no progress for {stuck:.0f} s" if stuck > self._timeouts.stall_s else ""
 
     def ended(self, code: int, *, hung: bool) -> None:
-        """Records for the next process whether this one died of its own work; `kill -9` from outside does not count."""
+        """Records for the next process whether this process died of its own work; a `kill -9` does not count."""
         if self.serving:
             own_work = code != -signal.SIGKILL or hung or self._oom_kills() > self._oom_kills_before
             self.heartbeat.blamed = own_work and code not in CLEAN_EXITS

@@ -2,31 +2,28 @@
 
     app                 the table of routes, and what runs as long as the app does
     app_state           what all routes share, and how they read a body
+    model_table         the models by their names: each with its tokenizer, its requests and its workers
     api_formats         what an API format has to offer, and which one a path speaks
-    generate            the routes that generate: parse the body, start the generation, write the response
+    routes/             the life of a request on each kind of route
     openai/             completions, typed events, chat completions, responses
     anthropic/          messages
     ollama/             chat, generate, embed, and the routes around them
-    pooling/            the routes that answer with vectors or scores
-    reports             the routes that report: health, statistics, metrics, models, the description of the API
+    llama_cpp/          completion, infill, and the routes around them
+    pooling/            the formats that answer with vectors or scores
+    tokenize            /tokenize and /detokenize
+    receipts/           what proves an answer, and how it is checked
     models, tokenize, prefix_cache      routes that need no generation
 
 The formats share these modules:
 
-    request_model       the base of all request types, and the refusals that name a field
-    decoding            decodes a body into its type, or refuses it
-    unknown_fields      refuses or ignores fields that no type knows, and tells
-    request_types       the fields that the formats share, as types
-    common              the model's facts, sampling, usage and timings
-    context_length      whether a prompt fits, and the words if it does not
-    chat_prompt         turns chat messages into a prompt
-    call_history        messages as chat templates know them, in the form in which each template shows calls
-    tools               tools and tool choices, as the formats write them
+    requests/           the base of all request and response types, and how JSON becomes them
+    model_context       the model's facts, and checks of a request against them
+    prepare             from what a format has read to a GenerationRequest: the steps that all formats share
+    truncation, context_length      whether a prompt is shortened; whether it fits, and the words if it does not
+    sampling, recommended           how tokens are drawn, and what the checkpoint recommends for it
+    response_context    what writing a response needs
+    totals              usage and timings of a response
+    chat/               chat messages as a prompt, and the features that chats and completions share
     fingerprint         what a frontend adds to a worker's fingerprint
-    continuation        the field that lets an answer go on from a place in another one
-    thinking_budget     the fields that limit reasoning
-    structured_output   the fields that ask for structured output
-    openapi, request_schema     the description of the API at /openapi.json
-    response_types      the base of all response types
-    keyword_struct      structs with keyword-only fields
+    rooms               a feature whose module is missing is refused in words
 """

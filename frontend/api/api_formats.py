@@ -4,12 +4,16 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from frontend.api.anthropic import messages
-from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext
+from frontend.api.llama_cpp import completion as llama_cpp_completion
+from frontend.api.llama_cpp import envelope as llama_cpp_envelope
+from frontend.api.llama_cpp import infill as llama_cpp_infill
+from frontend.api.model_context import ModelContext
 from frontend.api.ollama import chat as ollama_chat
 from frontend.api.ollama import generate as ollama_generate
 from frontend.api.openai import chat, completions, responses, typed_events
 from frontend.api.openai.completions_input import requested_stream_format
-from frontend.api.request_model import RequestModel
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.errors import SluiceError
 from frontend.request import GenerationRequest
 from frontend.server.middleware import Envelope
@@ -18,7 +22,7 @@ from shared.config import FrontendConfig
 
 
 class ApiFormat(Protocol):
-    """The interface of a module in `openai/`, `anthropic/` or `ollama/` that handles one format."""
+    """The interface of a module in `openai/`, `anthropic/`, `ollama/` or `llama_cpp/` that handles one format."""
 
     NAME: str  # in logs and traces
     PREFIX: str  # of a response's id
@@ -38,14 +42,20 @@ class ApiFormat(Protocol):
 API_FORMATS: Mapping[str, ApiFormat] = {  # the routes that generate
     "/v1/completions": completions,
     "/v1/chat/completions": chat,
+    "/chat/completions": chat,
     "/v1/responses": responses,
+    "/responses": responses,
     "/v1/messages": messages,
     "/api/chat": ollama_chat,
     "/api/generate": ollama_generate,
+    "/completion": llama_cpp_completion,
+    "/completions": llama_cpp_completion,
+    "/infill": llama_cpp_infill,
 }
 ERRORS: Mapping[str, Envelope] = {  # the format of errors under other paths, by how they begin; else OpenAI's
     "/v1/messages/": messages,
     "/api/": ollama_chat,
+    **dict.fromkeys(("/apply-template", "/embedding", "/props", "/slots", "/lora-adapters"), llama_cpp_envelope),
 }
 
 

@@ -18,31 +18,33 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from frontend.api import reports, tokenize
+from frontend.api import tokenize
 from frontend.api.anthropic import messages
 from frontend.api.anthropic.messages_input import MessageCountRequest
 from frontend.api.api_formats import API_FORMATS, error_format
 from frontend.api.app_state import AppState, json_response
-from frontend.api.common import ModelContext
-from frontend.api.generate import generate
+from frontend.api.llama_cpp.apply_template import apply_template
+from frontend.api.llama_cpp.tokenize import AnyTokenizeRequest, any_tokenize
+from frontend.api.model_context import ModelContext
+from frontend.api.model_table import ModelTable
 from frontend.api.openai import responses
-from frontend.api.openai.chat_input import TokenizeRequest
+from frontend.api.openai.chat_input import TemplateRequest
 from frontend.api.openai.responses_input import ResponseCountRequest
-from frontend.api.pooling.route import POOLING_FORMATS, pool
-from frontend.api.prefix_cache import reset_prefix_cache
-from frontend.api.receipts.signing import Signer
-from frontend.api.receipts.verify import verify
-from frontend.api.request_model import RequestModel
-from frontend.generation.service import Service
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.routes import reports
+from frontend.api.routes.generate import generate
+from frontend.api.routes.pooling_route import POOLING_FORMATS, pool
+from frontend.api.routes.prefix_cache import reset_prefix_cache
+from frontend.api.routes.verify_route import verify
 from frontend.observability.hooks import EndHooks, end_hooks
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.server import playground
 from frontend.server.auth import ApiKeys
+from frontend.server.hosts import Hosts
 from frontend.server.middleware import RequestMiddleware
 from frontend.server.origins import Origins
-from frontend.text.tokenizer import Tokenizer
-from frontend.workers.pool import WorkerPool
-from shared.config import FrontendConfig, ModelConfig, words
+from shared.config import FrontendConfig, words
+from shared.signing import Signer
 
 FLUSH_S = 1.0
 LAG_S = 0.05  # between two measurements of the event loop's lag
@@ -56,13 +58,14 @@ def answering(kind: type[R], function: Callable[[R, ModelContext], Awaitable[Any
 
     async def handler(app: AppState, request: Request) -> Response:
         decoded = app.decode(request, await app.body(request), kind)
-        return json_response(await function(decoded, app.context))
+        return json_response(await function(decoded, app.model_of(decoded).context))
 
     return handler
 
 
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/health", reports.health),
+    ("GET", "/v1/health", reports.health),
     ("GET", "/ready", reports.ready),
     ("GET", "/ping", reports.health),
     ("GET", "/version", reports.version),
@@ -70,10 +73,11 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/metrics", reports.metrics),
     ("GET", "/openapi.json", reports.document),
     ("GET", "/v1/models", reports.model_list),
+    ("GET", "/models", reports.model_list),
     ("GET", "/v1/models/{name:path}", reports.model),
     ("POST", "/reset_prefix_cache", reset_prefix_cache),
     ("GET", "/tokenizer_info", reports.tokenizer_info),
-    ("POST", "/tokenize", answering(TokenizeRequest, tokenize.tokenize)),
+    ("POST", "/tokenize", answering(AnyTokenizeRequest, any_tokenize)),
     ("POST", "/detokenize", answering(tokenize.DetokenizeRequest, tokenize.detokenize)),
     *(("POST", path, generate) for path in API_FORMATS),
     ("GET", "/api/tags", reports.ollama_tags),
@@ -81,30 +85,28 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/api/show", reports.ollama_show),
     ("GET", "/api/version", reports.ollama_version),
     *(("POST", path, pool) for path in POOLING_FORMATS),
+    ("POST", "/apply-template", answering(TemplateRequest, apply_template)),
+    ("GET", "/props", reports.llama_cpp_props),
+    ("GET", "/slots", reports.llama_cpp_slots),
+    ("GET", "/lora-adapters", reports.llama_cpp_adapters),
     ("POST", "/v1/receipts/verify", verify),
     ("POST", "/v1/responses/input_tokens", answering(ResponseCountRequest, responses.count_tokens)),
     ("POST", "/v1/messages/count_tokens", answering(MessageCountRequest, messages.count_tokens)),
 )
 
 
-def create_app(
-    config: FrontendConfig,
-    model: ModelConfig,
-    pool: WorkerPool,
-    tokenizer: asyncio.Future[Tokenizer],
-    metrics: PrometheusMetrics,
-) -> Starlette:
-    """Creates the ASGI application; its lifespan starts and closes `pool`. `app.state.service` is the Service.
+def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMetrics) -> Starlette:
+    """Creates the ASGI application; its lifespan starts and closes the pools of `models`, which are `app.state.models`.
 
     Raises ConfigError if the file of API keys, or that of the key for receipts, cannot be used.
     """
     ended = end_hooks(config, metrics)
-    signer = Signer.load(config.receipt_key)
-    state = AppState(config, model.names, Service(pool, tokenizer, metrics), metrics, signer)
+    state = AppState(config, models, metrics, Signer.load(config.receipt_key))
     origins = words(config.cors_origins)
     requests = Middleware(
         RequestMiddleware,
         keys=ApiKeys(config.api_keys, words(config.api_key)),
+        hosts=Hosts.of(config),
         origins=Origins(origins),
         envelope=partial(error_format, config=config),
         rejected=metrics.rejected,
@@ -113,11 +115,11 @@ def create_app(
     app = Starlette(
         routes=routes(state),
         middleware=[*_cors(origins), requests],
-        lifespan=_lifespan(pool, metrics, ended),
+        lifespan=_lifespan(models, metrics, ended),
         exception_handlers={HTTPException: _pass_on},
     )
     app.router.redirect_slashes = False
-    app.state.service = state.service
+    app.state.models = models
     return app
 
 
@@ -152,27 +154,28 @@ def _pass_on(request: Request, exc: Exception) -> Response:
 
 
 def _lifespan(
-    pool: WorkerPool, metrics: PrometheusMetrics, ended: EndHooks
+    models: ModelTable, metrics: PrometheusMetrics, ended: EndHooks
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await pool.start()
-        tasks = [asyncio.create_task(_flush(pool, metrics)), asyncio.create_task(_watch_lag(metrics))]
+        await models.start()
+        tasks = [asyncio.create_task(_flush(models, metrics)), asyncio.create_task(_watch_lag(metrics))]
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
-            await pool.close()
+            await models.close()
             await asyncio.to_thread(ended.close)
 
     return lifespan
 
 
-async def _flush(pool: WorkerPool, metrics: PrometheusMetrics) -> None:
+async def _flush(models: ModelTable, metrics: PrometheusMetrics) -> None:
     while True:
         await asyncio.sleep(FLUSH_S)
-        metrics.flush(pool.counters)
+        models.flush_metrics()
+        metrics.flush()
 
 
 async def _watch_lag(metrics: PrometheusMetrics) -> None:

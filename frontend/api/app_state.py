@@ -1,4 +1,4 @@
-"""What all routes share: the settings, the service, the facts about the model; and how a route reads a body.
+"""What all routes share: the settings, the table of models, the metrics; and how a route reads a body.
 
 Knows Starlette's requests and responses, but no route.
 """
@@ -11,19 +11,17 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from frontend.api.common import ModelContext, to_json
-from frontend.api.decoding import decode
-from frontend.api.receipts.signing import Signer
-from frontend.api.request_model import RequestModel
-from frontend.api.unknown_fields import UnknownFields, header_value
+from frontend.api.model_table import ModelTable, ServedModel
+from frontend.api.requests.decoding import decode
+from frontend.api.requests.encoding import to_json
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.requests.unknown_fields import UnknownFields, header_value
 from frontend.errors import TooLarge
-from frontend.generation.service import Service
 from frontend.observability.access_log import RequestRecord
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD
-from frontend.workers.pool import WorkerPool
 from shared.config import FrontendConfig
-from shared.messages import Limits
+from shared.signing import Signer
 
 R = TypeVar("R", bound=RequestModel)
 
@@ -33,47 +31,23 @@ class AppState:
     """Lives as long as the app. Every route's function gets it, and the request."""
 
     config: FrontendConfig
-    names: tuple[str, ...]  # of the model; responses have the first
-    service: Service
+    models: ModelTable
     metrics: PrometheusMetrics
     signer: Signer | None = None  # signs receipts
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
-    @property
-    def pool(self) -> WorkerPool:
-        return self.service.pool
+    def model_of(self, decoded: RequestModel) -> ServedModel:
+        """Returns the model that a decoded body means by its field `model`, see ModelTable.find."""
+        return self.models.find(getattr(decoded, "model", None))
 
-    @property
-    def limits(self) -> Limits | None:
-        """Returns the worker's limits; None before a worker has reported them."""
-        welcome = self.pool.membership.welcome
-        return welcome.limits if welcome else None
-
-    @property
-    def context(self) -> ModelContext:
-        """Returns the facts about the model that requests need. Raises Overloaded while the tokenizer is loading."""
-        return self._model_context.within(self.limits)
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of all ready workers with this frontend; empty while there is none, or if they differ."""
-        return self.fingerprint_with(self.pool.membership.fingerprint)
-
-    def fingerprint_with(self, worker: str) -> str:
-        """Returns the fingerprint of answers that workers with the fingerprint `worker` compute; empty if not known."""
-        return self._model_context.fingerprint_with(worker) if self.service.has_tokenizer else ""
-
-    def sign(self, request: Request, worker: str) -> str:
-        """Returns the same, and has the response name it in its header."""
+    def sign(self, request: Request, model: ServedModel, worker: str) -> str:
+        """Returns the fingerprint of answers that workers with the fingerprint `worker` compute, and has the response
+        name it in its header."""
         record: RequestRecord = request.scope[RECORD]
-        found = record.fingerprint = self.fingerprint_with(worker)
+        found = record.fingerprint = model.fingerprint_with(worker)
         if found:
             request.scope[FINGERPRINT] = found
         return found
-
-    @cached_property
-    def _model_context(self) -> ModelContext:
-        return ModelContext.of(self.names, self.service.tokenizer, self.config)
 
     async def body(self, request: Request) -> bytes:
         """Reads the body. Raises TooLarge as soon as its announced or received length exceeds the limit."""

@@ -4,7 +4,7 @@ Clients find out from these words that a conversation is too long, and by how mu
 Anthropic's format writes its own from the same numbers (anthropic/envelope.py).
 """
 
-from frontend.api.common import ModelContext
+from frontend.api.model_context import ModelContext
 from frontend.errors import ContextLengthExceeded
 
 
@@ -14,7 +14,7 @@ def check_length(param: str, prompt: int, output: int, context: ModelContext) ->
     param: the request field that holds the prompt
     """
     most = context.max_seq_len
-    if prompt + min(output, 1) > most:
+    if prompt > most:
         raise _exceeded(
             f"{prompt} tokens in the {param}. Please reduce the length of the {param}.", param, prompt, 0, most
         )

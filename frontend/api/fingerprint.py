@@ -7,14 +7,19 @@ from frontend.output_parser.formats import ModelFormat
 from frontend.text.tokenizer import Tokenizer
 from shared.fingerprint import fingerprint_of
 
-TEXT_VERSION = 1  # raise it with every change after which the same request may get another prompt or another answer
+TEXT_VERSION = 2  # raise it with every change after which the same request may get another prompt or another answer
 
 
-def text_fingerprint(tokenizer: Tokenizer, style: ModelFormat, defaults: Mapping[str, Any]) -> str:
-    """Returns the frontend's part. defaults: the sampling fields of requests that set none."""
-    return fingerprint_of(
-        [TEXT_VERSION, tokenizer.hash, tokenizer.templates, tokenizer.named_tokens, tokenizer.eos_ids, style, defaults]
-    )
+def text_fingerprint(
+    tokenizer: Tokenizer, style: ModelFormat, defaults: Mapping[str, Any], specials_in_content: bool = False
+) -> str:
+    """Returns the frontend's part.
+
+    defaults: the sampling fields of requests that set none
+    specials_in_content: spellings of special tokens in messages make special tokens
+    """
+    facts = [tokenizer.hash, tokenizer.templates, tokenizer.named_tokens, tokenizer.eos_ids, style, defaults]
+    return fingerprint_of([TEXT_VERSION, *facts, specials_in_content])
 
 
 def combined(worker: str, text: str) -> str:

@@ -2,13 +2,13 @@
 
 from typing import Annotated
 
-from frontend.api.chat_prompt import with_template
-from frontend.api.common import ModelContext, check_ids, check_model
+from frontend.api.chat.chat_prompt import with_template
+from frontend.api.chat.tool_fields import offered
+from frontend.api.model_context import ModelContext, check_ids, check_model
 from frontend.api.openai.chat_input import TokenizeRequest, chat_prompt
-from frontend.api.request_model import RequestModel
-from frontend.api.request_types import ModelName, TextIds, doc
-from frontend.api.response_types import Prompt, TokenizerInfo, Tokens
-from frontend.api.tools import functions
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.requests.request_types import ModelName, TextIds, doc
+from frontend.api.requests.response_types import Prompt, TokenizerInfo, Tokens
 from frontend.errors import BadRequest, Unprocessable
 
 
@@ -29,16 +29,17 @@ async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
                 "`add_special_tokens`: a chat template writes its own", param="add_special_tokens", code="out_of_range"
             )
         context = with_template(context.unlimited, request.chat_template)
-        ids = (await chat_prompt(request, functions(request.tools), context)).ids
+        ids = (await chat_prompt(request, offered(request.tools), context)).ids
     else:
-        ids = await context.tokenizer.encode(prompt, special is not False) if prompt else []
-    return Tokens(tokens=ids, count=len(ids), max_model_len=context.max_seq_len or None)
+        ids = await context.tokenizer.encode(prompt, special is not False)
+    return Tokens(tokens=[*ids], count=len(ids), max_model_len=context.max_seq_len or None)
 
 
 async def detokenize(request: DetokenizeRequest, context: ModelContext) -> Prompt:
     check_model(request.model, context)
     check_ids("tokens", request.tokens, context.vocab_size)
-    return Prompt(prompt=context.tokenizer.decode(request.tokens, skip_special=False))
+    text = context.tokenizer.decode(request.tokens, skip_special=False)
+    return Prompt(prompt=text, content=text)
 
 
 def info(context: ModelContext) -> TokenizerInfo:

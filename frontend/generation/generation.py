@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError
+from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError, Unprocessable
 from frontend.generation.choice import Choice
 from frontend.request import Delta, Finish
 from frontend.workers.pool import WorkerPool
@@ -193,6 +193,8 @@ def error_of(end: End) -> SluiceError:
     match end.outcome:
         case Outcome.DEADLINE:
             return deadline_error(end.error)
+        case Outcome.DEAD_END:
+            return Unprocessable(f"the answer cannot keep to what was asked for: {end.error}", code="invalid_grammar")
         case Outcome.SHUTDOWN:
             return Overloaded(end.error or "the server is shutting down", code="shutdown", retry_after=1.0)
         case Outcome.ABORTED:

@@ -1,4 +1,4 @@
-"""All requests of this process: submits their sequences, and knows which requests are alive.
+"""All requests of one model: submits their sequences, and knows which requests are alive.
 
 Knows tokens and text; knows neither an API format nor a socket. `Service.start` makes `len(prompts) * n` sequences of a
 `GenerationRequest`, all admitted or none, and returns a `Generation`.
@@ -8,14 +8,13 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 import msgspec
 
-from frontend.errors import Overloaded
-from frontend.generation.choice import Choice
+from frontend.errors import Overloaded, Unprocessable
+from frontend.generation.choice import Choice, Extra
+from frontend.generation.extras import extras_of
 from frontend.generation.generation import Generation, RequestMetrics, deadline_error
 from frontend.output_parser.parser import searched_text
 from frontend.request import GenerationRequest
@@ -26,9 +25,11 @@ from frontend.workers.pool import WorkerPool
 from frontend.workers.status import DRAINING, Readiness, not_ready
 from frontend.workers.stream import Stream
 from shared.messages import Sampling
+from shared.prefix_identity import PrefixIdentity
 
 DRAINING_RETRY_S = 5.0  # the Retry-After while draining: another server may have taken over by then
 HANDSHAKE_S = 0.5  # how long a request waits for a worker that may be ready at any moment
+MAX_TOKENS = 1 << 22  # of prompts, times `n`, in a request of several sequences: 16 MiB of messages to the workers
 POLL_S = 0.02  # how often it checks for the end of the handshake, or of the last request of a drain
 
 
@@ -36,14 +37,20 @@ class Service:
     """Starts requests, and knows which are alive."""
 
     def __init__(
-        self, pool: WorkerPool, tokenizer: asyncio.Future[Tokenizer], metrics: RequestMetrics | None = None
+        self,
+        pool: WorkerPool,
+        tokenizer: asyncio.Future[Tokenizer],
+        metrics: RequestMetrics | None = None,
+        prefix_cache_scope: str = "all",
     ) -> None:
+        """prefix_cache_scope: --prefix-cache-scope"""
         self.pool = pool
         self.metrics = metrics or RequestMetrics()
         self.generations: set[Generation] = set()  # those that are not closed
         self.draining = False
         self._tokenizer = tokenizer
         self._groups = itertools.count(1)
+        self._prefix_cache_scope = prefix_cache_scope
 
     @property
     def readiness(self) -> Readiness:
@@ -98,71 +105,95 @@ class Service:
         arrived_at: when the request arrived, by `time.perf_counter()`; None means now
 
         Raises:
+            Unprocessable: the workers could not hold all sequences even if they had no others.
             Overloaded, Unprocessable: a sequence was refused; those already admitted are aborted.
             DeadlineExceeded: `deadline_ms`, counted from `arrived_at`, passed before all were admitted.
         """
         self._check_ready()
+        self._check_size(request)
         arrived_at = time.perf_counter() if arrived_at is None else arrived_at
+        outputs = self._outputs(request)
         streams = await self._submit_in_time(request, arrived_at)
-        self.metrics.admitted(request.prompt_tokens + len(request.answer or ()))
-        stops, parser_config = Stops(request.stops) if request.stops else None, request.parser_config
-        shown = self._shown_specials(request)
-        texts = [
-            OutputText(
-                self.tokenizer.detokenizer(shown),
-                stops,
-                searched_text(parser_config),
-                include_stop=request.includes_stop,
-            )
-            for _ in streams
-        ]
+        checked = request.features.checked
+        self.metrics.admitted(request.prompt_tokens + len(checked or ()))
         choices = [
-            Choice(index, request, stream, text)
-            for index, (stream, text) in enumerate(zip(streams, texts, strict=True))
+            Choice(index, request, stream, text, extras)
+            for index, (stream, (text, extras)) in enumerate(zip(streams, outputs, strict=True))
         ]
-        if request.echo:
-            for choice in choices:
-                choice.echo(OutputText(self.tokenizer.detokenizer()))
         generation = Generation(
-            choices, self.pool, self.metrics, self.generations, arrived_at=arrived_at, generates=request.answer is None
-        )
-        if request.deadline_ms:
+            choices, self.pool, self.metrics, self.generations,
+            arrived_at=arrived_at, generates=checked is None,
+        )  # fmt: skip
+        if request.admission.deadline_ms:
             generation.fail_after(_time_left(request, arrived_at))
         return generation
+
+    def _outputs(self, request: GenerationRequest) -> list[tuple[OutputText, list[Extra]]]:
+        """Returns for each choice what makes text of its tokens, and its extras; nothing is submitted yet."""
+        tokenizer, shown = self.tokenizer, self._shown_specials(request)
+        stops, searched = Stops(request.stops) if request.stops else None, searched_text(request.parser_config)
+        outputs = []
+        for index in range(len(request.prompts) * request.n):
+            text = OutputText(tokenizer.detokenizer(shown), stops, searched, include_stop=request.shown.stop)
+            extras = extras_of(request, index, text, lambda: OutputText(tokenizer.detokenizer()))
+            outputs.append((text, extras))
+        return outputs
+
+    def _check_size(self, request: GenerationRequest) -> None:
+        """Raises Unprocessable for more sequences than workers can hold, before any message is made."""
+        count = len(request.prompts) * request.n
+        if count == 1:
+            return
+        param = "n" if request.n > 1 else "prompt"
+        places, tokens = self.pool.places(request.admission.fingerprint), request.n * request.prompt_tokens
+        if 0 < places < count:
+            problem = f"asks for {count} answers at once, but the server has room for {places}"
+        elif tokens > MAX_TOKENS:
+            problem = f"asks for {count} answers to {tokens} tokens of prompts, but a request may have {MAX_TOKENS}"
+        else:
+            return
+        raise Unprocessable(f"`{param}` {problem}", param=param, code="out_of_range")
+
+    def _salt(self, request: GenerationRequest) -> str:
+        """Returns the text that decides which requests share cached prefixes."""
+        tenant = request.admission.tenant if self._prefix_cache_scope == "tenant" else ""
+        return PrefixIdentity(request.admission.cache_salt, tenant).text
 
     def _shown_specials(self, request: GenerationRequest) -> dict[str, str]:
         """Returns the special tokens that the output's text has, and what stands for each."""
         marks = dict(request.parser_config.marks) if request.parser_config else {}
-        if not request.shows_specials:
+        if not request.shown.specials:
             return marks
         sampling, hidden = request.sampling, set[int]()
-        if not request.includes_stop:
+        if not request.shown.stop:
             hidden = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.tokenizer.eos_ids)}
         return self.tokenizer.specials_except(hidden) | marks
 
     async def _submit_in_time(self, request: GenerationRequest, arrived_at: float) -> list[Stream]:
-        if not request.deadline_ms:
+        if not request.admission.deadline_ms:
             return await self._submit(request)
         left = _time_left(request, arrived_at)
         if left > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    return await self._submit(replace(request, deadline_ms=math.ceil(1e3 * left)))
+                    return await self._submit(request.admitted(deadline_ms=math.ceil(1e3 * left)))
         for _ in range(len(request.prompts) * request.n):
             self.metrics.aborted("deadline_exceeded")
         raise deadline_error()
 
     async def _submit(self, request: GenerationRequest) -> list[Stream]:
+        admission, features = request.admission, request.features
         single = len(request.prompts) == request.n == 1
-        fingerprint = request.fingerprint or ("" if single else self.pool.fingerprint)
+        fingerprint = admission.fingerprint or ("" if single else self.pool.fingerprint)
+        salt = self._salt(request)
         calls = [
             self.pool.submit(
-                prompt, _sampling(request.sampling, n), cache_salt=request.cache_salt, group=group,
-                deadline_ms=request.deadline_ms, priority=request.priority, tenant=request.tenant,
-                pooling=request.pooling, answer=request.answer, fingerprint=fingerprint, generated=request.continued,
-                scored_from=start,
+                prompt, _sampling(request.sampling, n), cache_salt=salt, group=group,
+                deadline_ms=admission.deadline_ms, priority=admission.priority, tenant=admission.tenant,
+                fingerprint=fingerprint, generated=features.continued, answer=features.checked,
+                scored_from=features.scored.starts[i] if features.scored else 0, pooling=features.pooling,
             )
-            for prompt, group, start in zip(request.prompts, self._group_ids(request), _starts(request), strict=True)
+            for i, (prompt, group) in enumerate(zip(request.prompts, self._group_ids(request), strict=True))
             for n in range(request.n)
         ]  # fmt: skip
         if len(calls) == 1:
@@ -177,7 +208,7 @@ class Service:
             raise
 
     def _group_ids(self, request: GenerationRequest) -> list[int]:
-        if request.one_group:
+        if request.features.scored and request.features.scored.one_group:
             return [next(self._groups)] * len(request.prompts)
         return [next(self._groups) if request.n > 1 else 0 for _ in request.prompts]
 
@@ -195,14 +226,9 @@ class Service:
             generation.fail(Overloaded("the server is shutting down", code="shutdown", retry_after=1.0))
 
 
-def _starts(request: GenerationRequest) -> Sequence[int]:
-    """Returns for each prompt the index that it is scored from."""
-    return request.scored_from or [0] * len(request.prompts)
-
-
 def _time_left(request: GenerationRequest, arrived_at: float) -> float:
     """Returns the seconds until the request's deadline."""
-    return arrived_at + request.deadline_ms / 1e3 - time.perf_counter()
+    return arrived_at + request.admission.deadline_ms / 1e3 - time.perf_counter()
 
 
 def _sampling(sampling: Sampling, n: int) -> Sampling:

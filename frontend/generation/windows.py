@@ -15,7 +15,8 @@ WINDOW = 256  # prompts; the default of --max-waiting-requests has room for seve
 
 
 class Windows:
-    """The generations of a request, one after the other; each has the next WINDOW prompts.
+    """The generations of a request, one after the other; each has the next WINDOW prompts, or fewer if
+    the workers have less room.
 
     choices, reason: as a Generation has them, of all that have begun.
     fingerprint: of the workers, which is the same for all; empty before the first prompts are admitted
@@ -31,12 +32,10 @@ class Windows:
     async def deltas(self) -> AsyncGenerator[list[Delta]]:
         """Yields the deltas of all prompts. Raises SluiceError when a prompt is refused or fails."""
         prompts = self._request.prompts
-        for first in range(0, len(prompts), WINDOW):
-            at = slice(first, first + WINDOW)
-            window = replace(
-                self._request, prompts=prompts[at], scored_from=self._request.scored_from[at],
-                fingerprint=self.fingerprint,
-            )  # fmt: skip
+        size = min(WINDOW, self._service.pool.places() or WINDOW)
+        for first in range(0, len(prompts), size):
+            at = slice(first, first + size)
+            window = _window(self._request, at).admitted(fingerprint=self.fingerprint)
             generation = await self._service.start(window, self._arrived_at)
             self.fingerprint = generation.fingerprint
             self.choices += generation.choices
@@ -48,3 +47,11 @@ class Windows:
             finally:
                 generation.close()
                 self.reason = generation.reason
+
+
+def _window(request: GenerationRequest, at: slice) -> GenerationRequest:
+    """Returns the request with some of its prompts."""
+    features = request.features
+    if features.scored is not None:
+        features = replace(features, scored=replace(features.scored, starts=features.scored.starts[at]))
+    return replace(request, prompts=request.prompts[at], features=features)

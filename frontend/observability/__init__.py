@@ -2,8 +2,11 @@
 
 access_log          a log line for each finished request
 recording           the record of requests that `sluice replay` reads
+record_files        its files, which are renamed when they are full
 hooks               called when a request has ended: access log, record, metrics, tracing
 metrics             Prometheus metrics
+model_metrics       those of each model
+histograms          histograms that are cheap to observe
 stats               the document at /stats
 tracing             OpenTelemetry spans
 """

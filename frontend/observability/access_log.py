@@ -1,7 +1,7 @@
 """The access log: a line for each request that has ended, with its tenant, its outcome and its times.
 
-Contains no prompt, no text and no key. A thread writes the lines (shared/line_writer.py), so that a full disk or a pipe
-without a reader costs lines and never delays a stream.
+Contains no prompt, no text and no key. A thread writes the lines (shared/logs/line_writer.py), so that a full disk or a
+pipe without a reader costs lines and never delays a stream.
 """
 
 import sys
@@ -17,7 +17,7 @@ from frontend.generation.generation import Generation
 from frontend.generation.windows import Windows
 from frontend.request import GenerationRequest
 from shared.config import FrontendConfig
-from shared.line_writer import NonBlockingWriter
+from shared.logs.line_writer import NonBlockingWriter
 from shared.messages import Timings
 
 OUTCOMES = {
@@ -29,7 +29,9 @@ NO_TIMINGS = Timings()
 
 _encode = msgspec.json.Encoder().encode
 # Paths of probes and scrapes, and of the page: not in the log if successful.
-QUIET_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/stats", "/metrics", "/version", "/favicon.ico"})
+QUIET_PATHS = frozenset({
+    "/", "/health", "/v1/health", "/ready", "/ping", "/stats", "/metrics", "/version", "/favicon.ico", "/slots",
+})  # fmt: skip
 
 
 class RequestRecord:
@@ -176,8 +178,8 @@ def access_log(config: FrontendConfig) -> AccessLog | None:
     With `--log-format json`, the lines on stderr are JSON, too.
     """
     if config.access_log == "json":
-        return AccessLog(as_json, NonBlockingWriter(sys.__stdout__.fileno() if sys.__stdout__ else 1))
+        return AccessLog(as_json, NonBlockingWriter.to(sys.__stdout__.fileno() if sys.__stdout__ else 1))
     if config.access_log == "text" and config.log_level in ("debug", "info"):
         render = as_json if config.log_format == "json" else as_text
-        return AccessLog(render, NonBlockingWriter(sys.__stderr__.fileno() if sys.__stderr__ else 2))
+        return AccessLog(render, NonBlockingWriter.to(sys.__stderr__.fileno() if sys.__stderr__ else 2))
     return None

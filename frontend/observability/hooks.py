@@ -52,7 +52,7 @@ def end_hooks(config: FrontendConfig, metrics: PrometheusMetrics) -> EndHooks:
     if (access := access_log(config)) is not None:
         hooks.add(lambda entry, record: access(entry), access.close)
     if config.record:
-        recorder = Recorder.to(config.record)
+        recorder = Recorder.to(config.record, config.record_max_bytes, config.record_files)
         hooks.add(recorder, recorder.close)
     if config.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         _add_tracing(hooks, config.otlp_endpoint)

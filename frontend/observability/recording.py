@@ -1,4 +1,4 @@
-"""The record of requests (`--record`): a line for each generating request that has ended, see shared/record.py.
+"""The record of requests (`--record`): a line for each generating request that has ended, see shared/logs/record.py.
 
 Contains no key and no header. Prompts and answers are hashes, unless --record-text asks for them. A thread writes the
 lines, so that a full disk costs lines and never delays a stream; each line says how many were lost before it.
@@ -6,7 +6,6 @@ lines, so that a full disk costs lines and never delays a stream; each line says
 
 import json
 import logging
-import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
@@ -15,13 +14,12 @@ import msgspec
 
 from frontend.generation.generation import Generation
 from frontend.observability.access_log import LogEntry, RequestRecord
-from frontend.request import Delta
-from frontend.server.sse import StreamWriter
-from shared.codec import pack_u32
+from frontend.observability.record_files import RecordFiles
 from shared.config import ConfigError
-from shared.line_writer import NonBlockingWriter
+from shared.logs.line_writer import NonBlockingWriter
+from shared.logs.record import VERSION, RecordedRequest, hash_of
 from shared.messages import Sampling
-from shared.record import VERSION, RecordedRequest, hash_of
+from shared.wire.codec import pack_u32
 
 log = logging.getLogger("sluice.frontend")
 
@@ -35,23 +33,6 @@ NUMBERS = (
 _encode = msgspec.json.Encoder().encode
 
 
-class RecordedWriter:
-    """A StreamWriter that keeps what another one writes."""
-
-    def __init__(self, writer: StreamWriter, kept: list[bytes]) -> None:
-        self._writer, self._kept = writer, kept
-
-    def write(self, deltas: list[Delta]) -> bytes:
-        data = self._writer.write(deltas)
-        self._kept.append(data)
-        return data
-
-    def end(self) -> bytes:
-        data = self._writer.end()
-        self._kept.append(data)
-        return data
-
-
 class Recorder:
     """Writes the record; called with each request that has ended."""
 
@@ -59,17 +40,20 @@ class Recorder:
         self._put, self._dropped, self.close = put, dropped, close
 
     @classmethod
-    def to(cls, file: str) -> Self:
-        """Opens the file, to which several frontends may write. Raises ConfigError if it cannot be written."""
+    def to(cls, file: str, max_bytes: int, count: int) -> Self:
+        """Opens the file, to which several frontends may write. Raises ConfigError if it cannot be written.
+
+        max_bytes, count: see RecordFiles
+        """
         try:
-            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            files = RecordFiles(file, max_bytes, count)
         except OSError as error:
             raise ConfigError(f"--record {file} cannot be written: {error.strerror}") from error
-        writer = NonBlockingWriter(descriptor, MAX_PENDING_BYTES)
+        writer = NonBlockingWriter(files.write, MAX_PENDING_BYTES)
 
         def close() -> None:
             writer.close()
-            os.close(descriptor)
+            files.close()
             if writer.dropped:
                 log.warning("--record %s lacks %d requests, which could not be written in time", file, writer.dropped)
 

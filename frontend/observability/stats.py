@@ -1,6 +1,7 @@
 """/stats: what the workers last reported, as one document; zeros before the first report."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -141,15 +142,21 @@ class Stats(msgspec.Struct, kw_only=True):
     fingerprint: str
 
 
-def stats(
-    workers: Sequence[WorkerStatus],
-    name: str,
-    draining: bool,
-    fingerprint: Fingerprint = str,
-) -> Stats:
-    """Builds the document. `name` is the served model, `draining` whether this frontend is draining."""
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The workers of one model. name: what the model is served as"""
+
+    workers: Sequence[WorkerStatus]
+    name: str
+    fingerprint: Fingerprint = str
+
+
+def stats(pools: Sequence[Pool], draining: bool) -> Stats:
+    """Builds the document from one pool for each model. `draining`: whether this frontend is draining."""
+    members = [(pool, worker) for pool in pools for worker in pool.workers]
+    workers = [worker for _, worker in members]
     total = aggregate(workers) or _NONE
-    first = next((worker for worker in workers if worker.status), _ABSENT)
+    first_pool, first = next((member for member in members if member[1].status), (pools[0], _ABSENT))
     draining = draining or (bool(workers) and all(worker.state is ConnectionState.DRAINING for worker in workers))
     return Stats(
         running=total.running,
@@ -159,13 +166,13 @@ def stats(
         kv_cache=_kv_cache(total),
         prefix=PrefixCacheStats(queries=total.prefix_queries, hits=total.prefix_hits),
         speculation=SpeculationStats(drafted=total.draft_tokens, accepted=total.accepted_tokens),
-        worker=Worker(**_worker(first, name, fingerprint)),
-        workers=[_pool_worker(worker, name, fingerprint) for worker in workers],
+        worker=Worker(**_worker(first, first_pool)),
+        workers=[_pool_worker(worker, pool) for pool, worker in members],
         frontends=[Frontend(pid=one.pid, id=one.id, streams=one.streams) for one in total.frontends],
         throughput=_throughput(total),
         latency=msgspec.convert(total, Latency, from_attributes=True),
         draining=draining,
-        fingerprint=_common([fingerprint(worker.fingerprint) for worker in workers if worker.ready]),
+        fingerprint=_common([pool.fingerprint(worker.fingerprint) for pool, worker in members if worker.ready]),
     )
 
 
@@ -174,12 +181,12 @@ def _common(fingerprints: Sequence[str]) -> str:
     return fingerprints[0] if len(set(fingerprints)) == 1 else ""
 
 
-def _worker(worker: WorkerStatus, name: str, fingerprint: Fingerprint) -> dict[str, Any]:
+def _worker(worker: WorkerStatus, pool: Pool) -> dict[str, Any]:
     status = worker.status or _NONE
     return {
         "pid": status.pid,
         "epoch": status.epoch,
-        "model": status.model or name,
+        "model": status.model or pool.name,
         "device": status.device,
         "dtype": status.dtype,
         "kernels": status.kernels,
@@ -188,15 +195,15 @@ def _worker(worker: WorkerStatus, name: str, fingerprint: Fingerprint) -> dict[s
         "progress": status.progress,
         "last_step_age_s": status.last_step_age_s,
         "max_seq_len": status.max_seq_len,
-        "fingerprint": fingerprint(worker.fingerprint),
+        "fingerprint": pool.fingerprint(worker.fingerprint),
         "step": msgspec.convert(status.prefill_budget, StepBudget, from_attributes=True),
     }
 
 
-def _pool_worker(worker: WorkerStatus, name: str, fingerprint: Fingerprint) -> PoolWorker:
+def _pool_worker(worker: WorkerStatus, pool: Pool) -> PoolWorker:
     status = worker.status or _NONE
     return PoolWorker(
-        **_worker(worker, name, fingerprint),
+        **_worker(worker, pool),
         address=worker.address,
         ready=worker.ready,
         reason=worker.reason,

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from frontend.api.common import ModelContext
-from frontend.api.decoding import convert
+from frontend.api.api_formats import API_FORMATS
+from frontend.api.model_context import ModelContext
 from frontend.api.receipts.claim import VerifyRequest
 from frontend.api.receipts.verify import read_claim
+from frontend.api.requests.decoding import convert
 from frontend.errors import Overloaded
 from frontend.generation.generation import Generation
 from frontend.generation.service import Service
@@ -178,7 +179,7 @@ class BatchRunner:
             packed = [b""] * len(request.prompts)
 
             def on_delta(index: int, delta: Delta) -> None:
-                packed[index] = delta.vector
+                packed[index] = delta.extras.vector
 
             await self._run_all(one_by_one(request), on_delta)
             emit((request, packed))
@@ -190,7 +191,8 @@ class BatchRunner:
 
         async def job(emit: Emit[dict[str, Any]]) -> None:
             membership = self.service.pool.membership
-            claim = await read_claim(convert(asked, VerifyRequest), self.context, membership)
+            request = convert(asked, VerifyRequest)
+            claim = await read_claim(request, self.context, membership.fingerprints, API_FORMATS)
             arriving, worker = None, membership.fingerprint
             if claim.generation is not None:
                 generation = await _start(self.service, claim.generation, self.recovery_timeout)

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict
 
-from frontend.api.common import ModelContext
-from frontend.api.decoding import convert
+from frontend.api.model_context import ModelContext
 from frontend.api.openai import chat, completions
 from frontend.api.openai.completions_input import MAX_PROMPTS
+from frontend.api.requests.decoding import convert
 from frontend.request import GenerationRequest
 
 Prompt = str | list[int]

@@ -1,6 +1,6 @@
 """The model as a Python object: `LLM(model).generate("Once upon a time")`, with a worker of its own and no HTTP.
 
-    with LLM("demo", max_batch_size=8) as llm:
+    with LLM("smollm2", max_batch_size=8) as llm:
         llm.generate("Hello")                                                   # str
         llm.generate(["A", "B"])                                                # list[str]
         for text in llm.generate("Hello", stream=True): ...
@@ -47,8 +47,8 @@ from frontend.offline.start import CannotStart, OpenRunner, runner_of
 from frontend.offline.text_stream import TextPiece, TextStream, only_text, progress_bar
 from frontend.request import Finish, GenerationRequest, Usage
 from frontend.text.tokenizer import Tokenizer
-from shared.codec import unpack_f32
 from shared.config import ConfigError
+from shared.wire.codec import unpack_f32
 
 __all__ = ["LLM", "Answer", "CannotStart", "ChatOptions", "Closed", "ConfigError", "Finish", "Options", "SluiceError",
            "Usage"]  # fmt: skip
@@ -61,7 +61,7 @@ class LLM:
     crashes is restarted, and its requests continue where they were.
     """
 
-    def __init__(self, model: str | Path = "demo", **settings: Any) -> None:
+    def __init__(self, model: str | Path = "smollm2", **settings: Any) -> None:
         """Starts the worker, and returns when the model is loaded.
 
         settings: the flags of `sluice worker` by their names in shared/config/worker.py (`max_batch_size=8`,

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from frontend.api.common import ModelContext, check_task
+from frontend.api.model_context import ModelContext, check_task
 from frontend.api.pooling import embeddings, relevance
 from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.relevance import Pairs, RelevanceFields, relevance_request

@@ -10,7 +10,7 @@ from typing import Any
 from deploy.supervisor.child_command import CliError, with_local_model, with_tokenizer_files
 from deploy.supervisor.embedded_worker import EmbeddedWorker, embedded_worker
 from deploy.supervisor.run_dir import RunDirError
-from frontend.api.common import ModelContext
+from frontend.api.model_context import ModelContext
 from frontend.errors import SluiceError
 from frontend.generation.service import Service
 from frontend.offline.batch import BatchRunner

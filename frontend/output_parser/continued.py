@@ -17,8 +17,8 @@ class ContinuedParser:
     def __init__(self, parser: OutputParser, before: Sequence[str]) -> None:
         """before: the texts before the rest. `parser` has parsed nothing yet."""
         self._parser = parser
-        self._complete = 0  # calls that were complete before
-        self._open: list[Event] = []  # of the call that was not
+        self._complete = 0  # the number of calls that were complete before the rest
+        self._open: list[Event] = []  # the events of the call that was not complete
         for event in parser.feed("".join(before)):
             match event:
                 case CallStart():

@@ -10,9 +10,10 @@ from frontend.output_parser.parser import OutputParser
 def feed_counting(parser: OutputParser, texts: Sequence[str], tokens: int) -> tuple[list[Event], int]:
     """Feeds the texts of the next tokens to a parser. Returns its events, and how many of the tokens are reasoning.
 
-    texts: one for each of `tokens` tokens, and perhaps one more, for text that became certain after the last
+    texts: a text for each of `tokens` tokens, and perhaps one more text that became certain after the last token
 
-    The tags count, too, but not an opening tag that is still incomplete. After reasoning, this costs one check a call.
+    The tags count, too, but not an opening tag that is still incomplete. After reasoning, a call of this costs one
+    check.
     """
     if len(texts) == 1:
         before, events = parser.reasoning, parser.feed(texts[0])

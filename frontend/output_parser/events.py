@@ -1,4 +1,4 @@
-"""What the parser emits: text, reasoning, parts of tool calls.
+"""The events that the parser emits: text, reasoning, parts of tool calls.
 
 Joined, the events of an output do not depend on the pieces in which its text arrived.
 """

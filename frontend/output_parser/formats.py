@@ -1,4 +1,5 @@
-"""How a model writes reasoning and tool calls (`ModelFormat`), and what to look for in one output (`ParserConfig`).
+"""Knows how a model writes reasoning and tool calls (`ModelFormat`), and what to look for in one output
+(`ParserConfig`).
 
 The source of the chat template shows the format; `--tool-format` and `--reasoning-format` override it.
 """
@@ -43,9 +44,9 @@ class ToolFormat(StrEnum):
     GEMMA4 = "gemma4"  # <|tool_call>call:NAME{key:<|"|>…<|"|>, …}<tool_call|>
 
 
-# What a template that writes calls of a format contains: the first row decides whose words are all there.
-SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
-    (ToolFormat.HARMONY, ("<|channel|>",)),  # the format of all output, and not of calls only
+# The words in a template that writes calls of a format. The first row counts whose words are all in the template.
+TEMPLATE_WORDS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
+    (ToolFormat.HARMONY, ("<|channel|>",)),  # harmony is the format of all output, not of calls only
     (ToolFormat.SEED, ("<seed:tool_call>", "<function=")),
     (ToolFormat.MINIMAX, ("<minimax:tool_call>", "<invoke name=")),
     (ToolFormat.QWEN_XML, ("<tool_call>", "<function=", "<parameter=")),
@@ -68,16 +69,16 @@ SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (ToolFormat.PYTHONIC, ("[func_name1(",)),
     (ToolFormat.GLM4, ("<|observation|>", '"metadata"')),
 )
-DESCRIBED = frozenset({ToolFormat.DEEPSEEK_V3, ToolFormat.DEEPSEEK_V31})  # their templates show calls and no tools
+DESCRIBED = frozenset({ToolFormat.DEEPSEEK_V3, ToolFormat.DEEPSEEK_V31})  # templates of both show calls, but no tools
 KNOWN_WITHOUT_TOOLS = DESCRIBED | {ToolFormat.HARMONY, ToolFormat.MISTRAL_ARGS}
-ARGUMENTS_AS_TEXT = re.compile(r"""arguments(['"]\])?\s*\+""")  # in a template: `… + call.arguments + …`
-# In a template that asks for the variable `thinking` (DeepSeek V3.1), which is no field of a message there.
+ARGUMENTS_AS_TEXT = re.compile(r"""arguments(['"]\])?\s*\+""")  # a template that does this: `… + call.arguments + …`
+# Matches a template that reads the variable `thinking` (DeepSeek V3.1), but not one that reads `message.thinking`.
 ASKS_FOR_THINKING = re.compile(r"(?<![.\w])thinking is (not )?defined")
 MARKS: Mapping[ToolFormat, Mapping[str, str]] = {
     ToolFormat.HARMONY: marks.HARMONY,
     ToolFormat.MISTRAL_ARGS: marks.MISTRAL_ARGS,
-}  # of formats that cannot be parsed without
-Tags = tuple[str, str]  # what opens and closes reasoning
+}  # the tags of formats that cannot be parsed without tags
+Tags = tuple[str, str]  # the texts that open and close reasoning
 THINK: Tags = ("<think>", "</think>")
 TAGS: tuple[Tags, ...] = (
     ("[THINK]", "[/THINK]"),
@@ -85,8 +86,8 @@ TAGS: tuple[Tags, ...] = (
     ("<|channel>thought", "<channel|>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     THINK,
-)  # the first of which a template has one is the model's
-# What a client's effort means to a model that knows fewer degrees. Gpt-oss always thinks.
+)  # the first pair of which a template has one tag is the model's
+# The degrees nearest to a client's effort, for models that know fewer. Gpt-oss always thinks.
 DEGREES: Mapping[ToolFormat, Mapping[str, str]] = {
     ToolFormat.HARMONY: {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 }
@@ -102,7 +103,7 @@ class Reasoning(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelFormat:
-    """What the source of a model's chat template says about the model."""
+    """The properties of a model that the source of its chat template shows."""
 
     tool_format: ToolFormat = ToolFormat.NONE
     shows_tools: bool = False  # the template writes tools into the prompt
@@ -142,7 +143,7 @@ class ModelFormat:
         """Returns where an output begins: inside its reasoning, after it, or where it may open it.
 
         prompt: the rendered prompt
-        continued: the text of the answer that it ends with, which the output continues
+        continued: the beginning of the answer, with which the prompt ends; the output continues it
         """
         if self.tool_format is ToolFormat.HARMONY:
             return _open_message(prompt)
@@ -167,8 +168,8 @@ class ModelFormat:
         """Returns how to parse an output; None if there is nothing to look for, because all of it is text.
 
         functions: the functions that the output may call
-        must_call: it calls one of them and says nothing else
-        specials: what of the format and of the tags is a special token of the model's vocabulary
+        must_call: the output calls one of these functions and says nothing else
+        specials: the words of the format and of the tags that are special tokens of the model's vocabulary
         """
         callable_functions = tuple(functions)
         if begins is Reasoning.DONE and not callable_functions and self.tool_format not in MARKS:
@@ -203,7 +204,7 @@ def _open_message(prompt: str) -> Reasoning:
 
 
 def _tool_format(source: str) -> ToolFormat:
-    return next((one for one, words in SIGNS if all(word in source for word in words)), ToolFormat.NONE)
+    return next((one for one, words in TEMPLATE_WORDS if all(word in source for word in words)), ToolFormat.NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +215,9 @@ class ParserConfig:
     tool_format: how the output writes calls
     function_names: the functions that the output may call
     reasoning_is_text: reasoning stays in the text
-    tags: what opens and closes reasoning
+    tags: the texts that open and close reasoning
     must_call: the output is calls and nothing else, after its reasoning
-    kinds: what the values of each function's parameters may be
+    kinds: the kinds of values that each function's parameters may have
     shown: special tokens whose spelling the parser must see
     """
 
@@ -231,7 +232,7 @@ class ParserConfig:
 
     @property
     def marks(self) -> Mapping[str, str]:
-        """The special tokens that the parser must see, and what stands for each in the text that it is fed."""
+        """The special tokens that the parser must see, and the stand-in of each in the text that the parser gets."""
         return MARKS.get(self.tool_format) or {spelling: spelling for spelling in self.shown}
 
 

@@ -15,7 +15,7 @@ a line break.
 import re
 from collections.abc import Callable
 
-from frontend.output_parser.calls import Calls
+from frontend.output_parser.calls.calls import Calls
 from frontend.output_parser.events import Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig, Reasoning
 from frontend.output_parser.marks import BLANK, CALL, CHANNEL, CONSTRAIN, END, HARMONY, MESSAGE, RETURN, START
@@ -66,9 +66,9 @@ class HarmonyParser:
         self._names = parser_config.function_names
         self._reasoning: Kind = Text if parser_config.reasoning_is_text else ReasoningText
         self._header: str | None = None  # so far; None within a message's content
-        self._kind: Kind = Text  # of the open message
+        self._kind: Kind = Text  # the kind of the open message
         self._feed_content: Callable[[str], list[Event]] = self._say
-        self._name = ""  # of the function that the open message calls
+        self._name = ""  # the function that the open message calls
         self._messages = 0  # how many have begun
         self._said: dict[Kind, int] = {}  # the last message that had text of this kind
         self._calls = Calls()
@@ -130,7 +130,7 @@ class HarmonyParser:
         self._messages += 1
 
     def _end_header(self, following: str = "") -> list[Event]:
-        """Ends a header that no content follows: without any mark it was text, unless it is blank."""
+        """Ends a header that has no content. A header without any mark becomes text, unless it is blank."""
         header, self._header = self._header or "", following
         if not header or header[0] in ALL or CHANNEL in header or (self._messages > 1 and not header.strip()):
             return []

@@ -1,4 +1,4 @@
-"""Special tokens that a parser must see. No text shows them, so they reach the parser as characters that no text has.
+"""Gives parsers the special tokens that they must see. Texts do not show these tokens, so stand-ins reach the parser.
 
 A stand-in is a lone surrogate: no sequence of bytes decodes to one, so a model cannot write a mark letter by letter.
 """
@@ -25,7 +25,7 @@ MISTRAL_ARGS: Mapping[str, str] = {
     "[THINK]": THINK,
     "[/THINK]": THOUGHT,
 }
-BLANK = "\udc80"  # stands for nothing; no stop string has it either
+BLANK = "\udc80"  # a stand-in for no token; no stop string has it either
 _SPELLINGS = {ord(mark): spelling for each in (HARMONY, MISTRAL_ARGS) for spelling, mark in each.items()}
 
 

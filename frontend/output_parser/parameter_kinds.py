@@ -1,12 +1,13 @@
-"""What the value of a parameter may be, by its JSON schema: where a format writes a string without quotes, only the
-schema tells a text from a number."""
+"""Finds out from a JSON schema which kinds of values a parameter may have.
+
+Where a format writes a string without quotes, only the schema tells a text from a number."""
 
 import json
 from collections.abc import Iterator, Mapping
 from enum import Enum, auto
 from typing import Any
 
-MAX_DEPTH = 16  # of references and alternatives
+MAX_DEPTH = 16  # the depth to which references and alternatives are followed
 
 
 class Kind(Enum):
@@ -18,7 +19,7 @@ class Kind(Enum):
 
 
 def kinds_of(schema: Mapping[str, Any]) -> dict[str, Kind]:
-    """Returns the kind of each named parameter of a function; any other is TEXT."""
+    """Returns the kind of each named parameter of a function; other parameters are TEXT."""
     properties = schema.get("properties")
     return {name: kind_of(one, schema) for name, one in properties.items()} if isinstance(properties, dict) else {}
 
@@ -80,7 +81,7 @@ def _type_of(value: Any) -> str:
 
 
 def as_json(text: str, kind: Kind) -> str:
-    """Returns the JSON of a value's whole text. Text that is not the JSON it should be is a string all the same."""
+    """Returns the JSON of a value's whole text. Text that should be JSON and is not becomes a string."""
     if kind is not Kind.TEXT:
         stripped = text.strip()
         try:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from frontend.output_parser.calls.json_stream import JsonObjectScanner
 from frontend.output_parser.continued import ContinuedParser
 from frontend.output_parser.counting import feed_counting
 from frontend.output_parser.events import CallArguments, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig
-from frontend.output_parser.json_stream import JsonObjectScanner
 from frontend.output_parser.parser import OutputParser, output_parser
 
 
@@ -39,7 +39,7 @@ class ParsedOutput:
     def parse(
         cls, texts: Sequence[str], parser_config: ParserConfig, tokens: int = 0, before: Sequence[str] = ()
     ) -> Self:
-        """texts: as for `feed_counting`; before: the texts that they go on from."""
+        """texts: as for `feed_counting`; before: the texts that they continue."""
         parser = output_parser(parser_config)
         parsed = cls(ContinuedParser(parser, before) if before else parser)
         events, parsed.reasoning_tokens = feed_counting(parsed.parser, texts, tokens)

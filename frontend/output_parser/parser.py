@@ -1,20 +1,20 @@
 """Parses the text of one output as it arrives: finds reasoning and tool calls. Knows neither tokens nor API formats.
 
-Events are final, and no text is lost: what turns out not to be a tag, not a call of an offered function, or not
-arguments becomes text. Only the format's own tags and the white space around them are dropped, and a call that was
-cut off before its arguments.
+Events are final, and no text is lost: a piece that turns out to be no tag, no call of an offered function, or no
+arguments becomes text. Only three things are dropped: the format's own tags, the white space around them, and a call
+that was cut off before its arguments.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from frontend.output_parser.call_parser import CallParser
+from frontend.output_parser.calls.call_parser import CallParser
+from frontend.output_parser.calls.mistral_args import AnswerText, MistralParser
+from frontend.output_parser.calls.prefix import partial_tag
 from frontend.output_parser.events import Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
 from frontend.output_parser.harmony import HarmonyParser, UserText
-from frontend.output_parser.mistral_args import AnswerText, MistralParser
-from frontend.output_parser.prefix import partial_tag
 from frontend.output_parser.unseparated import UnseparatedParser
 
 
@@ -49,7 +49,7 @@ class TaggedParser:
         self._opening, self._closing = parser_config.tags
         self._calls = CallParser(parser_config) if parser_config.function_names else None
         self._body: Body = self._calls or TextOnly()
-        self._text = ""  # not decided yet
+        self._text = ""  # text that is not decided yet
         self._leading = True  # no reasoning has come yet: line breaks belong to the opening tag and are dropped
 
     @property
@@ -134,7 +134,7 @@ class _SkipLineBreaks:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How output of a format is parsed, and which of its text stop strings are searched in."""
+    """How output of a format is parsed, and in which part of its text stop strings are searched."""
 
     parser: Callable[[ParserConfig], OutputParser]
     searched: Callable[[ParserConfig], Callable[[str], str]]
@@ -161,5 +161,5 @@ def output_parser(parser_config: ParserConfig) -> OutputParser:
 
 
 def searched_text(parser_config: ParserConfig | None) -> Callable[[str], str]:
-    """Returns what turns each piece of a new output into the text that stop strings are searched in."""
+    """Returns a function that turns each piece of a new output into the text in which stop strings are searched."""
     return STRATEGIES.get(parser_config.tool_format, TAGS).searched(parser_config) if parser_config else str

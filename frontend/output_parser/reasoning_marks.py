@@ -1,4 +1,4 @@
-"""What opens and closes reasoning, and what is written in its place when its budget is used up, by output format."""
+"""Knows the marks around reasoning, and the text that ends it when its budget is used up, for each output format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ class ReasoningMarks:
     """The texts that stand around reasoning. Each entry is encoded by itself, so marks become single tokens."""
 
     opening: tuple[str, ...]
-    closing: str  # one token
-    forced: tuple[str, ...]  # `closing`, and what leads on to the answer
+    closing: str  # a single token
+    forced: tuple[str, ...]  # `closing`, and the text that leads on to the answer
     anywhere: bool = False  # reasoning may open again, and not only at the beginning of an output
-    forbidden: tuple[str, ...] = ()  # what may not follow each other once the budget is used up
+    forbidden: tuple[str, ...] = ()  # marks that may not follow each other once the budget is used up
 
 
 _HARMONY = ReasoningMarks(

@@ -1,4 +1,4 @@
-"""Which functions the output may or must call, independent of the API format."""
+"""Says which functions the output may or must call, independent of the API format."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Function:
 
     parameters: a JSON schema of an object
     param: the request field that holds `parameters`
-    definition: what a chat template reads
+    definition: the description that a chat template reads
     """
 
     name: str

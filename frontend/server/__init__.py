@@ -7,6 +7,7 @@ tls                 checks the certificate
 middleware          request ids, authentication, exceptions as responses
 auth                API keys
 origins             which web pages may send requests
+hosts               which host names requests may be for
 sse                 server-sent events, written to the socket
 playground          the files of the page at `/`
 """

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 
 from frontend.errors import Unauthorized
 from shared.config import ConfigError
+from shared.private_files import is_open_to_others
 
 log = logging.getLogger("sluice.frontend")
 
@@ -29,7 +30,8 @@ class ApiKeys:
     """Fixed keys, and those in a file, reread when it changes. Without any, no key is needed; every tenant is ""."""
 
     def __init__(self, path: str, keys: Iterable[str] = ()) -> None:
-        """Reads the file. Raises ConfigError when it cannot be read, has no keys, or has an invalid line.
+        """Reads the file. Raises ConfigError when it cannot be read, may be read by others, has no keys, or has
+        an invalid line.
 
         keys: those that need no file; their names are made of their digests
         """
@@ -45,10 +47,12 @@ class ApiKeys:
         assert self._path is not None
         try:
             stat = os.stat(self._path)
-            stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size, stat.st_mode)
             if stamp == self._stamp:
                 return ""
             self._stamp = stamp
+            if is_open_to_others(self._path):
+                return "may be read by others (chmod 600 it)"
             self._names = _names(self._path.read_bytes())
         except OSError as error:
             changed, self._stamp = self._stamp != (), ()

@@ -40,7 +40,7 @@ class Http10Transport:
             self._transport.write(rest[: int(size, 16)])
 
 
-def head_without_upgrade(method: bytes, url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def head_without_upgrade(method: bytes, url: bytes, version: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Returns the head of a request without its offer to speak another protocol.
 
     Java's HTTP client, for one, offers HTTP/2 (h2c) with its first request.
@@ -49,7 +49,7 @@ def head_without_upgrade(method: bytes, url: bytes, headers: Iterable[tuple[byte
     lines = [b"%s: %s" % (name, value) for name, value in headers if name not in UPGRADE_HEADERS]
     if any(name == b"connection" and b"close" in value.lower() for name, value in headers):
         lines.append(b"connection: close")
-    return b"\r\n".join((b" ".join((method, url, b"HTTP/1.1")), *lines, b"", b""))
+    return b"\r\n".join((b" ".join((method, url, b"HTTP/" + version)), *lines, b"", b""))
 
 
 def abort_after_tls_close(
@@ -75,7 +75,9 @@ def abort_after_tls_close(
 
 def _has_unsent(transport: asyncio.Transport) -> bool:
     """Whether the client's system has yet to acknowledge some of what was written; False without a connection."""
-    unsent = bytearray(4)
+    unsent, socket = bytearray(4), transport.get_extra_info("socket")
+    if socket is None:  # TLS has let go of the connection
+        return False
     with contextlib.suppress(OSError, ValueError):
-        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, unsent)
+        fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, unsent)
     return any(unsent)

@@ -23,6 +23,9 @@ from frontend.server.http_compat import Http10Transport, abort_after_tls_close, 
 from frontend.server.middleware import CLOSED, DIRECT
 
 MAX_PIPELINED = 32  # requests of one connection that may wait for the current one
+VERSIONS = ("1.0", "1.1")
+MAX_HEADERS = 500  # of one request
+CHUNK_SIZE_BYTES = 16  # of a chunk's size line that count as body; what is longer is an extension
 LINGER_S = 1.0  # for a refused client to read the reason
 
 
@@ -37,12 +40,13 @@ class EarlyRefusal:
 
 
 BAD_REQUEST = EarlyRefusal(400, "invalid_request_error", "bad_request", "the request is not valid HTTP")
+BAD_HOST = EarlyRefusal(400, "invalid_request_error", "bad_host", "the request needs exactly one Host header")
 UPGRADE_REFUSED = EarlyRefusal(400, "invalid_request_error", "upgrade", "this server speaks no protocol but HTTP")
 TOO_MANY_PIPELINED = EarlyRefusal(
     400, "invalid_request_error", "too_many_pipelined", "too many pipelined requests on one connection"
 )
 HEAD_TOO_LARGE = EarlyRefusal(
-    431, "invalid_request_error", "head_too_large", "the request line and headers are too large"
+    431, "invalid_request_error", "head_too_large", "the request line, headers or trailers are too large"
 )
 REQUEST_TIMEOUT = EarlyRefusal(408, "timeout_error", "request_timeout", "the request did not arrive in time")
 TOO_MANY_CONNECTIONS = EarlyRefusal(503, "overloaded_error", "too_many_connections", "too many connections; try again")
@@ -63,9 +67,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._limits = limits
         self._on_refused = on_refused
         self._refusal = BAD_REQUEST  # why the parser stopped
-        self._chunk = b""  # the bytes being parsed, after the last three bytes of the previous chunk
-        self._heads = 0  # heads that ended in the chunk
-        self._received = 0  # bytes since the last complete head or request
+        self._new = 0  # bytes being parsed
+        self._received = 0  # bytes since the last complete head or request, without those of the body
         self._unfinished: list[Any] = []  # pipelined cycles before the newest one that are not complete
         self._deaf = False  # the client was refused: input is ignored
         self._phase, self._progress, self._since = "", object(), 0.0  # see `check_timeouts`
@@ -88,11 +91,34 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        self._received += len(data)
-        self._chunk, self._heads = self._chunk[-3:] + data, 0
-        super().data_received(data)
-        if self._received > self._limits.header_bytes and self._in_head() and not self._deaf:
+        self._new = len(data)
+        self._received += self._new
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
+        self._parse(data)
+        if self._received > self._limits.header_bytes and not self._deaf:
             self._refuse(HEAD_TOO_LARGE)
+
+    def _parse(self, data: bytes) -> None:
+        """Parses, and ignores offers to speak another protocol.
+
+        At an offer, the parser stops after the head and would drop the body. It is replaced by one that sees the same
+        request without the offer; the parser knows where the head ends, since anything may precede it in `data`.
+        """
+        while True:
+            try:
+                return self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                data = self._head_without_upgrade() + data[offer.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            except httptools.HttpParserError:
+                return self._refuse(self._refusal)
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        return head_without_upgrade(self.parser.get_method(), self.url, version, self.headers)
 
     # uvicorn calls these when the server shuts down and when a response is complete
 
@@ -110,14 +136,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # the parser calls these; an exception stops it
 
     def on_headers_complete(self) -> None:
-        if self._received > self._limits.header_bytes and self._head_bytes() > self._limits.header_bytes:
-            self._stop_parser(HEAD_TOO_LARGE)
-        self._heads += 1
+        self._check_head()
         if self.parser.should_upgrade():
-            self._stop_parser(UPGRADE_REFUSED)
+            return  # `_parse` goes on
         self._received = 0
         previous = self.cycle
         super().on_headers_complete()
+        self.headers = []  # for trailers, which nobody reads; the request has the list of its headers
         cast("dict[str, Any]", self.scope)[DIRECT] = DirectWriter(self.cycle)
         if not self.parser.should_keep_alive():
             self.cycle.transport = CloseAfterResponse(self.transport, self._close)  # type: ignore[assignment]
@@ -128,29 +153,37 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if len(self.pipeline) > MAX_PIPELINED:
                 self._stop_parser(TOO_MANY_PIPELINED)
 
+    def _check_head(self) -> None:
+        """Stops the parser if the head is too large or of another version, names not one host, or asks for a tunnel."""
+        limit = self._limits.header_bytes
+        too_large = max(self._received, self._new) > limit and self._head_bytes() > limit
+        if too_large or len(self.headers) > MAX_HEADERS:
+            self._stop_parser(HEAD_TOO_LARGE)
+        version = self.parser.get_http_version()
+        if version not in VERSIONS:
+            self._stop_parser(BAD_REQUEST)
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and version != "1.0"):
+            self._stop_parser(BAD_HOST)
+        if self.parser.get_method() == b"CONNECT":
+            self._stop_parser(UPGRADE_REFUSED)
+
+    def on_chunk_header(self) -> None:
+        self._received = max(0, self._received - CHUNK_SIZE_BYTES)
+
+    def on_body(self, body: bytes) -> None:
+        self._received = max(0, self._received - len(body))
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._received = 0
         super().on_message_complete()
 
     def _stop_parser(self, refusal: EarlyRefusal) -> None:
         self._refusal = refusal
         raise RequestRefused
-
-    def send_400_response(self, msg: str) -> None:
-        """Answers when the parser has stopped; uvicorn calls this method."""
-        if self._refusal is UPGRADE_REFUSED and self._heads == 1 and self.parser.get_method() != b"CONNECT":
-            self._refusal = BAD_REQUEST
-            self._parse_without_upgrade()
-        else:
-            self._refuse(self._refusal)
-
-    def _parse_without_upgrade(self) -> None:
-        """Parses a request again without its upgrade offer, because the parser would drop its body."""
-        body = self._chunk.partition(b"\r\n\r\n")[2]
-        head = head_without_upgrade(self.parser.get_method(), self.url, self.headers)
-        self.parser = httptools.HttpRequestParser(self)
-        self._received = 0
-        super().data_received(head + body)
 
     # `enforce_timeouts` calls this
 

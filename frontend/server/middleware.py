@@ -1,7 +1,7 @@
-"""ASGI middleware: checks the origin and the API key, turns exceptions into responses, and adds the request id to all.
+"""ASGI middleware: checks host, origin and API key, turns exceptions into responses, and adds the request id to all.
 
-Knows HTTP statuses. origins.py knows which pages may send requests, and auth.py knows the keys; the API format writes
-the body of an error.
+Knows HTTP statuses. hosts.py and origins.py know which names and pages are allowed, and auth.py knows the keys; the API
+format writes the body of an error.
 """
 
 import asyncio
@@ -18,14 +18,19 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from frontend.errors import DeadlineExceeded, Internal, MethodNotAllowed, NotFound, Overloaded, SluiceError
+from frontend.errors import BadRequest, DeadlineExceeded, Internal, MethodNotAllowed, NotFound, Overloaded, SluiceError
 from frontend.observability.access_log import RequestRecord
 from frontend.server.auth import ApiKeys
+from frontend.server.hosts import Hosts
 from frontend.server.origins import Origins
+from frontend.text import grammar_check
 
 log = logging.getLogger("sluice.frontend")
 
-OPEN_ROUTES = frozenset({"/health", "/ping", "/ready", "/"})  # and the playground's files, which contain no data
+PROBES = frozenset(
+    {"/health", "/v1/health", "/ping", "/ready"}
+)  # without data; sent to addresses that no setting can list
+OPEN_ROUTES = PROBES | {"/"}  # and the playground's files, which contain no data
 PAGE_FILES = "/web/"
 API_FORMAT = "sluice.api_format"  # the API format; the route adds it to the scope
 REQUEST_ID = "sluice.request_id"
@@ -52,6 +57,8 @@ def client_error(exc: Exception, request_id: str) -> SluiceError:
         if exc.status_code == 405:
             return MethodNotAllowed(str(exc.detail), allow=(exc.headers or {}).get("Allow", ""))
         return (NotFound if exc.status_code == 404 else SluiceError)(str(exc.detail))
+    if isinstance(exc, RecursionError):  # only what a client sent is nested that deeply
+        return BadRequest("the request has a value that is nested too deeply")
     if not isinstance(exc, SluiceError):
         log.error("request %s failed", request_id, exc_info=exc)
         return Internal(f"internal error, logged as request {request_id}", code="internal_error")
@@ -82,6 +89,7 @@ class RequestMiddleware:
         app: ASGIApp,
         *,
         keys: ApiKeys,
+        hosts: Hosts,
         origins: Origins,
         envelope: Callable[[str], Envelope],
         rejected: Callable[[str], None],
@@ -94,6 +102,7 @@ class RequestMiddleware:
         """
         self._app = app
         self._keys = keys
+        self._hosts = hosts
         self._origins = origins
         self._envelope = envelope
         self._rejected = rejected
@@ -122,9 +131,12 @@ class RequestMiddleware:
             await send(message)
 
         try:
+            if scope["path"] not in PROBES:
+                self._hosts.check(headers)
             self._origins.check(scope["method"], headers)
             if not _is_open(scope["path"]):
                 record.tenant = self._keys.identify(headers)
+            grammar_check.tenant.set(record.tenant)
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             record.outcome = "client_gone"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sse_starlette import EventSourceResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from frontend.request import Delta
 from frontend.server.http_protocol import DirectWriter
@@ -64,12 +64,29 @@ class StreamWriter(Protocol):
         """Returns the bytes that close a successful stream, such as `data: [DONE]`. Not called after an error."""
 
 
+class RecordedWriter:
+    """A StreamWriter that keeps what another one writes."""
+
+    def __init__(self, writer: StreamWriter, kept: list[bytes]) -> None:
+        self._writer, self._kept = writer, kept
+
+    def write(self, deltas: list[Delta]) -> bytes:
+        data = self._writer.write(deltas)
+        self._kept.append(data)
+        return data
+
+    def end(self) -> bytes:
+        data = self._writer.end()
+        self._kept.append(data)
+        return data
+
+
 class EventStream(EventSourceResponse):
     """The response that streams `source` through `writer` until the source has ended or the client has left.
 
-    The base class makes the headers and watches for the client's disconnect. Its group of tasks, which renders event by
-    event, is replaced by one task: the group took most of a short response's time. Its reaction to signals, which would
-    cut streams off, is left out: draining is the service's task.
+    The base class makes the headers. One task replaces its group of tasks, which renders event by event: the group took
+    most of a short response's time. Its reaction to signals is left out, because it would cut streams off: draining is
+    the service's task.
 
     stream_error: makes the last event from the error, if the source ended with one or something raised one
     close: called in any case, when nothing more will be polled
@@ -90,10 +107,7 @@ class EventStream(EventSourceResponse):
         direct: DirectWriter | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(
-            iter(()), headers=headers, media_type=framing.media_type, ping=keepalive_s,
-            client_close_handler_callable=self._on_disconnect,
-        )  # fmt: skip
+        super().__init__(iter(()), headers=headers, media_type=framing.media_type, ping=keepalive_s)
         self._framing = framing
         self._source = source
         self._writer = writer
@@ -108,21 +122,20 @@ class EventStream(EventSourceResponse):
         self._timer: asyncio.TimerHandle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        disconnect = asyncio.create_task(self._listen_for_disconnect(receive))
+        disconnect = asyncio.create_task(self._watch_client(receive))
         self._check_silence()
         try:
-            await self._stream_response(send)
+            await self._respond(send)
         finally:
             disconnect.cancel()
             self._timer.cancel()
 
-    async def _stream_response(self, send: Send) -> None:
+    async def _respond(self, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await self._write(self._send)
         finally:
             self._end()
-        self.active = False
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send) -> None:
@@ -162,7 +175,10 @@ class EventStream(EventSourceResponse):
             self._written_at = time.monotonic()
         return data
 
-    async def _on_disconnect(self, message: Message) -> None:
+    async def _watch_client(self, receive: Receive) -> None:
+        """Ends the stream once the client has left."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
         self._end()
         self._wakeup.set()
 

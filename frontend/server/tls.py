@@ -4,6 +4,7 @@ import ssl
 from pathlib import Path
 
 from shared.config import ConfigError, FrontendConfig
+from shared.private_files import is_open_to_others
 
 
 def check_tls(config: FrontendConfig) -> None:
@@ -23,6 +24,9 @@ def check_tls(config: FrontendConfig) -> None:
     except ssl.SSLError as error:
         flags = "--ssl-certfile and --ssl-keyfile" if key else f"--ssl-certfile {certificate}"
         raise ConfigError(f"{flags} hold no certificate with its key: {error.reason or error}") from error
+    flag, secret = ("--ssl-keyfile", key) if key else ("--ssl-certfile", certificate)
+    if is_open_to_others(secret):
+        raise ConfigError(f"{flag} {secret} has a private key and may be read by others (chmod 600 it)")
 
 
 def _no_password() -> str:

@@ -60,7 +60,7 @@ def _environment() -> jinja2.Environment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    environment.filters["tojson"] = _to_json  # Jinja's own escapes HTML
+    environment.filters["tojson"] = _to_json  # Jinja's own filter escapes HTML
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -98,6 +98,11 @@ class ChatTemplate:
     def __bool__(self) -> bool:
         """Whether the model has a template."""
         return bool(self._templates)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources of the templates."""
+        return tuple(self._templates.values())
 
     def at(self, seconds: float) -> "ChatTemplate":
         """Returns the template as it renders at a time, in seconds since 1970: some write the date."""

@@ -1,16 +1,34 @@
 """Closes JSON schemas: their objects may have no properties except the named ones.
 
-JSON Schema allows any other property unless `additionalProperties` forbids it. Few clients that leave it out mean that,
-and a model could go on inventing properties forever. Everything that the closed schema allows, the original allows.
+JSON Schema allows any other property unless `additionalProperties` forbids it. Few clients that leave it out want other
+properties, and a model could go on inventing them forever. Everything that the closed schema allows, the original
+allows.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-BY_NAME = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")  # name → subschema
+BY_NAME = (
+    "properties",
+    "$defs",
+    "definitions",
+    "patternProperties",
+    "dependentSchemas",
+)  # keywords that map names to subschemas
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-SINGLE = ("items", "additionalProperties", "contains", "then", "else")  # without `not` and `if`
-OWN = {"properties", "required", "patternProperties", "additionalProperties"}  # describe the object itself
+SINGLE = (
+    "items",
+    "additionalProperties",
+    "contains",
+    "then",
+    "else",
+)  # one subschema each; `not` and `if` are left out
+OWN = {
+    "properties",
+    "required",
+    "patternProperties",
+    "additionalProperties",
+}  # keywords that describe the object itself
 ELSEWHERE = {"anyOf", "oneOf", "allOf", "if", "then", "else", "dependentSchemas", "$ref", "$dynamicRef", "not"}
 OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"}
 

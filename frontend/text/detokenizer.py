@@ -10,7 +10,7 @@ from typing import Protocol
 
 from frontend.text.stop_strings import Search, Stops
 
-PARTIAL = "\udc80"  # as a token's text: use its bytes instead. A lone surrogate, which no text contains
+PARTIAL = "\udc80"  # a lone surrogate, which no text contains. As a token's text it means: use the token's bytes
 REPLACEMENT = "\ufffd"
 
 
@@ -21,7 +21,7 @@ class Detokenizer(Protocol):
         """Returns one text per id, empty while a character is incomplete or where the id is not shown."""
 
     def flush(self) -> str:
-        """Returns the text that is left: replacement characters for bytes that never became a character."""
+        """Returns the rest of the text: replacement characters for bytes that never became a character."""
 
 
 class ByteLevelText:
@@ -36,7 +36,7 @@ class ByteLevelText:
     def __init__(self, texts: Mapping[int, str], raw: Mapping[int, bytes]) -> None:
         self._text = texts.__getitem__
         self._raw = raw
-        self._pending = b""  # the beginning of a character
+        self._pending = b""  # the bytes of a character that is not complete
 
     def push(self, ids: list[int]) -> list[str]:
         if not self._pending:
@@ -157,7 +157,7 @@ class WindowText:
 
 
 class MarkedText:
-    """Shows some ids that `detokenizer` hides. A character that is incomplete before such an id stays incomplete.
+    """Shows some ids that `detokenizer` hides. If such an id interrupts a character, the character stays incomplete.
 
     marks: the text of each of these ids
     """
@@ -207,18 +207,18 @@ class OutputText:
         include_stop: bool = False,
     ) -> None:
         """
-        searched: is called with each piece of text in order, and returns it with other characters in the places where
-            no stop string may be found
+        searched: gets each piece of text in order, and returns the text in which to search. It has the same length, and
+            other characters where no stop string may be found
         include_stop: the text ends behind the stop string, not before it
         """
         self._include_stop = include_stop
         self._detokenizer = detokenizer
         self._search = None if stops is None else Search(stops)
         self._searched = searched
-        self._ids: list[int] = []  # held back, like their texts
+        self._ids: list[int] = []  # the ids that are held back, like their texts
         self._texts: list[str] = []
-        self._position = 0  # characters released
-        self.consumed = 0  # ids released, which usage counts
+        self._position = 0  # how many characters were released
+        self.consumed = 0  # how many ids were released; usage counts these
         self.stop: str | None = None  # the stop string that ended the stream
 
     def push(self, ids: list[int]) -> Released:
@@ -276,9 +276,9 @@ class OutputText:
         return ids, texts, None
 
     def _cut(self, search: Search) -> Released:
-        end = search.end if self._include_stop else search.start  # of the text
+        end = search.end if self._include_stop else search.start  # where the text ends
         left = end - self._position
-        count = self._safe_count(search.end - 1) + 1  # up to the id that completed the stop
+        count = self._safe_count(search.end - 1) + 1  # the ids up to the one that completed the stop string
         ids, texts, _ = self._release(count)
         for index, text in enumerate(texts):
             texts[index] = text[: max(0, left)]

@@ -10,7 +10,7 @@ from frontend.errors import Unprocessable
 from frontend.text.tokenizer import Tokenizer
 
 PREFIX, SUFFIX = "prefix", "suffix"
-# What a prompt has, in order: marks, and the two texts. A tokenizer has the layout if it has all the marks.
+# The parts of a prompt in order: marks, and the two texts. A tokenizer has the layout if it has all the marks.
 LAYOUTS: Sequence[tuple[str, ...]] = (
     ("<|fim_prefix|>", PREFIX, "<|fim_suffix|>", SUFFIX, "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma, Granite 4
     ("<fim_prefix>", PREFIX, "<fim_suffix>", SUFFIX, "<fim_middle>"),  # StarCoder, StarCoder2, Granite Code
@@ -21,14 +21,47 @@ LAYOUTS: Sequence[tuple[str, ...]] = (
 )  # fmt: skip
 
 
-async def with_suffix(prompts: Sequence[list[int]], suffix: str, tokenizer: Tokenizer) -> list[list[int]]:
-    """Returns prompts that ask for what stands between each of `prompts` and `suffix`.
+Layout = tuple[str, ...]
+# Marks before the name of a repository and before the name of each further file. A tokenizer needs both of a row.
+REPOSITORY: Sequence[tuple[str, str]] = (
+    ("<|repo_name|>", "<|file_sep|>"),  # Qwen2.5-Coder
+    ("<repo_name>", "<file_sep>"),  # StarCoder2
+    ("<reponame>", "<filename>"),  # StarCoder, Granite Code
+)
+PADDING = ("<|fim_pad|>", "<fim_pad>")  # end the middle
 
-    prompts: ids; those that the tokenizer puts before every text stay at the beginning
+
+def layout_of(tokenizer: Tokenizer) -> Layout | None:
+    """Returns the layout of the model's prompts; None if it was not trained to fill in the middle."""
+    return next((one for one in LAYOUTS if all(part in (PREFIX, SUFFIX) or _id(part, tokenizer) for part in one)), None)
+
+
+def filled(layout: Layout, before: list[int], after: list[int], tokenizer: Tokenizer) -> list[int]:
+    """Returns the prompt that asks for the middle between two texts, without what begins every text."""
+    parts = {PREFIX: before, SUFFIX: after}
+    return [*chain.from_iterable(parts[part] if part in parts else _id(part, tokenizer) for part in layout)]
+
+
+def repository_marks(tokenizer: Tokenizer) -> tuple[int, int] | None:
+    """Returns the ids of the marks before a repository's name and a file's; None if the tokenizer has none."""
+    pairs = ((_id(name, tokenizer), _id(file, tokenizer)) for name, file in REPOSITORY)
+    return next(((name[0], file[0]) for name, file in pairs if name and file), None)
+
+
+def ends(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the ids of tokens that end the middle; other ids end any output."""
+    padding = [id for mark in PADDING for id in _id(mark, tokenizer)]
+    return (*padding, *(repository_marks(tokenizer) or ()))
+
+
+async def with_suffix(prompts: Sequence[list[int]], suffix: str, tokenizer: Tokenizer) -> list[list[int]]:
+    """Returns prompts that ask for the middle between each of `prompts` and `suffix`.
+
+    prompts: ids; the ids that the tokenizer puts before every text stay at the beginning
 
     Raises Unprocessable for a model that was not trained to fill in the middle.
     """
-    layout = next((one for one in LAYOUTS if _has_marks(one, tokenizer)), None)
+    layout = layout_of(tokenizer)
     if layout is None:
         raise Unprocessable(
             "`suffix` is not supported by this model: its tokenizer has no tokens for filling in the middle",
@@ -36,18 +69,13 @@ async def with_suffix(prompts: Sequence[list[int]], suffix: str, tokenizer: Toke
         )  # fmt: skip
     after = await tokenizer.encode(suffix, add_special_tokens=False)
     (lead,) = await tokenizer.encode_batch([""])
-    filled = []
+    done = []
     for ids in prompts:
         begin = lead if lead and ids[: len(lead)] == lead else []
-        parts = {PREFIX: ids[len(begin) :], SUFFIX: after}
-        filled.append([*begin, *chain.from_iterable(parts.get(part) or _id(part, tokenizer) for part in layout)])
-    return filled
-
-
-def _has_marks(layout: Sequence[str], tokenizer: Tokenizer) -> bool:
-    return all(part in (PREFIX, SUFFIX) or _id(part, tokenizer) for part in layout)
+        done.append([*begin, *filled(layout, ids[len(begin) :], after, tokenizer)])
+    return done
 
 
 def _id(mark: str, tokenizer: Tokenizer) -> list[int]:
-    """Returns the id of a mark in a list; an empty list for what is no token, and for the two texts."""
-    return [] if mark in (PREFIX, SUFFIX) else list(tokenizer.ids_of({mark: mark}))
+    """Returns the id of a mark, in a list; an empty list if the mark is no token."""
+    return list(tokenizer.ids_of({mark: mark}))

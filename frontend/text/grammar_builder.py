@@ -2,23 +2,24 @@
 
 Knows neither API formats nor tokens; the worker (worker/grammar) compiles the same text against the model's vocabulary.
 Each function takes `param`, the request field that the client wrote, and raises Unprocessable with its name and the
-library's own reason. A check costs up to 0.1 s (256 KiB of schema), without the GIL: an event loop calls `in_thread`.
+library's own reason. A check takes place in a child process (`grammar_check`) and blocks: an event loop calls
+`in_thread`.
 
 White space in JSON: none, one space, or a line break with up to 24 spaces or 6 tabs, wherever JSON allows any. Models
 may write `{"a": 1}` or indented JSON, and none can go on with blanks forever.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from frontend.errors import Unprocessable
+from frontend.text import grammar_check
 from frontend.text.closed_schema import closed
+from shared.processes.expendable import Killed, TookTooLong
 
-MAX_BYTES = 256 * 1024  # of one grammar's text
+MAX_BYTES = 256 * 1024  # the longest text of one grammar
 MAX_REASON = 400
 WHITE_SPACE = r"( |\n( {0,24}|\t{0,6}))"
 
@@ -48,7 +49,7 @@ def as_lark_regex(pattern: str, param: str) -> str:
     from llguidance import regex_to_lark
 
     _check_text(pattern, param)
-    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:  # the library would drop the last one
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:  # the library would drop the last backslash
         raise _refused(param, "it ends in a lone backslash")
     return str(regex_to_lark(pattern, ""))
 
@@ -57,7 +58,12 @@ def one_of(options: Sequence[str], param: str) -> str:
     """Builds the grammar of a choice between these texts."""
     if not options:
         raise _refused(param, "there is nothing to choose from")
-    return _checked(_of_lark("start: " + " | ".join(_json(option, param) for option in options)), param)
+    texts = " | ".join(_json(option, param) for option in options if option)
+    start = (
+        "start: CHOICE" + (' | ""' if "" in options else "") if texts else 'start: ""'
+    )  # an empty text cannot be a terminal
+    # one terminal, because the library's parser fails at an output with more than 2000 alternatives
+    return _checked(_of_lark(f"{start}\nCHOICE: {texts}" if texts else start), param)
 
 
 def lark(text: str, param: str) -> str:
@@ -67,7 +73,7 @@ def lark(text: str, param: str) -> str:
     _check_text(text, param)
     try:
         text = any_to_lark(text)
-    except Exception as error:  # its parser raises anything
+    except Exception as error:  # the library's parser may raise anything
         raise _refused(param, f"neither Lark nor GBNF: {error}") from None
     return _checked(_of_lark(text), param)
 
@@ -91,8 +97,8 @@ def embedded(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False
 
 
 async def in_thread(make: Callable[[], str]) -> str:
-    """Calls one of the functions above on another thread, as it would block an event loop."""
-    return await asyncio.to_thread(make)
+    """Calls one of the functions above on another thread, when it is its turn (see `grammar_check.in_turn`)."""
+    return await grammar_check.in_turn(make)
 
 
 def _json(value: Any, param: str = "") -> str:
@@ -112,7 +118,11 @@ def _of_lark(text: str) -> str:
 
 def _checked(grammar: str, param: str) -> str:
     _check_text(grammar, param)
-    if reason := _error(grammar):
+    try:
+        reason = grammar_check.error(grammar)
+    except (TookTooLong, Killed) as failure:
+        reason = str(failure)
+    if reason:
         raise _refused(param, reason)
     return grammar
 
@@ -124,17 +134,6 @@ def _check_text(text: str, param: str) -> None:
         raise _refused(param, "it is not valid Unicode") from None
     if size > MAX_BYTES:
         raise Unprocessable(f"`{param}` is larger than {MAX_BYTES} bytes", param=param, code="invalid_grammar")
-
-
-@lru_cache(maxsize=64)
-def _error(grammar: str) -> str:
-    """Returns the library's error message; empty when the grammar is valid.
-
-    The import is here because most processes never need the library's 10 MB.
-    """
-    from llguidance import LLMatcher, LLParserLimits
-
-    return LLMatcher.validate_grammar(grammar, limits=LLParserLimits(verbose_errors=False))
 
 
 def _refused(param: str, reason: str) -> Unprocessable:

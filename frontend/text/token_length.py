@@ -99,7 +99,7 @@ class TokenLength(msgspec.Struct, frozen=True):
 
 
 def _reach(vocabulary: Collection[str]) -> tuple[int, ...]:
-    """Returns the length of the longest token with each ASCII character, in the spelling of bytes or as it is."""
+    """Returns for each ASCII character the length of the longest token with it, spelled as bytes or as text."""
     found = {spelling: 1 for byte in range(128) for spelling in _spellings(byte)}
     pending = set(found)
     for token in sorted(vocabulary, key=len, reverse=True):

@@ -8,8 +8,10 @@ import asyncio
 import ctypes
 import hashlib
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Self, TypeVar
@@ -17,6 +19,7 @@ from typing import Self, TypeVar
 from tokenizers import Tokenizer as Engine
 
 from frontend.errors import BadRequest
+from frontend.text.aliased_engine import AliasedEngine
 from frontend.text.detokenizer import (
     PARTIAL,
     ByteFallbackText,
@@ -29,7 +32,7 @@ from frontend.text.token_length import TokenLength
 from frontend.text.tokenizer_files import TokenizerError, TokenizerFiles
 from shared.byte_level import BYTES
 
-__all__ = ["Tokenizer", "TokenizerError"]
+__all__ = ["AddedTokens", "Tokenizer", "TokenizerError"]
 
 T = TypeVar("T")
 
@@ -40,6 +43,7 @@ THREADS = 2
 # Longer texts are encoded one at a time, apart from shorter ones: encoding takes 0.2 KB of memory a character.
 HUGE_CHARS = 1 << 18
 MAX_IDS = 2**32  # no id reaches this
+BRACKETS = re.compile(r"<\S+>|\[\S+\]|◁\S+▷")
 
 
 class Lazy(dict[int, T]):
@@ -80,6 +84,27 @@ def return_memory() -> None:
         trim(0)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class AddedTokens:
+    """The spellings of added tokens that control a model.
+
+    special: spellings of special tokens, but for single characters and blanks
+    tags: spellings of other tokens in brackets, such as <think>, that are found before text is normalized
+    """
+
+    special: frozenset[str]
+    tags: frozenset[str]
+
+    @classmethod
+    def of(cls, engine: Engine) -> Self:
+        """Returns the spellings of a tokenizer."""
+        entries = engine.get_added_tokens_decoder().values()
+        special = {one.content for one in entries if one.special and len(one.content.strip()) > 1}
+        normalizes = engine.normalizer is not None
+        others = {one.content for one in entries if not (one.special or (one.normalized and normalizes))}
+        return cls(frozenset(special), frozenset(filter(BRACKETS.fullmatch, others)))
+
+
 class Tokenizer:
     """One model's tokenizer, shared by all streams of a process.
 
@@ -89,6 +114,7 @@ class Tokenizer:
     named_tokens: special tokens by name ("bos_token", ...), for the templates
     generation: generation_config.json
     task: what the checkpoint is served for
+    added: the added tokens that control the model
     """
 
     def __init__(self, source: TokenizerFiles) -> None:
@@ -100,6 +126,7 @@ class Tokenizer:
         self.eos_ids = source.eos_ids
         self.generation = source.generation
         self.task = source.task
+        self.added = AddedTokens.of(self._engine)
         added = self._engine.get_added_tokens_decoder()
         self._specials = {entry.content: token for token, entry in added.items() if entry.special}
         self.special_ids = frozenset(self._specials.values())
@@ -138,9 +165,9 @@ class Tokenizer:
         return await loop.run_in_executor(self._huge_pool, self._encode_huge, texts, add_special_tokens)
 
     async def encode_following(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of texts that follow another one: those of their characters, and no others.
+        """Returns the ids of texts that follow another text: the ids of their characters, and no others.
 
-        Some tokenizers put a space before every text. It then goes before a line break, and both are taken away.
+        Some tokenizers put a space before every text. So a line break is put first, and both are taken away again.
 
         Raises BadRequest if a text cannot be separated from the line break.
         """
@@ -174,10 +201,29 @@ class Tokenizer:
             raise BadRequest("the text is not valid Unicode") from exc
         return [encoding.ids for encoding in encodings]
 
-    async def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
-        """Returns the ids of each two texts, joined as the tokenizer joins a pair."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self.encode_now, pairs, True)
+    async def encode_many(
+        self, texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Returns the ids of each text, or of each two texts, joined as the tokenizer joins a pair."""
+        return await self._in_thread(self.encode_now, texts, add_special_tokens)
+
+    async def encode_plain(
+        self, texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Like `encode_many`, but no added token is recognized in the texts: its spelling is encoded as text."""
+        return await self._in_thread(lambda: self._aliased.encode_plain(texts, add_special_tokens))
+
+    async def encode_marked(self, text: str, mark: str) -> list[int]:
+        """Returns the ids of a text with marks (see Spellings): what begins at a mark is no added token."""
+        return await self._in_thread(lambda: self._aliased.encode_marked(text, mark))
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+    @cached_property
+    def _aliased(self) -> AliasedEngine:
+        """Made for the first text that needs it, as it takes as much memory as the tokenizer itself."""
+        return AliasedEngine(self._engine, self.added.special | self.added.tags)
 
     @property
     def yes_no(self) -> tuple[int, int]:

@@ -80,7 +80,7 @@ def _task(folder: Path, wanted: str) -> Task:
 
 
 class _File(msgspec.Struct):
-    """The only part of tokenizer.json that is read here; the library reads the rest."""
+    """The only field of tokenizer.json that is read here; the library reads the others."""
 
     decoder: Settings | None = None
 

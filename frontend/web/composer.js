@@ -7,23 +7,23 @@ const keyOf = (name) => `draft ${name}`;
 
 export class Composer {
   #name = ""; // of the draft
-  #dialect;
+  #apiFormat;
 
   // `on` has `send()`, called by the keys and the button; `changed()`, after each input; and `extras`, kept with the draft.
-  constructor(root, dialect, on) {
+  constructor(root, apiFormat, on) {
     const form = root.querySelector(".composer");
-    this.#dialect = dialect;
+    this.#apiFormat = apiFormat;
     this.on = on;
     this.input = form.querySelector("textarea");
-    this.input.placeholder = dialect.placeholder;
-    this.input.setAttribute("aria-label", dialect.send);
-    this.attached = new Attached(root, dialect.takesFiles, () => this.#note());
+    this.input.placeholder = apiFormat.placeholder;
+    this.input.setAttribute("aria-label", apiFormat.send);
+    this.attached = new Attached(root, apiFormat.takesFiles, () => this.#note());
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       on.send();
     });
     this.input.addEventListener("input", () => this.#note());
-    this.input.addEventListener("keydown", (event) => sendsBy(event, dialect) && on.send());
+    this.input.addEventListener("keydown", (event) => sendsBy(event, apiFormat) && on.send());
   }
 
   get isEmpty() {
@@ -42,7 +42,7 @@ export class Composer {
 
   // The question has been sent.
   clear() {
-    if (this.#dialect.enterSends) this.input.value = "";
+    if (this.#apiFormat.enterSends) this.input.value = "";
     this.attached.show([]);
     this.#note();
   }
@@ -80,8 +80,8 @@ export class Composer {
 }
 
 // Whether a key sends what was typed; if so, it has no other effect.
-export function sendsBy(event, dialect) {
-  const sends = event.ctrlKey || event.metaKey || (dialect.enterSends && !event.shiftKey);
+export function sendsBy(event, apiFormat) {
+  const sends = event.ctrlKey || event.metaKey || (apiFormat.enterSends && !event.shiftKey);
   if (event.key !== "Enter" || event.isComposing || !sends) return false;
   event.preventDefault();
   return true;

@@ -8,7 +8,7 @@
 //
 // conversations    turns (a turn as plain data), tree (the turns of one conversation), store (all of them, in the browser's
 //                  database), transfer and shapes (as a file, which is checked), sidebar (their list)
-// requests         api (HTTP and streams), dialects (chat and completion), request (the body), knobs (the settings),
+// requests         api (HTTP and streams), api_formats (chat and completion), request (the body), knobs (the settings),
 //                  run (one answer), runs (all answers of this tab)
 // one tab          panel (the whole), composer (the next question), files (text files for it), extras (system prompt, tools),
 //                  turn_view (a turn with its buttons), answer (its answer), calls (its tool calls), timing (the line under it)
@@ -17,7 +17,7 @@
 // everywhere       clipboard
 
 import "./access.js";
-import * as dialects from "./dialects.js";
+import * as apiFormats from "./api_formats.js";
 import { keepSettings, setProbabilities } from "./knobs.js";
 import { Live } from "./live.js";
 import { Panel } from "./panel.js";
@@ -34,7 +34,7 @@ const asked = new URLSearchParams(location.search);
 const names = ["chat", "completion"];
 const runs = new Runs();
 const sidebar = new Sidebar();
-const panels = Object.fromEntries(names.map((name) => [name, new Panel($(name), dialects[name], runs, address)]));
+const panels = Object.fromEntries(names.map((name) => [name, new Panel($(name), apiFormats[name], runs, address)]));
 let shown = names[0];
 
 // Names a panel's conversation in the address, if the panel is shown.

@@ -1,4 +1,4 @@
-// One tab of the page: the conversation that it shows, and the buttons around it. dialects.js knows how chat and
+// One tab of the page: the conversation that it shows, and the buttons around it. api_formats.js knows how chat and
 // completion differ, tree.js the versions, runs.js the answers that are being generated.
 
 import { Failure } from "./api.js";
@@ -20,7 +20,7 @@ const titleOf = (question) => {
 };
 
 export class Panel {
-  #dialect;
+  #apiFormat;
   #runs;
   #tree = new Tree();
   #views = new Map(); // by the turn's id
@@ -29,20 +29,20 @@ export class Panel {
   id = ""; // of the conversation that is shown; "" until the first question is asked
 
   // `moved(panel)` is called when the panel shows another conversation by itself.
-  constructor(root, dialect, runs, moved) {
+  constructor(root, apiFormat, runs, moved) {
     root.append(copyOf("panel"));
     const find = (selector) => root.querySelector(selector);
-    this.#dialect = dialect;
+    this.#apiFormat = apiFormat;
     this.#runs = runs;
     this.moved = moved;
     this.log = find(".log");
-    this.extras = new Extras(find(".extras"), dialect.extras);
+    this.extras = new Extras(find(".extras"), apiFormat.extras);
     this.buttons = Object.fromEntries(["send", "stop", "fresh", "curl"].map((name) => [name, find(`.${name}`)]));
-    root.dataset.kind = dialect.name;
-    this.buttons.send.textContent = dialect.send;
-    this.log.setAttribute("aria-label", `Answers: ${dialect.name}`);
+    root.dataset.kind = apiFormat.name;
+    this.buttons.send.textContent = apiFormat.send;
+    this.log.setAttribute("aria-label", `Answers: ${apiFormat.name}`);
     const on = { send: () => this.send(), changed: () => this.#enable(), extras: () => (this.id ? {} : this.extras.values) };
-    this.composer = new Composer(root, dialect, on);
+    this.composer = new Composer(root, apiFormat, on);
     this.extras.root.addEventListener("input", () => this.#keepExtras());
     this.#listen(root);
     watch(this.log);
@@ -67,7 +67,7 @@ export class Panel {
     this.#views.clear();
     this.#tree = new Tree(turns.map((turn) => this.#runs.turn(turn.id) ?? turn), conversation?.chosen);
     this.#last = this.#tree.path.at(-1)?.request ?? "";
-    const draft = this.composer.open(this.id || this.#dialect.name);
+    const draft = this.composer.open(this.id || this.#apiFormat.name);
     this.extras.fill(conversation?.extras ?? draft.extras ?? {});
     this.log.setAttribute("aria-live", "off"); // until something new is said
     this.#draw();
@@ -105,7 +105,7 @@ export class Panel {
   async #ask(parent, asked) {
     const isNew = !this.id;
     this.id ||= newId();
-    const turn = newTurn(this.id, this.#dialect.name, parent, asked);
+    const turn = newTurn(this.id, this.#apiFormat.name, parent, asked);
     turn.scored = showsProbabilities();
     const extras = this.extras.values;
     const request = this.#begun(turn);
@@ -128,7 +128,7 @@ export class Panel {
     this.composer.rename(id);
     this.moved(this);
     const title = titleOf(question ?? "") || "Untitled";
-    await store.create({ id, kind: this.#dialect.name, title, created, changed: created, chosen: {}, extras: {} });
+    await store.create({ id, kind: this.#apiFormat.name, title, created, changed: created, chosen: {}, extras: {} });
   }
 
   // A promise of the request as JSON text.
@@ -157,10 +157,10 @@ export class Panel {
   // The fields of a request as JSON text, but for the model's name.
   #fields(turn) {
     return {
-      ...this.#dialect.question(turn, this.#tree.before(turn.parent).filter(isAnswered), this.extras.system),
+      ...this.#apiFormat.question(turn, this.#tree.before(turn.parent).filter(isAnswered), this.extras.system),
       ...this.extras.asked,
       ...sampling(),
-      ...(showsProbabilities() && this.#dialect.probabilities),
+      ...(showsProbabilities() && this.#apiFormat.probabilities),
       stream: "true",
       stream_options: '{"include_usage":true}',
       timings: "true",
@@ -216,7 +216,7 @@ export class Panel {
       this.#views.delete(id);
     }
     for (const [i, turn] of path.entries()) {
-      const view = this.#views.get(turn.id) ?? new TurnView(this.log, turn, this.#dialect, this.#acts);
+      const view = this.#views.get(turn.id) ?? new TurnView(this.log, turn, this.#apiFormat, this.#acts);
       this.#views.set(turn.id, view);
       view.update(turn, { versions: this.#tree.versions(turn), next: path[i + 1], isBusy: this.#tree.isBusy });
     }
@@ -256,8 +256,8 @@ export class Panel {
   #copyCurl() {
     const parent = this.#tree.path.at(-1)?.id ?? null;
     copyBy(this.buttons.curl, async () => {
-      if (this.composer.isEmpty || this.#tree.isBusy) return curl(this.#dialect.path, this.#last);
-      return curl(this.#dialect.path, await bodyOf(this.#fields({ ...this.composer.asked, parent })));
+      if (this.composer.isEmpty || this.#tree.isBusy) return curl(this.#apiFormat.path, this.#last);
+      return curl(this.#apiFormat.path, await bodyOf(this.#fields({ ...this.composer.asked, parent })));
     });
   }
 }

@@ -10,16 +10,16 @@ const KEEP_EVERY_MS = 1000;
 const now = () => performance.timeOrigin + performance.now();
 
 export class Run {
-  #dialect;
+  #apiFormat;
   #controller = new AbortController();
   #again = nothing(); // what this stream has brought, until it has as much as the turn
   #behind;
   #kept = 0; // when the turn was kept last
 
   // `keep(turn, isProgress)` is called when the turn has changed for good, and now and then before.
-  constructor(turn, dialect, { keep, drawn }) {
+  constructor(turn, apiFormat, { keep, drawn }) {
     Object.assign(this, { turn, keep, drawn });
-    this.#dialect = dialect;
+    this.#apiFormat = apiFormat;
     this.#behind = turn.clock.first > 0;
   }
 
@@ -47,7 +47,7 @@ export class Run {
   async #receive() {
     const { turn } = this;
     const decoder = new TextDecoder();
-    for await (const chunk of stream(this.#dialect.path, turn.request, this.#controller.signal)) {
+    for await (const chunk of stream(this.#apiFormat.path, turn.request, this.#controller.signal)) {
       const choice = chunk.choices[0];
       if (choice) this.#take(this.#piece(choice, decoder));
       if (choice?.finish_reason) Object.assign(turn.end, { finish: choice.finish_reason, stop: choice.stop_reason, seed: chunk.seed });
@@ -57,8 +57,8 @@ export class Run {
   }
 
   #piece(choice, decoder) {
-    const said = this.#dialect.said(choice);
-    const tokens = this.#dialect.tokens(choice, decoder).map((token) => ({ ...token, ...(said.thought && { thinks: true }) }));
+    const said = this.#apiFormat.said(choice);
+    const tokens = this.#apiFormat.tokens(choice, decoder).map((token) => ({ ...token, ...(said.thought && { thinks: true }) }));
     const bare = said.thought || said.text;
     if (this.turn.scored && bare && !tokens.length) tokens.push({ text: bare, ...(said.thought && { thinks: true }) });
     return { ...said, tokens };

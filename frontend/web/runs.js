@@ -4,7 +4,7 @@
 // tab that then gets the lock takes the answer up. Browsers have locks on https and localhost only; elsewhere two tabs
 // may run the same turn, which gives the same text twice.
 
-import * as dialects from "./dialects.js";
+import * as apiFormats from "./api_formats.js";
 import { Run } from "./run.js";
 import * as store from "./store.js";
 
@@ -43,7 +43,7 @@ export class Runs extends EventTarget {
 
   async #run(turn) {
     const drawn = (changed) => this.dispatchEvent(new CustomEvent("draw", { detail: changed }));
-    const run = new Run(turn, dialects[turn.kind], { keep: store.keep, drawn });
+    const run = new Run(turn, apiFormats[turn.kind], { keep: store.keep, drawn });
     this.#running.set(turn.id, run);
     turn.state = "running";
     await store.keep(turn);

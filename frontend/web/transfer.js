@@ -1,7 +1,7 @@
 // Conversations as one JSON file. A file is read and checked as a whole before anything is written.
 
 import { Failure } from "./api.js";
-import * as dialects from "./dialects.js";
+import * as apiFormats from "./api_formats.js";
 import { boolean, id, mapOf, maybe, need, number, oneOf, pair, string, taken } from "./shapes.js";
 
 const FORMAT = "sluice-conversations";
@@ -30,7 +30,7 @@ const TURN = {
 };
 const CONVERSATION = {
   id,
-  kind: oneOf(Object.keys(dialects)),
+  kind: oneOf(Object.keys(apiFormats)),
   title: string,
   created: number,
   changed: number,

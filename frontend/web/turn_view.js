@@ -9,16 +9,16 @@ import { waitsForResults } from "./turns.js";
 
 export class TurnView {
   #answer;
-  #dialect;
+  #apiFormat;
   #acts;
   #versions = [];
 
   // `acts`: what the buttons do; see panel.js.
-  constructor(log, turn, dialect, acts) {
+  constructor(log, turn, apiFormat, acts) {
     this.turn = turn;
-    this.#dialect = dialect;
+    this.#apiFormat = apiFormat;
     this.#acts = acts;
-    this.#answer = new Answer(log, turn, dialect.hasMarkdown);
+    this.#answer = new Answer(log, turn, apiFormat.hasMarkdown);
     this.article = this.#answer.article;
     this.#part(".files").append(...folds(turn.files));
     this.#listen();
@@ -102,7 +102,7 @@ export class TurnView {
     form.addEventListener("keydown", (event) => {
       if (event.key === "Escape") event.preventDefault(); // it stops no answer
       if (event.key === "Escape") end();
-      else if (event.target === field && sendsBy(event, this.#dialect)) send();
+      else if (event.target === field && sendsBy(event, this.#apiFormat)) send();
     });
     form.querySelector(".cancel").addEventListener("click", end);
     question.before(form);

@@ -1,11 +1,11 @@
 // A turn of a conversation: a question, the request that was sent, and what has arrived of the answer. Turns are plain
 // objects, kept as they are; they form a tree, because a question that is edited or asked again is one more child.
 //
-// id, conversation, parent (the turn before it, or null), kind (the dialect's name), created (in ms)
+// id, conversation, parent (the turn before it, or null), kind (the name in api_formats.js), created (in ms)
 // question (null with results), files: [{name, size, text}], results (messages of tools, or null)
 // request (the body as JSON text, until the answer is done), scored (whether it asked for probabilities)
 // state: "running", "done", "stopped" or "failed"; error: {message, status, param, retryAfter} or null
-// thought, text, calls (as in a message), tokens (see dialects.js; with `thinks` those of the thought)
+// thought, text, calls (as in a message), tokens (see api_formats.js; with `thinks` those of the thought)
 // repeated: while the answer is taken up again, how many letters the server has given again, else null
 // clock: {sent, first, last, thought} in ms since 1970, 0 before; taken: how often it was taken up again
 // end: {finish, stop, seed, usage, timings}

@@ -24,10 +24,10 @@ from frontend.workers.listener import ConnectionListener, WireCounters
 from frontend.workers.status import REPORTED, ConnectionState, Readiness, readiness_of
 from frontend.workers.stream import Stream
 from shared import messages as m
-from shared.address import Address
-from shared.codec import decode_event, encode, pack_u32, unpack_u32
 from shared.config import WireConfig
-from shared.sockets import connect
+from shared.wire.address import Address
+from shared.wire.codec import decode_event, encode, pack_u32, unpack_u32
+from shared.wire.sockets import connect
 
 LEASE_S = 1.0
 RETRY_S, MAX_RETRY_S = 1.0, 8.0  # until an unanswered Submit is sent again; doubles each time

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from shared.address import Address, parse_all
+from shared.wire.address import Address, parse_all
 
 log = logging.getLogger("sluice.pool")
 

@@ -15,8 +15,8 @@ from frontend.workers.discovery import Discovery
 from frontend.workers.routing import load
 from frontend.workers.status import READY, STARTING, ConnectionState, Readiness, WorkerStatus, not_ready
 from shared import messages as m
-from shared.address import Address
 from shared.config import ConfigError, WireConfig
+from shared.wire.address import Address
 
 log = logging.getLogger("sluice.pool")
 
@@ -83,6 +83,11 @@ class Membership:
         """The fingerprint of all ready workers; empty if they differ, or none is ready."""
         found = {connection.fingerprint for connection in self.ready()}
         return found.pop() if len(found) == 1 else ""
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """The fingerprint of each ready worker."""
+        return [connection.fingerprint for connection in self.ready()]
 
     @property
     def readiness(self) -> Readiness:

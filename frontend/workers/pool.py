@@ -24,9 +24,9 @@ from frontend.workers.membership import RESOLVE_S, Membership
 from frontend.workers.routing import Router, load
 from frontend.workers.stream import Stream
 from shared import messages as m
-from shared.address import Address
-from shared.codec import pack_u32
 from shared.config import WireConfig
+from shared.wire.address import Address
+from shared.wire.codec import pack_u32
 
 TICK_S = 0.1
 REPLACED = (
@@ -98,6 +98,12 @@ class WorkerPool:
         """The fingerprint of the ready worker with the least load, for sequences whose answers belong together."""
         loads = [(load(one.streams.values(), one.status), one.fingerprint) for one in self.membership.ready()]
         return min(loads, default=(0, ""))[1]
+
+    def places(self, fingerprint: str = "") -> int:
+        """Returns how many sequences the ready workers can hold; 0 if one does not tell. fingerprint: "" for any"""
+        ready = self.membership.ready(fingerprint=fingerprint)
+        known = [one.welcome.limits.max_sequences if one.welcome else 0 for one in ready]
+        return sum(known) if all(known) else 0
 
     async def submit(
         self,

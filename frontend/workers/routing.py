@@ -48,9 +48,9 @@ def choose(loads: Sequence[int], cached_by: Iterable[Collection[int]] = (), turn
     return min(range(len(loads)), key=lambda i: (loads[i], (i - turn) % len(loads)))
 
 
-def prefix_hashes(prompt: bytes, cache_salt: str) -> list[int]:
-    """Hashes the prefixes of a packed prompt, the longest first; requests with equal salts share prefixes."""
-    return [hash((cache_salt, prompt[: 4 * length])) for length in PREFIX_LENGTHS if len(prompt) >= 4 * length]
+def prefix_hashes(prompt: bytes, identity: str) -> list[int]:
+    """Hashes the prefixes of a packed prompt, the longest first. identity: the text of a PrefixIdentity."""
+    return [hash((identity, prompt[: 4 * length])) for length in PREFIX_LENGTHS if len(prompt) >= 4 * length]
 
 
 class PrefixAffinity:
@@ -86,9 +86,12 @@ class Router:
     def __init__(self) -> None:
         self._affinity, self._turn = PrefixAffinity(), 0
 
-    def choose(self, prompt: bytes, cache_salt: str, loads: Mapping[str, int]) -> int:
-        """Returns the position in `loads` of the worker to take. loads: worker → its load."""
-        hashes, position = prefix_hashes(prompt, cache_salt), {name: at for at, name in enumerate(loads)}
+    def choose(self, prompt: bytes, identity: str, loads: Mapping[str, int]) -> int:
+        """Returns the position in `loads` of the worker to take. identity: the text of a PrefixIdentity.
+
+        loads: worker → its load
+        """
+        hashes, position = prefix_hashes(prompt, identity), {name: at for at, name in enumerate(loads)}
         cached_by = [
             [position[name] for name in names if name in position] for names in self._affinity.workers_with(hashes)
         ]

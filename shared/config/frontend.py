@@ -24,6 +24,10 @@ class FrontendConfig:
         False, "accept a chat template in a request, which is a program that runs in the frontend, without access to "
         "anything but the request, and without a limit on its time",
     )  # fmt: skip
+    special_tokens_in_content: bool = setting(
+        False, "let the spelling of a special token in a message, a tool, a document or a variable of the chat "
+        "template make that token; off: it is text, and only the template writes special tokens",
+    )  # fmt: skip
     sampling_defaults: str = setting(
         "openai", "sampling parameters of requests that set none; openai: temperature 1, all tokens; model: those "
         "of the checkpoint's generation_config.json (temperature, top_p, top_k, min_p, repetition_penalty)",
@@ -44,6 +48,11 @@ class FrontendConfig:
         choices=("auto", "refuse", "ignore"),
     )  # fmt: skip
     max_body_bytes: int = setting(8 << 20, "largest request body", unit="bytes", at_least=1)
+    prefix_cache_scope: str = setting(
+        "all", "which requests share the K/V of equal beginnings; all: all requests; tenant: those whose API keys have "
+        "the same name, so that neither `cached_tokens` nor the time to the first token tells what others have sent",
+        choices=("all", "tenant"),
+    )  # fmt: skip
     api_keys: str = setting("", "file with one API key per line, optionally followed by its name; empty: no key needed")
     api_key: str = setting(
         "", "API keys, beside those of --api-keys; better given in the variable or the file, because everyone on the "
@@ -55,6 +64,10 @@ class FrontendConfig:
     cors_origins: str = setting(
         "", "origins whose web pages may use this server, such as https://example.com; *: all pages; empty: only the "
         "server's own page", many=True,
+    )  # fmt: skip
+    allowed_hosts: str = setting(
+        "", "host names that requests may be for, beside those of this machine, such as api.example.com or "
+        "*.example.com; *: all; empty: without API keys and on a loopback --host none, else all", many=True,
     )  # fmt: skip
     keepalive_s: float = setting(15.0, "interval of comment lines on a silent stream", unit="seconds", above=0)
     stall_timeout: float = setting(
@@ -76,6 +89,14 @@ class FrontendConfig:
     record_text: bool = setting(
         False, "record requests and answers as they are, too, so that `sluice replay` can send them to another server"
     )
+    record_max_bytes: int = setting(
+        1 << 30, "size at which the record is renamed FILE.1, an older FILE.1 FILE.2 and so on, and a new one begins; "
+        "0: no limit", unit="bytes", at_least=0,
+    )  # fmt: skip
+    record_files: int = setting(
+        10, "how many files of the record are kept, the newest included; older ones are deleted", unit="files",
+        at_least=1,
+    )  # fmt: skip
     otlp_endpoint: str = setting(
         "",
         "OpenTelemetry collector for traces, as http://HOST:4318; empty: OTEL_EXPORTER_OTLP_ENDPOINT, or none",

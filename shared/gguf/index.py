@@ -33,7 +33,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 class TiledHeads(msgspec.Struct, frozen=True):
-    """The value heads of recurrent layers as some files have them: the first of every key head, then the second, …
+    """The order of value heads in some files: the first value head of every key head, then the second of every one, …
 
     Hugging Face has all value heads of the first key head first. per_key: value heads of one key head.
     value_dim: the size of a value head.

@@ -1,4 +1,5 @@
-"""Which GGUF files a name means: a file, a set of split files, a folder, or a quantization in a hub repository.
+"""Which GGUF files a name means: a file, a set of split files, a folder, or a quantization in a hub repository; and
+what clients call a model.
 
 A model is a list of file names: one file, or split files in their order.
 """
@@ -70,6 +71,22 @@ def local_model(path: Path) -> list[Path] | None:
     models = models_among(other.name for other in path.parent.iterdir())
     model = next(model for model in models if path.name in model)
     return [path.parent / name for name in check_complete(model, path.parent)]
+
+
+def short_name(model: str) -> str:
+    """Returns what clients call a model: of a path the name of its file or folder, of anything else `model` itself.
+
+    A folder in the hub's cache has the name of its repository.
+    """
+    path = Path(model).expanduser()
+    if not path.exists():
+        return model
+    path = path.resolve()
+    if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--"):
+        return path.parents[1].name.removeprefix("models--").replace("--", "/")
+    if split := SPLIT.fullmatch(path.name):
+        return split["stem"]
+    return path.stem if path.suffix.lower() == SUFFIX else path.name
 
 
 def _in_folder(folder: Path) -> list[Path] | None:

@@ -2,7 +2,8 @@
 
 The folder is kept in a cache (XDG_CACHE_HOME/sluice/gguf). Its name depends on the paths, sizes and times of the GGUF
 files, and on the code that translates. Several processes may translate the same files at once: each writes a folder of
-its own, and the first to rename it wins. Where the cache cannot be written, the folder is a temporary one.
+its own, and the first to rename it wins. Where the cache cannot be written, or others can write to it, the folder is a
+temporary one.
 """
 
 import hashlib
@@ -18,8 +19,10 @@ from pathlib import Path
 
 from shared.gguf.errors import GgufError
 from shared.gguf.naming import INDEX
+from shared.private_files import cache_folder, is_trusted, private_cache
 
 HERE = Path(__file__).parent
+TEMPORARY = "sluice-gguf-"  # how names of temporary folders begin
 ROOT = HERE.parents[1]  # the folder that holds the package `shared`
 
 
@@ -27,18 +30,18 @@ def translated(files: Sequence[Path], cache: Path | None = None, *, only_text: b
     """Returns the folder for the files of one model, in their order. Raises GgufError when it cannot be served.
 
     cache: where translated models are kept; None for the user's cache.
-    only_text: write only what a frontend needs. One file is enough, the first, and of that the beginning.
+    only_text: write only what a frontend needs. The beginning of the first file is enough.
     """
     files = [file.absolute() for file in files]  # not resolved: links of the hub's cache have better names
-    cache = cache or cache_folder()
-    folder = cache / f"{files[0].stem}-{_key(files)}{'-text' if only_text else ''}"
-    if (folder / INDEX).exists():
-        return folder
     try:
+        cache = cache or gguf_cache()
+        folder = cache / f"{files[0].stem}-{_key(files)}{'-text' if only_text else ''}"
+        if (folder / INDEX).exists():
+            return folder
         cache.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=".", dir=cache))
     except OSError:
-        staging = folder = Path(tempfile.mkdtemp(prefix="sluice-gguf-"))
+        staging = folder = temporary_folder()
     try:
         _translate(files, staging, only_text)
     except BaseException:
@@ -49,10 +52,25 @@ def translated(files: Sequence[Path], cache: Path | None = None, *, only_text: b
     return folder
 
 
-def cache_folder() -> Path:
-    """Returns the folder of translated models in the user's cache; it may not exist."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "sluice" / "gguf"
+def gguf_cache() -> Path:
+    """Returns the folder of translated models in the user's cache. Other users cannot write to it. Raises OSError."""
+    folder = private_cache() / "gguf"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def temporary_folder() -> Path:
+    """Makes a folder for a translation that cannot be kept."""
+    return Path(tempfile.mkdtemp(prefix=TEMPORARY))
+
+
+def is_translation(folder: Path) -> bool:
+    """Returns whether `translated` made a folder: it lies in the cache, or is a temporary one of this user's."""
+    parent = folder.absolute().parent
+    if parent == (cache_folder() / "gguf").absolute():
+        return True
+    is_temporary = parent == Path(tempfile.gettempdir()).absolute() and folder.name.startswith(TEMPORARY)
+    return is_temporary and is_trusted(folder)
 
 
 def _key(files: Sequence[Path]) -> str:
@@ -61,7 +79,7 @@ def _key(files: Sequence[Path]) -> str:
     except OSError as error:
         raise GgufError(f"{error.filename} cannot be read: {error.strerror}") from error
     digest = hashlib.sha256(json.dumps(facts).encode())
-    for source in sorted(HERE.glob("*.py")):
+    for source in sorted(HERE.rglob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:20]
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 TOPIC_BYTES = 8  # length of a frontend's id, which is the topic of its events
 BROADCAST = bytes(TOPIC_BYTES)  # the topic of Status
 
@@ -22,6 +22,7 @@ class Outcome(StrEnum):
     CHECKED = "checked"  # an answer was recomputed up to its end, or to the first token that differs
     ABORTED = "aborted"
     DEADLINE = "deadline"
+    DEAD_END = "dead_end"  # the request's grammar or token rules allow no further token, or cost too much
     ERROR = "error"
     SHUTDOWN = "shutdown"
 

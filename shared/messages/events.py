@@ -13,6 +13,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False, array_like=True):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     hidden_size: int = 0  # numbers in a vector that `pooling` asks for
+    max_sequences: int = 0  # that can run and wait at once; 0 from a worker that does not tell
 
 
 class Welcome(Message, frozen=True):

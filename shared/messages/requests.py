@@ -40,7 +40,7 @@ class Submit(Message, frozen=True):
     prompt: bytes  # packed uint32
     sampling: Sampling
     generated: bytes = b""  # packed uint32
-    cache_salt: str = ""  # only requests with equal salts share cached prefixes
+    cache_salt: str = ""  # text of a PrefixIdentity: only requests with equal texts share cached prefixes
     group: int = 0  # sequences of one prompt (n > 1) share a group id; 0 if the prompt has only this sequence
     deadline_ms: int = 0  # counted from the arrival of this message; 0 if there is no deadline
     priority: int = 0  # lower is scheduled first

@@ -68,3 +68,8 @@ class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     normalized: bool = True  # divided by its length
     dimensions: int = 0  # only the first of them, before it is normalized; 0: all
     token_ids: tuple[int, ...] = ()  # of LOGITS; the rows of a classification head count as ids
+
+    @property
+    def needs_first_rows(self) -> bool:
+        """Whether the vector is made of the rows of the first tokens, too, and not only of the last one's."""
+        return self.kind in (PoolingKind.MEAN, PoolingKind.FIRST)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +95,24 @@ def test_worker_requirements_include_the_frontend_requirements() -> None:
     names = [re.findall(r"^([\w.-]+)==", text, re.MULTILINE) for text in (own, every)]
     assert not set(names[0]) & set(names[1]), "pinned twice"
     assert not {"torch", "transformers", "triton"} & set(names[0])  # numpy is for the process that translates GGUF
+
+
+def test_image_requirements_are_the_frontend_requirements_with_hashes() -> None:
+    lock = (DEPLOY / "docker/requirements-frontend.lock").read_text()
+    own = (ROOT / "requirements-frontend.txt").read_text()
+    pins = [
+        sorted(line.lower().replace("_", "-") for line in re.findall(r"^[\w.-]+==[\w.]+", text, re.M))
+        for text in (own, lock)
+    ]
+    assert pins[0] == pins[1], "make the lock again: its first lines say how"
+    entries = [entry for entry in re.split(r"^(?=[\w])", lock, flags=re.M) if entry[0] != "#"]
+    assert len(entries) == len(pins[0]) and all("--hash=sha256:" in entry for entry in entries)
+    for target in ("frontend-packages", "worker"):
+        assert any("--require-hashes" in line for line in stages()[target])
+
+
+def test_nginx_after_an_error_does_not_repeat_a_post() -> None:
+    text = (Path(__file__).parents[2] / "deploy/nginx/proxy.conf").read_text()
+    directives = [line.split("#")[0] for line in text.splitlines()]
+    (rule,) = [line for line in directives if line.startswith("proxy_next_upstream ")]
+    assert "error" in rule and "non_idempotent" not in rule

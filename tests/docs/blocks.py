@@ -1,7 +1,7 @@
 """Code blocks of the pages that can be run (```sh run, ```python run), and their output (```text shown).
 
 A `shown` block belongs to the `run` block before it; `…` in it stands for any text. The examples use a server at
-127.0.0.1:8000 that serves `demo`; the caller replaces the address.
+127.0.0.1:8000 that serves the default model (README.md) or `demo` (other pages); the caller replaces the address.
 """
 
 import json

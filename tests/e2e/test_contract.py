@@ -35,6 +35,7 @@ from tests.patience import PATIENCE_S
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder, port = tmp_path_factory.mktemp("contract"), free_port()
     (folder / "keys").write_text(f"{KEY}\n")
+    (folder / "keys").chmod(0o600)
     flags = ["--max-seq-len", str(LENGTH), "--worker-metrics-port", str(port), "--frontends", "2"]
     flags += ["--api-keys", str(folder / "keys"), "--max-body-bytes", str(MOST_BYTES)]
     with serving("demo", folder / "log", *flags) as server:
@@ -247,7 +248,8 @@ def test_model_list_and_token_counts_agree_across_routes(site: Site) -> None:
     assert (model["id"], model["object"], model["max_model_len"]) == ("m", "model", LENGTH)
     tokens = site.post("/tokenize", {"prompt": "Once upon a time"}).json()
     assert tokens["count"] == len(tokens["tokens"]) and tokens["max_model_len"] == LENGTH
-    assert site.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": "Once upon a time"}
+    text = "Once upon a time"
+    assert site.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": text, "content": text}
     counted = site.post("/v1/messages/count_tokens", {"model": "m", "messages": QUESTION}).json()["input_tokens"]
     assert counted == site.post("/tokenize", {"messages": QUESTION}).json()["count"] == site.ask(CHAT, {}).prompt
 

@@ -23,7 +23,13 @@ def test_monitors_find_version_ping_and_model(demo: Server) -> None:
     assert (fields["id"], fields["root"], fields["parent"]) == ("m", "m", None) and fields["max_model_len"]
 
 
-def test_reset_empties_the_prefix_cache_while_a_stream_goes_on(demo: Server) -> None:
+def test_reset_empties_the_prefix_cache_while_a_stream_goes_on(tmp_path: Path) -> None:
+    with serving("demo", tmp_path / "log", "--api-key", "sk-first-Kq3") as server:
+        server.client.headers.update(KEYS[0])
+        check_reset(server)
+
+
+def check_reset(demo: Server) -> None:
     def cached() -> int:
         body = {"model": "m", "prompt": LONG, "max_tokens": 1}
         return int(
@@ -33,7 +39,7 @@ def test_reset_empties_the_prefix_cache_while_a_stream_goes_on(demo: Server) -> 
     cached()
     assert cached() > 0
     alone = demo.events("Once upon a time", 64)
-    with httpx.Client(base_url=demo.url, timeout=PATIENCE_S) as other:
+    with httpx.Client(base_url=demo.url, timeout=PATIENCE_S, headers=KEYS[0]) as other:
         body = {"model": "m", "prompt": "Once upon a time", "max_tokens": 64, "temperature": 0, "stream": True}
         with other.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from frontend.__main__ import serve
+from frontend.server.tls import check_tls
 from shared.config import ConfigError, FrontendConfig, Settings
 from tests.e2e.server import serving
 from tests.patience import PATIENCE_S
@@ -31,6 +32,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_secrets_with_tls_and_debug_logs_are_never_revealed(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"{KEY}\n")
+    keys.chmod(0o600)
     trust = ssl.create_default_context(cafile=certificate[0])
     flags = ["--ssl-certfile", str(certificate[0]), "--ssl-keyfile", str(certificate[1])]
     flags += ["--log-level", "debug", "--api-keys", str(keys)]
@@ -90,3 +92,18 @@ def test_tls_files_invalid_are_refused_in_one_sentence(
     with pytest.raises(ConfigError) as error:
         serve(Settings(frontend=config), [])
     assert str(error.value).startswith(said.format(**names))
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_tls_key_that_others_may_read_is_refused(
+    certificate: tuple[Path, Path], tmp_path: Path, separate: bool
+) -> None:
+    key = tmp_path / "key.pem"
+    key.write_bytes(certificate[1].read_bytes() + (b"" if separate else certificate[0].read_bytes()))
+    files = {"ssl_certfile": certificate[0], "ssl_keyfile": key} if separate else {"ssl_certfile": key}
+    config = FrontendConfig(**{name: str(file) for name, file in files.items()})
+    key.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"key.pem has a private key and may be read by others \(chmod 600 it\)"):
+        check_tls(config)
+    key.chmod(0o600)
+    check_tls(config)

@@ -77,7 +77,7 @@ def test_client_disconnect_frees_its_request(demo: Server, stream: bool) -> None
     address = demo.url.removeprefix("http://").split(":")
     with demo.hold.at(8):
         with socket.create_connection((address[0], int(address[1])), PATIENCE_S) as client:
-            client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
             client.sendall(b"content-length: %d\r\n\r\n%s" % (len(content), content))
             demo.until(lambda stats: stats["running"] == 1)
             if stream:
@@ -143,3 +143,11 @@ def test_start_on_taken_port_names_the_port(demo: Server) -> None:
     command = [sys.executable, "-m", "deploy.cli.main", "serve", "--port", port, "--worker-metrics-port", "0"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode != 0 and f"port {port}" in ended.stdout + ended.stderr
+
+
+def test_more_answers_than_the_worker_can_hold_are_refused_by_name(demo: Server) -> None:
+    """The worker has told how many sequences it can run and queue, so none of them is sent."""
+    body = {"prompt": ["a"] * 2048, "n": 16, "max_tokens": 1}
+    answer = demo.client.post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "n")
+    assert "32768 answers" in answer.text and f"room for {64 + 1024}" in answer.text

@@ -6,9 +6,11 @@ The exit code is 1 if any stream was lost or wrong, or anything leaked.
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from tests.faults.catalog import FAULTS
+from tests.faults.fault import Fault
 from tests.faults.soak import soak
 from tests.faults.trial import Row, Size, table, trial
 
@@ -29,12 +31,16 @@ def main() -> int:
         metavar="SECONDS",
         help="instead: mixed load for this long, with a fault every 30 s",
     )
+    parser.add_argument("--model", default="", help="instead of the toy, for faults of a whole `sluice serve`")
     parser.add_argument("--json", type=Path, help="write the figures and notes to this file")
     args = parser.parse_args()
     if unknown := [name for name in args.fault if name not in FAULTS]:
         parser.error(f"no such fault: {', '.join(unknown)}")
+    faults = {name: FAULTS[name] for name in args.fault or FAULTS}
+    if args.model:
+        faults = {name: _serving(fault, args.model) for name, fault in faults.items() if fault.plan.is_whole}
     size = Size(args.streams, args.length, args.rounds, args.seed)
-    rows = [_run_soak(args.soak, size)] if args.soak else [_run_fault(name, size) for name in args.fault or FAULTS]
+    rows = [_run_soak(args.soak, size)] if args.soak else [_run_fault(*row, size) for row in faults.items()]
     print(table(rows))
     if args.json:
         args.json.write_text(json.dumps([row.figures() | {"notes": row.notes} for row in rows], indent=1))
@@ -47,8 +53,13 @@ def _run_soak(seconds: float, size: Size) -> Row:
     return row
 
 
-def _run_fault(name: str, size: Size) -> Row:
-    row = trial(name, FAULTS[name], size)
+def _serving(fault: Fault, model: str) -> Fault:
+    plan = fault.plan
+    return replace(fault, plan=replace(plan, flags=(*plan.flags, "--model", model)))  # the last of two flags counts
+
+
+def _run_fault(name: str, fault: Fault, size: Size) -> Row:
+    row = trial(name, fault, size)
     print(f"{name}: {'well' if row.good else 'BAD'}", *row.notes, sep="\n    ", file=sys.stderr, flush=True)
     return row
 

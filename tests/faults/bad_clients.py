@@ -38,7 +38,7 @@ async def _connected(server: ServerUnderTest, **fields: Any) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(sock, (where.hostname, where.port))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode()
     await loop.sock_sendall(sock, head + data)
     return sock
 

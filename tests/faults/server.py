@@ -20,6 +20,7 @@ import httpx
 import psutil
 
 from deploy.cli.keygen import make_keys
+from shared.processes import grammar_trial
 from tests.e2e.held import Hold
 from tests.e2e.server import ROOT, free_port
 from tests.faults.netns import Host, other_host
@@ -27,13 +28,19 @@ from tests.faults.proxy import Proxy
 from tests.patience import PATIENCE_S
 
 Stats = dict[str, Any]
+MAX_GRAMMAR_CHILDREN = 2  # of each frontend and each worker
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """The resources that an idle server uses."""
+    """The resources that an idle server uses.
+
+    Child processes that check grammars start with the first grammar and end with one that is too costly. They count
+    apart, with their memory and the socket that each has in its parent.
+    """
 
     processes: int
+    grammar_children: int
     rss_mb: float
     fds: int
     run_files: int  # in the run folder
@@ -44,6 +51,8 @@ class ResourceUsage:
         grown = []
         if self.processes != before.processes:
             grown.append(f"{before.processes} → {self.processes} processes")
+        if self.grammar_children > MAX_GRAMMAR_CHILDREN * self.processes:
+            grown.append(f"{self.grammar_children} processes that check grammars")
         if self.fds > before.fds:
             grown.append(f"{before.fds} → {self.fds} fds")
         if self.rss_mb > 1.5 * before.rss_mb:
@@ -131,11 +140,14 @@ class ServerUnderTest:
         return live + [child for root in live for child in root.children(recursive=True)]
 
     def resource_usage(self) -> ResourceUsage:
-        process_tree = self.process_tree()
+        tree = self.process_tree()
+        children = [process for process in tree if grammar_trial.__name__ in " ".join(process.cmdline())]
+        lasting = [process for process in tree if process not in children]
         return ResourceUsage(
-            processes=len(process_tree),
-            rss_mb=sum(process.memory_info().rss for process in process_tree) / 1e6,
-            fds=sum(process.num_fds() for process in process_tree),
+            processes=len(lasting),
+            grammar_children=len(children),
+            rss_mb=sum(process.memory_info().rss for process in lasting) / 1e6,
+            fds=sum(process.num_fds() for process in lasting) - len(children),
             run_files=sum(path.is_file() for path in self.folder.rglob("*")),
             shm=frozenset(path.name for path in Path("/dev/shm").glob("sluice*")),
         )
@@ -163,6 +175,11 @@ class ServerPlan:
     log: str = ""
     frontends: int = 2
     prepare: Callable[[Path], dict[str, str]] = lambda home: {}  # gets the home folder, returns environment variables
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one `sluice serve` starts all."""
+        return not self.split and not self.remote
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from tests.e2e.server import ROOT
 
 ALLOWED = {  # modules that may read the wall clock, and what for
     "frontend/observability/access_log.py": "the stamp of a line",
-    "shared/log_lines.py": "the stamp of a line",
+    "shared/logs/log_lines.py": "the stamp of a line",
     "frontend/observability/recording.py": "the stamp of a line",
     "frontend/api/app_state.py": "`created` of models",
-    "frontend/api/common.py": "`created` of answers",
+    "frontend/api/response_context.py": "`created` of answers",
     "frontend/api/ollama/envelope.py": "`created_at` of an answer that needs no generation",
     "frontend/api/openai/responses.py": "`completed_at`",
     "frontend/text/chat_template.py": "a template's strftime_now",

@@ -15,11 +15,12 @@ import uvicorn
 from starlette.applications import Starlette
 
 from frontend.api.app import create_app
+from frontend.api.model_table import ModelTable, ServedModel
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.server.connection_limits import ConnectionLimits
 from frontend.server.http_protocol import LimitedHttpProtocol, enforce_timeouts
 from frontend.text.tokenizer import Tokenizer
-from shared.config import FrontendConfig, ModelConfig
+from shared.config import FrontendConfig
 from shared.messages import Outcome
 from tests.fakes import MODEL, FakePool, sending
 from tests.patience import PATIENCE_S
@@ -32,9 +33,10 @@ def app_over(pool: FakePool, tokenizer: Tokenizer | None, **config: Any) -> Star
     loading: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     if tokenizer is not None:
         loading.set_result(tokenizer)
-    return create_app(
-        FrontendConfig(**{"access_log": "off", **config}), ModelConfig(model=MODEL), pool, loading, PrometheusMetrics()
-    )
+    settings = FrontendConfig(**{"access_log": "off", "allowed_hosts": "*", **config})
+    metrics = PrometheusMetrics()
+    model = ServedModel.of((MODEL,), settings, pool, loading, metrics.models[""])
+    return create_app(settings, ModelTable([model]), metrics)
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frontend.api.common import ModelContext
+from frontend.api.model_context import ModelContext
 from frontend.output_parser.formats import ModelFormat
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -95,6 +95,23 @@ def test_sigterm_lets_streams_finish_or_fails_them_and_exits_0(
             assert answer.json()["reason"] == "draining"
             rest = [line for line in lines if line]
         assert rest[-1].endswith(end)
+        assert child.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize(("pause", "finishes"), [(0.1, True), (1.2, False)])
+def test_second_signal_cuts_streams_off_only_after_a_second(folder: Path, pause: float, finishes: bool) -> None:
+    body = {"model": MODEL, "prompt": [1], "max_tokens": 40, "stream": True}
+    with process(folder, PATIENCE_S) as (child, http):
+        wait_ready(http)
+        rest = ["cut off"]
+        with suppress(httpx.RemoteProtocolError), http.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            child.send_signal(signal.SIGTERM)
+            time.sleep(pause)
+            child.send_signal(signal.SIGINT)
+            rest = [line for line in lines if line]
+        assert (rest[-1] == "data: [DONE]") is finishes
         assert child.wait(PATIENCE_S) == 0
 
 

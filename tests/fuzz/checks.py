@@ -19,8 +19,8 @@ CHECKS: list[Any] = [
 
 
 def no_server_error(context: CheckContext, response: Response, case: Case) -> None:
-    """503 (busy) and 504 (too late) are valid answers; any other status from 500 on is a bug."""
-    assert response.status_code < 500 or response.status_code in (503, 504), response.text
+    """501 (the model cannot do it), 503 (busy) and 504 (too late) are valid answers; any other from 500 on is a bug."""
+    assert response.status_code < 500 or response.status_code in (501, 503, 504), response.text
 
 
 def events_conform(document: Mapping[str, Any]) -> Callable[[CheckContext, Response, Case], None]:
@@ -59,6 +59,8 @@ def _is_end(data: str) -> bool:
     if data == "[DONE]":
         return True
     event = json.loads(data)
+    if event.get("stop") is True and "generation_settings" in event:
+        return True
     if "sequence_number" in event:
         return event["type"] in RESPONSE_ENDS
     return (

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-MAXIMUMS = {"n": 2, "best_of": 2, "max_completion_tokens": 6, "min_tokens": 4}
+MAXIMUMS = {"n": 2, "best_of": 2, "max_completion_tokens": 6, "min_tokens": 4, "n_cmpl": 1}
 ID = {"type": "integer", "minimum": 0, "maximum": 50}
 TEXTS = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": ID, "minItems": 1}]}
 
@@ -44,6 +44,10 @@ def _shorten(name: str, request: dict[str, Any], model: str) -> None:
         request["required"] = ["prompt"]
         for field in ("messages", "continue_final_message"):
             del fields[field]
+    for field in ("n_predict", "response_fields"):  # the first would go before `max_tokens`, the second hides the end
+        fields.pop(field, None)
+    if name == "LlamaCppCompletionRequest":  # one answer, so that a stream has one end
+        fields["prompt"] = TEXTS
     if name == "CompletionRequest":
         fields["prompt"] = {"anyOf": [TEXTS, {"type": "array", "items": TEXTS, "minItems": 1, "maxItems": 3}]}
     if "logit_bias" in fields:

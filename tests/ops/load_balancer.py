@@ -1,4 +1,4 @@
-"""A worker and two frontends without torch behind nginx: tokens are not buffered, and no answer is lost."""
+"""A worker and two frontends without torch behind nginx: tokens are not buffered, no answer is lost without need."""
 
 import json
 import signal
@@ -18,6 +18,7 @@ from tests.e2e.server import free_port
 from tests.ops.programs import frontend_only, nginx, running, until
 
 Frontend = subprocess.Popen[bytes]
+AT_ONCE = 8  # requests
 BODY = {"model": "m", "temperature": 0, "ignore_eos": True}
 
 
@@ -119,8 +120,8 @@ def _send(url: str, stream: bool) -> Outcome:
 
 
 def _send_during(url: str, stream: bool, process: Frontend, signum: signal.Signals) -> list[Outcome]:
-    """Sends 160 requests, 8 at a time; after the first 40 a frontend receives the signal."""
-    with ThreadPoolExecutor(8) as pool:
+    """Sends 160 requests, AT_ONCE at a time; after the first 40 a frontend receives the signal."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         jobs = [pool.submit(_send, url, stream) for _ in range(160)]
         until(lambda: sum(job.done() for job in jobs) > 40, "some answers")
         process.send_signal(signum)
@@ -128,17 +129,21 @@ def _send_during(url: str, stream: bool, process: Frontend, signum: signal.Signa
 
 
 def _check_kill(url: str, frontend: Frontend) -> None:
+    """Requests that the killed frontend had received end in 502: they are not repeated. No later request is lost."""
     outcomes = _send_during(url, False, frontend, signal.SIGKILL)
-    assert all(outcome.complete for outcome in outcomes), outcomes
-    print(f"kill -9 of a frontend among {len(outcomes)} unstreamed answers: all complete, with 200", flush=True)
+    lost = [outcome for outcome in outcomes if not outcome.complete]
+    assert len(lost) <= AT_ONCE and all(outcome.status == 502 for outcome in lost), outcomes
+    print(f"kill -9 of a frontend among {len(outcomes)} unstreamed answers: {len(lost)} lost (502)", flush=True)
     after = [_send(url, True) for _ in range(20)]
     assert all(outcome.complete for outcome in after), after
     print(f"{len(after)} streams afterwards: all complete", flush=True)
 
 
 def _check_drain(url: str, frontend: Frontend) -> None:
+    """Streams that have begun are completed; a later request is completed, or refused with 503."""
     outcomes = _send_during(url, True, frontend, signal.SIGTERM)
-    assert all(outcome.complete for outcome in outcomes), outcomes
+    refused = [outcome for outcome in outcomes if not outcome.complete]
+    assert all(outcome.status == 503 for outcome in refused), outcomes
     code = frontend.wait(60)
     assert code == 0, code
-    print(f"SIGTERM to a frontend among {len(outcomes)} streams: all complete, exit code {code}", flush=True)
+    print(f"SIGTERM to a frontend among {len(outcomes)} streams: {len(refused)} got 503, exit code {code}", flush=True)

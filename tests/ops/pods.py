@@ -83,6 +83,7 @@ def _secrets(folder: Path) -> None:
             target.chmod(0o400)
     (folder / "secrets").mkdir()
     (folder / "secrets/api-keys").write_text(f"{KEY} prometheus\n")
+    (folder / "secrets/api-keys").chmod(0o600)
 
 
 def _volumes(file: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Downloads from the hub, against a local server. Whole checkpoints: tests/worker/model/test_checkpoint.py."""
+"""Downloads from the hub, against a local server. Whole checkpoints: model/checkpoint/test_checkpoint.py."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -101,5 +101,10 @@ def test_origin_that_no_browser_sends_is_refused(origin: str) -> None:
     assert refuse("--cors-origins", origin).startswith("--cors-origins must be * or like https://example.com")
 
 
+@pytest.mark.parametrize("host", ["https://example.com", "example.com:8000", "example.com/", "a.*", "*.", "*a.example"])
+def test_allowed_host_that_is_no_name_is_refused(host: str) -> None:
+    assert refuse("--allowed-hosts", host).startswith("--allowed-hosts must be * or like api.example.com")
+
+
 def test_texts_are_recorded_only_in_a_record() -> None:
     assert refuse("--record-text").startswith("--record-text needs --record FILE")

@@ -83,6 +83,7 @@ def test_api_key_is_requested_checked_and_kept_in_tab(
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"{KEY} alice\n")
+    keys.chmod(0o600)
     model.says = ["Hello.", "Hello."]
     with served(model, api_keys=str(keys)) as url, open_playground(url) as ui:
         ui.watch.expected_statuses = {401}

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared import messages as m
-from shared.codec import decode_event, decode_request, encode, pack_u32
+from shared.wire.codec import decode_event, decode_request, encode, pack_u32
 from tests.patience import PATIENCE_S
 from tests.wire.harness import VOCAB, FakeRunner, Worker, expected
 from worker.transport.server import MAX_INBOX, FrontendGone

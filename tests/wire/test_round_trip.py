@@ -12,8 +12,8 @@ from frontend.workers.prefix_reset import reset_prefix_caches
 from frontend.workers.status import DRAINING
 from frontend.workers.stream import Stream
 from shared import messages as m
-from shared.codec import pack_u32
 from shared.config import WireConfig
+from shared.wire.codec import pack_u32
 from tests.patience import PATIENCE_S
 from tests.wire.harness import PROMPT, FakeRunner, Worker, expected, linked, next_batch, sampling, until, whole
 from worker.schedule.sequence import Sequence
@@ -152,8 +152,8 @@ async def test_resumed_stream_keeps_tenant_priority_and_remaining_deadline(tmp_p
             with Worker(tmp_path, epoch=2, runner=FakeRunner(delay=0.005)) as second:
                 await until(lambda: bool(second.scheduler.sequences()))
                 (sequence,) = second.scheduler.sequences()
-                assert (sequence.tenant, sequence.priority) == ("alice", 3)
-                assert 0.0 < sequence.deadline - time.monotonic() < 30.0
+                assert (sequence.turn.tenant, sequence.turn.priority) == ("alice", 3)
+                assert 0.0 < sequence.turn.deadline - time.monotonic() < 30.0
 
 
 async def test_streams_of_a_worker_that_stays_away_fail(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from shared.default_sizes import with_default_sizes
 from shared.messages import Sampling
 from tests.checkpoints import EOS, VOCAB
 from tests.worker.run.harness import MAX_SEQ_LEN
-from tests.worker.schedule.harness import OracleDrafter, commit
+from tests.worker.schedule.harness import OracleDrafter, commit, set_drafter
 from worker.grammar.compiler import Grammar
 from worker.kv_cache.groups import cache_groups
 from worker.kv_cache.pages import PagePool
@@ -133,7 +133,7 @@ def run(
     monkeypatch.setattr(worker.run.runner, "sample_rows", recorder)
     target = _sequence(b"target", 0, PROMPT, seed=5)
     others = _crowd(target)[: FEW if mode.drafts else CROWD] if mode.company == "crowd" else []
-    target.drafter = OracleDrafter([*target.tokens, *(foretold or [])])
+    set_drafter(scheduler, target, OracleDrafter([*target.tokens, *(foretold or [])]))
     for sequence in [target, *others[::2]] if grammar else []:
         sequence.constraint = grammar.new_matcher()
     for sequence in [*others[:8], target, *others[8:]]:
@@ -186,7 +186,7 @@ def _sequence(owner: bytes, id: int, length: int, seed: int) -> Sequence:
     draw = random.Random(seed)
     tokens = [draw.randrange(3, VOCAB) for _ in range(length)]
     # the target samples, so that its text, too, depends on every bit
-    return Sequence((owner, id), tokens, length, Sampling(NEW, temperature=0.8, ignore_eos=True), seed, 0.0)
+    return Sequence((owner, id), tokens, length, Sampling(NEW, temperature=0.8, ignore_eos=True), seed)
 
 
 def _crowd(target: Sequence) -> list[Sequence]:

@@ -65,7 +65,7 @@ def test_eight_bit_cache_without_c_kernels_is_served_by_torch(
 
 def serve(small: Engine) -> None:
     sampling = Sampling(12, temperature=0.0, ignore_eos=True)
-    both = [Sequence((b"", i), prompts_of([70 + i], seed=i)[0], 70 + i, sampling, 0, 0.0) for i in range(2)]
+    both = [Sequence((b"", i), prompts_of([70 + i], seed=i)[0], 70 + i, sampling, 0) for i in range(2)]
     for sequence in both:
         small.scheduler.submit(sequence, 0.0)
     while small.scheduler.has_work:

@@ -13,9 +13,9 @@ import torch
 from tests.checkpoints import HYBRID, Checkpoints
 from tests.worker.matrix import DRAFTING_MODES, MODES, NEW, Mode, run
 from tests.worker.run.harness import MAX_SEQ_LEN
-from worker.model.checkpoint import read_config
+from worker.model.checkpoint.checkpoint import read_config
 from worker.model.decoder import Decoder
-from worker.model.families import spec_from_config
+from worker.model.families.families import spec_from_config
 from worker.model.quantization.in_memory import in_memory
 from worker.model.weights import load
 

@@ -3,8 +3,8 @@
 import pytest
 
 from shared.config import ModelConfig, Settings, WorkerConfig
-from shared.heartbeat import Heartbeat
 from shared.messages import KVUsage, Sampling
+from shared.processes.heartbeat import Heartbeat
 from tests.checkpoints import WINDOW, Checkpoints
 from tests.worker.model.harness import prompts_of
 from tests.worker.schedule.harness import commit
@@ -33,7 +33,7 @@ def serve(engine: Engine, lengths: list[int], new: int = 6) -> tuple[list[list[i
     """The tokens of each sequence, and what was owned after each step."""
     sampling = Sampling(new, temperature=0.0, ignore_eos=True)
     prompts = prompts_of(lengths, seed=1)
-    sequences = [Sequence((b"", i), prompt, len(prompt), sampling, 0, 0.0) for i, prompt in enumerate(prompts)]
+    sequences = [Sequence((b"", i), prompt, len(prompt), sampling, 0) for i, prompt in enumerate(prompts)]
     scheduler, owned = engine.scheduler, []
     for sequence in sequences:
         scheduler.submit(sequence, 0.0)

@@ -20,7 +20,7 @@ of them.
 import struct
 from itertools import islice
 
-from shared.heartbeat import Heartbeat
+from shared.processes.heartbeat import Heartbeat
 from worker.schedule.sequence import Key, Sequence
 
 _STEP, _SUSPECTS = struct.Struct("<II"), struct.Struct("<I")
@@ -59,9 +59,9 @@ class CrashJournal:
         if sequences == self._step:
             return
         self._step = sequences
-        keys = b"".join([_KEY.pack(*sequence.original_key) for sequence in sequences[:_MAX_STEP]])
+        keys = b"".join([_KEY.pack(*_original_key(sequence)) for sequence in sequences[:_MAX_STEP]])
         self._heartbeat.body[_STEP_OFFSET : _STEP_OFFSET + len(keys)] = keys
-        crash_count = 1 + max([sequence.crashes for sequence in sequences])
+        crash_count = 1 + max([sequence.history.crashes for sequence in sequences])
         _STEP.pack_into(self._heartbeat.body, 0, min(_MAX_STEP, len(sequences)), crash_count)
 
     def record_idle(self, *, force: bool = False) -> None:
@@ -72,8 +72,8 @@ class CrashJournal:
 
     def clear(self, sequence: Sequence) -> None:
         """Forgets the crashes of a sequence that has made progress in a step of its own."""
-        sequence.crashes, self._step = 0, []
-        if self._suspects.pop(sequence.original_key, None) is not None:
+        sequence.history.crashes, self._step = 0, []
+        if self._suspects.pop(_original_key(sequence), None) is not None:
             self._write_suspects()
 
     def _write_suspects(self) -> None:
@@ -81,6 +81,11 @@ class CrashJournal:
         data = b"".join([_SUSPECT.pack(*key, crash_count) for key, crash_count in entries])
         self._heartbeat.body[_SUSPECTS_OFFSET : _SUSPECTS_OFFSET + len(data)] = data
         _SUSPECTS.pack_into(self._heartbeat.body, _SUSPECTS_COUNT_OFFSET, len(entries))
+
+
+def _original_key(sequence: Sequence) -> Key:
+    """Returns the key that the sequence had at its first worker."""
+    return sequence.key[0], sequence.history.original_id or sequence.key[1]
 
 
 def _crash_counts(heartbeat: Heartbeat) -> dict[Key, int]:

@@ -12,7 +12,7 @@ from worker.kv_cache.tensors import kv_format
 from worker.model.decoder import Decoder
 from worker.model.device import check_format, computable
 from worker.model.quantization.in_memory import InMemory, describe, in_memory
-from worker.model.spec import ModelSpec
+from worker.spec import ModelSpec
 
 log = logging.getLogger("sluice.load")
 

@@ -1,12 +1,10 @@
-"""Loads an engine by the name of its model: checkpoint, weights, K/V pool, runner, scheduler.
+"""Loads an engine by the name of its model: the model (load_model.py), and around it K/V pools, runner and scheduler.
 
 Downloading, loading and warm-up report their progress.
 """
 
-import hashlib
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,14 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.config import ModelConfig, WorkerConfig
 from shared.default_sizes import with_default_sizes
 from shared.hf_hub import Progress
 from shared.messages import Limits
-from shared.task import GENERATE, Task, TaskError, read_task
+from shared.task import GENERATE, Task
 from worker.engine.fingerprint import fingerprint, numerics_of
-from worker.engine.formats import Formats, choose_formats, dtype_name, kernels_name, warn_about_cpu
-from worker.engine.load_weights import load_weights
+from worker.engine.formats import Formats, dtype_name, kernels_name, warn_about_cpu
+from worker.engine.load_model import LoadedModel, explain_out_of_memory, find_model, load_model
 from worker.grammar.compiler import GrammarCompiler
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import huge_pages
@@ -30,28 +28,20 @@ from worker.kv_cache.gpu_memory import GpuMemoryReader
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.sizing import GIB, PoolSize, configured_budget, longest_sequence, size_pool
 from worker.kv_cache.tensors import KVCache
-from worker.model.checkpoint import (
-    CheckpointError,
-    read_config,
-    resolve,
-    stored_bytes,
-    tokenizer_ends,
-    weight_files,
-)
-from worker.model.content_hash import ContentHashes
+from worker.model.checkpoint.checkpoint import stored_bytes
 from worker.model.cpu_decoder import fastest_decoder
-from worker.model.decoder import Decoder, Weights
+from worker.model.decoder import Decoder
 from worker.model.device import pick_device
-from worker.model.families import spec_from_config
-from worker.model.spec import ModelSpec
+from worker.model.layer import Weights
 from worker.observability.metrics import ExpertLoads
-from worker.run.bits_check import keeps_bits
-from worker.run.kernel_check import choose_operations
-from worker.run.library_check import with_equal_library_products
-from worker.run.option_check import with_sound_options
+from worker.run.checks.bits_check import keeps_bits
+from worker.run.checks.kernel_check import choose_operations
+from worker.run.checks.library_check import with_equal_library_products
+from worker.run.checks.option_check import with_sound_options
 from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
+from worker.spec import ModelSpec
 
 log = logging.getLogger("sluice.load")
 
@@ -100,21 +90,30 @@ def load_engine(
     """
     device = pick_device(worker.device)
     worker = _settings_on(device, worker)
-    folder = resolve(model.model, model.revision, prefer_cache=prefer_cache, on_progress=on_download)
-    task, tokenizer_hash = _task(folder, model.task), _tokenizer_hash(folder)
-    spec = _spec(folder, task)
-    formats = choose_formats(spec, worker, device)
-    longest_sequence(spec, model, worker)  # raises before the weights are read
-    compiler = GrammarCompiler(folder, spec.vocab_size, spec.eos_ids)
-    gpu = GpuMemoryReader(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
-    hashes = ContentHashes(weight_files(folder), worker.weights_cache)
-    progressed = partial(on_progress, 1, 1)
-    with explain_out_of_memory(gpu):
-        weights = load_weights(folder, spec, formats, device, model, worker, gpu, on_progress)
-        decoder, cache, size, invariant = _fit_into_memory(spec, weights, formats, model, worker, gpu, progressed)
-    worker = _resolve_speculation(replace(worker, batch_invariant=invariant), spec, folder, formats, device)
+    files = find_model(model, worker, device, on_download, prefer_cache=prefer_cache)
+    compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
+    loaded = load_model(files, model, worker, on_progress)
+    return build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1))
+
+
+def build_engine(
+    loaded: LoadedModel,
+    compiler: GrammarCompiler,
+    model: ModelConfig,
+    worker: WorkerConfig,
+    on_progress: Callable[[], None],
+) -> Engine:
+    """Builds the engine around a loaded model: pools, cache, runner, scheduler.
+
+    worker: with the sizes and switches that fit the device. on_progress: called from time to time. Raises as
+    `load_engine` does.
+    """
+    files, spec, formats, device = loaded.files, loaded.files.spec, loaded.files.formats, loaded.files.device
+    with explain_out_of_memory(loaded.gpu):
+        decoder, cache, size, invariant = _fit_into_memory(loaded, model, worker, on_progress)
+    worker = _resolve_speculation(replace(worker, batch_invariant=invariant), spec, files.folder, formats, device)
     loads = decoder.count_loads() if worker.expert_metrics else None
-    runner = _ready_runner(decoder, cache, formats, worker, size, gpu, progressed)
+    runner = _ready_runner(decoder, cache, formats, worker, size, loaded.gpu, on_progress)
     pools, slots = size.pools(), size.slots()
     kernels = kernels_name(decoder, formats.dtype)
     numerics = numerics_of(kernels, formats, device, batch_invariant=invariant and kernels != "torch")
@@ -123,31 +122,32 @@ def load_engine(
         scheduler=Scheduler(SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids)), pools, slots),
         pools=pools,
         slots=slots,
-        task=task,
+        task=files.task,
         size=size,
         spec=spec,
-        limits=Limits(size.max_seq_len, spec.vocab_size, spec.eos_ids, spec.hidden_size),
-        tokenizer_hash=tokenizer_hash,
+        limits=Limits(
+            size.max_seq_len,
+            spec.vocab_size,
+            spec.eos_ids,
+            spec.hidden_size,
+            worker.max_batch_size + worker.max_waiting_requests,
+        ),
+        tokenizer_hash=files.tokenizer_hash,
         compiler=compiler,
         device=str(device),
         dtype=dtype_name(formats.dtype, formats.memory),
         kernels=kernels,
         batch_invariant=numerics.batch_invariant,
-        fingerprint=fingerprint(hashes.wait(progressed), tokenizer_hash, spec, numerics),
+        fingerprint=fingerprint(loaded.hashes.wait(on_progress), files.tokenizer_hash, spec, numerics),
         expert_loads=dict if loads is None else _counting(loads, spec),
     )
 
 
 def _fit_into_memory(
-    spec: ModelSpec,
-    weights: Weights,
-    formats: Formats,
-    model: ModelConfig,
-    worker: WorkerConfig,
-    gpu: GpuMemoryReader | None,
-    on_progress: Callable[[], None],
+    loaded: LoadedModel, model: ModelConfig, worker: WorkerConfig, on_progress: Callable[[], None]
 ) -> tuple[Decoder, KVCache, PoolSize, bool]:
     """Returns a decoder and its cache, with the sizes of the pools, and whether --batch-invariant holds here."""
+    spec, formats, weights, gpu = loaded.files.spec, loaded.files.formats, loaded.weights, loaded.gpu
     size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, on_progress)
     invariant = worker.batch_invariant
     if gpu is not None:  # before the cache takes the memory
@@ -195,25 +195,6 @@ def _settings_on(device: torch.device, worker: WorkerConfig) -> WorkerConfig:
     return with_default_sizes(replace(worker, overlap=worker.overlap and on_gpu), on_gpu=on_gpu)
 
 
-def _task(folder: Path, wanted: str) -> Task:
-    try:
-        return read_task(folder, wanted)
-    except TaskError as error:
-        raise CheckpointError(str(error)) from error
-
-
-def _spec(folder: Path, task: Task) -> ModelSpec:
-    spec = spec_from_config(read_config(folder), task)
-    return replace(spec, eos_ids=tuple(dict.fromkeys((*spec.eos_ids, *tokenizer_ends(folder)))))
-
-
-def _tokenizer_hash(folder: Path) -> str:
-    file = folder / "tokenizer.json"
-    if not file.exists():
-        raise CheckpointError(f"{folder}: tokenizer.json is missing")
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
 def _resolve_speculation(
     worker: WorkerConfig, spec: ModelSpec, folder: Path, formats: Formats, device: torch.device
 ) -> WorkerConfig:
@@ -224,7 +205,7 @@ def _resolve_speculation(
     because their steps are not memory-bound. It is off for models with recurrent layers whatever the flag says, because
     their state after a rejected draft cannot be used. It is off wherever bits may depend on what else is in a step.
     """
-    if spec.recurrent is not None:
+    if spec.recurrent:
         if worker.speculation == "ngram":
             log.info("--speculation ngram has no effect: %s has recurrent layers", spec.model_type)
         return replace(worker, speculation="off")
@@ -294,24 +275,3 @@ def warn_if_capped(size: PoolSize, worker: WorkerConfig) -> None:
             "--kv-cache-gb %g is capped to %.3g: %d sequences (--max-batch-size) of %d tokens need no more",
             worker.kv_cache_gb, size.nbytes / GIB, worker.max_batch_size, size.max_seq_len,
         )  # fmt: skip
-
-
-@contextmanager
-def explain_out_of_memory(gpu: GpuMemoryReader | None) -> Iterator[None]:
-    """Turns every error that means "out of memory" into a ConfigError that names the settings to change."""
-    try:
-        yield
-    except (RuntimeError, OSError) as error:  # raised by torch, by the driver through CUDA or Triton, or by the system
-        if not any(words in str(error) for words in ("out of memory", "allocate memory")):
-            raise
-        name = gpu.name if gpu else "the device"
-        raise ConfigError(
-            f"{name} has no room for this model with these settings ({_first_sentences(error)}): end what else runs "
-            "there, or lower --kv-cache-gb, --max-seq-len, --max-step-tokens or --max-batch-size, or serve a smaller "
-            "model"
-        ) from error
-
-
-def _first_sentences(error: Exception) -> str:
-    """Returns the first two sentences of the first line of the message: in them, PyTorch names the cause."""
-    return ". ".join(str(error).split("\n")[0].split(". ")[:2])

@@ -15,10 +15,10 @@ from worker.kernels.cpu import bindings
 from worker.kv_cache.gpu_memory import GpuMemoryReader
 from worker.kv_cache.host_memory import check_host_memory
 from worker.kv_cache.sizing import WeightsSize, configured_budget, size_pool
-from worker.model.decoder import Weights
-from worker.model.spec import ModelSpec
+from worker.model.layer import Weights
 from worker.model.weights import load
-from worker.model.weights_cache import WeightsCache
+from worker.model.weights_cache.weights_cache import WeightsCache
+from worker.spec import ModelSpec
 
 log = logging.getLogger("sluice.load")
 

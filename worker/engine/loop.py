@@ -23,6 +23,7 @@ from collections.abc import Callable
 import torch
 
 from shared import messages as m
+from worker.engine.isolation import bisect, first_half, isolate_suspects
 from worker.engine.requests import RequestTable
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
@@ -113,15 +114,13 @@ class Loop:
         self._last_computed = self._clock()
 
     def _compute(self, chunks: list[Chunk]) -> None:
-        """Computes the chunks in one step, except that each suspect gets a step of its own."""
-        steps = _isolate_suspects(chunks)
-        for step in steps:
-            self._launch(Plan(step))
-            suspect = step[0].sequence if step[0].sequence.crashes else None
-            overlaps = len(steps) == 1 and suspect is None and bool(self._in_flight) and self._in_flight[-1].may_overlap
+        """Computes the chunks in one step, which may stay in flight."""
+        if any([chunk.sequence.history.crashes for chunk in chunks]):
+            self._compute_suspects(chunks)
+        else:
+            self._launch(Plan(chunks))
+            overlaps = bool(self._in_flight) and self._in_flight[-1].may_overlap
             self._drain(leave=1 if overlaps else 0)
-            if suspect is not None and step[0].samples:
-                self._request_table.crash_journal.clear(suspect)
         self._last_computed = self._clock()
 
     def _launch(self, plan: Plan) -> None:
@@ -154,6 +153,43 @@ class Loop:
             now = self._clock()
             self._report(step.plan, output, self._scheduler.update(step.plan, output.ids, now), now)
 
+    def _report(self, plan: Plan, output: StepOutput, updates: list[SequenceUpdate], now: float) -> None:
+        self._request_table.add_extras(output)
+        latencies: list[float] = []
+        generated = prompts_done = 0
+        for update in updates:
+            sequence = update.sequence
+            if update.tokens:
+                self._request_table.add_tokens(sequence, update.tokens)
+                if sequence.check is None:
+                    prompts_done += not sequence.history.last_token  # its row was the last token of the prompt
+                    generated += len(update.tokens)
+                    self._record_latency(sequence, len(update.tokens), now, latencies)
+                sequence.history.last_token = now
+            if update.outcome is not None:
+                self._request_table.end(sequence, update.outcome, now, _grammar_error(update))
+        checked = sum([chunk.rows for chunk in plan.chunks if chunk.sequence.check is not None])  # computed as prompts
+        prompt_tokens = plan.tokens - len(output.ids) + checked + prompts_done
+        self._stats.tokens(now, prompt_tokens, generated)
+        self._stats.gaps(latencies)
+        self._metrics.tokens(prompt_tokens, generated)
+
+    def _record_latency(self, sequence: Sequence, tokens: int, now: float, latencies: list[float]) -> None:
+        if not sequence.history.last_token:
+            self._stats.ttft.add(now - sequence.history.arrival)
+        elif len(latencies) < MAX_ITL_SAMPLES:
+            latencies.append((now - sequence.history.last_token) / tokens)
+
+    # sequences that make steps fail, or workers die
+
+    def _compute_suspects(self, chunks: list[Chunk]) -> None:
+        """Computes each sequence that is suspected of having crashed a worker in a step of its own."""
+        for step in isolate_suspects(chunks):
+            self._launch(Plan(step))
+            self._drain()
+            if step[0].sequence.history.crashes and step[0].samples:
+                self._request_table.crash_journal.clear(step[0].sequence)
+
     def _recover(self, plan: Plan, error: Exception) -> None:
         """Bisects a failed step. No step is in flight and none of its results is applied, so any part can rerun."""
         log.error("a step of %d sequences, %d tokens failed", len(plan.chunks), plan.tokens, exc_info=error)
@@ -163,10 +199,10 @@ class Loop:
         if len(chunks) < len(plan.chunks) or plan.drafts:  # a sequence or draft that is gone now may have caused it
             self._retry(chunks)
         elif len(chunks) > 1:
-            for part in _bisect(chunks):
+            for part in bisect(chunks):
                 self._retry(part)
         elif chunks[0].length > 1 and isinstance(error, MemoryError | torch.OutOfMemoryError):
-            self._retry([_first_half(chunks[0])])
+            self._retry([first_half(chunks[0])])
         else:
             self._check_device()  # raises before the sequence is reported as failed
             self._fail(chunks[0].sequence, error)
@@ -179,37 +215,6 @@ class Loop:
         self._scheduler.fail(sequence)
         self._request_table.end(sequence, m.Outcome.ERROR, self._clock(), f"{type(error).__name__}: {error}")
 
-    def _report(self, plan: Plan, output: StepOutput, updates: list[SequenceUpdate], now: float) -> None:
-        for sequence, logprobs in output.logprobs:
-            self._request_table.add_logprobs(sequence, logprobs)
-        self._request_table.add_pooled(output.pooled)
-        latencies: list[float] = []
-        generated = prompts_done = 0
-        for update in updates:
-            sequence = update.sequence
-            if update.tokens and sequence.answer is not None:
-                self._request_table.add_tokens(sequence, update.tokens)
-                sequence.last_token = now
-            elif update.tokens:
-                prompts_done += not sequence.last_token  # its row was the last token of the prompt, not an output token
-                generated += len(update.tokens)
-                self._request_table.add_tokens(sequence, update.tokens)
-                self._record_latency(sequence, len(update.tokens), now, latencies)
-            if update.outcome is not None:
-                self._request_table.end(sequence, update.outcome, now, _grammar_error(update))
-        checked = sum([chunk.rows for chunk in plan.chunks if chunk.sequence.answer is not None])  # computed as prompts
-        prompt_tokens = plan.tokens - len(output.ids) + checked + prompts_done
-        self._stats.tokens(now, prompt_tokens, generated)
-        self._stats.gaps(latencies)
-        self._metrics.tokens(prompt_tokens, generated)
-
-    def _record_latency(self, sequence: Sequence, tokens: int, now: float, latencies: list[float]) -> None:
-        if not sequence.last_token:
-            self._stats.ttft.add(now - sequence.arrival)
-        elif len(latencies) < MAX_ITL_SAMPLES:
-            latencies.append((now - sequence.last_token) / tokens)
-        sequence.last_token = now
-
 
 def _sequences(plan: Plan, before: Plan | None) -> list[Sequence]:
     """Returns the sequences of a step and, if the step before is in flight, of that one too; each once."""
@@ -219,34 +224,7 @@ def _sequences(plan: Plan, before: Plan | None) -> list[Sequence]:
     return list(dict.fromkeys([*sequences, *(chunk.sequence for chunk in before.chunks)]))
 
 
-def _isolate_suspects(chunks: list[Chunk]) -> list[list[Chunk]]:
-    suspects = [[chunk] for chunk in chunks if chunk.sequence.crashes]
-    others = [chunk for chunk in chunks if not chunk.sequence.crashes] if suspects else chunks
-    return [others, *suspects] if others else suspects
-
-
 def _grammar_error(update: SequenceUpdate) -> str:
     """Returns the grammar's error if the sequence ended because its grammar allows no token, else ""."""
-    failed = update.outcome is m.Outcome.ERROR and update.sequence.constraint
+    failed = update.outcome is m.Outcome.DEAD_END and update.sequence.constraint
     return failed.error if failed else ""
-
-
-def _first_half(chunk: Chunk) -> Chunk:
-    """Returns the first half of a chunk, to retry it alone. The scheduler plans the rest in a later step."""
-    return Chunk(chunk.sequence, chunk.start, chunk.length // 2, False)
-
-
-def _bisect(chunks: list[Chunk]) -> tuple[list[Chunk], list[Chunk]]:
-    """Splits a failed step in two: sequences that have already produced tokens, and new ones.
-
-    If all sequences are of one kind, it splits them into halves.
-    """
-    proven = [chunk for chunk in chunks if _has_run(chunk)]
-    if 0 < len(proven) < len(chunks):
-        return proven, [chunk for chunk in chunks if not _has_run(chunk)]
-    middle = len(chunks) // 2
-    return chunks[:middle], chunks[middle:]
-
-
-def _has_run(chunk: Chunk) -> bool:
-    return chunk.start > 0 and chunk.sequence.output_len > 0

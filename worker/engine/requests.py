@@ -7,40 +7,32 @@ then sent in one message. This module computes nothing on the device.
 
 import random
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from shared import messages as m
-from shared.codec import unpack_u32
 from shared.task import GENERATE, Task
+from shared.wire.codec import unpack_u32
 from worker.engine.backlog import Backlog
 from worker.engine.crash_journal import CrashJournal
+from worker.engine.request_record import RequestRecord, new_record
 from worker.engine.step_builder import StepBuilder
+from worker.engine.submitted import sequence_of
 from worker.engine.validation import check_submit
-from worker.grammar.compiler import GrammarCompiler
 from worker.grammar.pending import PendingGrammars, constrain
 from worker.observability.metrics import SUCCESSES, Metrics
 from worker.observability.stats import Stats
-from worker.run.in_flight import PooledRows
-from worker.run.pooling import PromptVector
+from worker.run.in_flight import StepOutput
 from worker.schedule.admission import Refused
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Key, Sequence
 from worker.transport.server import FrontendGone, WireServer
 
+if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.grammar.compiler import GrammarCompiler
+
 KEEP_FINISHED_S = 30.0  # how long a frontend can still ask for the output of a finished request
 QUARANTINE_CRASHES = 2  # a request is refused after this many crashes in its steps without progress
 MAX_COMPILING = 256  # how many requests may wait for their grammars
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """A request as its frontend knows it; kept for some time after its end."""
-
-    sequence: Sequence
-    end: m.End | None = None
-    logprobs: list[m.Logprobs] = field(default_factory=list)
-    vector: PromptVector | None = None  # of a request with `pooling`, until it ends
-    pooled: m.Pooled | None = None  # its result
 
 
 class RequestTable:
@@ -55,7 +47,7 @@ class RequestTable:
         vocab_size: int,
         seeds: random.Random,
         crash_journal: CrashJournal | None = None,
-        compiler: GrammarCompiler | None = None,
+        compiler: "GrammarCompiler | None" = None,
         task: Task = GENERATE,
     ) -> None:
         """task: what the model is served for; requests for text are refused unless it is `generate`."""
@@ -98,71 +90,31 @@ class RequestTable:
         for sequence in self._scheduler.expire(now):
             self.end(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
 
-    def _keys_of(self, sender: bytes, ids: tuple[int, ...]) -> list[Key]:
-        """Returns the keys of these ids. If there are more ids than requests here, only the keys of known requests."""
-        if len(ids) <= len(self._records) + len(self._compiling):
-            return [(sender, id) for id in ids]
-        requested = frozenset(ids)
-        return [key for key in (*self._records, *self._compiling) if key[0] == sender and key[1] in requested]
-
-    def _forget_frontend(self, sender: bytes, now: float) -> None:
-        for key in [key for key in (*self._records, *self._compiling) if key[0] == sender]:
-            self._abort(key, now)
-            self._records.pop(key, None)
-        self._builders.pop(sender, None)  # if the frontend returns, it submits again, and must not get these aborts
-
     def _submit(self, sender: bytes, submit: m.Submit, now: float) -> None:
         key = (sender, submit.id)
-        known = self._records.get(key)
-        if known is not None:  # the frontend sent it again because the answer was lost
+        if key in self._records:  # the frontend sent it again because the answer was lost
             self._resync(sender, submit.id, len(submit.generated) // 4)
-            return
-        if key in self._compiling:  # sent again; the answer follows when the grammar is ready
-            return
-        crash_count = self.crash_journal.crash_count((sender, submit.original_id or submit.id), submit.crashes)
-        rejected = self._check(submit, crash_count)
-        if rejected is None:
-            sequence = self._sequence(key, submit, now)
-            sequence.crashes, sequence.resumed = crash_count, submit.crashes > 0
-            rejected = self._compile(sequence) if submit.sampling.grammar else self._enqueue_free(sequence, now)
-        if rejected is not None:
-            self._reject(sender, rejected)
-
-    def _compile(self, sequence: Sequence) -> m.Rejected | None:
-        """Starts compiling the sequence's grammar. Until that is done, the request is neither admitted nor rejected."""
-        id = sequence.key[1]
-        if self._compiler is None:
-            return m.Rejected(id, m.Refusal.INVALID, "this worker cannot compile grammars")
-        if len(self._compiling) >= MAX_COMPILING and not sequence.resumed:
-            return m.Rejected(id, m.Refusal.QUEUE_FULL, f"{MAX_COMPILING} grammars are being compiled", 1.0)
-        self._compiling.add(sequence, self._compiler.compile(sequence.sampling.grammar))
-        return None
-
-    def _enqueue_compiled(self, now: float) -> None:
-        """Queues sequences whose grammars have become ready, and ends sequences past their deadlines."""
-        for sequence in self._compiling.expire(now):
-            self._end_unqueued(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
-        for sequence, problem in self._compiling.take_ready():
-            sender, id = sequence.key
-            invalid = m.Rejected(id, m.Refusal.INVALID, problem) if problem else None
-            rejected = invalid or self._reject_if_draining(id) or self._enqueue(sequence, now)
+        elif key not in self._compiling:  # else the answer follows when the grammar is ready
+            try:
+                rejected = self._accept(key, submit, now)
+            except ImportError as missing:
+                rejected = m.Rejected(submit.id, m.Refusal.INVALID, f"this worker lacks a part for it: {missing}")
             if rejected is not None:
                 self._reject(sender, rejected)
 
-    def _end_unqueued(self, sequence: Sequence, outcome: m.Outcome, now: float, error: str = "") -> None:
-        """Admits and immediately ends a sequence that was never queued, in one message."""
-        self._admit(sequence)
-        self.end(sequence, outcome, now, error)
-
-    def _admit(self, sequence: Sequence) -> None:
-        sender, id = sequence.key
-        vector = PromptVector(sequence.pooling) if sequence.pooling is not None else None
-        self._records[sequence.key] = RequestRecord(sequence, vector=vector)
-        self._builders[sender].admitted.append(m.Admitted(id, sequence.seed))
-
-    def _reject(self, sender: bytes, rejected: m.Rejected) -> None:
-        self._metrics.rejected(rejected.reason)
-        self._builders[sender].rejected.append(rejected)
+    def _accept(self, key: Key, submit: m.Submit, now: float) -> m.Rejected | None:
+        """Queues a request, or starts to compile its grammar. Returns why it is rejected, if it is."""
+        first_key = key[0], submit.original_id or submit.id
+        crash_count = self.crash_journal.crash_count(first_key, submit.crashes)
+        if rejected := self._check(submit, crash_count):
+            return rejected
+        seed = submit.sampling.seed
+        seed = seed if seed is not None else self._seeds.getrandbits(63)
+        sequence = sequence_of(key, submit, seed, now, crash_count)
+        if submit.sampling.grammar:
+            return self._compile(sequence)
+        problem = constrain(sequence) if submit.sampling.has_token_rules else ""
+        return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else self._enqueue(sequence, now)
 
     def _check(self, submit: m.Submit, crash_count: int) -> m.Rejected | None:
         if rejected := self._reject_if_draining(submit.id):
@@ -178,41 +130,24 @@ class RequestTable:
     def _reject_if_draining(self, id: int) -> m.Rejected | None:
         return m.Rejected(id, m.Refusal.DRAINING, "the server is shutting down", 5.0) if self.draining else None
 
-    def _sequence(self, key: Key, submit: m.Submit, now: float) -> Sequence:
-        prompt = unpack_u32(submit.prompt).tolist()
-        sampling = submit.sampling
-        seed = sampling.seed if sampling.seed is not None else self._seeds.getrandbits(63)
-        return Sequence(
-            key,
-            prompt + unpack_u32(submit.generated).tolist(),
-            len(prompt),
-            sampling,
-            seed,
-            now,
-            cache_salt=submit.cache_salt,
-            group=submit.group,
-            priority=submit.priority,
-            deadline=now + submit.deadline_ms / 1e3 if submit.deadline_ms else float("inf"),
-            tenant=submit.tenant,
-            original_id=submit.original_id,
-            pooling=submit.pooling,
-            answer=None if submit.answer is None else unpack_u32(submit.answer).tolist()[: sampling.max_tokens],
-            scored_from=submit.scored_from,
-        )
-
-    def _enqueue_free(self, sequence: Sequence, now: float) -> m.Rejected | None:
-        """Queues a sequence without a grammar."""
-        problem = constrain(sequence)
-        return m.Rejected(sequence.key[1], m.Refusal.INVALID, problem) if problem else self._enqueue(sequence, now)
-
     def _enqueue(self, sequence: Sequence, now: float) -> m.Rejected | None:
+        record = new_record(sequence)
         try:
             self._scheduler.submit(sequence, now)
         except Refused as refused:
             retry_after_s = self._backlog.seconds(now) if refused.reason is m.Refusal.QUEUE_FULL else 0.0
             return m.Rejected(sequence.key[1], refused.reason, str(refused), retry_after_s)
-        self._admit(sequence)
+        self._admit(record)
         return None
+
+    def _admit(self, record: RequestRecord) -> None:
+        sequence = record.sequence
+        self._records[sequence.key] = record
+        self._builders[sequence.key[0]].admitted.append(m.Admitted(sequence.key[1], sequence.seed))
+
+    def _reject(self, sender: bytes, rejected: m.Rejected) -> None:
+        self._metrics.rejected(rejected.reason)
+        self._builders[sender].rejected.append(rejected)
 
     def _abort(self, key: Key, now: float) -> None:
         sequence = self._scheduler.abort(key)
@@ -221,13 +156,56 @@ class RequestTable:
         elif unqueued := self._compiling.remove(key):
             self._end_unqueued(unqueued, m.Outcome.ABORTED, now)
 
-    def _abort_unleased(self, sender: bytes, lease: m.Lease, now: float) -> None:
-        """Aborts requests that are missing from their frontend's Lease: the Abort was lost or overtook the Submit."""
-        leased = {*unpack_u32(lease.ids)}  # ids after lease.last_id are newer than the lease; 32-bit ids wrap around
-        live = [id for (frontend, id), record in self._records.items() if frontend == sender and record.end is None]
-        for id in [*live, *(id for frontend, id in self._compiling if frontend == sender)]:
-            if id not in leased and (lease.last_id - id) % (1 << 32) < 1 << 31:
-                self._abort((sender, id), now)
+    # results for frontends
+
+    def add_tokens(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Adds new output tokens, which are the last ones of `sequence.tokens`."""
+        sender, id = sequence.key
+        builder = self._builders[sender]
+        builder.add(id, sequence.output_len - len(tokens), tokens)
+        if not sequence.history.last_token:
+            builder.started.append(m.Started(id, _timings(sequence, sequence.history.first_token)))
+
+    def add_extras(self, output: StepOutput) -> None:
+        """Adds what the requests of a step asked for besides tokens. Call it before add_tokens() and end()."""
+        for sequence, logprobs in output.logprobs:
+            record = self._records.get(sequence.key)
+            if record is not None:
+                record.logprobs.append(logprobs)
+                self._builders[sequence.key[0]].logprobs.append(logprobs)
+        for sequence, start, rows in output.pooled:
+            record = self._records.get(sequence.key)
+            if record is not None and record.vector is not None:
+                record.vector.add(start, rows)
+
+    def end(self, sequence: Sequence, outcome: m.Outcome, now: float, error: str = "") -> None:
+        """Ends a request. Later calls for the same request change nothing."""
+        sender, id = sequence.key
+        record = self._records.get(sequence.key)
+        if record is None or record.end is not None:
+            return
+        if outcome is m.Outcome.POOLED:
+            outcome, error = record.finish_vector(self._builders[sender])
+        record.vector = None
+        record.end = m.End(id, outcome, sequence.output_len, error, _timings(sequence, now))
+        self._builders[sender].ends.append(record.end)
+        self._ended.append((now, sequence.key))
+        self._metrics.ended(outcome, sequence, now)
+        if outcome in SUCCESSES:
+            self._stats.e2e.add(now - sequence.history.arrival)
+
+    def publish(self, server: WireServer, now: float) -> None:
+        """Sends what this iteration has collected, and forgets requests that ended KEEP_FINISHED_S ago."""
+        while self._ended and self._ended[0][0] < now - KEEP_FINISHED_S:
+            self._records.pop(self._ended.popleft()[1], None)
+        if not self._builders:
+            return
+        for sender, builder in self._builders.items():
+            server.publish(sender, builder.build())
+        self._builders.clear()
+        server.flush()
+
+    # lost messages and lost frontends
 
     def _resync(self, sender: bytes, id: int, offset: int) -> None:
         """Sends the whole output from token `offset` on again, and the End if the request has ended."""
@@ -241,65 +219,28 @@ class RequestTable:
         if record is None:
             builder.unknown.append(id)
             return
-        sequence = record.sequence
-        builder.admitted.append(m.Admitted(id, sequence.seed))
-        builder.logprobs += [lp for lp in record.logprobs if lp.prompt or lp.start + len(lp.chosen) // 4 > offset]
-        builder.add(id, offset, sequence.tokens[sequence.prompt_len + offset :])
-        if record.pooled is not None:
-            builder.pooled.append(record.pooled)
-        if record.end is not None:
-            builder.ends.append(record.end)
+        record.send_again(builder, offset)
 
-    # results for frontends
+    def _abort_unleased(self, sender: bytes, lease: m.Lease, now: float) -> None:
+        """Aborts requests that are missing from their frontend's Lease: the Abort was lost or overtook the Submit."""
+        leased = {*unpack_u32(lease.ids)}  # ids after lease.last_id are newer than the lease; 32-bit ids wrap around
+        live = [id for (frontend, id), record in self._records.items() if frontend == sender and record.end is None]
+        for id in [*live, *(id for frontend, id in self._compiling if frontend == sender)]:
+            if id not in leased and (lease.last_id - id) % (1 << 32) < 1 << 31:
+                self._abort((sender, id), now)
 
-    def add_tokens(self, sequence: Sequence, tokens: list[int]) -> None:
-        """Adds new output tokens, which are the last ones of `sequence.tokens`."""
-        sender, id = sequence.key
-        builder = self._builders[sender]
-        builder.add(id, sequence.output_len - len(tokens), tokens)
-        if not sequence.last_token:
-            builder.started.append(m.Started(id, _timings(sequence, sequence.first_token)))
+    def _keys_of(self, sender: bytes, ids: tuple[int, ...]) -> list[Key]:
+        """Returns the keys of these ids. If there are more ids than requests here, only the keys of known requests."""
+        if len(ids) <= len(self._records) + len(self._compiling):
+            return [(sender, id) for id in ids]
+        requested = frozenset(ids)
+        return [key for key in (*self._records, *self._compiling) if key[0] == sender and key[1] in requested]
 
-    def add_logprobs(self, sequence: Sequence, logprobs: m.Logprobs) -> None:
-        """Adds the log-probabilities of a step's tokens; call it before add_tokens()."""
-        record = self._records.get(sequence.key)
-        if record is not None:
-            record.logprobs.append(logprobs)
-            self._builders[sequence.key[0]].logprobs.append(logprobs)
-
-    def add_pooled(self, pooled: list[PooledRows]) -> None:
-        """Adds what a step contributes to the vectors of prompts; call it before end()."""
-        for sequence, start, rows in pooled:
-            record = self._records.get(sequence.key)
-            if record is not None and record.vector is not None:
-                record.vector.add(start, rows)
-
-    def end(self, sequence: Sequence, outcome: m.Outcome, now: float, error: str = "") -> None:
-        """Ends a request. Later calls for the same request change nothing."""
-        sender, id = sequence.key
-        record = self._records.get(sequence.key)
-        if record is None or record.end is not None:
-            return
-        if outcome is m.Outcome.POOLED:
-            outcome, error = self._send_vector(record)
-        record.vector = None
-        record.end = m.End(id, outcome, sequence.output_len, error, _timings(sequence, now))
-        self._builders[sender].ends.append(record.end)
-        self._ended.append((now, sequence.key))
-        self._metrics.ended(outcome, sequence, now)
-        if outcome in SUCCESSES:
-            self._stats.e2e.add(now - sequence.arrival)
-
-    def _send_vector(self, record: RequestRecord) -> tuple[m.Outcome, str]:
-        """Adds the vector of a request whose prompt is computed. Returns how the request ends, and why if it failed."""
-        assert record.vector is not None
-        sender, id = record.sequence.key
-        try:
-            record.pooled = m.Pooled(id, record.vector.values())
-        except ValueError as error:
-            return m.Outcome.ERROR, str(error)
-        self._builders[sender].pooled.append(record.pooled)
-        return m.Outcome.POOLED, ""
+    def _forget_frontend(self, sender: bytes, now: float) -> None:
+        for key in [key for key in (*self._records, *self._compiling) if key[0] == sender]:
+            self._abort(key, now)
+            self._records.pop(key, None)
+        self._builders.pop(sender, None)  # if the frontend returns, it submits again, and must not get these aborts
 
     def end_all(self, outcome: m.Outcome, now: float, error: str) -> None:
         """Ends every request that has not ended; requests that were not admitted yet are rejected."""
@@ -310,24 +251,41 @@ class RequestTable:
             self._compiling.remove((sender, id))
             self._reject(sender, m.Rejected(id, m.Refusal.DRAINING, error, 5.0))
 
-    def publish(self, server: WireServer, now: float) -> None:
-        """Sends what this iteration has collected, and forgets requests that ended KEEP_FINISHED_S ago."""
-        while self._ended and self._ended[0][0] < now - KEEP_FINISHED_S:
-            self._records.pop(self._ended.popleft()[1], None)
-        if not self._builders:
-            return
-        for sender, builder in self._builders.items():
-            server.publish(sender, builder.build())
-        self._builders.clear()
-        server.flush()
+    # requests whose grammars are being compiled
+
+    def _compile(self, sequence: Sequence) -> m.Rejected | None:
+        """Starts compiling the sequence's grammar. Until that is done, the request is neither admitted nor rejected."""
+        id = sequence.key[1]
+        if self._compiler is None:
+            return m.Rejected(id, m.Refusal.INVALID, "this worker cannot compile grammars")
+        if len(self._compiling) >= MAX_COMPILING and not sequence.history.resumed:
+            return m.Rejected(id, m.Refusal.QUEUE_FULL, f"{MAX_COMPILING} grammars are being compiled", 1.0)
+        self._compiling.add(sequence, self._compiler.compile(sequence.sampling.grammar, sequence.turn.tenant))
+        return None
+
+    def _enqueue_compiled(self, now: float) -> None:
+        """Queues sequences whose grammars have become ready, and ends sequences past their deadlines."""
+        for sequence in self._compiling.expire(now):
+            self._end_unqueued(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
+        for sequence, problem in self._compiling.take_ready():
+            sender, id = sequence.key
+            invalid = m.Rejected(id, m.Refusal.INVALID, problem) if problem else None
+            rejected = invalid or self._reject_if_draining(id) or self._enqueue(sequence, now)
+            if rejected is not None:
+                self._reject(sender, rejected)
+
+    def _end_unqueued(self, sequence: Sequence, outcome: m.Outcome, now: float, error: str = "") -> None:
+        """Admits and immediately ends a sequence that was never queued, in one message."""
+        self._admit(RequestRecord(sequence))
+        self.end(sequence, outcome, now, error)
 
 
 def _timings(sequence: Sequence, now: float) -> m.Timings:
-    admitted = sequence.admitted or now
-    first = sequence.first_token or now
+    admitted = sequence.history.admitted or now
+    first = sequence.history.first_token or now
     return m.Timings(
-        queue_ms=1e3 * (admitted - sequence.arrival),
+        queue_ms=1e3 * (admitted - sequence.history.arrival),
         prefill_ms=1e3 * (first - admitted),
         decode_ms=1e3 * (now - first),
-        cached_tokens=sequence.cached_tokens,
+        cached_tokens=sequence.prefix.cached_tokens,
     )

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shared.config import Settings
-from shared.heartbeat import Heartbeat
 from shared.messages import KVUsage, Status, WorkerState, by_kind
+from shared.processes.heartbeat import Heartbeat
 from worker.engine.load import Engine
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from shared import messages as m
-from shared.codec import pack_u32
+from shared.wire.codec import pack_u32
 
 
 @dataclass(slots=True)
@@ -31,7 +31,17 @@ class StepBuilder:
     def build(self) -> m.Step:
         """Builds the message. The server fills in the epoch and the sequence number."""
         return m.Step(
-            0, 0, pack_u32(self.ids), pack_u32(self.starts), pack_u32(self.counts), pack_u32(self.tokens),
-            tuple(self.admitted), tuple(self.rejected), tuple(self.ends), tuple(self.logprobs),
-            tuple(self.started), tuple(self.unknown), tuple(self.pooled),
-        )  # fmt: skip
+            epoch=0,
+            seq=0,
+            ids=pack_u32(self.ids),
+            starts=pack_u32(self.starts),
+            counts=pack_u32(self.counts),
+            tokens=pack_u32(self.tokens),
+            admitted=tuple(self.admitted),
+            rejected=tuple(self.rejected),
+            ends=tuple(self.ends),
+            logprobs=tuple(self.logprobs),
+            started=tuple(self.started),
+            unknown=tuple(self.unknown),
+            pooled=tuple(self.pooled),
+        )

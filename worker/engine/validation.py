@@ -7,10 +7,10 @@ frontend may be faulty or hostile.
 import math
 
 from shared import messages as m
-from shared.codec import unpack_u32
 from shared.task import GENERATE, Task
+from shared.wire.codec import unpack_u32
 
-MAX_STOP_IDS, MAX_LOGPROBS, MAX_TENANT_CHARS = 1024, 1024, 1024  # more than any frontend accepts
+MAX_STOP_IDS, MAX_LOGPROBS, MAX_NAME_CHARS = 1024, 1024, 1024  # more than any frontend accepts
 MAX_BAD_IDS = 1 << 16  # of all bad words together
 
 
@@ -26,14 +26,12 @@ def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> st
     columns = (prompt, generated, answer, sampling.stop_token_ids, [id for id, _ in sampling.logit_bias])
     if not prompt or any(ids and not 0 <= min(ids) <= max(ids) < vocab_size for ids in columns):
         return "the prompt is empty, or a token id is outside the vocabulary"
-    if len(sampling.stop_token_ids) > MAX_STOP_IDS or len(biases) > vocab_size or len(submit.tenant) > MAX_TENANT_CHARS:
-        return "too many stop_token_ids or logit_bias entries, or the tenant name is too long"
-    if submit.scored_from >= max(1, len(prompt)):
-        return "scored_from is beyond the prompt"
-    if problem := _check_token_rules(sampling, vocab_size):
+    if len(sampling.stop_token_ids) > MAX_STOP_IDS or len(biases) > vocab_size:
+        return "too many stop_token_ids or logit_bias entries"
+    if max(len(submit.tenant), len(submit.cache_salt)) > MAX_NAME_CHARS:
+        return "the tenant name or the cache salt is too long"
+    if problem := _check_features(submit, len(prompt), vocab_size):
         return problem
-    if submit.answer is not None and (sampling.logprobs is not None or sampling.prompt_logprobs):
-        return "a request that checks an answer cannot ask for log-probabilities"
     if sampling.max_tokens < 0 or (sampling.seed is not None and not 0 <= sampling.seed < 1 << 64):
         return "max_tokens or seed is out of range"
     scored = (sampling.logprobs or 0, sampling.prompt_top)
@@ -45,6 +43,17 @@ def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> st
     if not all(map(math.isfinite, (sampling.presence_penalty, sampling.frequency_penalty, *biases))):
         return "a penalty or a bias is not a finite number"
     return _check_pooling(submit, vocab_size, task)
+
+
+def _check_features(submit: m.Submit, prompt_len: int, vocab_size: int) -> str:
+    sampling = submit.sampling
+    if submit.scored_from >= max(1, prompt_len):
+        return "scored_from is beyond the prompt"
+    if problem := _check_token_rules(sampling, vocab_size):
+        return problem
+    if submit.answer is not None and (sampling.logprobs is not None or sampling.prompt_logprobs):
+        return "a request that checks an answer cannot ask for log-probabilities"
+    return ""
 
 
 def _check_token_rules(sampling: m.Sampling, vocab_size: int) -> str:

@@ -1,11 +1,16 @@
 """Compiles grammars in threads of its own, so that the compute loop never waits for a grammar.
 
 The compiler uses llguidance and the vocabulary in tokenizer.json. It caches the most recently used compiled grammars by
-their text, including invalid ones. Reading a vocabulary of 128,000 tokens holds the GIL for about a second, so it is
-read while the weights are read. Compiling a grammar hardly holds the GIL.
+their text, including invalid ones. A child process compiles each grammar first, with a smaller stack, and limits of
+time and memory: a grammar that would end the worker ends the child, and its request alone. Each tenant has one thread
+at most.
+
+Reading a vocabulary of 128,000 tokens holds the GIL for about a second, so it is read while the weights are read.
+Compiling a grammar hardly holds the GIL.
 """
 
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,12 +20,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shared.byte_level import spelled
+from shared.processes import grammar_trial
+from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Raised, TookTooLong
+from shared.processes.fair_queue import FairQueue
 from worker.grammar.matcher import Matcher, error_text
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 THREADS = 2
+STACK = 64 << 20  # bytes of address space for each thread; the child that compiles first has a thirtieth
 TAG = re.compile(r"<.+>", re.DOTALL)
 MAX_CACHED = 64  # grammars
 MAX_CACHED_CHARS = 4 << 20  # total length of their texts; compiled, grammars take up to about twenty times as much
@@ -28,6 +37,10 @@ MAX_CACHED_CHARS = 4 << 20  # total length of their texts; compiled, grammars ta
 
 class InvalidGrammar(Exception):
     """The text is not a grammar, no output fits it, or the tokenizer cannot be used. The message says which."""
+
+
+class Unlucky(InvalidGrammar):
+    """The grammar was not compiled in time, or the child was killed. The next try may succeed."""
 
 
 class Grammar:
@@ -48,26 +61,57 @@ class GrammarCompiler:
         self._folder = folder
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
+        self._pool = _roomy_threads()
+        self._turns = FairQueue(THREADS)
+        self._trials = threading.local()  # each thread has a child of its own
         self._vocabulary = self._pool.submit(self._load)
         self._cache: OrderedDict[str, Future[Grammar]] = OrderedDict()
         self._chars = 0
 
-    def compile(self, text: str) -> "Future[Grammar]":
+    def compile(self, text: str, tenant: str = "") -> "Future[Grammar]":
         """Returns a future of the compiled grammar. Its result() raises InvalidGrammar.
 
         The future of a grammar that was compiled before is done already.
         """
         cached = self._cache.get(text)
-        if cached is not None:
+        if cached is not None and not (cached.done() and isinstance(cached.exception(), Unlucky)):
             self._cache.move_to_end(text)
             return cached
-        future = self._cache[text] = self._pool.submit(_compile, text, self._vocabulary)
+        self._chars -= len(text) if cached is not None else 0
+        future = self._cache[text] = Future()
         future.add_done_callback(lambda _: self.wake())
+        self._turns.enter(tenant, lambda: self._start(text, tenant, future))
         self._chars += len(text)
         while len(self._cache) > MAX_CACHED or (self._chars > MAX_CACHED_CHARS and len(self._cache) > 1):
             self._chars -= len(self._cache.popitem(last=False)[0])
         return future
+
+    def _start(self, text: str, tenant: str, future: "Future[Grammar]") -> None:
+        try:
+            self._pool.submit(self._run, text, tenant, future)
+        except RuntimeError:  # closed
+            future.cancel()
+
+    def _run(self, text: str, tenant: str, future: "Future[Grammar]") -> None:
+        try:
+            self._try(text)
+            future.set_result(_compile(text, self._vocabulary))
+        except BaseException as error:  # a panic in Rust is no Exception
+            future.set_exception(error)
+        finally:
+            self._turns.leave(tenant)
+
+    def _try(self, text: str) -> None:
+        """Compiles a grammar in a child process. Raises InvalidGrammar if that ends the child."""
+        trial = getattr(self._trials, "child", None)
+        if trial is None:
+            trial = self._trials.child = Expendable(grammar_trial.COMPILE, megabytes=grammar_trial.MEGABYTES)
+        try:
+            trial.call(text, seconds=grammar_trial.SECONDS)
+        except (TookTooLong, Killed, NotStarted) as failure:
+            raise Unlucky(f"the grammar cannot be enforced: {failure}") from None
+        except (Lost, Raised) as failure:
+            raise InvalidGrammar(f"the grammar cannot be enforced: {failure}") from None
 
     def close(self) -> None:
         """Cancels compilations that have not started. Does not wait for the others."""
@@ -78,6 +122,19 @@ class GrammarCompiler:
 
         text = with_plain_tags((self._folder / "tokenizer.json").read_text(encoding="utf-8"))
         return LLTokenizer(text, n_vocab=self._vocab_size, eos_token=list(self._eos_ids) or None)
+
+
+def _roomy_threads() -> ThreadPoolExecutor:
+    """Returns a pool whose threads run, as a thread's stack has the size that was set when it started."""
+    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
+    all_run = threading.Barrier(THREADS)
+    before = threading.stack_size(STACK)
+    try:
+        for _ in range(THREADS):
+            pool.submit(all_run.wait)
+    finally:
+        threading.stack_size(before)
+    return pool
 
 
 def with_plain_tags(tokenizer: str) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.schedule.sequence import Constraint
+from worker.schedule.records.constraint import Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -79,7 +79,7 @@ class Matcher(Restriction):
 
 def error_text(state: "LLMatcher") -> str:
     """Returns in one line why no token can follow, or "" if a token can follow."""
-    words = state.get_error().partition("<state>")[0].strip()
+    words = state.get_error().partition("<state>")[0].removesuffix("<non-verbose/>").strip()
     if not words:
         return ""
     return "the grammar allows no further token" if words.startswith("NoExtension") else words[:MAX_ERROR_CHARS]

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from worker.grammar.compiler import Grammar, InvalidGrammar
-from worker.grammar.matcher import Matcher
-from worker.grammar.token_rules import restriction
 from worker.schedule.sequence import Key, Sequence
+
+if TYPE_CHECKING:  # a worker that serves plain requests compiles no grammars
+    from worker.grammar.compiler import Grammar
+    from worker.grammar.matcher import Matcher
 
 
 @dataclass(slots=True)
@@ -40,20 +42,24 @@ class PendingGrammars:
 
     def expire(self, now: float) -> list[Sequence]:
         """Removes and returns the sequences whose deadline has passed."""
-        keys = [key for key, (sequence, _) in self._pending.items() if sequence.deadline <= now]
+        keys = [key for key, (sequence, _) in self._pending.items() if sequence.turn.deadline <= now]
         return [self._pending.pop(key)[0] for key in keys]
 
 
 def _set_matcher(sequence: Sequence, grammar: "Future[Grammar]") -> str:
     """Gives a sequence a new matcher, which accepts any output so far. Returns why that fails, or ""."""
+    from worker.grammar.compiler import InvalidGrammar
+
     try:
         return constrain(sequence, grammar.result().new_matcher())
     except InvalidGrammar as invalid:
         return str(invalid)
 
 
-def constrain(sequence: Sequence, grammar: Matcher | None = None) -> str:
+def constrain(sequence: Sequence, grammar: "Matcher | None" = None) -> str:
     """Gives a sequence its constraint, which accepts any output so far. Returns why that fails, or ""."""
+    from worker.grammar.token_rules import restriction
+
     constraint = restriction(sequence.sampling, grammar)
     if constraint is not None and not constraint.replay(sequence.tokens[sequence.prompt_len :]):
         return "the output generated so far does not fit the grammar, or contains tokens that are not allowed"

@@ -11,58 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.kernels.cpu import bindings
-from worker.kernels.eight_bit_kv import dequantize_rows, has_scales
-from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
+from worker.kernels.weights.eight_bit_kv import dequantize_rows, has_scales
 
 GATHER_ELEMENTS = 1 << 25  # elements of keys gathered together
 MASK_ELEMENTS = 1 << 26  # mask entries that are in memory together
-
-
-def attention(
-    q: Tensor,
-    cache_k: Tensor,
-    cache_v: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    page_table: Tensor,
-    max_kv_len: int,
-    *,
-    scale: float,
-    window: int,
-    sinks: Tensor | None = None,
-    softcap: float = 0.0,
-    next_weights: Sequence[Tensor] = (),
-    options: GpuOptions = NO_OPTIONS,
-) -> Tensor:
-    """Returns softmax(q k^T * scale) v over the cache for every row. The tokens' own K/V must have been written.
-
-    q [T, Hq, D], whose rows may be strided; cache_k, cache_v [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn,
-    or [pages, page_size, Hk, D + 4] in eight bits (eight_bit_kv.py), where Hq is a multiple of Hk; query_start_loc
-    [S + 1], seq_lens [S], page_table [S, P] int32; max_kv_len at least the longest of seq_lens; window in tokens, or 0
-    for no window; sinks [Hq] float32: for each query head the logit, not scaled, of one more key whose value is zero;
-    softcap: if c is not 0, scaled scores become c * tanh(scores / c), but sinks stay; next_weights: those of the
-    products that come next, which an option of GPUs prefetches. Returns [T, Hq, D] in q's dtype.
-    """
-    if q.is_cuda:
-        from worker.kernels.gpu.attention import attention_triton
-        from worker.kernels.gpu.prefetch_branch import prefetching
-
-        with prefetching(len(q), next_weights, options):
-            return attention_triton(
-                q, cache_k, cache_v, query_start_loc, seq_lens, page_table, max_kv_len,
-                scale=scale, window=window, sinks=sinks, softcap=softcap, options=options,
-            )  # fmt: skip
-    supported = bindings.supports_cache(q.dtype, cache_k, q.shape[2]) and q.shape[2] <= bindings.MAX_HEAD_DIM
-    if supported:
-        return bindings.attention(
-            q, cache_k, cache_v, query_start_loc, seq_lens, page_table,
-            scale=scale, window=window, sinks=sinks, softcap=softcap,
-        )  # fmt: skip
-    return attention_torch(
-        q, cache_k, cache_v, query_start_loc, seq_lens, page_table, max_kv_len,
-        scale=scale, window=window, sinks=sinks, softcap=softcap,
-    )  # fmt: skip
 
 
 def attention_torch(
@@ -80,10 +32,19 @@ def attention_torch(
     softcap: float = 0.0,
     next_weights: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Attends to decodes (sequences with one row, which is one query token) and to other sequences in separate padded
-    batches, so that decodes are not padded to the length of chunks.
+    """Returns softmax(q k^T * scale) v over the cache for every row. The tokens' own K/V must have been written.
 
-    Ignores `max_kv_len`, which the Triton kernels need, and reads seq_lens instead. Ignores `next_weights`.
+    q [T, Hq, D], whose rows may be strided; cache_k, cache_v [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn,
+    or [pages, page_size, Hk, D + 4] in eight bits (eight_bit_kv.py), where Hq is a multiple of Hk; query_start_loc
+    [S + 1], seq_lens [S], page_table [S, P] int32; max_kv_len at least the longest of seq_lens; window in tokens, or 0
+    for no window; sinks [Hq] float32: for each query head the logit, not scaled, of one more key whose value is zero;
+    softcap: if c is not 0, scaled scores become c * tanh(scores / c), but sinks stay. Returns [T, Hq, D] in q's dtype.
+
+    Two arguments are for GPUs, and ignored here: max_kv_len, and next_weights, the weights of the products that come
+    next.
+
+    Decodes (sequences with one row, which is one query token) and other sequences are computed in separate padded
+    batches, so that decodes are not padded to the length of chunks.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     query_start_loc, seq_lens, page_table = query_start_loc.long(), seq_lens.long(), page_table.long()

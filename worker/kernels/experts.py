@@ -13,15 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.kernels.act_and_mul import act_and_mul_torch
-from worker.kernels.activate import ACTIVATIONS, Activation
 from worker.kernels.cpu import bindings, experts_c
 from worker.kernels.cpu.experts_c import CExperts
 from worker.kernels.cpu.packed_experts import CpuExperts, pack_experts_in_c
-from worker.kernels.gpu.packed_experts import ExpertCodes, pack_experts_on_gpu
+from worker.kernels.gpu.experts.packed_experts import ExpertCodes, pack_experts_on_gpu
 from worker.kernels.linear import PackedLinear, linear_torch
-from worker.kernels.quantize import dequantize
-from worker.kernels.quantized_weight import QuantizedWeight
+from worker.kernels.rowwise.act_and_mul import act_and_mul_torch
+from worker.kernels.rowwise.activate import ACTIVATIONS, Activation
+from worker.kernels.weights.quantize import dequantize
+from worker.kernels.weights.quantized_weight import QuantizedWeight
 
 Item = TypeVar("Item")
 CLEAR = 1e-3  # how much two logits must differ, as a share of the largest, for rounding not to exchange them
@@ -46,7 +46,7 @@ class PackedExperts:
 
     @property
     def format(self) -> tuple[object, ...]:
-        """What a GPU's kernels are compiled for, besides sizes."""
+        """The formats that a GPU's kernels are compiled for; they are compiled for sizes, too."""
         return self.weight.dtype, self.dynamic, None if self.codes is None else self.codes.packed.format
 
     def expert(self, number: int) -> PackedLinear:
@@ -59,7 +59,7 @@ class PackedExperts:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The weights of a layer's experts. E: their number; H: hidden size; I: intermediate size."""
+    """The weights of a layer's experts. E: the number of experts; H: hidden size; I: intermediate size."""
 
     router: PackedLinear  # H → E
     gate_up: PackedExperts  # H → 2 I: gate, then up
@@ -157,6 +157,20 @@ def choose_experts(
 
 
 def experts(
+    h: Tensor, layer: Experts, chosen: int, activation: Activation, *, normalized: bool, **rows: Tensor | None
+) -> Tensor:
+    """Computes experts_torch: in C if all weights are packed for it, in Triton on a GPU. rows: its last arguments."""
+    packed = in_c(layer, chosen, activation, normalized=normalized)
+    if packed is not None:
+        return experts_c.experts(h, packed, **rows)
+    if h.is_cuda:
+        from worker.kernels.gpu.experts.experts import experts_triton
+
+        return experts_triton(h, layer, chosen, activation, normalized=normalized, **rows)
+    return experts_torch(h, layer, chosen, activation, normalized=normalized, **rows)
+
+
+def experts_torch(
     h: Tensor,
     layer: Experts,
     chosen: int,
@@ -173,32 +187,6 @@ def experts(
     h, `add` (the output of the shared expert) and the result are [T, H]. add_gate [T, 1] float32: `add` is multiplied
     by its sigmoid. The router's logits, the weights, the outputs of `down` and the sum are float32.
     """
-    found = in_c(layer, chosen, activation, normalized=normalized)
-    if found is not None:
-        return experts_c.experts(h, found, router_input=router_input, add=add, add_gate=add_gate)
-    if h.is_cuda:
-        from worker.kernels.gpu.experts import experts_triton
-
-        return experts_triton(
-            h, layer, chosen, activation, normalized=normalized, router_input=router_input, add=add, add_gate=add_gate
-        )
-    return experts_torch(
-        h, layer, chosen, activation, normalized=normalized, router_input=router_input, add=add, add_gate=add_gate
-    )
-
-
-def experts_torch(
-    h: Tensor,
-    layer: Experts,
-    chosen: int,
-    activation: Activation,
-    *,
-    normalized: bool,
-    router_input: Tensor | None = None,
-    add: Tensor | None = None,
-    add_gate: Tensor | None = None,
-) -> Tensor:
-    """Computes the same as `experts`, without Triton."""
     logits = _logits(h if router_input is None else router_input, layer.router)
     numbers, weights = choose_experts(logits, chosen, normalized=normalized, scales=layer.scales)
     if layer.loads is not None:

@@ -2,8 +2,8 @@
 
 A library GEMM of a fixed shape adds along K in an order of its own, and another number of rows may get another order.
 So only those products go to the library whose weight and number of rows have been compared on this device
-(worker/run/library_check.py). All others are ours. A weight whose K is split into chains (gpu/tiles.py) is multiplied
-chain by chain, and the partial sums are added in order.
+(worker/run/checks/library_check.py). All others are ours. A weight whose K is split into chains (gpu/products/tiles.py)
+is multiplied chain by chain, and the partial sums are added in order.
 
 cuBLAS splits K among programs if it has memory for partial sums. SCARCE takes it away, and must be in the environment
 before the library is used for the first time.
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.kernels.act_and_mul import act_and_mul
-from worker.kernels.activate import Activation
+from worker.kernels.forms import act_and_mul
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import Operations
+from worker.kernels.rowwise.activate import Activation
 from worker.kernels.split_k import sum_split_k
 
 SCARCE: Mapping[str, str] = {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
@@ -44,7 +44,7 @@ def library_linear(
     Returns [T, N] in x's dtype, or in float32 if `fp32_out`. With `split_k` and several chains, returns a partial sum
     of each, [S, T, N] float32.
     """
-    from worker.kernels.gpu.tiles import chain_length
+    from worker.kernels.gpu.products.tiles import chain_length
 
     (columns, depth), chain = weight.shape, chain_length(*weight.shape)
     if depth <= chain and bias is None and not fp32_out:

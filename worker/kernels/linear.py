@@ -12,15 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.kernels.act_and_mul import act_and_mul, act_and_mul_torch
-from worker.kernels.activate import Activation
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import Memory
 from worker.kernels.cpu.packed_weight import CpuWeight, pack_weight
-from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
-from worker.kernels.gpu.packed_codes import PackedCodes, pack_codes, unpack_codes
-from worker.kernels.quantize import dequantize, linear_quantized_torch
-from worker.kernels.quantized_weight import QuantizedWeight, stack
+from worker.kernels.forms import act_and_mul
+from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
+from worker.kernels.gpu.products.packed_codes import PackedCodes, pack_codes, unpack_codes
+from worker.kernels.rowwise.act_and_mul import act_and_mul_torch
+from worker.kernels.rowwise.activate import Activation
+from worker.kernels.weights.quantize import dequantize, linear_quantized_torch
+from worker.kernels.weights.quantized_weight import QuantizedWeight, stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class PackedLinear:
     cpu: CpuWeight | None = None  # the weight, packed for the C library
     scale: Tensor | None = None  # [N] float32
     dynamic: bool = False  # whether rows of the input are quantized to the weight's format
-    codes: tuple[PackedCodes, ...] = ()  # a weight in groups on a GPU; the rows of one after those of another
+    codes: tuple[PackedCodes, ...] = ()  # a weight in groups on a GPU: parts, each with some rows
 
     @property
     def nbytes(self) -> int:
@@ -43,12 +44,12 @@ class PackedLinear:
 
     @property
     def memory(self) -> Tensor:
-        """What a GPU's kernels read first of the weight: codes, or numbers."""
+        """The tensor that a GPU's kernels read first of the weight: its codes or its numbers."""
         return self.codes[0].codes if self.codes else self.weight
 
     @property
     def format(self) -> tuple[object, ...]:
-        """What a GPU's kernels are compiled for, besides sizes."""
+        """The formats that a GPU's kernels are compiled for; they are compiled for sizes, too."""
         return self.weight.dtype, self.dynamic, *(part.format for part in self.codes)
 
 
@@ -91,7 +92,7 @@ def pack_stacked(
     invariant: bool,
     memory: Memory | None = None,
 ) -> PackedLinear:
-    """Prepares one weight [N, K] for inputs of `dtype`. Its rows are those of `parts`, one after another.
+    """Prepares one weight [N, K] for inputs of `dtype`. Its rows are the rows of `parts`, one part after another.
 
     A part is a tensor of `dtype`, or quantized. On a GPU, quantized parts beside tensors are dequantized.
     memory: see pack_weight.
@@ -120,13 +121,13 @@ def linear(
     be split-K partial sums (see split_k.py), when it is cheaper to add them later.
     """
     if x.is_cuda and packed.codes:
-        from worker.kernels.gpu.quantized_linear import quantized_linear_triton
+        from worker.kernels.gpu.products.quantized_linear import quantized_linear_triton
 
         return quantized_linear_triton(
             x, packed.codes, packed.bias, fp32_out=fp32_out, split_k=split_k, options=options
         )
     if x.is_cuda and packed.invariant:
-        from worker.kernels.gpu.linear import linear_triton
+        from worker.kernels.gpu.products.linear import linear_triton
 
         return linear_triton(
             x,
@@ -163,13 +164,13 @@ def gated_linear(
 ) -> Tensor:
     """Returns act_and_mul(linear(x)), [T, I], for x [T, K] and the stacked weights of gate and up, [2 I, K]."""
     if x.is_cuda and packed.codes:
-        from worker.kernels.gpu.quantized_linear import can_be_gated, quantized_gated_linear_triton
+        from worker.kernels.gpu.products.quantized_linear import can_be_gated, quantized_gated_linear_triton
 
         if can_be_gated(packed.codes):
             return quantized_gated_linear_triton(x, packed.codes[0], packed.bias, activation, options=options)
     elif x.is_cuda and packed.invariant:
-        from worker.kernels.gpu.linear import gated_linear_triton
-        from worker.kernels.gpu.tiles import is_single_chain
+        from worker.kernels.gpu.products.linear import gated_linear_triton
+        from worker.kernels.gpu.products.tiles import is_single_chain
 
         if is_single_chain(packed.weight):
             return gated_linear_triton(

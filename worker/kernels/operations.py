@@ -7,19 +7,31 @@ from typing import Any
 
 from torch import Tensor
 
-from worker.kernels.act_and_mul import act_and_mul, act_and_mul_torch
-from worker.kernels.activate import activate, activate_torch
-from worker.kernels.attention import attention, attention_torch
-from worker.kernels.delta_net import delta_net, delta_net_torch
+from worker.kernels.attention import attention_torch
 from worker.kernels.experts import experts, experts_torch
-from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
+from worker.kernels.forms import (
+    act_and_mul,
+    activate,
+    add_rms_norm,
+    attention,
+    delta_net,
+    mamba2,
+    output_gate,
+    qkv_rope_write,
+    rms_norm,
+    short_conv,
+)
+from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
 from worker.kernels.linear import PackedLinear, gated_linear, gated_linear_torch, linear, linear_torch
-from worker.kernels.mamba2 import mamba2, mamba2_torch
-from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
-from worker.kernels.output_gate import output_gate, output_gate_torch
-from worker.kernels.qkv_rope_write import qkv_rope_write, qkv_rope_write_torch
+from worker.kernels.recurrent.delta_net import delta_net_torch
+from worker.kernels.recurrent.mamba2 import mamba2_torch
+from worker.kernels.recurrent.short_conv import short_conv_torch
+from worker.kernels.rowwise.act_and_mul import act_and_mul_torch
+from worker.kernels.rowwise.activate import activate_torch
+from worker.kernels.rowwise.norm import add_rms_norm_torch, rms_norm_torch
+from worker.kernels.rowwise.output_gate import output_gate_torch
+from worker.kernels.rowwise.qkv_rope_write import qkv_rope_write_torch
 from worker.kernels.sample import sample_plain, sample_torch
-from worker.kernels.short_conv import short_conv, short_conv_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +70,7 @@ class OperationsWithFusedNorms(Operations):
         self, x: Tensor, packed: PackedLinear, residual: Tensor, weight: Tensor | None, eps: float, **how: Any
     ) -> tuple[Tensor, Tensor]:
         if x.is_cuda and packed.invariant and packed.scale is None and not packed.codes:
-            from worker.kernels.gpu.linear_norm import can_add_norm, linear_add_norm_triton
+            from worker.kernels.gpu.products.linear_norm import can_add_norm, linear_add_norm_triton
 
             if can_add_norm(x, packed.weight):
                 return linear_add_norm_triton(

@@ -22,7 +22,7 @@ KEY_LEVELS = (20, 10, 0)  # a 31-bit key is selected by its top 11, next 10 and 
 BINS = 2048
 LARGEST_KEY = 0x7FFFFFFF
 LOGPROB_CHUNK = 1 << 24  # logits whose log-probabilities are computed together
-ROUNDING = 2.0**-19  # share of a row's weights: a few times what the last bit of every exp adds up to
+ROUNDING = 2.0**-19  # share of a row's weights: a few times the sum of the last bits of every exp
 SHORT_LIST = 256  # number of most likely tokens that the CPU tries first
 
 
@@ -33,7 +33,7 @@ def sample_plain(logits: Tensor, params: PlainParams, stages: Stages = EVERY) ->
     times as likely as the row's most likely one is never drawn. A row without a finite highest logit draws token 0.
     """
     if logits.is_cuda:
-        from worker.kernels.gpu.sample import sample_triton
+        from worker.kernels.gpu.sampling.sample import sample_triton
 
         return sample_triton(logits, params, stages)
     return sample_torch(logits, params, stages)
@@ -138,7 +138,7 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def _adjust(logits: Tensor, params: SampleParams) -> Tensor:
-    """Applies penalties, then bias. The repetition penalty is that of CTRL (arXiv:1909.05858), the others OpenAI's."""
+    """Applies penalties, then bias. The repetition penalty is CTRL's (arXiv:1909.05858), the others are OpenAI's."""
     if params.history is None and params.bias is None:
         return logits
     logits = logits.clone()

@@ -7,7 +7,7 @@ Each group has its own tensors (tensors.py) and its own pool of pages (pages.py)
 
 from dataclasses import dataclass
 
-from worker.model.spec import LayerSpec, ModelSpec
+from worker.spec import LayerSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

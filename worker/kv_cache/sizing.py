@@ -21,7 +21,7 @@ from worker.kv_cache.pages import PagePool
 from worker.kv_cache.slots import usable_slots
 from worker.kv_cache.tensors import bytes_per_page, bytes_per_state
 from worker.kv_cache.window import chunk_pages, chunk_tokens, window_pages
-from worker.model.spec import ModelSpec
+from worker.spec import ModelSpec
 
 GIB = 1 << 30
 TYPICAL_TOKENS = 4096  # sequences of this length use up the pages with and without a window at the same time

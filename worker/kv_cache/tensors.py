@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.kernels.eight_bit_kv import row_elements
-from worker.kernels.recurrent_state import RecurrentState
+from worker.kernels.recurrent.recurrent_state import RecurrentState
+from worker.kernels.weights.eight_bit_kv import row_elements
 from worker.kv_cache.groups import CacheGroup, one_group
 from worker.kv_cache.prefault import Prefaulter, Touch
-from worker.model.spec import ModelSpec
+from worker.spec import ModelSpec
 
 
 class KVCache:
@@ -18,7 +18,7 @@ class KVCache:
     kv_head, head_dim], initially zero. Page 0 of a group is its scratch page. A group whose layers have heads of
     several shapes has tensors for each.
 
-    On the CPU, rows of eight bits are 4 bytes longer, for their scale (kernels/eight_bit_kv.py).
+    On the CPU, rows of eight bits are 4 bytes longer, for their scale (kernels/weights/eight_bit_kv.py).
 
     `states` holds what the layers with a recurrent state keep, by layer: each has the state of a sequence in a slot,
     and all of them number the slots alike. Slot 0 is the scratch slot.
@@ -56,9 +56,9 @@ class KVCache:
             if layer.shares is not None:
                 self._layers[index], self.group_of[index] = self._layers[layer.shares], self.group_of[layer.shares]
         self.states = {
-            index: RecurrentState.zeros(spec.recurrent, state_slots, state_dtype, self.device)
+            index: RecurrentState.zeros(layer.state, state_slots, state_dtype, self.device)
             for index, layer in enumerate(spec.layers)
-            if layer.recurrent and spec.recurrent is not None
+            if layer.state is not None
         }
         self._prefaulters: list[Prefaulter] = []
 
@@ -106,10 +106,9 @@ def _by_shape(spec: ModelSpec, group: CacheGroup) -> dict[tuple[int, int], list[
 
 def bytes_per_state(spec: ModelSpec, dtype: torch.dtype) -> int:
     """Returns the size in bytes of a slot in all layers with a recurrent state. dtype: the dtype of the model."""
-    if spec.recurrent is None:
-        return 0
-    one = RecurrentState.zeros(spec.recurrent, 1, dtype, torch.device("meta"))
-    return (one.tail.nbytes + one.memory.nbytes) * sum(layer.recurrent for layer in spec.layers)
+    shapes = (layer.state for layer in spec.layers if layer.state is not None)
+    states = (RecurrentState.zeros(shape, 1, dtype, torch.device("meta")) for shape in shapes)
+    return sum(one.tail.nbytes + one.memory.nbytes for one in states)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from shared.config import ConfigError
 from shared.machine import visible_gpus
-from worker.kernels.quantize import FORMATS, Scheme
+from worker.kernels.weights.quantize import FORMATS, Scheme
 
 log = logging.getLogger("sluice.load")
 

@@ -4,11 +4,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.kernels.activate import Activation
-from worker.model.recurrence import CONV, LINEAR, Recurrence
+from worker.kernels.rowwise.activate import Activation
+from worker.model.checkpoint.checkpoint import UnsupportedModel
 
 Config = Mapping[str, Any]
 FULL, SLIDING = "full_attention", "sliding_attention"
+LINEAR, CONV = "linear_attention", "conv"  # types of layers that are not attention
+
+
+def nth_of(config: Config, name: str) -> int:
+    """Returns a setting that counts layers. Raises UnsupportedModel."""
+    if not config[name]:
+        raise UnsupportedModel(f"{name} {config[name]!r} is not supported; supported are numbers from 1 on")
+    return int(config[name])
 
 
 def every_layer_full(config: Config) -> list[str]:
@@ -27,7 +35,7 @@ def window_from_layer(config: Config) -> list[str]:
 
 def window_but_every_nth(config: Config) -> list[str]:
     """Windows all layers except every `sliding_window_pattern`-th, which attends to all positions (Gemma 3)."""
-    nth = config["sliding_window_pattern"]
+    nth = nth_of(config, "sliding_window_pattern")
     return [SLIDING if (i + 1) % nth else FULL for i in range(config["num_hidden_layers"])]
 
 
@@ -42,7 +50,7 @@ def window_where_nothing_rotates(config: Config) -> list[str]:
 
 def full_every_nth(config: Config) -> list[str]:
     """Every `full_attention_interval`-th layer has attention; the others have a recurrent state (Qwen3.5)."""
-    nth = config["full_attention_interval"]
+    nth = nth_of(config, "full_attention_interval")
     return [LINEAR if (i + 1) % nth else FULL for i in range(config["num_hidden_layers"])]
 
 
@@ -70,8 +78,8 @@ def rotates_but_every_nth(config: Config) -> list[bool]:
 
     Every `no_rope_layer_interval`-th layer has none, unless the list `no_rope_layers` exists, where 0 means none.
     """
-    nth = config["no_rope_layer_interval"]
-    layers = config["no_rope_layers"] or [(i + 1) % nth for i in range(config["num_hidden_layers"])]
+    count, listed = config["num_hidden_layers"], config["no_rope_layers"]
+    layers = listed or [(i + 1) % nth_of(config, "no_rope_layer_interval") for i in range(count)]
     return [bool(rotates) for rotates in layers]
 
 
@@ -180,6 +188,14 @@ def lfm2_sizes(config: Config) -> Config:
             inner = -(-int(config["block_ffn_dim_multiplier"] * inner) // multiple) * multiple
     tied = config.get("tie_embedding", config["tie_word_embeddings"])
     return {"intermediate_size": inner, "tie_word_embeddings": tied}
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """The type of recurrent layers in a family's configs, and their kind of mixer."""
+
+    layer_type: str
+    mixer: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,20 @@
 """Per-layer embeddings: a vector of every token for each layer, from a table and from the embedded token (Gemma 4)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from worker.kernels.linear import PackedLinear
-from worker.kernels.quantized_weight import QuantizedWeight
-from worker.model.spec import ModelSpec
-from worker.model.stacked_linear import WEIGHT, StackedLinear
-from worker.model.stored_weight import PlainWeight, ReadTensor, StoredWeight, WeightSource
+from worker.kernels.operations import Operations
+from worker.kernels.weights.quantized_weight import QuantizedWeight
+from worker.model.checkpoint.stacked_linear import WEIGHT, StackedLinear
+from worker.model.checkpoint.stored_weight import PlainWeight, ReadTensor, StoredWeight, WeightSource
+from worker.model.layer_names import norm_weights
+from worker.spec import ModelSpec
 
 TABLE = "embed_tokens_per_layer"
 IN_16_BITS = {"BF16": torch.bfloat16, "F16": torch.float16}
@@ -71,15 +74,42 @@ class StoredLayerInputs:
         return table.dequantize(self.kept) if isinstance(table, QuantizedWeight) else table
 
 
-def layer_input_linears(spec: ModelSpec) -> dict[str, StackedLinear]:
-    """Returns the linears of a Layer that use its vector, by field name."""
+@dataclass(frozen=True, slots=True)
+class OwnInput:
+    """The weights by which a layer uses its vector. Each comment begins with the names in Hugging Face checkpoints."""
+
+    gate: PackedLinear  # per_layer_input_gate: H → P
+    out: PackedLinear  # per_layer_projection: P → H
+    norm: Tensor  # post_per_layer_input_norm
+
+
+def own_linears(spec: ModelSpec) -> dict[str, StackedLinear]:
+    """Returns the linears of OwnInput by field, none if layers have no vectors."""
     if spec.layer_inputs is None:
         return {}
     size, hidden = spec.layer_inputs.size, spec.hidden_size
     return {
-        "input_gate": StackedLinear(("per_layer_input_gate",), (size,), hidden, False),
-        "input_out": StackedLinear(("per_layer_projection",), (hidden,), size, False),
+        "gate": StackedLinear(("per_layer_input_gate",), (size,), hidden, False),
+        "out": StackedLinear(("per_layer_projection",), (hidden,), size, False),
     }
+
+
+def own_norm(spec: ModelSpec, prefix: str) -> Sequence[PlainWeight]:
+    """Returns what the norm of OwnInput is made of. prefix: what the names of the layer's tensors begin with."""
+    module = f"{prefix}post_per_layer_input_norm"
+    return () if spec.layer_inputs is None else norm_weights(spec, module, spec.hidden_size)
+
+
+def add_own_input(x: Tensor, vector: Tensor, own: OwnInput, spec: ModelSpec, do: Operations) -> Tensor:
+    """Returns the sum of x [T, H] and what a layer makes of its vectors [T, P]."""
+    gated = do.act_and_mul(torch.cat((do.linear(x, own.gate), vector), dim=1), spec.activation)
+    added = do.linear(gated, own.out, split_k=True)
+    return do.add_rms_norm(added, x, None, spec.norm_eps, offset=spec.norm_offset, x_norm=own.norm)[1]
+
+
+def in_c(own: OwnInput) -> dict[str, Any]:
+    """Returns the fields of DecoderCLayer."""
+    return {"input_gate": own.gate.cpu, "input_out": own.out.cpu, "after_input": own.norm}
 
 
 def vectors_of_layers(

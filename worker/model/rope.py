@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from worker.model.spec import QueryScaling, RopeSpec
+from worker.spec import QueryScaling, RopeSpec
 
 Device = torch.device | str
 

@@ -2,17 +2,21 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shared.gguf.naming import INDEX as GGUF_INDEX
-from worker.model.checkpoint import Checkpoint, read_config
-from worker.model.gguf.tensors import GgufTensors
+from worker.model.checkpoint.checkpoint import Checkpoint, read_config
+from worker.model.checkpoint.staging import Staging
+from worker.model.checkpoint.stored_weight import PlainWeight, Shape, StoredWeight, WeightSource
 from worker.model.quantization.methods import Method, method_of
-from worker.model.staging import Staging
-from worker.model.stored_weight import PlainWeight, Shape, StoredWeight, WeightSource
+from worker.model.rooms import room
+
+if TYPE_CHECKING:
+    from worker.model.gguf.tensors import GgufTensors
 
 # Endings of names of tensors that are not read.
 IGNORED = ("rotary_emb.inv_freq",)  # rotary tables in old checkpoints
-OF_ACTIVATIONS = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale")
+OF_ACTIVATIONS = (".input_scale", ".activation_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale")
 
 
 def open_source(folder: Path, staging: Staging | None) -> WeightSource:
@@ -22,7 +26,8 @@ def open_source(folder: Path, staging: Staging | None) -> WeightSource:
     """
     method = method_of(read_config(folder))
     if (folder / GGUF_INDEX).exists():
-        return FileSource(GgufTensors(folder, staging), method)
+        files: GgufTensors = room("gguf.tensors", "GGUF files").GgufTensors(folder, staging)
+        return FileSource(files, method)
     return FileSource(Checkpoint(folder, staging), method)
 
 
@@ -30,7 +35,7 @@ def open_source(folder: Path, staging: Staging | None) -> WeightSource:
 class FileSource:
     """Safetensors or GGUF files. method: how config.json says that weights are quantized, if they are."""
 
-    tensors: Checkpoint | GgufTensors
+    tensors: "Checkpoint | GgufTensors"
     method: Method | None
 
     @property

@@ -9,45 +9,37 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shared.hf_hub import Progress
 from worker.kernels.cpu.huge_pages import Pieces
-from worker.kernels.experts import Experts, PackedExperts, pack_experts, pack_quantized_experts
+from worker.kernels.experts import PackedExperts, pack_experts, pack_quantized_experts
 from worker.kernels.linear import PackedLinear, pack_quantized, pack_stacked
-from worker.kernels.quantized_weight import QuantizedWeight
+from worker.kernels.weights.quantized_weight import QuantizedWeight
 from worker.kv_cache.sizing import WeightsSize
-from worker.model.checkpoint import CheckpointError
-from worker.model.decoder import Layer, Weights
-from worker.model.expected_tensors import check_tensors
-from worker.model.expert_modules import ExpertLinears, spelling
-from worker.model.layer_inputs import LayerInputs, StoredLayerInputs
-from worker.model.modules import (
-    EXACT,
-    LayerSpelling,
-    layer_linears,
-    layer_vector,
-    layer_vectors,
-    norm,
-    norm_weights,
-    unread,
-)
-from worker.model.quantization.codes import check_finite
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.expected_tensors import check_tensors
+from worker.model.checkpoint.language_model import EMBED, find_embedding, find_head
+from worker.model.checkpoint.stacked_linear import WEIGHT, StackedLinear
+from worker.model.checkpoint.staging import Staging
+from worker.model.checkpoint.stored_weight import Layout, PlainWeight, Shape, StoredWeight, WeightSource, check_finite
+from worker.model.feed_forward.kinds import feed_forward
+from worker.model.layer import Layer, Weights
+from worker.model.layer_inputs import LayerInputs, OwnInput, StoredLayerInputs, own_linears, own_norm
+from worker.model.layer_names import LayerNames, layer_norms, norm, norm_weights
+from worker.model.layer_parts import StoredPart
+from worker.model.mixers.kinds import mixer
 from worker.model.quantization.in_memory import AS_STORED, InMemory, in_memory
 from worker.model.source import open_source
-from worker.model.spec import LayerSpec, ModelSpec
-from worker.model.stacked_linear import WEIGHT, StackedLinear
-from worker.model.staging import Staging
-from worker.model.state_weights import state_vectors, state_weights
-from worker.model.stored_weight import Layout, PlainWeight, Shape, StoredTensors, StoredWeight, WeightSource
 from worker.model.weights_size import Keeper
+from worker.spec import LayerSpec, ModelSpec
 
-EMBED, HEAD, NORM = "embed_tokens", "lm_head", "norm"
+HEAD, NORM = "lm_head", "norm"
 CLASSIFIER = "score"  # the head of a classifier
-GATES = "gates"  # the field of Layer for rows that are `apart`
-DRAFTER = "mtp."  # what names of layers that predict several tokens begin with; they are not read
+GATES = "gates"  # the field of a part's weights for rows that are `apart`
 Kept = tuple[StoredWeight, Layout | None]  # a weight, and how it is kept in few bits
 
 
@@ -95,27 +87,22 @@ class Loader:
 
     def __post_init__(self) -> None:
         tensors = self.source.tensors
-        embed = _named(tensors, EMBED)
+        embed = find_embedding(tensors)
         if embed is None:
             raise CheckpointError(f"{tensors.folder}: tensor model.{EMBED}{WEIGHT} is missing")
         labels, hidden = self.spec.labels, self.spec.hidden_size
         own_head = CLASSIFIER if labels else HEAD
-        self.prefix, head = embed.removesuffix(EMBED), _named(tensors, own_head)
+        self.prefix = embed.removesuffix(EMBED)
+        head = find_head(tensors, self.prefix, own_head)
         self.embed = self.source.weight(embed + WEIGHT, (self.spec.vocab_size, hidden))
         tied, size = head is None and self.spec.tied, (labels or self.spec.vocab_size, hidden)
         self.head = None if tied else self.source.weight((head or own_head) + WEIGHT, size)
-        self.names = LayerSpelling.of(self.spec, tensors.names())
+        self.names = LayerNames.of(self.spec, tensors.names(), self.prefix)
         self.inputs = StoredLayerInputs.of(self.spec, self.source, self.prefix, self.dtype)
-        sparse = [prefix for prefix, layer in self._layers() if layer.sparse]
-        self.experts: ExpertLinears | None = None
-        if sparse and self.spec.experts is not None:
-            names = spelling(tensors.names(), sparse[0])
-            self.experts = ExpertLinears.of(self.spec.experts, self.spec.hidden_size, names)
 
     def load(self) -> Weights:
         weights = [*self._weights()]
-        unread_names = tuple(name for prefix, layer in self._layers() for name in unread(layer, prefix))
-        self.total = check_tensors(self.source, [weight for weight, _ in weights], self.prefix, unread_names)
+        self.total = check_tensors(self.source, [weight for weight, _ in weights], self.prefix, self._unread())
         self.on_size(WeightsSize(self._needed(weights), self._needed_with_int4()))
         self.source.tensors.expect(tensor.name for weight, _ in weights for tensor in weight.tensors())
         self.on_progress(0, self.total)
@@ -125,42 +112,37 @@ class Loader:
         del embed  # its codes are needed no more unless the head is tied
         inputs = self._layer_inputs()
         layers = [self._layer(*each) for each in self._layers()]
-        last = norm(self.spec, [self._vector(part) for part in self._norm()])
+        last = self._norm(self._last_norm())
         return Weights(table, layers, last, self._head(shared), inputs)
 
     def _layer(self, prefix: str, layer: LayerSpec) -> Layer:
-        linears = {
-            field: packed
-            for name, linear in layer_linears(self.spec, layer, self.names).items()
-            for field, packed in self._linears(name, linear, prefix).items()
-        }
-        vectors = {
-            name: layer_vector(self.spec, name, [part.read(self._tensor, self._dtype_of(name)) for part in parts])
-            for name, parts in layer_vectors(self.spec, layer, prefix, self.names).items()
-        }
-        if self.spec.value_norm and layer.shares is None:
-            vectors["v_norm"] = torch.ones(self.spec.kv_shape(layer)[1], dtype=self.dtype, device=self.device)
-        stored = state_vectors(self.spec, layer, prefix).items()
-        state = {field: vector.read(self._tensor, torch.float32) for field, vector in stored}
-        small = state_weights(self.spec, state, self.dtype)
-        experts = self._experts(prefix) if layer.sparse else None
-        return Layer(**linears, **vectors, **small, experts=experts)  # type: ignore[arg-type]  # keys are its fields
+        mixed, fed = (self._made(part, prefix, layer) for part in _parts_of(layer))
+        own = {name: self._linear(linear, prefix) for name, linear in own_linears(self.spec).items()}
+        norms = {field: self._norm(parts) for field, parts in layer_norms(self.spec, prefix, self.names).items()}
+        own_input = OwnInput(**own, norm=self._norm(own_norm(self.spec, prefix))) if own else None
+        scales = [self._vector(part) for part in self._scale(prefix)]
+        return Layer(mixer=mixed, feed_forward=fed, **norms, own_input=own_input, scale=scales[0] if scales else None)
 
-    def _dtype_of(self, field: str) -> torch.dtype:
-        return torch.float32 if field in EXACT else self.dtype
+    def _made(self, part: StoredPart, prefix: str, layer: LayerSpec) -> Any:
+        """Returns the weights of the mixer or the feed-forward network of a layer."""
+        packed: dict[str, PackedLinear | PackedExperts] = {
+            field: one
+            for name, linear in part.spelled_linears(self.spec, layer, self.names).items()
+            for field, one in self._linears(name, linear, prefix).items()
+        }
+        small = {
+            name: [weight.read(self._tensor, torch.float32 if of.exact else self.dtype) for weight in of.parts]
+            for name, of in part.small(self.spec, layer, self.names, prefix).items()
+        }
+        for name, linears in part.stacks(self.spec, layer, self.names).items():
+            packed[name] = self._packed(linears, prefix)
+        return part.make(self.spec, layer, packed, small, torch.empty(0, dtype=self.dtype, device=self.device))
 
     def _layer_inputs(self) -> LayerInputs | None:
         if self.inputs is None:
             return None
         table = self.inputs.read_table(self._tensor)
         return LayerInputs(table, self._linear(self.inputs.projection, self.prefix), self._vector(self.inputs.norm))
-
-    def _experts(self, prefix: str) -> Experts:
-        assert self.experts is not None
-        router, scales = self._linear(self.experts.router, prefix), self.experts.scales(prefix)
-        gate_up, down = (self._packed(linears, prefix) for linears in (self.experts.gate_up, self.experts.down))
-        factors = None if scales is None else scales.read(self._tensor, torch.float32)
-        return Experts(router, gate_up, down, scales=factors)
 
     def _packed(self, experts: Sequence[StackedLinear], prefix: str) -> PackedExperts:
         """Reads and packs one linear of all experts of a layer, expert by expert."""
@@ -182,7 +164,7 @@ class Loader:
         return rows
 
     def _linears(self, field: str, linear: StackedLinear, prefix: str) -> dict[str, PackedLinear]:
-        """Returns a linear by field of Layer, and the one whose rows are `apart`."""
+        """Returns a linear by field of the weights, and the one whose rows are `apart`."""
         if not linear.apart:
             return {field: self._linear(linear, prefix)}
         first, *others = self._parts(linear, prefix)
@@ -274,25 +256,25 @@ class Loader:
             yield from self._weights_of(self.inputs.projection, self.prefix)
             yield self.inputs.norm, None
         for prefix, layer in self._layers():
-            for linear in layer_linears(self.spec, layer, self.names).values():
+            for part in _parts_of(layer):
+                yield from self._weights_of_part(part, prefix, layer)
+            for linear in own_linears(self.spec).values():
                 yield from self._weights_of(linear, prefix)
-                yield from ((bias, None) for bias in linear.biases(prefix))
-            for parts in layer_vectors(self.spec, layer, prefix, self.names).values():
-                yield from ((part, None) for part in parts)
-            yield from ((vector, None) for vector in state_vectors(self.spec, layer, prefix).values())
-            if layer.sparse and self.experts is not None:
-                yield from self._expert_weights(self.experts, prefix)
-        yield from ((part, None) for part in self._norm())
+            for parts in layer_norms(self.spec, prefix, self.names).values():
+                yield from _in_full(parts)
+            yield from _in_full((*own_norm(self.spec, prefix), *self._scale(prefix)))
+        yield from _in_full(self._last_norm())
         if self.head is not None:
             yield self.head, None if self.memory.widen else self.head.layout
 
-    def _expert_weights(self, experts: ExpertLinears, prefix: str) -> Iterator[Kept]:
-        yield from self._weights_of(experts.router, prefix)
-        yield from ((bias, None) for bias in experts.router.biases(prefix))
-        if (scales := experts.scales(prefix)) is not None:
-            yield scales, None
-        for linears in (experts.gate_up, experts.down):
-            yield from ((bias, None) for linear in linears for bias in linear.biases(prefix))
+    def _weights_of_part(self, part: StoredPart, prefix: str, layer: LayerSpec) -> Iterator[Kept]:
+        for linear in part.spelled_linears(self.spec, layer, self.names).values():
+            yield from self._weights_of(linear, prefix)
+            yield from _in_full(linear.biases(prefix))
+        for of in part.small(self.spec, layer, self.names, prefix).values():
+            yield from _in_full(of.parts)
+        for linears in part.stacks(self.spec, layer, self.names).values():
+            yield from _in_full(bias for linear in linears for bias in linear.biases(prefix))
             for linear in linears:
                 yield from self._weights_of(linear, prefix)
 
@@ -305,20 +287,28 @@ class Loader:
         """Yields what the names of each layer's tensors begin with, and the layer."""
         yield from ((f"{self.prefix}layers.{i}.", layer) for i, layer in enumerate(self.spec.layers))
 
-    def _norm(self) -> Sequence[PlainWeight]:
+    def _unread(self) -> tuple[str, ...]:
+        """Returns what the names of tensors begin with that the checkpoint may have, but no layer uses."""
+        both = ((prefix, layer, part) for prefix, layer in self._layers() for part in _parts_of(layer))
+        return tuple(prefix + module for prefix, layer, part in both for module in part.unread(layer))
+
+    def _last_norm(self) -> Sequence[PlainWeight]:
         return norm_weights(self.spec, self.prefix + self.names.spelled(NORM), self.spec.hidden_size)
+
+    def _scale(self, prefix: str) -> Sequence[PlainWeight]:
+        return [PlainWeight(f"{prefix}layer_scalar", (1,))] if self.spec.layer_scales else []
+
+    def _norm(self, parts: Sequence[PlainWeight]) -> Tensor:
+        return norm(self.spec, [self._vector(part) for part in parts])
+
+
+def _parts_of(layer: LayerSpec) -> tuple[StoredPart, StoredPart]:
+    return mixer(layer.mixer).stored, feed_forward(layer.feed_forward).stored
+
+
+def _in_full(weights: Iterable[StoredWeight]) -> Iterator[Kept]:
+    yield from ((weight, None) for weight in weights)
 
 
 def _rows_of(part: Tensor | QuantizedWeight, rows: slice) -> Tensor | QuantizedWeight:
     return part[rows].contiguous() if isinstance(part, Tensor) else part.rows(rows)
-
-
-def _named(tensors: StoredTensors, module: str) -> str | None:
-    """Returns the full name of the module with a weight, `language_model.lm_head`; None if there is none."""
-    found = []
-    for name in tensors.names():
-        path, _, kind = name.rpartition(".")
-        wanted = path == module or path.endswith("." + module)
-        if wanted and not name.startswith(DRAFTER) and kind.startswith(("weight", "qweight")):
-            found.append(path)
-    return min(found, key=len, default=None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from worker.kernels.cpu import bindings
-from worker.model.stored_weight import Layout, StoredWeight
+from worker.model.checkpoint.stored_weight import Layout, StoredWeight
 
 
 @dataclass(frozen=True, slots=True)

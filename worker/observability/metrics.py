@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from shared.logs.metrics_page import Collector, MetricsPage
 from shared.messages import Outcome, Refusal, Status
-from shared.metrics_page import Collector, MetricsPage
 from worker.schedule.sequence import Plan, Sequence
 
 STEP_BUCKETS_S = (
@@ -59,7 +59,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._prefix, self._model_name, self._page_size = prefix, model_name, page_size
         self.expert_loads: Callable[[], ExpertLoads] = dict
-        self.registry.register(LoadsCollector(self))  # it comes first, so that a scrape shows what it counts
+        self.registry.register(LoadsCollector(self))  # registered first, so that a scrape shows the rows that it counts
         histogram, counter = self._histogram, self._counter
         parts = histogram("step_duration_seconds", "Time a step takes, by its parts.", STEP_BUCKETS_S, ("part",))
         self._planning, self._running = parts.labels("plan"), parts.labels("run")
@@ -154,11 +154,11 @@ class Metrics:
         """
         if outcome not in SUCCESSES:
             self._failed.labels(outcome.value).inc()
-        if sequence.first_token:
-            self._queue.observe(sequence.admitted - sequence.arrival)
-            self._prefill.observe(sequence.first_token - sequence.admitted)
-            self._decode.observe(now - sequence.first_token)
-            self._inference.observe(now - sequence.admitted)
+        if sequence.history.first_token:
+            self._queue.observe(sequence.history.admitted - sequence.history.arrival)
+            self._prefill.observe(sequence.history.first_token - sequence.history.admitted)
+            self._decode.observe(now - sequence.history.first_token)
+            self._inference.observe(now - sequence.history.admitted)
             self._prompt_tokens.observe(sequence.prompt_len)
             self._output_tokens.observe(sequence.output_len)
 

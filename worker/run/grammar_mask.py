@@ -90,7 +90,7 @@ class GrammarMask:
 
 
 def _masks_now(sequence: Sequence) -> bool:
-    return sequence.constraint is not None and sequence.answer is None and sequence.constraint.masks
+    return sequence.constraint is not None and sequence.check is None and sequence.constraint.masks
 
 
 def _constraint(sequence: Sequence) -> Restriction:
@@ -103,9 +103,9 @@ def _states_ahead(rows: list[Row]) -> Iterator[tuple[int, Restriction]]:
     The rows after an id that does not fit are left out: they are discarded, because that id cannot be sampled.
     """
     for sequence, group in groupby(enumerate(rows), key=lambda item: item[1][0]):
-        if sequence.answer is not None and sequence.constraint is not None:
-            places = [at for at, _ in group]
-            yield from zip(places, _constraint(sequence).ahead(sequence.answer[sequence.output_len :]), strict=False)
+        if sequence.check is not None and sequence.constraint is not None:
+            places, answer = [at for at, _ in group], sequence.check.answer
+            yield from zip(places, _constraint(sequence).ahead(answer[sequence.output_len :]), strict=False)
 
 
 def _forbid_end(mask: Bits, ids: list[int]) -> None:

@@ -2,35 +2,35 @@
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from shared.messages import PoolingKind, Sampling
-from worker.kernels.recurrent_state import NO_STATE
+from worker.kernels.recurrent.recurrent_state import NO_STATE
 from worker.kv_cache.pages import SCRATCH
-from worker.model.forward_inputs import ForwardInputs
+from worker.model.inputs.forward_inputs import COLUMNS, ForwardInputs
+from worker.run.column_values import VALUES, StepLayout
+from worker.schedule.records.sequence_states import SequenceStates
 from worker.schedule.sequence import Chunk, Sequence
-
-PLACEHOLDER = 0  # stands in the inputs for an id that only the device knows
 
 
 def dummy_sequence(tokens: list[int], page_size: int, groups: int, sampling: Sampling, seed: int = 0) -> Sequence:
     """Makes a sequence that belongs to no request. All its pages, in each group, are the scratch page."""
     pages = [array("i", [SCRATCH]) * -(-len(tokens) // page_size) for _ in range(groups)]
-    sequence = Sequence((b"", 0), tokens, len(tokens), sampling, seed, arrival=0.0, pages=pages)
+    sequence = Sequence((b"", 0), tokens, len(tokens), sampling, seed, pages=pages)
     use_scratch_slot(sequence)
     return sequence
 
 
 def use_scratch_slot(sequence: Sequence) -> None:
     """Makes a sequence begin without a recurrent state at every position, and write its state to the scratch slot."""
-    sequence.states, sequence.free_slots = defaultdict(lambda: NO_STATE), [SCRATCH]
+    sequence.states = SequenceStates(defaultdict(lambda: NO_STATE), [SCRATCH])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,65 +52,41 @@ class LogitsUse:
         return np.flatnonzero(others)
 
 
-@dataclass(frozen=True, slots=True)
-class StepColumns:
-    """The arrays of ForwardInputs on the host, but for the page tables. The chunks are one after another.
-
-    T: tokens, S: chunks, R: rows of logits.
-    """
-
-    token_ids: NDArray[np.int64]  # [T]
-    positions: NDArray[np.int64]  # [T]
-    slot_mappings: list[NDArray[np.int64]]  # of each group of layers: [T]
-    query_start_loc: NDArray[np.int32]  # [S+1]
-    seq_lens: NDArray[np.int32]  # [S]
-    logits_indices: NDArray[np.int64]  # [R]
-    use: LogitsUse
-    read_slots: NDArray[np.int32] | None  # [S]; None without recurrent layers
-    write_slots: NDArray[np.int32] | None  # [S]
-
-
-def step_columns(chunks: Seq[Chunk], page_size: int, *, recurrent: bool = False) -> StepColumns:
-    """Lays out any chunks. recurrent: whether layers of the model have a recurrent state."""
+def lay_out(chunks: Seq[Chunk], page_size: int) -> tuple[StepLayout, LogitsUse]:
+    """Lays out any chunks."""
     lengths = np.array([chunk.length for chunk in chunks], np.int64)
-    first_position = np.array([chunk.start for chunk in chunks], np.int64)
+    starts = np.array([chunk.start for chunk in chunks], np.int64)
     query_start_loc = np.zeros(len(chunks) + 1, np.int32)
     np.cumsum(lengths, out=query_start_loc[1:])
     chunk_of_row = np.repeat(np.arange(len(chunks)), lengths)
-    positions = np.arange(query_start_loc[-1]) + (first_position - query_start_loc[:-1])[chunk_of_row]
     logits_indices, use = _logits_indices(chunks, query_start_loc)
-    read, write = state_slots(chunks) if recurrent else (None, None)
-    return StepColumns(
-        token_ids=np.fromiter(_token_ids(chunks), np.int64, len(positions)),
-        positions=positions,
-        slot_mappings=_slots(chunks, first_position, lengths, chunk_of_row, positions, page_size),
+    layout = StepLayout(
+        chunks,
+        page_size,
+        groups=len(chunks[0].sequence.pages),
+        starts=starts,
+        chunk_of_row=chunk_of_row,
+        positions=np.arange(query_start_loc[-1]) + (starts - query_start_loc[:-1])[chunk_of_row],
         query_start_loc=query_start_loc,
-        seq_lens=(first_position + lengths).astype(np.int32),
+        seq_lens=(starts + lengths).astype(np.int32),
         logits_indices=np.array(logits_indices, np.int64),
-        use=use,
-        read_slots=read,
-        write_slots=write,
     )
+    return layout, use
 
 
-def decode_columns(chunks: Seq[Chunk], page_size: int, *, recurrent: bool = False) -> StepColumns:
-    """Lays out chunks of one token each, whose rows are sampled, in a quarter of the time of step_columns."""
-    count, starts = len(chunks), [chunk.start for chunk in chunks]
-    positions, pages = np.array(starts, np.int64), [start // page_size for start in starts]
-    offsets, rows = positions % page_size, np.arange(count)
-    groups = range(len(chunks[0].sequence.pages))
-    of_group = ([chunk.sequence.pages[i][page] for chunk, page in zip(chunks, pages, strict=True)] for i in groups)
-    read, write = state_slots(chunks) if recurrent else (None, None)
-    return StepColumns(
-        token_ids=np.fromiter(_token_ids(chunks), np.int64, count),
+def lay_out_decodes(chunks: Seq[Chunk], page_size: int) -> StepLayout:
+    """Lays out chunks of one token each, whose rows are sampled, in a quarter of the time of lay_out."""
+    positions, rows = np.array([chunk.start for chunk in chunks], np.int64), np.arange(len(chunks))
+    return StepLayout(
+        chunks,
+        page_size,
+        groups=len(chunks[0].sequence.pages),
+        starts=positions,
+        chunk_of_row=rows,
         positions=positions,
-        slot_mappings=[np.array(written, np.int64) * page_size + offsets for written in of_group],
-        query_start_loc=np.arange(count + 1, dtype=np.int32),
+        query_start_loc=np.arange(len(chunks) + 1, dtype=np.int32),
         seq_lens=(positions + 1).astype(np.int32),
         logits_indices=rows,
-        use=LogitsUse(rows.tolist(), []),
-        read_slots=read,
-        write_slots=write,
     )
 
 
@@ -121,64 +97,23 @@ def build_inputs(
 
     recurrent: whether layers of the model have a recurrent state.
     """
-    columns = step_columns(chunks, page_size, recurrent=recurrent)
-    page_tables = _page_tables(chunks, columns.seq_lens, page_size)
-    inputs = ForwardInputs(
-        token_ids=to_device(columns.token_ids, device),
-        positions=to_device(columns.positions, device),
-        slot_mappings=tuple([to_device(slots, device) for slots in columns.slot_mappings]),
-        query_start_loc=to_device(columns.query_start_loc, device),
-        seq_lens=to_device(columns.seq_lens, device),
-        page_tables=tuple([to_device(table, device) for table in page_tables]),
-        logits_indices=to_device(columns.logits_indices, device),
-        max_kv_len=int(columns.seq_lens.max()),
-        max_pages=tuple([int(table.max()) for table in page_tables]),
-        read_slots=None if columns.read_slots is None else to_device(columns.read_slots, device),
-        write_slots=None if columns.write_slots is None else to_device(columns.write_slots, device),
-    )
-    return inputs, columns.use
-
-
-def _slots(
-    chunks: Seq[Chunk],
-    first_position: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    chunk_of_row: NDArray[np.int64],
-    positions: NDArray[np.int64],
-    page_size: int,
-) -> list[NDArray[np.int64]]:
-    """Returns, for each group of layers, the slot that each row writes. Reads only the pages that have such slots."""
-    first, last = first_position // page_size, (first_position + lengths - 1) // page_size
-    counts = last - first + 1
-    page_of_row = positions // page_size + (np.cumsum(counts) - counts - first)[chunk_of_row]
-    offset, spans = positions % page_size, list(zip(chunks, first.tolist(), (last + 1).tolist(), strict=True))
-    slots = []
-    for group in range(len(chunks[0].sequence.pages)):
-        written = array("i")
-        for chunk, begin, end in spans:
-            pages = chunk.sequence.pages[group]
-            if end - begin == 1:
-                written.append(pages[begin])
+    layout, use = lay_out(chunks, page_size)
+    page_tables = _page_tables(chunks, layout.seq_lens, page_size)
+    columns: dict[str, Any] = {}
+    for name, column in COLUMNS.items():
+        if recurrent or not column.recurrent:
+            values = VALUES[name](layout)
+            if column.grouped:
+                columns[name] = tuple([to_device(each, device) for each in values])
             else:
-                written.extend(pages[begin:end])
-        slots.append(np.array(written, np.int64)[page_of_row] * page_size + offset)
-    return slots
-
-
-def state_slots(chunks: Seq[Chunk]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Returns which slots for recurrent states the chunks read, and which ones they write."""
-    read = [chunk.sequence.states[chunk.start] if chunk.start else NO_STATE for chunk in chunks]
-    return np.array(read, np.int32), np.array([chunk.sequence.free_slots[-1] for chunk in chunks], np.int32)
-
-
-def _token_ids(chunks: Seq[Chunk]) -> Iterator[int]:
-    for chunk in chunks:
-        if chunk.length == 1:
-            tokens = chunk.sequence.tokens
-            yield tokens[chunk.start] if chunk.start < len(tokens) else PLACEHOLDER
-        else:
-            yield from chunk.sequence.tokens[chunk.start : chunk.start + chunk.length]
-            yield from chunk.drafts
+                columns[name] = to_device(values, device)
+    inputs = ForwardInputs(
+        **columns,
+        page_tables=tuple([to_device(table, device) for table in page_tables]),
+        max_kv_len=int(layout.seq_lens.max()),
+        max_pages=tuple([int(table.max()) for table in page_tables]),
+    )
+    return inputs, use
 
 
 def _page_tables(chunks: Seq[Chunk], seq_lens: NDArray[np.int32], page_size: int) -> list[NDArray[np.int32]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared import messages as m
-from shared.codec import pack_f32, pack_u32
+from shared.wire.codec import pack_f32, pack_u32
 from worker.kernels.sample import logprobs as row_logprobs
 from worker.kernels.sample import ranks as row_ranks
 from worker.run.in_flight import HostCopy, StepLogprobs

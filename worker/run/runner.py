@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from ctypes import c_uint64
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -16,18 +16,18 @@ from torch import Tensor
 from shared.messages import Sampling
 from worker.kernels.operations import Operations
 from worker.kv_cache.tensors import KVCache
-from worker.model.forward_inputs import ForwardInputs
-from worker.model.spec import ModelSpec
-from worker.run.grammar_mask import GrammarMask
-from worker.run.graph_capture import EagerGraph, cuda_capture
-from worker.run.graph_shapes import Shapes
-from worker.run.graphs import StepGraphs
+from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.run.graphs.graph_capture import EagerGraph, cuda_capture
+from worker.run.graphs.graph_shapes import Shapes
+from worker.run.graphs.graphs import StepGraphs
 from worker.run.in_flight import HostCopy, InFlightStep, PooledRows, StepOutput, no_rows
 from worker.run.inputs import LogitsUse, build_inputs, dummy_sequence, pending_tokens, to_device
-from worker.run.logprobs import launch_logprobs
-from worker.run.pooling import launch_pooling
 from worker.run.sampler import is_plain, sample_rows
 from worker.schedule.sequence import Chunk, Plan, Row
+from worker.spec import ModelSpec
+
+if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.run.grammar_mask import GrammarMask
 
 # Rows sampled together if answers are checked. A row needs several arrays as long as the vocabulary, and on the CPU
 # sampling is four times as fast while those of all rows fit in the caches.
@@ -87,7 +87,7 @@ class Runner:
         self._model = model
         self._cache = cache
         self._device = cache.device
-        self._grammar_mask = GrammarMask(model.spec.vocab_size, model.spec.eos_ids)
+        self._grammar_mask: GrammarMask | None = None  # made when it is first needed
         self._overlap = overlap
         shapes = Shapes(max_batch_size, max_step_tokens, model.max_positions)
         self._graphs = self._step_graphs(shapes, batch_invariant=batch_invariant) if graphs else None
@@ -129,10 +129,15 @@ class Runner:
         if ids is None:
             ids = self._sample(done.sampled, rows) if rows else done.logits.new_empty(0).long()
         if any(sequence.sampling.logprobs is not None for sequence in sequences) or done.use.prompts:
-            logprobs = launch_logprobs(plan, done.use, done.logits, done.sampled, ids)
-            return InFlightStep(plan, False, ids, HostCopy(ids), logprobs, done.read_pooled)
+            return self._with_logprobs(plan, done, ids)
         may_overlap = self._overlap and not plan.drafts and all(map(is_plain, sequences))
         return InFlightStep(plan, may_overlap, ids, HostCopy(ids), read_pooled=done.read_pooled)
+
+    def _with_logprobs(self, plan: Plan, done: _Computed, ids: Tensor) -> InFlightStep:
+        from worker.run.logprobs import launch_logprobs
+
+        logprobs = launch_logprobs(plan, done.use, done.logits, done.sampled, ids)
+        return InFlightStep(plan, False, ids, HostCopy(ids), logprobs, done.read_pooled)
 
     def _replay(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> _Computed | None:
         replayed = self._graphs.launch(plan, rows, before) if self._graphs is not None else None
@@ -158,17 +163,33 @@ class Runner:
         """Returns the logits [N, V] float32 of the rows that have logits, and a function that reads the other rows."""
         if not use.pooled:
             return self._forward(inputs), no_rows
+        from worker.run.pooling import launch_pooling
+
         hidden, model = self._model.hidden(inputs, self._cache), self._model
         rows = to_device(use.with_logits(len(hidden)), self._device)
         return model.logits(hidden[rows]), launch_pooling(plan, use, hidden, model.logits)
 
     def _sample(self, logits: Tensor, rows: list[Row]) -> Tensor:
-        allowed, spec, kernel = self._grammar_mask.apply(logits, rows), self._model.spec, self._model.operations
-        checks = any(sequence.answer is not None for sequence, _ in rows)
-        most = CHECKED_ROWS_CPU if self._device.type == "cpu" else CHECKED_ROWS
-        size = min(most, len(rows)) if checks else len(rows)
+        if any([sequence.constraint is not None for sequence, _ in rows]):
+            logits = self._masked(logits, rows)
+        if any([sequence.check is not None for sequence, _ in rows]):
+            return self._sample_in_parts(logits, rows)
+        return sample_rows(logits, rows, self._model.spec.eos_ids, self._model.operations.sample_plain)
+
+    def _masked(self, logits: Tensor, rows: list[Row]) -> Tensor:
+        """Returns the logits without the tokens that constraints forbid."""
+        if self._grammar_mask is None:
+            from worker.run.grammar_mask import GrammarMask
+
+            self._grammar_mask = GrammarMask(self._model.spec.vocab_size, self._model.spec.eos_ids)
+        return self._grammar_mask.apply(logits, rows)
+
+    def _sample_in_parts(self, logits: Tensor, rows: list[Row]) -> Tensor:
+        """Samples few rows at once, because the rows of answers that are checked are many."""
+        spec, kernel = self._model.spec, self._model.operations
+        size = min(CHECKED_ROWS_CPU if self._device.type == "cpu" else CHECKED_ROWS, len(rows))
         parts = [slice(first, first + size) for first in range(0, len(rows), size)]
-        ids = [sample_rows(allowed[part], rows[part], spec.eos_ids, kernel.sample_plain) for part in parts]
+        ids = [sample_rows(logits[part], rows[part], spec.eos_ids, kernel.sample_plain) for part in parts]
         return ids[0] if len(ids) == 1 else torch.cat(ids)
 
     def _fill_pending(self, token_ids: Tensor, plan: Plan, before: InFlightStep) -> None:

@@ -41,7 +41,8 @@ def is_plain(sequence: Sequence) -> bool:
     The host can then launch the sampling of the next token before it knows the last one. A sequence that is plain
     remains plain.
     """
-    return len(sequence.tokens) >= sequence.plain_from and sequence.constraint is None
+    adjustment = sequence.adjustment
+    return (adjustment is None or len(sequence.tokens) >= adjustment.until) and sequence.constraint is None
 
 
 def sampling_params(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> SampleParams:
@@ -87,9 +88,11 @@ def signed_seed(seed: int) -> int:
 def _history(rows: list[Row], device: torch.device) -> History | None:
     places, ids, counts = [], [], []
     for at, (sequence, output) in enumerate(rows):
-        if not sequence.sampling.penalized:
+        if sequence.adjustment is None or not sequence.sampling.penalized:
             continue
-        history = sequence.counts_before(output)  # changes with the next row of this sequence, so it is copied here
+        answer = None if sequence.check is None else sequence.check.answer
+        # changes with the next row of this sequence, so it is copied here
+        history = sequence.adjustment.counts_before(output, sequence.tokens, sequence.prompt_len, answer)
         ids.append(np.array(history.ids))
         counts.append(np.array(history.counts))
         places.append(np.full(len(history.ids), at))
@@ -99,7 +102,8 @@ def _history(rows: list[Row], device: torch.device) -> History | None:
 
 
 def _bias(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> Bias | None:
-    entries = [(at, id, value) for at, row in enumerate(rows) for id, value in _row_biases(row, eos_ids).items()]
+    adjusted = [(at, row) for at, row in enumerate(rows) if row[0].adjustment is not None]
+    entries = [(at, id, value) for at, row in adjusted for id, value in _row_biases(row, eos_ids).items()]
     if not entries:
         return None
     places, ids, values = zip(*entries, strict=True)
@@ -115,7 +119,7 @@ def _row_biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
     sequence, output = row
     biases = dict(sequence.sampling.logit_bias)
     constraint = sequence.constraint
-    masked = constraint is not None and (constraint.masks or sequence.answer is not None)
+    masked = constraint is not None and (constraint.masks or sequence.check is not None)
     if output < sequence.sampling.min_tokens and not masked:
         biases.update(dict.fromkeys(stop_ids(sequence, eos_ids), -math.inf))
     return biases

@@ -14,7 +14,7 @@ from shared.messages import Sampling
 from worker.kv_cache.sizing import GpuMemory, PoolBudget, page_size
 from worker.kv_cache.tensors import KVCache, kv_format
 from worker.model.decoder import Decoder
-from worker.run.graph_shapes import MOST_TOKENS, Shapes
+from worker.run.graphs.graph_shapes import MOST_TOKENS, Shapes
 from worker.run.inputs import dummy_sequence
 from worker.run.runner import Runner
 from worker.schedule.sequence import Chunk, Plan, Sequence

@@ -3,14 +3,14 @@
 scheduler           the interface for other folders: submit, plan, launched, update, abort
 planner             decides what the next step has
 sequence            the data of a request, of a planned step, and of its results
-token_counts        counts the tokens of a sequence, for penalties
 state               holds all live sequences, waiting or running
 queue               orders the waiting sequences
 fair_queue          orders tenants fairly
+starved_tenants     makes room for a tenant that others keep waiting
 admission           decides which requests are accepted at all
 policy              the scheduling modes, as small objects
 step_time           limits the prompt tokens of a step, from measured step times
 paging              gives pages from worker/kv_cache to sequences
-states              gives slots for recurrent states to sequences
-speculation         proposes draft tokens if they are worth computing
+records/            what a sequence holds beside its tokens: three records that all have, and one for each feature
+features/           the scheduler's part of features that only some models or settings need
 """

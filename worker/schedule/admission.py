@@ -45,7 +45,7 @@ def check_queue(sequence: Sequence, config: SchedulerConfig, queue: WaitingQueue
         raise QueueFull(f"{waiting} requests are waiting, and at most {config.max_waiting_requests} may wait")
     if waiting and 0 < config.max_waiting_tokens < queue.tokens + sequence.known_len:
         raise QueueFull(f"{queue.tokens} prompt tokens are waiting, and at most {config.max_waiting_tokens} may wait")
-    if sequence.tenant:
+    if sequence.turn.tenant:
         _check_share(sequence, config, queue)
 
 
@@ -55,10 +55,14 @@ def _check_share(sequence: Sequence, config: SchedulerConfig, queue: WaitingQueu
     One waiting request per tenant is always allowed. One tenant alone can therefore fill seven eighths of the queue,
     two tenants can fill nearly half of it each, and a further tenant finds a place however many there are.
     """
-    requests, tokens = queue.tenants.waiting(sequence.tenant)
+    requests, tokens = queue.tenants.waiting(sequence.turn.tenant)
     ratio = RESERVED_SHARE - 1
     if requests and requests >= ratio * (config.max_waiting_requests - len(queue) - 1):
-        raise QueueFull(f"{requests} requests of {sequence.tenant} are waiting; other places are kept for other keys")
+        raise QueueFull(
+            f"{requests} requests of {sequence.turn.tenant} are waiting; other places are kept for other keys"
+        )
     free = config.max_waiting_tokens - queue.tokens - sequence.known_len
     if requests and config.max_waiting_tokens and tokens >= ratio * free:
-        raise QueueFull(f"{tokens} prompt tokens of {sequence.tenant} are waiting; the rest is kept for other keys")
+        raise QueueFull(
+            f"{tokens} prompt tokens of {sequence.turn.tenant} are waiting; the rest is kept for other keys"
+        )

@@ -42,7 +42,7 @@ class Account:
         return None
 
     def add(self, sequence: Sequence, *, front: bool) -> None:
-        priority = sequence.priority
+        priority = sequence.turn.priority
         if priority not in self.ready:
             self.ready[priority] = OrderedDict()
             heapq.heappush(self.priorities, priority)
@@ -80,7 +80,7 @@ class FairQueue:
             return None
         idle = [account for account in self._ready.values() if not account.running]
         head = min(idle, key=lambda account: account.served).head if idle else None
-        return None if head is None or head.preempted_for else head
+        return None if head is None or head.turn.preempted_for else head
 
     def over_share(self, places: int) -> str | None:
         """Returns the tenant with the most running sequences, if that is more than one and more than its fair share.
@@ -100,18 +100,18 @@ class FairQueue:
     # Events
 
     def add_waiting(self, sequence: Sequence) -> None:
-        account = self._accounts.setdefault(sequence.tenant, Account())
+        account = self._accounts.setdefault(sequence.turn.tenant, Account())
         account.waiting += 1
         account.waiting_tokens += sequence.known_len
 
     def remove_waiting(self, sequence: Sequence) -> None:
-        account = self._accounts[sequence.tenant]
+        account = self._accounts[sequence.turn.tenant]
         account.waiting -= 1
         account.waiting_tokens -= sequence.known_len
 
     def add_ready(self, sequence: Sequence, *, front: bool = False) -> None:
         """Makes a waiting sequence ready to join. front: it goes before all others of its tenant and priority."""
-        tenant = sequence.tenant
+        tenant = sequence.turn.tenant
         account = self._accounts[tenant]
         if tenant not in self._ready:
             if len(self._accounts) > 1:
@@ -123,19 +123,19 @@ class FairQueue:
 
     def remove_ready(self, sequence: Sequence) -> None:
         """Removes a ready sequence that joins or was aborted."""
-        account = self._accounts[sequence.tenant]
-        del account.ready[sequence.priority][sequence]
+        account = self._accounts[sequence.turn.tenant]
+        del account.ready[sequence.turn.priority][sequence]
         if account.head is None:
-            del self._ready[sequence.tenant]
+            del self._ready[sequence.turn.tenant]
 
     def start_running(self, sequence: Sequence) -> None:
-        account = self._last = self._accounts[sequence.tenant]
+        account = self._last = self._accounts[sequence.turn.tenant]
         account.running += 1
-        account.served += len(sequence.tokens) - max(sequence.computed_tokens, sequence.charged_tokens)
-        sequence.charged_tokens = len(sequence.tokens)
+        account.served += len(sequence.tokens) - max(sequence.computed_tokens, sequence.turn.charged_tokens)
+        sequence.turn.charged_tokens = len(sequence.tokens)
 
     def stop_running(self, sequence: Sequence) -> None:
-        account = self._accounts[sequence.tenant]
+        account = self._accounts[sequence.turn.tenant]
         account.running -= 1
         _charge(sequence, account)
 
@@ -154,22 +154,26 @@ class FairQueue:
 
     def _charge_all(self) -> None:
         for sequence in self._running:
-            _charge(sequence, self._accounts[sequence.tenant])
+            _charge(sequence, self._accounts[sequence.turn.tenant])
 
     def check(self, waiting: Collection[Sequence], ready: Collection[Sequence]) -> None:
         """Raises AssertionError unless the accounts agree with the waiting, the ready and the running sequences."""
         for name, account in self._accounts.items():
-            own = [sequence for sequence in waiting if sequence.tenant == name]
+            own = [sequence for sequence in waiting if sequence.turn.tenant == name]
             counts = len(own), sum(sequence.known_len for sequence in own)
             assert (account.waiting, account.waiting_tokens) == counts, f"{name}'s waiting sequences are miscounted"
-            running = sum(1 for sequence in self._running if sequence.tenant == name)
+            running = sum(1 for sequence in self._running if sequence.turn.tenant == name)
             assert account.running == running, f"{name}'s running sequences are miscounted"
             queued = {sequence for queue in account.ready.values() for sequence in queue}
-            assert queued == {one for one in ready if one.tenant == name}, f"{name}'s queue has others than the ready"
+            assert queued == {one for one in ready if one.turn.tenant == name}, (
+                f"{name}'s queue has others than the ready"
+            )
             assert bool(queued) == (name in self._ready), f"{name} takes part without a ready sequence, or not with one"
-        assert {one.tenant for one in (*waiting, *self._running)} <= self._accounts.keys(), "a tenant has no account"
+        assert {one.turn.tenant for one in (*waiting, *self._running)} <= self._accounts.keys(), (
+            "a tenant has no account"
+        )
 
 
 def _charge(sequence: Sequence, account: Account) -> None:
-    account.served += len(sequence.tokens) - sequence.charged_tokens
-    sequence.charged_tokens = len(sequence.tokens)
+    account.served += len(sequence.tokens) - sequence.turn.charged_tokens
+    sequence.turn.charged_tokens = len(sequence.tokens)

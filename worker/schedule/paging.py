@@ -10,12 +10,15 @@ from collections import Counter
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from math import ceil
+from typing import TYPE_CHECKING
 
 from worker.kv_cache.pages import SCRATCH, PagePool
 from worker.kv_cache.prefix_cache import PrefixCache
 from worker.kv_cache.window import chunk_pages, window_pages
 from worker.schedule.sequence import Sequence
-from worker.schedule.states import States
+
+if TYPE_CHECKING:
+    from worker.schedule.features.states import States
 
 
 class Paging:
@@ -26,7 +29,7 @@ class Paging:
     """
 
     def __init__(
-        self, pools: Seq[PagePool], prefix_cache: bool, watermark: float, chunk: int, states: States | None = None
+        self, pools: Seq[PagePool], prefix_cache: bool, watermark: float, chunk: int, states: "States | None" = None
     ) -> None:
         self.pools = tuple(pools)
         self.states = states
@@ -72,7 +75,9 @@ class Paging:
                 if page != SCRATCH:
                     pool.share(page)
             pages += pool.acquire(count) or []
-        sequence.pages = [array("i", pages) for pages in shared]  # a new list: worker/run/graph_inputs.py compares it
+        sequence.pages = [
+            array("i", pages) for pages in shared
+        ]  # a new list: worker/run/graphs/graph_inputs.py compares it
         sequence.room = self._room(sequence)
         sequence.computed_tokens = computed
         if self.states is not None:
@@ -99,8 +104,8 @@ class Paging:
         if self.prefix is None:
             return
         size = self.page_size
-        self.prefix.extend(sequence.digests, sequence.tokens, sequence.cache_salt, end // size)
-        self.prefix.publish(sequence.digests, sequence.pages, range(start // size, end // size))
+        self.prefix.extend(sequence.prefix.digests, sequence.tokens, sequence.prefix.salt, end // size)
+        self.prefix.publish(sequence.prefix.digests, sequence.pages, range(start // size, end // size))
 
     def return_behind(self, sequence: Sequence) -> None:
         """Returns the pages behind the windows of the rows that are computed next.
@@ -146,11 +151,11 @@ class Paging:
         most = sequence.cacheable_tokens
         if self.prefix is None or not most:
             return [[] for _ in self.pools]
-        return self.prefix.match(sequence.digests, sequence.tokens, sequence.cache_salt, most)
+        return self.prefix.match(sequence.prefix.digests, sequence.tokens, sequence.prefix.salt, most)
 
     def _state(self, sequence: Sequence, pages: int) -> int | None:
         """Returns the slot of the cached state after so many pages, if there is one."""
-        return self.states.pool.find(sequence.digests[pages - 1]) if self.states is not None and pages else None
+        return self.states.pool.find(sequence.prefix.digests[pages - 1]) if self.states is not None and pages else None
 
     def _claimed(self, pool: PagePool, tokens: int, computed: int) -> int:
         """Returns the number of pages up to the last one that claim() gives to a sequence."""

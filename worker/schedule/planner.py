@@ -9,25 +9,36 @@ Two design choices:
 """
 
 from math import inf
+from typing import TYPE_CHECKING
 
 from worker.schedule.policy import BatchingPolicy, SchedulerConfig, chunk_policy, order_policy, step_time_policy
 from worker.schedule.sequence import Chunk, Plan, Sequence
-from worker.schedule.speculation import Speculation
+from worker.schedule.starved_tenants import admit_starved
 from worker.schedule.state import SchedulerState
-from worker.schedule.states import States
+
+if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.schedule.features.speculation import Speculation
+    from worker.schedule.features.states import States
 
 
 class Planner:
-    """Plans steps by the policies of `config`. Sequences get pages, join and are preempted as a step needs it."""
+    """Plans steps by the policies of `config`. Sequences get pages, join and are preempted as a step needs it.
+
+    states: if layers have a recurrent state; speculation: if decodes may have drafts.
+    """
 
     def __init__(
-        self, config: SchedulerConfig, state: SchedulerState, batching: BatchingPolicy, states: States | None
+        self,
+        config: SchedulerConfig,
+        state: SchedulerState,
+        batching: BatchingPolicy,
+        states: "States | None" = None,
+        speculation: "Speculation | None" = None,
     ) -> None:
         self.step_time = step_time_policy(config)
-        self.speculation = Speculation(config)
         self._config = config
         self._state = state
-        self._states = states
+        self._states, self._speculation = states, speculation
         self._batching = batching
         self._chunking = chunk_policy(config)
         self._order = order_policy(config)
@@ -35,7 +46,7 @@ class Planner:
     def plan(self, now: float) -> Plan:
         """Decides the next step: decodes, then prompt chunks. The plan is empty if there is nothing to compute yet."""
         plan = Plan()
-        self._admit_starved_tenant(plan.preempted, now)
+        admit_starved(self._state, self._config.max_batch_size, plan.preempted, now)
         decodes, prompts = self._running_work(plan.preempted, now)
         budget = self._config.max_step_tokens
         reserved = min(len(decodes), self._order.reserve(budget))
@@ -45,30 +56,12 @@ class Planner:
         served = self._order.arrange(decodes)[: max(reserved, budget - prefill_tokens)]
         self._order.served(len(served), len(decodes))
         chunks = self._decode_chunks(served)
-        plan.chunks.extend(chunks if prefills else self.speculation.add_drafts(chunks))
+        if self._speculation is not None and not prefills:
+            chunks = self._speculation.add_drafts(chunks)
+        plan.chunks.extend(chunks)
         plan.chunks.extend(prefills)
         self.step_time.planned(now, len(plan.chunks), plan.tokens - prefill_tokens, prefill_tokens)
         return plan
-
-    def _admit_starved_tenant(self, preempted: list[Sequence], now: float) -> None:
-        """Admits a sequence of a tenant with no running sequence, if necessary by preempting others.
-
-        It preempts sequences of the tenant that is most over its fair share. This happens only if a preempted sequence
-        finds its pages again in the prefix cache, and only once for each waiting sequence, because it may not help.
-        """
-        state, tenants = self._state, self._state.queue.tenants
-        starved = tenants.starved if state.reuses_pages else None
-        if starved is None:
-            return
-        places = self._config.max_batch_size
-        while len(state.running) >= places or not state.join(starved, now):
-            tenant = tenants.over_share(places)
-            if tenant is None:
-                return
-            newest = next(sequence for sequence in reversed(state.running) if sequence.tenant == tenant)
-            state.preempt(newest, now)
-            preempted.append(newest)
-            starved.preempted_for = True
 
     def _running_work(self, preempted: list[Sequence], now: float) -> tuple[list[Sequence], list[Sequence]]:
         """Divides the running sequences into decodes (one uncomputed token) and prompts, and gives pages to them.
@@ -84,11 +77,11 @@ class Planner:
                 continue
             start = sequence.computed_tokens + sequence.in_flight_tokens
             length = len(sequence.tokens) + sequence.pending_outputs
-            if sequence.answer is not None:
+            if sequence.check is not None:
                 if sequence.pending_outputs:  # whether there is a next token depends on this one
                     continue
-                length += sequence.answer_ahead
-            if length - start > 1 or sequence.answer is not None:
+                length = sequence.known_len
+            if length - start > 1 or sequence.check is not None:
                 if sequence.room < length:  # a window does not claim pages for a whole prompt
                     chunk = self._chunking.length(self._uncut(sequence, start, length - start), budget)
                     budget -= chunk
@@ -122,7 +115,7 @@ class Planner:
                 sequence,
                 sequence.computed_tokens + sequence.in_flight_tokens,
                 1,
-                sequence.first_token != 0.0 or sequence.pending_outputs > 0 or outcome(sequence) is None,
+                sequence.history.first_token != 0.0 or sequence.pending_outputs > 0 or outcome(sequence) is None,
             )
             for sequence in decodes
         ]
@@ -149,21 +142,15 @@ class Planner:
     def _add_prefill(self, sequence: Sequence, budget: int, chunks: list[Chunk], limit: float) -> int:
         """Appends the next prompt chunk of a sequence if it fits in the step. Returns its length, or 0."""
         start = sequence.computed_tokens + sequence.in_flight_tokens
-        known, outcome = len(sequence.tokens) - start, self._state.outcome(sequence)
-        remaining = known if outcome else known + min(sequence.answer_ahead, sequence.most_drafts)
-        length = self._chunking.length(self._uncut(sequence, start, remaining), budget) if len(chunks) < limit else 0
+        known, samples = len(sequence.tokens) - start, self._state.outcome(sequence) is None
+        drafts = sequence.check.drafts(sequence.output_len) if sequence.check is not None and samples else ()
+        remaining = self._uncut(sequence, start, known + len(drafts))
+        length = self._chunking.length(remaining, budget) if len(chunks) < limit else 0
         if length:
-            drafts = _drafts(sequence, length - known) if length > known else ()
-            chunks.append(Chunk(sequence, start, length, length >= known and outcome is None, drafts))
+            chunks.append(Chunk(sequence, start, length, samples and length >= known, drafts[: max(0, length - known)]))
         return length
 
     def _uncut(self, sequence: Sequence, start: int, remaining: int) -> int:
         """Returns how many of the remaining tokens a chunk may have: it ends where a state is to be published."""
         checkpoint = self._states.next_checkpoint(sequence, start) if self._states is not None else 0
         return min(remaining, checkpoint - start) if checkpoint else remaining
-
-
-def _drafts(sequence: Sequence, count: int) -> tuple[int, ...]:
-    """Returns the next ids of the answer that is checked."""
-    output = sequence.output_len
-    return tuple((sequence.answer or [])[output : output + count])

@@ -72,7 +72,7 @@ class WaitingQueue:
         """Adds a new sequence."""
         self.tokens += sequence.known_len
         self.tenants.add_waiting(sequence)
-        if self._uses_groups and sequence.group:
+        if self._uses_groups and sequence.turn.group:
             group = self._groups.setdefault(_group_key(sequence), _Group(sequence))
             if group.leader is not sequence:
                 group.followers[sequence] = now
@@ -137,7 +137,7 @@ class WaitingQueue:
         if self._fresh.pop(sequence, None) is not None:
             self.tenants.remove_ready(sequence)
             return True
-        group = self._groups.get(_group_key(sequence)) if sequence.group else None
+        group = self._groups.get(_group_key(sequence)) if sequence.turn.group else None
         if group is None or sequence not in group.followers:
             return False
         del group.followers[sequence]
@@ -151,4 +151,4 @@ class WaitingQueue:
 
 
 def _group_key(sequence: Sequence) -> GroupKey:
-    return sequence.key[0], sequence.group
+    return sequence.key[0], sequence.turn.group

@@ -28,12 +28,13 @@ from math import inf
 from shared.messages import Outcome
 from worker.kv_cache.pages import PagePool
 from worker.schedule.admission import Refused, check_possible, check_queue
+from worker.schedule.features.drafts import accepted_ids, without_drafts
+from worker.schedule.features.features import speculation_of, states_of
 from worker.schedule.planner import Planner
 from worker.schedule.policy import SchedulerConfig, batching_policy
+from worker.schedule.records.constraint import accept
 from worker.schedule.sequence import Chunk, Key, Plan, Sequence, SequenceUpdate
-from worker.schedule.speculation import accepted_ids, without_drafts
 from worker.schedule.state import SchedulerState, SchedulerStatus
-from worker.schedule.states import States
 
 
 class Scheduler:
@@ -46,12 +47,12 @@ class Scheduler:
         """
         self.config = config
         self._batching = batching_policy(config)
-        interval = config.state_checkpoint_tokens if config.prefix_cache else 0
-        self._states = None if slots is None else States(slots, pools[0].page_size, interval, overlap=config.overlap)
+        self._states = states_of(config, slots, pools[0].page_size)
+        self.speculation = speculation_of(config)
         reuses_pages = config.prefix_cache and not self._batching.closed
         self.state = SchedulerState(config, pools, self._states, reuses_pages=reuses_pages)
-        self._planner = Planner(config, self.state, self._batching, self._states)
-        self._step_time, self._speculation = self._planner.step_time, self._planner.speculation
+        self._planner = Planner(config, self.state, self._batching, self._states, self.speculation)
+        self._step_time = self._planner.step_time
         self._earliest_deadline = inf  # no live sequence has an earlier deadline
         self._prefix_cache_reset = 0  # the nonce of the latest reset
         self._prefill_tokens = 0
@@ -61,7 +62,7 @@ class Scheduler:
 
     @property
     def status(self) -> SchedulerStatus:
-        state, prefix = self.state, self.state.paging.prefix
+        state, prefix, speculation = self.state, self.state.paging.prefix, self.speculation
         return SchedulerStatus(
             running=len(state.running),
             waiting=len(state.queue),
@@ -69,8 +70,8 @@ class Scheduler:
             preemptions=state.preemptions,
             prefill_tokens=self._prefill_tokens,
             generation_tokens=self._generation_tokens,
-            draft_tokens=self._speculation.draft_tokens,
-            accepted_tokens=self._speculation.accepted_tokens,
+            draft_tokens=speculation.draft_tokens if speculation else 0,
+            accepted_tokens=speculation.accepted_tokens if speculation else 0,
             prefix_queries=prefix.queries if prefix else 0,
             prefix_hits=prefix.hits if prefix else 0,
             prefill_budget=self._step_time.estimates,
@@ -113,9 +114,9 @@ class Scheduler:
         if sequence.key in self.state.live:
             raise Refused(f"request id {sequence.key[1]} is in use already")
         check_possible(sequence, self.config, self.state.paging)
-        if not sequence.resumed:  # a resumed sequence was admitted before
+        if not sequence.history.resumed:  # a resumed sequence was admitted before
             check_queue(sequence, self.config, self.state.queue, len(self.state.running))
-        self._earliest_deadline = min(self._earliest_deadline, sequence.deadline)
+        self._earliest_deadline = min(self._earliest_deadline, sequence.turn.deadline)
         self.state.live[sequence.key] = sequence
         self.state.queue.push(sequence, now)
 
@@ -126,22 +127,22 @@ class Scheduler:
         """
         sequence = self.state.live.get(key)
         if sequence is not None:
-            self.state.leave(sequence)
+            self._leave(sequence)
         return sequence
 
     def fail(self, sequence: Sequence) -> None:
         """Ends a sequence whose step failed, unless it has left already."""
         if self.state.live.get(sequence.key) is sequence:
-            self.state.leave(sequence)
+            self._leave(sequence)
 
     def expire(self, now: float) -> list[Sequence]:
         """Ends and returns the sequences whose deadlines have passed. Costs nothing before the earliest deadline."""
         if now < self._earliest_deadline:
             return []
-        expired = [sequence for sequence in self.state.live.values() if sequence.deadline <= now]
+        expired = [sequence for sequence in self.state.live.values() if sequence.turn.deadline <= now]
         for sequence in expired:
-            self.state.leave(sequence)
-        self._earliest_deadline = min((sequence.deadline for sequence in self.state.live.values()), default=inf)
+            self._leave(sequence)
+        self._earliest_deadline = min((sequence.turn.deadline for sequence in self.state.live.values()), default=inf)
         return expired
 
     # The next step
@@ -180,58 +181,47 @@ class Scheduler:
             raise ValueError(f"the plan samples {rows} tokens, but {len(ids)} ids were passed")
         self._step_time.computed(now)
         updates: list[SequenceUpdate] = []
-        sampled, running, drafts = iter(ids), self.state.running, 0
+        sampled, running = iter(ids), self.state.running
         for chunk in plan.chunks:
             own = [next(sampled)] if chunk.samples else []
             if chunk.drafts:
                 own = accepted_ids([*own, *islice(sampled, len(chunk.drafts))], chunk.drafts)
-            drafts += len(chunk.drafts) if chunk.sequence.answer is None else chunk.rows
             if chunk.sequence not in running or chunk.sequence.in_flight_tokens < chunk.length:
                 continue  # it has left, or was preempted (and may run again)
             update = self._apply(chunk, own, now)
             if update is not None:
                 updates.append(update)
-        self._generation_tokens += len(ids) - drafts  # _mark_computed() has added the accepted drafts
+        # An answer that is checked counts as a prompt. _count_drafts() has counted the drafts.
+        self._generation_tokens += sum([chunk.samples for chunk in plan.chunks if chunk.sequence.check is None])
         return updates
-
-    def discard_in_flight(self) -> None:
-        """Forgets the launched steps, for which update() will not be called. The next plan() repeats their work."""
-        self._step_time.discarded()
-        for sequence in self.state.running:
-            sequence.in_flight_tokens = sequence.pending_outputs = 0
-            if self._states is not None:
-                self._states.discard(sequence)
-
-    def retryable(self, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """Returns the chunks of a discarded step that can be computed again, without their drafts."""
-        running = self.state.running
-        left = [chunk for chunk in chunks if chunk.sequence in running]
-        return [without_drafts(chunk) for chunk in left if chunk.sequence.computed_tokens == chunk.start]
 
     def _apply(self, chunk: Chunk, ids: list[int], now: float) -> SequenceUpdate | None:
         """Applies one chunk and its ids. Returns None if the prompt is not complete yet."""
         sequence = chunk.sequence
-        outcome = None
-        for count, id in enumerate(ids):
-            if not _accept(sequence, id):
-                outcome = Outcome.ERROR
-                del ids[count:]
-                break
-            sequence.tokens.append(id)
-            outcome = self.state.outcome(sequence)
-            if outcome is not None:
-                del ids[count + 1 :]
-                break
+        outcome = self._add(sequence, ids)
         self._mark_computed(chunk, chunk.rows - len(ids) if chunk.drafts else 0)
         if ids:
-            sequence.first_token = sequence.first_token or now
+            sequence.history.first_token = sequence.history.first_token or now
         elif outcome is None:
             if sequence.computed_tokens < len(sequence.tokens):
                 return None
             outcome = self.state.outcome(sequence)
         if outcome is not None:
-            self.state.leave(sequence)
+            self._leave(sequence)
         return SequenceUpdate(sequence, ids, outcome)
+
+    def _add(self, sequence: Sequence, ids: list[int]) -> Outcome | None:
+        """Adds sampled ids to a sequence until one ends it. Deletes the others from `ids`, and returns the outcome."""
+        for count, id in enumerate(ids):
+            if sequence.constraint is not None and not accept(sequence, sequence.constraint, id):
+                del ids[count:]
+                return Outcome.DEAD_END
+            sequence.tokens.append(id)
+            outcome = self.state.outcome(sequence)
+            if outcome is not None:
+                del ids[count + 1 :]
+                return outcome
+        return None
 
     def _mark_computed(self, chunk: Chunk, rejected: int) -> None:
         """Counts the chunk's tokens as computed, except its last `rejected` drafts; publishes and returns pages."""
@@ -245,26 +235,44 @@ class Scheduler:
             paging.return_behind(sequence)
         if self._states is not None and not rejected:  # nothing follows the state after a wrong token
             self._states.computed(sequence, start)
-        if sequence.answer is not None:
-            self._prefill_tokens += end - start
-        elif chunk.drafts:
-            self._generation_tokens += len(chunk.drafts) - rejected
-            self._speculation.record(chunk, len(chunk.drafts) - rejected)
+        if chunk.drafts or sequence.check is not None:
+            self._count_drafts(chunk, rejected)
         elif chunk.length > 1 or start < sequence.prompt_len:
             self._prefill_tokens += chunk.length
-        if sequence.group and end >= sequence.prompt_len and sequence.uncomputed_tokens <= 1:
+        if sequence.turn.group and end >= sequence.prompt_len and sequence.uncomputed_tokens <= 1:
             self.state.queue.release_group(sequence)
+
+    def _count_drafts(self, chunk: Chunk, rejected: int) -> None:
+        """Counts the drafts of a chunk: those of an answer that is checked as a prompt, others as generated tokens."""
+        accepted = len(chunk.drafts) - rejected
+        if chunk.sequence.check is not None:
+            self._prefill_tokens += chunk.length - rejected
+        elif self.speculation is not None:
+            self._generation_tokens += accepted
+            self.speculation.record(chunk, accepted)
+
+    # When a step has failed
+
+    def discard_in_flight(self) -> None:
+        """Forgets the launched steps, for which update() will not be called. The next plan() repeats their work."""
+        self._step_time.discarded()
+        for sequence in self.state.running:
+            sequence.in_flight_tokens = sequence.pending_outputs = 0
+            if self._states is not None:
+                self._states.discard(sequence)
+
+    def retryable(self, chunks: Iterable[Chunk]) -> list[Chunk]:
+        """Returns the chunks of a discarded step that can be computed again, without their drafts."""
+        running = self.state.running
+        left = [chunk for chunk in chunks if chunk.sequence in running]
+        again = [chunk for chunk in left if chunk.sequence.computed_tokens == chunk.start]
+        return [without_drafts(chunk, self.speculation) if chunk.drafts else chunk for chunk in again]
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.state.leave(sequence)
+        if self.speculation is not None:
+            self.speculation.forget(sequence)
 
     def check(self) -> None:
         """Raises AssertionError unless pages, queue and sequences agree; for tests and idle moments."""
         self.state.check()
-
-
-def _accept(sequence: Sequence, id: int) -> bool:
-    """Adds a sampled id to the constraint of a sequence, if there is one. Returns False if the id does not fit it."""
-    if sequence.constraint is None:
-        return True
-    fits = sequence.constraint.accept(id)
-    if fits and sequence.constraint.idle:
-        sequence.constraint = None
-    return fits

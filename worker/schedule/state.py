@@ -4,7 +4,7 @@ scheduler.py decides what a step computes, and applies the results.
 """
 
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shared.messages import Outcome, PrefillBudget
 from worker.kv_cache.pages import PagePool
@@ -13,7 +13,9 @@ from worker.schedule.paging import Paging
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.queue import WaitingQueue
 from worker.schedule.sequence import Key, Sequence
-from worker.schedule.states import States
+
+if TYPE_CHECKING:
+    from worker.schedule.features.states import States
 
 
 class SchedulerStatus(NamedTuple):
@@ -40,7 +42,7 @@ class SchedulerState:
     """
 
     def __init__(
-        self, config: SchedulerConfig, pools: Seq[PagePool], states: States | None, *, reuses_pages: bool
+        self, config: SchedulerConfig, pools: Seq[PagePool], states: "States | None", *, reuses_pages: bool
     ) -> None:
         self.config = config
         self.reuses_pages = reuses_pages
@@ -58,9 +60,9 @@ class SchedulerState:
         self.queue.remove(sequence)
         self.queue.tenants.start_running(sequence)
         self.running[sequence] = None
-        if not sequence.preemptions:
-            sequence.admitted = now
-            sequence.cached_tokens = sequence.computed_tokens
+        if not sequence.history.preemptions:
+            sequence.history.admitted = now
+            sequence.prefix.cached_tokens = sequence.computed_tokens
         return True
 
     def preempt(self, sequence: Sequence, now: float) -> None:
@@ -68,7 +70,7 @@ class SchedulerState:
         del self.running[sequence]
         self.paging.free(sequence)
         sequence.computed_tokens = sequence.in_flight_tokens = sequence.pending_outputs = 0
-        sequence.preemptions += 1
+        sequence.history.preemptions += 1
         self.preemptions += 1
         self.queue.push_preempted(sequence, now)
 
@@ -78,14 +80,13 @@ class SchedulerState:
         Its pages are free at once. A step in flight may still write to them, but every later step runs after it.
         """
         del self.live[sequence.key]
-        sequence.drafter = None  # a caller may keep the sequence for a while
         if sequence in self.running:
             del self.running[sequence]
             self.queue.tenants.stop_running(sequence)
             self.paging.free(sequence)
         else:
             self.queue.remove(sequence)
-        if sequence.group:
+        if sequence.turn.group:
             self.queue.replace_leader(sequence)
         if not self.live:
             self.queue.tenants.clear()
@@ -105,9 +106,11 @@ class SchedulerState:
                 return Outcome.EOS
             if tokens[-1] in sampling.stop_token_ids:
                 return Outcome.STOP
-        if not self.at_max_length(sequence, len(tokens)):
-            return Outcome.CHECKED if sequence.checked else None
-        return Outcome.LENGTH if sequence.pooling is None else Outcome.POOLED
+        if self.at_max_length(sequence, len(tokens)):
+            return Outcome.LENGTH if sequence.pooling is None else Outcome.POOLED
+        if sequence.check is not None and sequence.check.finished(output, tokens[-1]):
+            return Outcome.CHECKED
+        return None
 
     def at_max_length(self, sequence: Sequence, length: int) -> bool:
         """Whether the sequence ends when it has `length` tokens, whatever the tokens are."""
@@ -125,15 +128,14 @@ class SchedulerState:
                 sequence.computed_tokens,
                 sequence.in_flight_tokens,
                 sequence.pending_outputs,
-                sequence.states,
-                sequence.free_slots,
+                sequence.states is not None,
             )
             assert not any(work), f"{sequence.key} waits, but has pages or work in flight"
         for sequence in self.running:
             tokens, outputs = sequence.in_flight_tokens, sequence.pending_outputs
             assert sequence.uncomputed_tokens, f"{sequence.key} runs with nothing to do"
             assert 0 <= outputs <= tokens, f"{sequence.key}: {outputs} outputs pending, {tokens} tokens in flight"
-            known = tokens - outputs - max(self.config.max_draft_tokens, sequence.answer_ahead)
+            known = tokens - outputs - max(self.config.max_draft_tokens, sequence.known_len - len(sequence.tokens))
             assert known <= sequence.uncomputed_tokens, f"{sequence.key}: more tokens in flight than there are"
         assert not waiting & self.running.keys(), "a sequence waits and runs"
         assert waiting | self.running.keys() == set(self.live.values()), "a live sequence is lost, or a dead one kept"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from shared.config import WireConfig
-from shared.curve import allowed_keys
+from shared.wire.curve import allowed_keys
 
 log = logging.getLogger("sluice.transport")
 

@@ -23,10 +23,10 @@ import msgspec
 import zmq
 
 from shared import messages as m
-from shared.codec import decode_request, encode
 from shared.config import WireConfig
-from shared.heartbeat import Heartbeat
-from shared.sockets import bind
+from shared.processes.heartbeat import Heartbeat
+from shared.wire.codec import decode_request, encode
+from shared.wire.sockets import bind
 from worker.transport.auth import Authenticator
 
 log = logging.getLogger("sluice.transport")
@@ -65,7 +65,7 @@ class WireCounters:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a Welcome says about this worker. `limits` is None until the model is loaded."""
+    """The facts about this worker that a Welcome states. `limits` is None until the model is loaded."""
 
     epoch: int
     model: str

@@ -15,13 +15,14 @@ from bench.gpu.checks.cases_few_bits import few_bits_cases
 from bench.gpu.checks.cases_kv import attention_cases, qkv_rope_write_cases, rotary_cases, store_kv_cases
 from bench.gpu.checks.random_inputs import EPS, Case, RandomTensors, Tensors
 from bench.gpu.environment import Environment
-from worker.kernels.act_and_mul import act_and_mul, act_and_mul_torch
-from worker.kernels.activate import GATED, Activation
+from worker.kernels.forms import act_and_mul, add_rms_norm, rms_norm
 from worker.kernels.linear import gated_linear, linear, pack, pack_quantized
-from worker.kernels.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from worker.kernels.params import PlainParams, Stages
-from worker.kernels.quantize import linear_quantized_torch, quantize
+from worker.kernels.rowwise.act_and_mul import act_and_mul_torch
+from worker.kernels.rowwise.activate import GATED, Activation
+from worker.kernels.rowwise.norm import add_rms_norm_torch, rms_norm_torch
 from worker.kernels.sample import sample_plain, wrong_draws
+from worker.kernels.weights.quantize import linear_quantized_torch, quantize
 
 Kind = tuple[float, int, float, float]  # temperature, top-k, top-p, min-p
 

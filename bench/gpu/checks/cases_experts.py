@@ -12,9 +12,9 @@ from bench.gpu.checks.random_inputs import Case, RandomTensors, Tensors
 from bench.gpu.environment import Environment, spec_of
 from bench.gpu.setup.expert_weights import Stored, random_experts
 from worker.kernels.experts import Experts, clear_choices, experts, experts_torch
-from worker.kernels.quantize import Scheme
-from worker.kernels.quantized_weight import E2M1, E4M3, INT4, INT8
-from worker.model.spec import ModelSpec
+from worker.kernels.weights.quantize import Scheme
+from worker.kernels.weights.quantized_weight import E2M1, E4M3, INT4, INT8
+from worker.spec import ModelSpec
 
 FORMATS: tuple[Stored, ...] = (
     None, (INT4, 128), (E2M1, 32), (INT8, 32), (E4M3, 1 << 20), Scheme("int8"), Scheme("fp8"),

@@ -13,11 +13,12 @@ from bench.gpu.setup.unfused import UNFUSED, without
 from bench.gpu.setup.weights import random_weights
 from bench.gpu.tables import FAIL, PASS
 from shared.messages import Sampling
-from worker.kernels.quantize import Scheme
+from worker.kernels.weights.quantize import Scheme
 from worker.kv_cache.tensors import KVCache, kv_format
-from worker.model.decoder import Decoder, Weights
-from worker.model.spec import ModelSpec
+from worker.model.decoder import Decoder
+from worker.model.layer import Weights
 from worker.schedule.sequence import Chunk, Sequence
+from worker.spec import ModelSpec
 
 OTHER_LENGTHS = (1, 3, 40, 129, 500, 17, 64, 333, 2, 260, 31)  # prompt tokens of the other sequences of a batch
 LONG = 40_000  # positions; parts are largest from 32,768 on
@@ -50,7 +51,7 @@ def check_bits(env: Environment, model: str) -> Iterator[Row]:
 def check_long(env: Environment, model: str) -> Iterator[Row]:
     """Does the same with one layer and a context so long that attention splits its keys into the largest parts."""
     spec = spec_of(model, env.sizes.layers)
-    whole = next(layer for layer in spec.layers if not layer.window)  # all models here have such a layer
+    whole = next(layer for layer in spec.layers if not layer.window)  # every model here has a layer without a window
     length = LONG if env.cuda else env.sizes.check
     forwards = _Forwards(env, replace(spec, layers=(whole,)), BASE, length)
     alone = forwards.alone()

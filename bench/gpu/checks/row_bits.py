@@ -12,10 +12,11 @@ from bench.gpu.environment import Environment, Row, spec_of
 from bench.gpu.setup.weights import random_weights
 from bench.gpu.tables import FAIL, PASS
 from worker.kernels.linear import PackedLinear, gated_linear, linear, pack_stacked
-from worker.kernels.quantized_weight import INT4
 from worker.kernels.split_k import sum_split_k
-from worker.model.decoder import Weights
-from worker.model.spec import ModelSpec
+from worker.kernels.weights.quantized_weight import INT4
+from worker.model.feed_forward.dense import DenseWeights
+from worker.model.layer import Weights
+from worker.spec import ModelSpec
 
 ROWS = (1, 16, 17, 64, 65, 128, 129, 257, 2048)  # below and above the limits at which tiles change
 FEW_ROWS = (1, 16, 17, 65)  # without a GPU
@@ -47,10 +48,11 @@ def _products(spec: ModelSpec, weights: Weights) -> dict[str, tuple[int, Product
     def summed(packed: PackedLinear) -> Product:
         return lambda x: sum_split_k(linear(x, packed, split_k=True), 2, x.dtype)
 
-    found = {"qkv": (hidden, summed(layer.qkv)), "o": (spec.heads * spec.head_dim, summed(layer.o))}
-    if (gate_up := layer.gate_up) is not None and layer.down is not None:
-        found["gate_up"] = hidden, lambda x: gated_linear(x, gate_up, spec.activation)
-        found["down"] = spec.intermediate_size, summed(layer.down)
+    qkv, *_ = layer.mixer.linears
+    found = {"qkv": (hidden, summed(qkv)), "o": (spec.heads * spec.head_dim, summed(layer.mixer.o))}
+    if isinstance(mlp := layer.feed_forward, DenseWeights):
+        found["gate_up"] = hidden, lambda x: gated_linear(x, mlp.gate_up, spec.activation)
+        found["down"] = spec.intermediate_size, summed(mlp.down)
     return found | {"head": (hidden, lambda x: linear(x, head, fp32_out=True))}
 
 

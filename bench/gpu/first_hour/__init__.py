@@ -1,6 +1,6 @@
 """`sluice bench gpu --first-hour OUT`: everything worth knowing about a GPU that is met for the first time, in order.
 
-parts               what is run, as data: the cheapest that can fail comes first
+parts               the parts of a run, as data: cheap parts that can fail come first
 runner              runs the parts that are missing, each in a process of its own, within the time given
 part_process        one part's process: its files, its limit, how it ended
 state               which parts have been run, in a file, so that the command can be repeated

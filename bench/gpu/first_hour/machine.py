@@ -40,7 +40,7 @@ def _machine() -> Iterator[str]:
 
 
 def _output(*command: str) -> str:
-    """Returns what a command prints, in one line; of a compiler's version the first line is enough."""
+    """Returns what a command prints, in one line; the first line is enough for a compiler's version."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
     except (OSError, subprocess.TimeoutExpired) as error:

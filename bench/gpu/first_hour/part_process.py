@@ -19,7 +19,7 @@ NO_TESTS = 5  # pytest's exit code if it has selected no test
 
 
 def run(part: Part, folder: Path, device: str, models: tuple[str, ...], seconds: float) -> Outcome:
-    """Runs a part for at most `seconds`. Its files are in `folder`; those of an earlier attempt are replaced.
+    """Runs a part for at most `seconds`. Its files are in `folder`; files of an earlier attempt are replaced.
 
     KeyboardInterrupt ends the process, too, and is raised again.
     """
@@ -49,7 +49,7 @@ def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)  # what the process has left behind, too
+                os.killpg(process.pid, number)  # with the processes that it has left behind
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)
 

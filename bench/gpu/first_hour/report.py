@@ -1,4 +1,4 @@
-"""All results so far as one page: what was run and how it ended, then each part's own page."""
+"""Puts all results so far on one page: the parts that were run and how they ended, then each part's own page."""
 
 from pathlib import Path
 
@@ -31,10 +31,10 @@ def overview(state: State, parts: list[Part]) -> str:
     rows = [["part", "what", "how it ended", "attempts", "s", "note"]]
     for part in parts:
         if outcome := state.outcomes.get(part.name):
-            told = [outcome.status, str(outcome.attempts), f"{outcome.seconds:.0f}", outcome.note.replace("|", "/")]
+            cells = [outcome.status, str(outcome.attempts), f"{outcome.seconds:.0f}", outcome.note.replace("|", "/")]
         else:
-            told = ["not run yet", "", "", ""]
-        rows.append([part.name, part.title, *told])
+            cells = ["not run yet", "", "", ""]
+        rows.append([part.name, part.title, *cells])
     return aligned(rows)
 
 

@@ -22,7 +22,7 @@ class FirstHour:
     deadline: float
 
     def run(self) -> bool:
-        """Runs what is missing. Returns whether every part has ended well."""
+        """Runs the parts that are missing. Returns whether every part has ended well."""
         for part in self.state.remaining(self.parts):
             outcome = self._run(part)
             if part.essential and outcome.status not in FINAL:
@@ -42,7 +42,7 @@ class FirstHour:
             return self._keep(part, Outcome(LEFT_OUT, attempts, note=why))
         folder = folder_of(self.state, part, self.parts)
         print(f"{part.name}: {part.title} (at most {min(part.cap_s, left):.0f} s)", flush=True)
-        # As long as it runs it counts as cut: that is what a later run finds if this one is killed.
+        # A running part counts as cut, so that a later run finds it cut if this run is killed.
         self._keep(part, Outcome(CUT, attempts + 1, note="the command was ended meanwhile"))
         outcome = run(part, folder, self.state.device, self.state.models, min(part.cap_s, left))
         outcome.attempts = attempts + 1
@@ -55,7 +55,7 @@ class FirstHour:
         return "" if left >= part.need_s else f"{max(left, 0):.0f} s left, it takes at least {part.need_s:.0f}"
 
     def _keep(self, part: Part, outcome: Outcome) -> Outcome:
-        """A part that is left out keeps what an earlier attempt has found."""
+        """Records how a part ended, unless it was left out now and an earlier attempt has results."""
         before = self.state.outcomes.get(part.name)
         if outcome.status != LEFT_OUT or before is None or not before.attempts:
             self.state.outcomes[part.name] = outcome

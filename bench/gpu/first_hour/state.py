@@ -1,7 +1,8 @@
-"""Which parts have been run and how they ended, in a file, so that the command can be repeated after anything.
+"""Keeps in a file which parts have been run and how they ended, so that the command can be repeated after anything.
 
-A part that ended by itself is not run again. One that was cut, failed or left something out for lack of time is tried
-once more, after the parts that have never been run. One that lacked a package or time at all is tried every time.
+A part that ended by itself is not run again. A part that was cut, failed or left something out for lack of time is
+tried once more, after the parts that have never been run. A part that could not begin, for lack of a package or of
+time, is tried every time.
 """
 
 import json

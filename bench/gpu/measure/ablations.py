@@ -15,8 +15,8 @@ from bench.gpu.setup.harness import Setup, build_harness
 from bench.gpu.setup.step_kinds import DRAWN
 from bench.gpu.setup.unfused import UNFUSED, X_NORM, without
 from bench.gpu.setup.weights import random_weights
-from worker.kernels.gpu.options import GPU_OPTIONS, options_named
-from worker.model.spec import ModelSpec
+from worker.kernels.gpu.launch.options import GPU_OPTIONS, options_named
+from worker.spec import ModelSpec
 
 BASE = Setup()
 NEEDS = {"weight_prefetch": ("pdl",)}  # option → those without which it has no effect
@@ -25,7 +25,7 @@ ROW_COUNTS = (1, 32, 2048)  # two batches of decodes, and a step of a long promp
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """setup: the server without the part, or with it if it is `optional`."""
+    """A part of the server. setup: the server without the part, or with the part if it is `optional`."""
 
     name: str
     setup: Setup
@@ -76,7 +76,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _parts(env: Environment, model: str) -> list[Part]:
-    """Returns the parts to measure: all parts of the first model, and those of other models that the first lacks."""
+    """Returns the parts to measure: all parts of the first model, and the parts that only other models have."""
     first = env.models[0]
     if model == first:
         return [part for part in PARTS if part is not SANDWICH_NORMS or spec_of(model).post_norms]

@@ -9,7 +9,7 @@ from bench.gpu.environment import Environment, Row, spec_of
 from bench.gpu.setup.harness import Harness, Setup, build_harness
 from bench.gpu.setup.roofline import kv_bytes, weight_bytes
 from bench.gpu.setup.step_kinds import GREEDY, MIXED, StepKind, start
-from worker.kernels.quantize import Scheme
+from worker.kernels.weights.quantize import Scheme
 
 PROFILED = 64  # steps that a caller may run afterwards, under the profiler
 WARM_UP = 12  # steps that are not timed: they compile kernels and capture graphs
@@ -48,7 +48,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _mixed(env: Environment, model: str, kind: StepKind, batch: int) -> Iterator[Row]:
-    """Measures a batch in which one sequence is no plain decode. The floor is that of the plain decodes."""
+    """Measures a batch in which one sequence is no plain decode. The floor is the floor of the plain decodes."""
     what: Row = {"model": model, "format": kind.name, "batch": batch}
     if late := env.skip_reason(10):
         yield what | {"note": late}

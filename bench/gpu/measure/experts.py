@@ -1,7 +1,7 @@
 """Measures the experts of a layer alone: router, grouping, both products and the sum.
 
-The layers are those of EXPERT_MODELS, whatever models the benchmark measures otherwise. The rows of a measurement are
-different, and so are their experts.
+The layers come from EXPERT_MODELS, whatever models the benchmark measures otherwise. The rows of a measurement differ,
+and so do their experts.
 """
 
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from bench.gpu.measure.isolated_kernels import MAX_MEMORY_BOUND_ROWS
 from bench.gpu.setup.expert_weights import Stored, random_experts
 from bench.gpu.setup.roofline import expert_parameters
 from worker.kernels.experts import Experts, experts
-from worker.kernels.quantize import Scheme
-from worker.kernels.quantized_weight import E2M1, INT4
-from worker.model.spec import ModelSpec
+from worker.kernels.weights.quantize import Scheme
+from worker.kernels.weights.quantized_weight import E2M1, INT4
+from worker.spec import ModelSpec
 
 FORMATS: dict[str, tuple[Stored, float]] = {  # how experts are kept, and the bytes of a weight
     "16 bits": (None, 2),
@@ -47,7 +47,7 @@ def _row(env: Environment, spec: ModelSpec, layer: Experts, rows: int, size: flo
     assert spec.experts is not None
     h, of = RandomTensors(env)(rows, spec.hidden_size), spec.experts
     seconds = env.clock.seconds(
-        lambda: experts(h, layer, of.chosen, spec.activation, normalized=of.normalized)  # what the decoder calls
+        lambda: experts(h, layer, of.chosen, spec.activation, normalized=of.normalized)  # as the decoder calls it
     )
     read = size * expert_parameters(spec, rows)
     row: Row = {"rows": rows, "µs": 1e6 * seconds, "MB": read / 1e6}

@@ -13,15 +13,12 @@ from bench.gpu.measure.library_bits import compared, known_weights
 from bench.gpu.setup.harness import PAGE_SIZE
 from bench.gpu.setup.roofline import attention_operations
 from bench.gpu.setup.steps import last, packed, sequences
-from worker.kernels.act_and_mul import act_and_mul
-from worker.kernels.attention import attention
+from worker.kernels.forms import act_and_mul, add_rms_norm, attention, qkv_rope_write
 from worker.kernels.linear import PackedLinear, gated_linear, linear, pack, pack_quantized, pack_stacked
-from worker.kernels.norm import add_rms_norm
-from worker.kernels.qkv_rope_write import qkv_rope_write
-from worker.kernels.quantize import Scheme, quantize
-from worker.kernels.quantized_weight import INT4, quantize_groups
 from worker.kernels.sample import sample_plain
-from worker.model.spec import ModelSpec
+from worker.kernels.weights.quantize import Scheme, quantize
+from worker.kernels.weights.quantized_weight import INT4, quantize_groups
+from worker.spec import ModelSpec
 
 MIN_TOTAL_BYTES = 256 << 20  # bytes of the weights that a measurement reads in turn: more than a cache holds
 FULL = ("invariant", "library")
@@ -46,7 +43,7 @@ def attention_alone(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _uneven(env: Environment, spec: ModelSpec, model: str) -> Iterator[Row]:
-    """Measures a short chunk behind a long prefix, and decodes of which one is much longer than the others."""
+    """Measures a short chunk behind a long prefix, and a batch of decodes with one much longer sequence."""
     rows, prefix = env.sizes.turn
     count, keys, long = env.sizes.uneven
     calls = {

@@ -12,7 +12,7 @@ from bench.gpu.checks.random_inputs import RandomTensors
 from bench.gpu.environment import Environment, Row
 from worker.kernels.library_products import SCARCE, library_linear
 from worker.kernels.linear import PackedLinear, linear
-from worker.run.library_check import same_bits
+from worker.run.checks.library_check import same_bits
 
 # Weights with a single chain: a Llama-3.2-3B's gate and up, its head, and a Qwen3-4B's gate and up.
 WEIGHTS, ROWS = ((16384, 3072), (128256, 3072), (19456, 2560)), (1, 16, 64, 65, 257, 2048)

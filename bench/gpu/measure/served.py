@@ -16,8 +16,8 @@ NEED_S = 15.0
 
 
 def measure(env: Environment, model: str) -> Iterator[Row]:
-    folder, said = checkpoint(env, model), flags(env)
-    with served(str(folder), said) as target:
+    folder, arguments = checkpoint(env, model), flags(env)
+    with served(str(folder), arguments) as target:
         for workload in workloads(env):
             if late := env.skip_reason(NEED_S):
                 yield {"engine": "sluice", "workload": workload.name, "note": late}
@@ -26,7 +26,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
             asyncio.run(run(target, workload.warm_up(calls), sequential=True))
             records = asyncio.run(run(target, calls, sequential=workload.sequential))
             yield summary("sluice", workload.name, records)
-    yield {"engine": "sluice", "workload": "flags", "note": shlex.join(said)}
+    yield {"engine": "sluice", "workload": "flags", "note": shlex.join(arguments)}
 
 
 def workloads(env: Environment) -> list[Workload]:

@@ -1,7 +1,7 @@
 """Measures candidate tiles for each weight of a model and number of rows, and writes the best as a table.
 
-The table is worker/kernels/gpu/measured_tiles.json with the entries of this device, so that it can replace that file. A
-tile can be the best only if its product has the bits of the tile that is used now.
+The table is worker/kernels/gpu/products/measured_tiles.json with the entries of this device, so that it can replace
+that file. A tile can be the best only if its product has the bits of the tile that is used now.
 """
 
 import json
@@ -16,12 +16,12 @@ from bench.gpu.checks.random_inputs import RandomTensors
 from bench.gpu.environment import Environment, Row, spec_of
 from bench.gpu.measure.isolated_kernels import MIN_TOTAL_BYTES, products
 from bench.gpu.tables import FAIL, PASS
-from worker.kernels.activate import Activation
-from worker.kernels.gpu import tiles
-from worker.kernels.gpu.linear import gated_linear_triton, linear_triton
-from worker.kernels.gpu.tile_table import MEASURED, Product, Tile, candidates, measured_entry, product_name
+from worker.kernels.gpu.products import tiles
+from worker.kernels.gpu.products.linear import gated_linear_triton, linear_triton
+from worker.kernels.gpu.products.tile_table import MEASURED, Product, Tile, candidates, measured_entry, product_name
 from worker.kernels.library_products import FEWEST_ROWS, library_linear
 from worker.kernels.linear import gated_linear, linear, pack
+from worker.kernels.rowwise.activate import Activation
 from worker.kernels.split_k import sum_split_k
 
 HEAD_ROWS = 512  # a step computes the logits of few rows
@@ -66,7 +66,7 @@ class SweptWeight:
         self.name = product_name(self._product, tiles.format_name(env.dtype), self._columns, k)
 
     def sweep(self, rows: int) -> tuple[Tile, Row]:
-        """Returns the best tile for `rows` rows, and what was measured."""
+        """Returns the best tile for `rows` rows, and the measurements."""
         x = self._random(rows, self._k)
         choose = tiles.choose_gated_tile if self._gated else tiles.choose_tile
         chosen = choose(rows, self._columns, self._k, x.dtype, tiles.kind_of(x.device, plain=True))
@@ -80,7 +80,7 @@ class SweptWeight:
                     seconds[tile] = self._seconds(x, tile)
                 else:
                     problems[tile] = "other bits"
-            except Exception as error:  # of the compiler, say; the next tile may do
+            except Exception as error:  # an error of the compiler, say; the next tile may compile
                 problems[tile] = type(error).__name__
         fastest = min(seconds, key=lambda tile: seconds[tile])
         best = fastest if seconds[chosen] > WORTH * seconds[fastest] else chosen
@@ -125,7 +125,7 @@ def described(tile: Tile) -> str:
 
 
 def add_entries(path: Path, device: str, name: str, entries: list[list[Any]]) -> None:
-    """Adds the entries of a product to the table in the file, which begins as that of the worker."""
+    """Adds the entries of a product to the table in the file. A new file begins with the worker's table."""
     table = json.loads(path.read_text()) if path.exists() else {key: dict(value) for key, value in MEASURED.items()}
     table.setdefault(device, {})[name] = entries
     path.write_text(as_json(table))

@@ -58,14 +58,14 @@ def _run(env: Environment, manager: Any, calls: list[Call], *, sequential: bool)
     start = time.perf_counter()
     records = [Record(error="not ended within the budget") for _ in calls]
     todo, ended = list(enumerate(calls)), 0
-    asked: dict[str, int] = {}
+    record_of: dict[str, int] = {}
     while ended < len(calls) and env.seconds_left() > CLOSING_S:
         now = time.perf_counter() - start
-        while todo and (todo[0][1].at <= now if not sequential else len(asked) == ended):
+        while todo and (todo[0][1].at <= now if not sequential else len(record_of) == ended):
             at, call = todo.pop(0)
             records[at].sent = time.perf_counter() - start
             id = manager.add_request(call.prompt, max_new_tokens=call.max_tokens, record_timestamps=True)
-            asked[id] = at
+            record_of[id] = at
         result = manager.get_result(timeout=0.002)
         if result is None:
             if not manager.is_running():
@@ -73,7 +73,7 @@ def _run(env: Environment, manager: Any, calls: list[Call], *, sequential: bool)
             continue
         if result.is_finished():
             ended += 1
-            _keep(records[asked[result.request_id]], result, start)
+            _keep(records[record_of[result.request_id]], result, start)
     return records
 
 

@@ -1,7 +1,7 @@
-"""A GPU that is not there: runs the worker and the bench on fake tensors, and compiles what they would launch.
+"""Stands in for a GPU that is not there: runs worker and bench on fake tensors, and compiles what they would launch.
 
-machine             what happened on the fake GPU, and what a real one would not forgive
-dispatch            runs the host's operations, and computes only shapes of the device's
+machine             records what happens on the fake GPU, and mistakes that a real GPU would not forgive
+dispatch            runs operations on the host, and computes only shapes for operations on the device
 launches            catches Triton's launches and the compilations that they need
 cuda                takes the place of torch.cuda while `gpu()` lasts
 checkpoint          a checkpoint folder of real shapes that takes no disk space

@@ -19,9 +19,9 @@ SPILLED = 32  # bytes a thread that do not matter
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """Compiled code, or the error that there is instead.
+    """Compiled code, or the error of the compiler.
 
-    key: what it was compiled from. seconds: to compile it. kinds: of its tensor-core instructions.
+    key: names the kernel and its constants. seconds: to compile it. kinds: the kinds of its tensor-core instructions.
     """
 
     kernel: str
@@ -46,7 +46,7 @@ class Binary:
 
 
 def compile_all(compilations: Iterable[Compilation]) -> list[str]:
-    """Prints what each takes. Returns the problems."""
+    """Compiles all, and prints the time and the memory of each kernel. Returns the problems."""
     binaries = binaries_of(compilations)
     for one in binaries:
         print(f"{one.kernel} {one.seconds:.1f} s {one.used}", flush=True)
@@ -54,27 +54,27 @@ def compile_all(compilations: Iterable[Compilation]) -> list[str]:
 
 
 def binaries_of(compilations: Iterable[Compilation]) -> list[Binary]:
-    """Compiles on all cores. Each core takes the next when it has finished one."""
+    """Compiles on all cores. A core that has finished a compilation takes the next one."""
     context, todo = get_context("fork"), list(compilations)  # kernels cannot be sent to another process
     cores = len(os.sched_getaffinity(0))
-    said: Any = context.SimpleQueue()
+    finished: Any = context.SimpleQueue()
     taken: Any = context.Value("i", 0)
-    processes = [context.Process(target=_compile, args=(todo, taken, said)) for _ in range(cores)]
+    processes = [context.Process(target=_compile, args=(todo, taken, finished)) for _ in range(cores)]
     for process in processes:
         process.start()
-    binaries = [said.get() for _ in todo]
+    binaries = [finished.get() for _ in todo]
     for process in processes:
         process.join()
     return binaries
 
 
-def _compile(compilations: list[Compilation], taken: Any, said: Any) -> None:
+def _compile(compilations: list[Compilation], taken: Any, finished: Any) -> None:
     while True:
         with taken.get_lock():
             at, taken.value = taken.value, taken.value + 1
         if at >= len(compilations):
             return
-        said.put(_binary(compilations[at]))
+        finished.put(_binary(compilations[at]))
 
 
 def _binary(one: Compilation) -> Binary:
@@ -88,5 +88,5 @@ def _binary(one: Compilation) -> Binary:
         kinds = tuple(sorted(tensor_core_kinds(compiled)))
         return Binary(name, one.key, one.capability, seconds, cached_s, usage(compiled), kinds)
     except Exception as error:
-        told = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-        return Binary(name, one.key, one.capability, time.monotonic() - begun, error=told)
+        message = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        return Binary(name, one.key, one.capability, time.monotonic() - begun, error=message)

@@ -96,7 +96,7 @@ def _recorded(
 
 
 def _cuda(machine: Machine) -> dict[str, Any]:
-    """What stands in torch.cuda's place."""
+    """Returns the functions that take the place of torch.cuda's."""
     device_, total = machine.launches.device, machine.launches.device.memory
     major, minor = device_.version
     properties = SimpleNamespace(
@@ -161,7 +161,7 @@ def gpu(capability: int = 90) -> Iterator[Machine]:
 
 
 def _to(tensor: Tensor, *args: Any, **how: Any) -> Tensor:
-    """A device without a number would be asked which is current, and the host's answers for it."""
+    """Adds the number of a device that has none: else torch would ask the host for the current device."""
     numbered: list[Any] = [torch.device("cuda:0") if str(one) == "cuda" else one for one in args]
     return TO(tensor, *numbered, **how)
 

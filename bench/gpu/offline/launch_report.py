@@ -3,9 +3,9 @@
 python -m bench.gpu.offline.launch_report [--models NAME,...] [--batch 8] [--gpu-options NAME,...]
 
 Runs the worker's loop on the fake GPU. Launches per layer are counted in steps that no graph replays, as the difference
-between models of different depth. The host's time is that of this machine's processor for a step of the model, without
-the time that the fake operations take. It contains what the worker does for every PyTorch operation, but not what
-PyTorch itself needs to launch one on a GPU (a few µs each).
+between models of different depth. The host's time is the time of this machine's processor for a step of the model,
+without the time that the fake operations take. It contains what the worker does for every PyTorch operation, but not
+what PyTorch itself needs to launch one on a GPU (a few µs each).
 """
 
 import argparse
@@ -28,7 +28,7 @@ from bench.gpu.setup.step_kinds import GREEDY, MIXED, StepKind, start
 from bench.gpu.shapes import CONFIGS, FULL
 from shared.arguments import comma_separated
 from shared.flags import Parser
-from worker.kernels.gpu.options import GPU_OPTIONS, GpuOptions, options_named
+from worker.kernels.gpu.launch.options import GPU_OPTIONS, GpuOptions, options_named
 
 CONTEXT = 600  # tokens before the first step: more than one split of attention
 WARM_UP, STEPS = 16, 12
@@ -61,14 +61,14 @@ def main(words: Sequence[str] | None = None) -> int:
         "host µs, no graph",
     )
     rows: list[Sequence[str]] = [columns]
-    told = []
+    counts = []
     for model in args.models:
         for kind in (GREEDY, *MIXED):
             row, names = _row(model, kind, args.batch, options)
             rows.append(row)
             if kind is GREEDY:
-                told.append(f"{model}, kernels of {DEEP - SHALLOW} layers: {names}")
-    print(aligned([list(map(str, row)) for row in rows]), "", *told, sep="\n")
+                counts.append(f"{model}, kernels of {DEEP - SHALLOW} layers: {names}")
+    print(aligned([list(map(str, row)) for row in rows]), "", *counts, sep="\n")
     return 0
 
 

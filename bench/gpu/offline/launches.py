@@ -1,4 +1,4 @@
-"""Catches Triton's launches: which compilations they need, by Triton's own rules, and with which grids they run."""
+"""Catches Triton's launches: the compilations that they need by Triton's own rules, and their grids."""
 
 import time
 from collections import Counter
@@ -50,7 +50,7 @@ class Compilation:
 class Launches:
     """What was launched on the fake GPU.
 
-    compilations: in the order in which they are needed. closed: nothing may be compiled now, inside a capture.
+    compilations: in the order in which they are needed. closed: a capture runs, in which nothing may be compiled.
     """
 
     device: Device = H200

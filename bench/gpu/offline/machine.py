@@ -2,8 +2,9 @@
 
 Host tensors are real. Copies between the two are watched in the order that a device keeps: an asynchronous copy reads
 host memory when the host waits for it and not before, and a result is on the host only then. `Machine.findings` lists
-what a real device would not forgive: host memory that was rewritten under a copy, waits, copies and compilations inside
-a capture, and replays that use freed memory. `Machine.waits` counts the places at which the host waited.
+mistakes that a real device would not forgive: host memory that was rewritten under a copy, waits, copies and
+compilations inside a capture, and replays that use freed memory. `Machine.waits` counts the places at which the host
+waited.
 """
 
 import sys
@@ -27,7 +28,7 @@ OURS, NOT_OURS = ("worker/", "bench/"), "bench/gpu/offline/"
 
 @dataclass
 class Crossing:
-    """A copy under way. `host` must stay as it is (`seen`, where the device reads it) until the host has waited."""
+    """A copy under way. `host` must not change until the host has waited. seen: its bytes, if the device reads it."""
 
     at: int
     host: Tensor
@@ -37,7 +38,7 @@ class Crossing:
 
 @dataclass
 class Machine:
-    """What happened. Time is counted in operations.
+    """Records what happened on the fake GPU. Time is counted in operations.
 
     launched: how often PyTorch's operations that run a kernel or a copy were called. Triton's kernels are counted in
     `launches`. faked_s: the host's seconds in the fake operations, which a real GPU does not need.
@@ -97,14 +98,14 @@ class Machine:
         self._crossings.append(Crossing(self.operations, host, None, where()))
 
     def uses(self, *tensors: Tensor) -> None:
-        """By what is done now."""
+        """Notes that the present operation uses this memory."""
         if self.recording:
             for memory in (tensor.untyped_storage() for tensor in tensors):
                 if memory._cdata not in self._made:
                     self.given[memory._cdata] = StorageWeakRef(memory)  # type: ignore[no-untyped-call]
 
     def makes(self, *tensors: Tensor) -> None:
-        """What is made while recording comes from the recordings' own memory, and others may use it afterwards."""
+        """Notes new memory. A recording takes it from memory of its own, which others may use afterwards."""
         if self.recording:
             for memory in (tensor.untyped_storage() for tensor in tensors):
                 if memory._cdata not in self.given:
@@ -115,13 +116,13 @@ class Machine:
         self.given, self._made = {}, {}
 
     def pin(self, host: Tensor) -> Tensor:
-        """Kept for ever, so that no address is told twice."""
+        """Pins host memory, and keeps it for ever, so that no address comes twice."""
         self.pinned[host.untyped_storage().data_ptr()] = host.untyped_storage()
         return host
 
 
 def where() -> str:
-    """Returns the innermost line of the worker or the bench, without those of the fake GPU."""
+    """Returns the innermost line of the worker or the bench. Lines of the fake GPU do not count."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename.removeprefix(f"{ROOT}/")

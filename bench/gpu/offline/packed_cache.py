@@ -1,4 +1,4 @@
-"""A Triton cache that was compiled on one machine for another: packed, with a note of what it fits.
+"""Packs a Triton cache that was compiled on one machine for another, with a note of the machines that it fits.
 
 Triton's index files (`__grp__*.json`) hold absolute paths, so the cache works only at the path where it was made. Its
 keys contain a hash of Triton itself, so both machines need the same build of Triton.

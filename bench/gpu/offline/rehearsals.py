@@ -25,9 +25,9 @@ from bench.gpu.setup import profiler
 from bench.gpu.shapes import CONFIGS, FULL, Sizes
 from shared.config import ModelConfig, WorkerConfig
 from worker.engine.load import Engine, load_engine
-from worker.kernels.gpu.options import GPU_OPTIONS
+from worker.kernels.gpu.launch.options import GPU_OPTIONS
 from worker.kernels.operations import TORCH
-from worker.model.spec import ModelSpec
+from worker.spec import ModelSpec
 
 # a way to serve a model → its flags
 WAYS: dict[str, dict[str, Any]] = {
@@ -44,7 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 EXPERTS = 9  # more than a token has in any of EXPERT_MODELS
 APART = ("start", "served", "peer")  # sections that start processes of their own
-BRIEF = replace(FULL, steps=1, rounds=2)  # all sizes that decide which kernels are compiled
+BRIEF = replace(FULL, steps=1, rounds=2)  # every size that decides which kernels are compiled stays
 SPANS = [profiler.Span("_linear_kernel", 0.0, 5.0), profiler.Span("_split_kernel", 6.0, 5.0)]
 
 
@@ -55,7 +55,9 @@ def empty_attention(q: Tensor, *rest: object, **how: object) -> Tensor:
 
 def started(folder: Path, way: str, max_seq_len: int = 0) -> Engine:
     """Starts a worker on the fake GPU: loads, warms up, captures graphs."""
-    with patch("worker.run.kernel_check.TORCH", replace(TORCH, attention=empty_attention, experts=empty_attention)):
+    with patch(
+        "worker.run.checks.kernel_check.TORCH", replace(TORCH, attention=empty_attention, experts=empty_attention)
+    ):
         worker = WorkerConfig(device="cuda", **WAYS[way])
         engine = load_engine(ModelConfig(model=str(folder), max_seq_len=max_seq_len), worker)
         engine.runner.check_device()
@@ -76,7 +78,7 @@ def few_experts() -> AbstractContextManager[Any]:
 
 
 def section_tasks(models: tuple[str, ...], names: tuple[str, ...] = ()) -> list[Task]:
-    """Returns the tasks of the named sections, or of all that start no processes and are not only on request."""
+    """Returns the tasks of the named sections. Without names: of all sections but those apart or only on request."""
     known = tuple(section.name for section in SECTIONS if section.name not in (*APART, *ON_REQUEST))
     return tasks(names or known, Options("cuda", models, False, 1, Path("trace")))
 
@@ -93,7 +95,7 @@ def bench_environment(folder: Path, models: tuple[str, ...], sizes: Sizes = BRIE
 
 
 def run_task(machine: Machine, task: Task, env: Environment) -> tuple[list[Row], list[str]]:
-    """Runs a task of the bench with models of few layers. Returns its rows, and what a real GPU would not forgive."""
+    """Runs a task of the bench with models of few layers. Returns its rows, and what a GPU would not forgive."""
     module, function = task.section.call.split(":")
     loaded = import_module(module)
     machine.findings[:] = []

@@ -1,4 +1,4 @@
-"""Compiles a Triton kernel for a GPU that need not be there, and reads what came out."""
+"""Compiles a Triton kernel for a GPU that need not be there, and reads the compiled code."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ class Variant:
     options: dict[str, Any] = field(default_factory=dict)
     odd: tuple[str, ...] = ()  # arguments that no 16 divides: the launcher finds the others so
     product: bool = False  # must use Hopper's tensor-core instruction and copy 16 bytes at a time
-    capability: int = 90  # of the GPU: 80 is an A100's, 89 Ada's, 90 Hopper's
+    capability: int = 90  # compute capability of the GPU: 80 for an A100, 89 for Ada, 90 for Hopper
 
     def compiled(self) -> Any:
         names, types = self.kernel.arg_names, iter(self.types)
@@ -66,15 +66,15 @@ def tensor_core_kinds(compiled: Any) -> set[str]:
 
 
 def usage(compiled: Any) -> Usage:
-    told = disassembled(compiled, "-res-usage")
-    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", told))
+    usage = disassembled(compiled, "-res-usage")
+    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", usage))
     return Usage(int(found["REG"]), int(found["STACK"]) + int(found["LOCAL"]), compiled.metadata.shared)
 
 
 def _product_loop(compiled: Any) -> list[str]:
     """Returns the instructions of the innermost loop with a matrix product."""
-    told = disassembled(compiled, "-sass")
-    code = [(int(at, 16), step) for at, step in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(\S[^;]*);", told)]
+    listing = disassembled(compiled, "-sass")
+    code = [(int(at, 16), step) for at, step in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(\S[^;]*);", listing)]
     jumps = [(int(to[1], 16), at) for at, step in code if (to := re.search(r"\bBRA\b.* (0x[0-9a-f]+)", step))]
     loops = [[step for at, step in code if begin <= at <= end] for begin, end in jumps if begin < end]
     return min((steps for steps in loops if any(re.search(r"\b\w*MMA", step) for step in steps)), key=len)
@@ -123,7 +123,7 @@ def accesses(compiled: Any) -> set[str]:
 
 
 def global_accesses(compiled: Any) -> list[str]:
-    """What a program does with global memory, in the order of its code."""
+    """Returns a program's accesses to global memory, in the order of its code."""
     return re.findall(GLOBAL, compiled.asm["ptx"])
 
 

@@ -1,11 +1,11 @@
-"""Which wheels to bring to a machine with a GPU and without a network, from pyproject.toml."""
+"""Lists the wheels to bring to a machine with a GPU and without a network, from pyproject.toml."""
 
 import re
 import tomllib
 from pathlib import Path
 
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
-# what a machine for PyTorch has already; a wheel of torch is gigabytes, and it must fit the driver
+# A machine for PyTorch has these already. A wheel of torch is gigabytes, and must fit the driver.
 THERE = {"torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "huggingface-hub"}
 TESTS = {"pytest", "pytest-asyncio", "hypothesis", "httpx"}
 PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from worker.kernels.experts import Experts, PackedExperts, pack_experts, pack_quantized_experts
 from worker.kernels.linear import pack
-from worker.kernels.quantize import Scheme, quantize
-from worker.kernels.quantized_weight import CodeMap, QuantizedWeight
-from worker.model.spec import ModelSpec
+from worker.kernels.weights.quantize import Scheme, quantize
+from worker.kernels.weights.quantized_weight import CodeMap, QuantizedWeight
+from worker.spec import ModelSpec
 
 Stored = Scheme | tuple[CodeMap, int] | None  # scales per row, a code map in groups of a size, or plain
 

@@ -1,4 +1,4 @@
-"""Runs the worker's own loop with random weights and without sockets, so that the timed code is that of the server.
+"""Runs the worker's own loop with random weights and without sockets, so that the timed code is the server's.
 
 Sequences may start with random numbers as K/V, so that a context of a thousand tokens need not be computed.
 """
@@ -14,25 +14,26 @@ from msgspec import structs
 from bench.gpu.environment import Environment
 from bench.gpu.setup.weights import random_weights
 from bench.micro.step import EncodingServer
-from shared.codec import pack_u32
 from shared.config import WorkerConfig
 from shared.messages import Abort, Sampling, Submit
+from shared.wire.codec import pack_u32
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
-from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
+from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
 from worker.kernels.operations import FAST, Operations, with_options
-from worker.kernels.quantize import Scheme
+from worker.kernels.weights.quantize import Scheme
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import KVCache, kv_format
-from worker.model.decoder import Decoder, Weights
-from worker.model.spec import ModelSpec
+from worker.model.decoder import Decoder
+from worker.model.layer import Weights
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
-from worker.run.library_check import row_counts, with_checked_library
+from worker.run.checks.library_check import row_counts, with_checked_library
 from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Sequence
+from worker.spec import ModelSpec
 
 FRONTEND = b"frontend"
 ENDLESS = 1 << 20

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from worker.model.spec import LayerSpec, ModelSpec
+from worker.spec import LayerSpec, ModelSpec
 
 
 def linear_parameters(spec: ModelSpec, rows: int | None = None) -> float:
@@ -41,7 +41,8 @@ def head_parameters(spec: ModelSpec) -> int:
 
 
 def weight_bytes(spec: ModelSpec, rows: int, linear_size: float = 2, head_size: float = 2) -> float:
-    """Returns the bytes of weights that a step of `rows` rows reads: those of the projections and of the head, once.
+    """Returns the bytes of weights that a step of `rows` rows reads: the weights of the projections and of the head,
+    once.
 
     Experts that no row chooses are not read (see linear_parameters). A step reads only a few rows of the embedding,
     which are not counted.

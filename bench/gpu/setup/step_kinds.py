@@ -1,7 +1,7 @@
 """Kinds of steps: a batch of plain decodes, and batches in which one sequence is something else.
 
-A server sees the latter most of the time. So they are measured beside the plain ones, and what one such sequence costs
-all the others is visible.
+A server sees mixed batches most of the time. So they are measured beside plain batches, which shows what one such
+sequence costs all the others.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ CHUNK = 64  # tokens of the prompt chunk that a mixed step has beside its decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepKind:
-    """How a batch decodes, and what one sequence of it is besides.
+    """How a batch decodes, and in what one of its sequences differs.
 
     temperature, top_p: of all sequences. logprobs: one returns the log-probabilities of so many tokens. constrained:
     one has a grammar. penalized: one has a repetition penalty. chunk: every step also computes so many tokens of a

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from shared.messages import Sampling
-from worker.model.forward_inputs import ForwardInputs
+from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.run.inputs import build_inputs
 from worker.schedule.sequence import Chunk, Sequence
 
@@ -20,7 +20,7 @@ def sequences(lengths: Iterable[int], page_size: int, vocab: int, seed: int) -> 
     The number of pages includes the scratch page.
     """
     rng = random.Random(seed)
-    made = [Sequence((b"", at), rng.choices(range(vocab), k=n), n, GREEDY, at, 0.0) for at, n in enumerate(lengths)]
+    made = [Sequence((b"", at), rng.choices(range(vocab), k=n), n, GREEDY, at) for at, n in enumerate(lengths)]
     counts = [-(-len(sequence.tokens) // page_size) for sequence in made]
     pages = list(range(1, sum(counts) + 1))
     rng.shuffle(pages)

@@ -6,12 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from worker.kernels.act_and_mul import act_and_mul
-from worker.kernels.activate import Activation
+from worker.kernels.forms import act_and_mul, add_rms_norm, qkv_rope_write_unfused, rms_norm
 from worker.kernels.linear import PackedLinear, linear
-from worker.kernels.norm import add_rms_norm, rms_norm
 from worker.kernels.operations import FAST, Operations
-from worker.kernels.qkv_rope_write import qkv_rope_write_unfused
+from worker.kernels.rowwise.activate import Activation
 from worker.kernels.split_k import sum_split_k
 
 GATED_LINEAR = "gate inside its product"

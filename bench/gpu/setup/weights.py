@@ -1,15 +1,16 @@
 """Makes random weights for any spec directly on the device, without files or copies."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from bench.gpu.setup.expert_weights import random_experts
 from worker.kernels.linear import PackedLinear, pack, pack_quantized
-from worker.kernels.quantize import Scheme, quantize
-from worker.model.decoder import Layer, Weights
-from worker.model.spec import LayerSpec, ModelSpec
+from worker.kernels.weights.quantize import Scheme, quantize
+from worker.model.feed_forward.dense import DenseWeights
+from worker.model.feed_forward.experts import MixtureWeights
+from worker.model.layer import Layer, Weights
+from worker.model.mixers.attention import AttentionWeights
+from worker.spec import LayerSpec, ModelSpec
 
 EMBED_STD = 0.02  # small compared with what the layers add; otherwise a tied head would repeat its input for ever
 
@@ -25,7 +26,7 @@ def random_weights(
 ) -> Weights:
     """Returns random weights for which the values between the layers are about 1 everywhere.
 
-    So sums, maxima and power consumption are those of real work. scheme: how the layers' weights are quantized.
+    So sums, maxima and power consumption are as in real work. scheme: how the layers' weights are quantized.
     """
     maker = _Maker(spec, dtype, torch.Generator(device).manual_seed(seed), invariant, scheme)
     embed = maker.normal(spec.vocab_size, spec.hidden_size, std=EMBED_STD)
@@ -63,31 +64,40 @@ class _Maker:
     def _bias(self, wanted: bool, size: int) -> Tensor | None:
         return self.normal(size, std=0.1) if wanted else None
 
-    def feed_forward(self, kind: LayerSpec) -> dict[str, Any]:
-        """Returns the linears after attention, by their fields of Layer."""
+    def mlp(self, inner: int) -> DenseWeights:
+        spec, hidden = self._spec, self._spec.hidden_size
+        return DenseWeights(
+            gate_up=self.linear(2 * inner, hidden, spec.mlp_bias), down=self.linear(hidden, inner, spec.mlp_bias)
+        )
+
+    def feed_forward(self, kind: LayerSpec) -> DenseWeights | MixtureWeights:
         spec, hidden, experts = self._spec, self._spec.hidden_size, self._spec.experts
-        inner = spec.intermediate_size if experts is None or not kind.sparse else experts.shared_size
-        found: dict[str, Any] = {}
-        if inner:
-            found["gate_up"] = self.linear(2 * inner, hidden, spec.mlp_bias)
-            found["down"] = self.linear(hidden, inner, spec.mlp_bias)
-        if experts is not None and kind.sparse:
-            found["experts"] = random_experts(spec, self._dtype, self._generator, self._scheme)
-            if experts.shared_gated:
-                found["shared_gate"] = pack(self.normal(1, hidden, std=hidden**-0.5), invariant=True)
-        return found
+        if experts is None or not kind.sparse:
+            return self.mlp(spec.intermediate_size)
+        gate = pack(self.normal(1, hidden, std=hidden**-0.5), invariant=True) if experts.shared_gated else None
+        return MixtureWeights(
+            shared=self.mlp(experts.shared_size) if experts.shared_size else None,
+            experts=random_experts(spec, self._dtype, self._generator, self._scheme),
+            shared_gate=gate,
+        )
+
+    def attention(self) -> AttentionWeights:
+        spec, hidden = self._spec, self._spec.hidden_size
+        return AttentionWeights(
+            qkv=self.linear(spec.qkv_size, hidden, spec.qkv_bias),
+            q_norm=self.norm(spec.head_dim) if spec.qk_norm else None,
+            k_norm=self.norm(spec.head_dim) if spec.qk_norm else None,
+            o=self.linear(hidden, spec.heads * spec.head_dim, spec.o_bias),
+            sinks=self.normal(spec.heads, std=1.0).float() if spec.sinks else None,
+        )
 
     def layer(self, kind: LayerSpec) -> Layer:
         spec, hidden = self._spec, self._spec.hidden_size
         return Layer(
             before_attention=self.norm(hidden),
-            qkv=self.linear(spec.qkv_size, hidden, spec.qkv_bias),
-            q_norm=self.norm(spec.head_dim) if spec.qk_norm else None,
-            k_norm=self.norm(spec.head_dim) if spec.qk_norm else None,
-            o=self.linear(hidden, spec.heads * spec.head_dim, spec.o_bias),
+            mixer=self.attention(),
             after_attention=self.norm(hidden) if spec.post_norms else None,
             before_mlp=self.norm(hidden),
-            sinks=self.normal(spec.heads, std=1.0).float() if spec.sinks else None,
-            **self.feed_forward(kind),
+            feed_forward=self.feed_forward(kind),
             after_mlp=self.norm(hidden) if spec.post_norms else None,
         )

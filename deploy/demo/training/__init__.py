@@ -1,8 +1,8 @@
-"""How the demo model was trained.
+"""Trains the demo model.
 
-facts, stories      read facts.toml and stories.toml, which hold what the model is taught
+facts, stories      read facts.toml and stories.toml, from which the model learns
 exchange            a question with its answer; the wordings in questions.toml
 questions, number_questions     families of questions
 corpus, batches     the training text, as batches of ids
-train, check        the training; what the trained model must know
+train, check        the training; a test of what the model has learnt
 """

@@ -1,18 +1,36 @@
 """The envelope of an Anthropic response: head, usage, end and errors."""
 
+from dataclasses import dataclass
+
 from frontend.api.anthropic import response_types as types
-from frontend.api.common import ResponseContext, Totals, to_json
 from frontend.api.receipts.receipt import receipt_of
+from frontend.api.requests.encoding import to_json
+from frontend.api.response_context import ResponseContext
+from frontend.api.totals import Totals
 from frontend.errors import ContextLengthExceeded, SluiceError, TooLarge
-from frontend.request import Delta, Finish
+from frontend.request import Delta, Finish, GenerationRequest
 
 PREFIX = "msg"
-CACHES = "caches"  # key of GenerationRequest.format_data: whether the client marked what to cache
 FINISH: dict[Finish, types.StopReason] = {
     Finish.EOS: "end_turn",
     Finish.STOP: "stop_sequence",
     Finish.LENGTH: "max_tokens",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a response needs of its request."""
+
+    omits_thoughts: bool = False  # blocks of thinking are without their text
+    caches: bool = False  # the client marked what to cache
+
+
+NOTHING = Asked()
+
+
+def asked(request: GenerationRequest) -> Asked:
+    return request.format_data or NOTHING
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
@@ -131,7 +149,7 @@ def stop(delta: Delta, called: bool = False) -> types.MessageEnd:
 def usage(totals: Totals) -> types.MessageUsage:
     """Returns the usage. Cached tokens are counted separately only for requests that marked what to cache."""
     used = totals.usage
-    cached = used.cached_tokens if totals.request.format_data.get(CACHES) else 0
+    cached = used.cached_tokens if asked(totals.request).caches else 0
     return types.MessageUsage(
         input_tokens=used.prompt_tokens - cached,
         cache_read_input_tokens=cached,

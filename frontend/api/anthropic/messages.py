@@ -5,27 +5,20 @@ message_stop. Sampling fields that Anthropic lacks (`seed`, `stop_token_ids`, â€
 reproduces an answer are extensions.
 """
 
-from frontend.api import structured_output
 from frontend.api.anthropic import envelope
 from frontend.api.anthropic import response_types as types
 from frontend.api.anthropic.envelope import PREFIX, error, stream_error
 from frontend.api.anthropic.messages_input import MessageCountRequest, MessageRequest, marks_cache, message_prompt
 from frontend.api.anthropic.messages_output import ParsedWriter, parsed_blocks
-from frontend.api.common import (
-    AsyncDeltas,
-    ModelContext,
-    ResponseContext,
-    Totals,
-    check_model,
-    generation_request,
-    sampling,
-)
-from frontend.api.context_length import check_length
-from frontend.api.thinking_budget import thinking_budget
-from frontend.api.tools import anthropic_choice, checked_choice, functions, grammar_and_parser
+from frontend.api.chat import structured_output_fields
+from frontend.api.chat.tool_fields import anthropic_choice, tool_choice
+from frontend.api.model_context import ModelContext, check_model
+from frontend.api.prepare import Reading, prepare
+from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.api.totals import Totals
 from frontend.errors import SluiceError, api_status
 from frontend.output_parser.parsed import ParsedOutput
-from frontend.output_parser.tool_choice import Function, ToolChoice
+from frontend.output_parser.tool_choice import ToolChoice
 from frontend.request import Delta, GenerationRequest
 from frontend.server.sse import SERVER_SENT_EVENTS
 
@@ -52,35 +45,29 @@ status = api_status
 async def parse(request: MessageRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
-    known = functions(request.tools)
-    tool_choice = _tool_choice(request, known, context)
-    ids, begins = await message_prompt(request, known, context)
-    text_grammar = await structured_output.grammar(structured_output.anthropic(request.output_config))
-    grammar, parser_config = await grammar_and_parser(tool_choice, begins, text_grammar, context)
-    tokens = request.thinking.budget_tokens if request.thinking else None
-    budget = thinking_budget(tokens, "thinking.budget_tokens", begins, request.max_tokens, context)
-    chosen = sampling(request, request.max_tokens, context, grammar=grammar, thinking=budget)
-    check_length("messages", len(ids), chosen.max_tokens, context)
-    display = request.thinking and request.thinking.display
-    return generation_request(
-        request, context, (ids,), chosen, stops=tuple(request.stop_sequences or ()), parser_config=parser_config,
-        format_data={"thinking": display, envelope.CACHES: marks_cache(request)},
+    thinking = request.thinking
+    reading = Reading(
+        request, "messages", request.max_tokens, tool_choice=_tool_choice(request, context),
+        form=structured_output_fields.anthropic(request.output_config),
+        budget=(thinking.budget_tokens if thinking else None, "thinking.budget_tokens"),
+        format_data=envelope.Asked(
+            omits_thoughts=thinking is not None and thinking.display == "omitted", caches=marks_cache(request)
+        ),
     )  # fmt: skip
+    ids, begins = await message_prompt(request, reading.functions, context)
+    return await prepare(reading, [ids], context, begins)
 
 
 async def count_tokens(request: MessageCountRequest, context: ModelContext) -> types.InputTokenCount:
     """Returns the `input_tokens` that a message with the same body would have."""
     check_model(request.model, context)
-    known = functions(request.tools)
-    _tool_choice(request, known, context)
+    known = _tool_choice(request, context).functions
     return types.InputTokenCount(input_tokens=len((await message_prompt(request, known, context.unlimited)).ids))
 
 
-def _tool_choice(
-    request: MessageRequest | MessageCountRequest, known: tuple[Function, ...], context: ModelContext
-) -> ToolChoice:
+def _tool_choice(request: MessageRequest | MessageCountRequest, context: ModelContext) -> ToolChoice:
     parallel = request.tool_choice is None or not request.tool_choice.disable_parallel_tool_use
-    return checked_choice(known, anthropic_choice(request.tool_choice), parallel, context)
+    return tool_choice(request.tools, anthropic_choice(request.tool_choice), parallel, context)
 
 
 def stream_writer(context: ResponseContext) -> "TextWriter | ParsedWriter":
@@ -100,7 +87,7 @@ class TextWriter:
         data = b""
         if deltas and self._opening:
             data, self._opening = self._opening, b""
-        running_totals = self._totals if self._context.request.continuous_usage else None
+        running_totals = self._totals if self._context.request.shown.continuous_usage else None
         for delta in deltas:
             self._totals.add(delta)
             data += envelope.text_delta(delta, running_totals)

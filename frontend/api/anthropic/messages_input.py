@@ -4,22 +4,26 @@ One message may become several chat messages, because each tool result becomes a
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from frontend.api.call_history import ChatMessage, call, chat_message, merge_same_role
-from frontend.api.chat_prompt import (
+from frontend.api.chat.call_history import ChatMessage, call, chat_message, merge_same_role
+from frontend.api.chat.chat_prompt import (
     MAX_MESSAGES,
     MAX_PARTS,
     Prompt,
     join_text,
     render_prompt,
 )
-from frontend.api.common import ModelContext
-from frontend.api.request_model import RequestModel, out_of_range
-from frontend.api.request_types import (
+from frontend.api.chat.structured_output_fields import OutputConfig
+from frontend.api.chat.thinking_fields import ThinkingField, thinking
+from frontend.api.chat.tool_fields import CustomToolChoice, CustomTools
+from frontend.api.model_context import ModelContext
+from frontend.api.requests.request_model import RequestModel, out_of_range
+from frontend.api.requests.request_types import (
+    STOPS,
     GenerationFields,
     Ignored,
     ModelName,
@@ -28,10 +32,9 @@ from frontend.api.request_types import (
     StopTexts,
     TemplateArguments,
     Text,
+    check_stops,
     doc,
 )
-from frontend.api.structured_output import OutputConfig
-from frontend.api.tools import CustomToolChoice, CustomTools, ThinkingField, thinking
 from frontend.output_parser.tool_choice import Function
 from frontend.text.chat_template import TemplateError
 
@@ -106,16 +109,18 @@ class UserMessage(RequestModel, tag_field="role", tag="user"):
         if isinstance(self.content, str):
             return [chat_message("user", self.content)]
         messages: list[ChatMessage] = []
-        for block in self.content:
-            match block:
-                case ToolResultBlock(tool_use_id=id, content=content, is_error=failed):
-                    result = f"Error: {join_text(content)}" if failed else join_text(content)
-                    messages.append(chat_message("tool", result) | {"tool_call_id": id})
-                case TextBlock(text=text) if messages and messages[-1]["role"] == "user":
-                    messages[-1]["content"] += text
-                case TextBlock(text=text):
-                    messages.append(chat_message("user", text))
+        for kind, run in groupby(self.content, type):
+            if kind is TextBlock:
+                text = "".join([block.text for block in run if isinstance(block, TextBlock)])
+                messages.append(chat_message("user", text))
+            else:
+                messages += [_result(block) for block in run if isinstance(block, ToolResultBlock)]
         return messages
+
+
+def _result(block: ToolResultBlock) -> ChatMessage:
+    text = join_text(block.content)
+    return chat_message("tool", f"Error: {text}" if block.is_error else text) | {"tool_call_id": block.tool_use_id}
 
 
 class AssistantMessage(RequestModel, tag_field="role", tag="assistant"):
@@ -186,7 +191,7 @@ class MessageRequest(GenerationFields):
     messages: Messages
     max_tokens: Annotated[Positive, doc("Most tokens of the answer")]
     system: System = None
-    stop_sequences: Annotated[StopTexts | None, doc("Texts that end the answer; they are not part of it")] = None
+    stop_sequences: Annotated[StopTexts | None, doc(STOPS)] = None
     chat_template_kwargs: TemplateArguments = None
     tools: CustomTools = None
     tool_choice: CustomToolChoice = None
@@ -197,6 +202,14 @@ class MessageRequest(GenerationFields):
     diagnostics: Ignored = None
     thread: Refused = None
     container: Refused = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_stops("stop_sequences", self.stop_sequences)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return tuple(self.stop_sequences or ())
 
 
 def marks_cache(request: MessageRequest) -> bool:

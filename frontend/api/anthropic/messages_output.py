@@ -12,14 +12,14 @@ import msgspec
 
 from frontend.api.anthropic import envelope
 from frontend.api.anthropic import response_types as types
-from frontend.api.common import ResponseContext, Totals, to_json
+from frontend.api.requests.encoding import to_json
+from frontend.api.response_context import ResponseContext
+from frontend.api.totals import Totals
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig
 from frontend.output_parser.parsed import Call, ParsedOutput
 from frontend.output_parser.parser import output_parser
 from frontend.request import Delta
-
-OMITTED = "omitted"  # value of GenerationRequest.format_data["thinking"]: send thinking blocks without their text
 
 
 def call_id(context: ResponseContext, index: int) -> str:
@@ -32,7 +32,7 @@ def _signature(digest: Any) -> str:
 
 def parsed_blocks(parsed: ParsedOutput, context: ResponseContext) -> list[types.ContentBlock]:
     """Returns the blocks of a complete message, in the answer's order; an empty text block if there are none."""
-    omitted = context.request.format_data.get("thinking") == OMITTED
+    omitted = envelope.asked(context.request).omits_thoughts
     blocks: list[types.ContentBlock] = []
     calls = 0
     for part in parsed.parts:
@@ -63,7 +63,7 @@ class ParsedWriter:
         data = b""
         if deltas and self._opening:
             data, self._opening = self._opening, b""
-        running_totals = self._totals if self._context.request.continuous_usage else None
+        running_totals = self._totals if self._context.request.shown.continuous_usage else None
         for delta in deltas:
             self._totals.add(delta)
             events = self._parser.feed(delta.text) + (self._parser.finish() if delta.finish is not None else [])
@@ -82,7 +82,7 @@ class Blocks:
 
     def __init__(self, context: ResponseContext) -> None:
         self._context = context
-        self._omitted = context.request.format_data.get("thinking") == OMITTED
+        self._omitted = envelope.asked(context.request).omits_thoughts
         self._index = -1
         self._open: type[types.ContentBlock] | None = None
         self._digest = sha256()

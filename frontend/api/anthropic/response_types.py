@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from frontend.api.receipts.receipt import Receipt
-from frontend.api.response_types import Count, ResponseModel, Timings
+from frontend.api.requests.response_types import Count, ResponseModel, Timings
 
 StopReason = Literal["end_turn", "stop_sequence", "max_tokens", "tool_use"]
 

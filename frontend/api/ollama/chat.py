@@ -4,23 +4,18 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta
 
-from frontend.api.chat_prompt import MAX_MESSAGES
-from frontend.api.common import (
-    AsyncDeltas,
-    ModelContext,
-    ResponseContext,
-    generation_request,
-    sampling,
-)
-from frontend.api.context_length import check_length
+from frontend.api.chat.chat_prompt import MAX_MESSAGES
+from frontend.api.chat.tool_fields import FunctionTools, openai_choice, tool_choice
+from frontend.api.model_context import ModelContext
 from frontend.api.ollama import envelope, output
 from frontend.api.ollama import response_types as types
-from frontend.api.ollama.envelope import MODEL, check_model, error, status, stream_error
+from frontend.api.ollama.envelope import check_model, error, status, stream_error
 from frontend.api.ollama.messages import Message, messages_prompt
 from frontend.api.ollama.options import AnswerFields
 from frontend.api.ollama.output import LineWriter, Said
-from frontend.api.request_types import doc
-from frontend.api.tools import FunctionTools, checked_choice, functions, grammar_and_parser, openai_choice
+from frontend.api.prepare import prepare
+from frontend.api.requests.request_types import doc
+from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.request import GenerationRequest
 from frontend.server.sse import JSON_LINES
 
@@ -51,17 +46,9 @@ async def parse(request: OllamaChatRequest, context: ModelContext) -> Generation
     check_model(request.model, context)
     if not request.messages:
         return envelope.loaded(request, lambda fields: _answer(Said(), [], fields))
-    known = functions(request.tools)
-    tool_choice = checked_choice(known, openai_choice(None), True, context)
-    ids, begins = await messages_prompt(request.messages, known, request.template_arguments(context), context)
-    check_length("messages", len(ids), 1, context)
-    grammar, parser_config = await grammar_and_parser(tool_choice, begins, await request.text_grammar(), context)
-    fields = request.chosen.fields(stream=request.stream, receipt=request.receipt)
-    chosen = sampling(fields, request.max_tokens(len(ids), context), context, grammar=grammar)
-    return generation_request(
-        fields, context, (ids,), chosen, stops=fields.stops, parser_config=parser_config,
-        format_data={MODEL: request.model},
-    )  # fmt: skip
+    tools = tool_choice(request.tools, openai_choice(None), True, context)
+    ids, begins = await messages_prompt(request.messages, tools.functions, request.template_arguments(context), context)
+    return await prepare(request.reading("messages", tools), [ids], context, begins)
 
 
 def stream_writer(context: ResponseContext) -> LineWriter:

@@ -1,25 +1,35 @@
 """Ollama's embeddings: /api/embed, and /api/embeddings, which is older and takes one text."""
 
 import time
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta
 
-from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, to_json
+from frontend.api.model_context import ModelContext
 from frontend.api.ollama import response_types as types
-from frontend.api.ollama.envelope import MODEL, check_model, error, status
+from frontend.api.ollama.envelope import check_model, error, status
 from frontend.api.ollama.options import OllamaModelName
 from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields
 from frontend.api.pooling.vectors import collect
-from frontend.api.request_model import RequestModel
-from frontend.api.request_types import Ignored, Positive, Text, doc
+from frontend.api.requests.encoding import to_json
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.requests.request_types import Ignored, Positive, Text, doc
+from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.request import GenerationRequest
 
 __all__ = ["NAME", "PREFIX", "REQUEST", "TASKS", "complete", "error", "parse", "status"]
 
 NAME, PREFIX, TASKS = "ollama embed", "embed", ("embed",)
-BEGUN = "begun"  # key of GenerationRequest.format_data: when the request was read
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What the response needs of its request."""
+
+    model: str  # the name that the client wrote
+    at: float  # when the request was read
 
 
 class EmbedRequest(RequestModel):
@@ -38,17 +48,20 @@ async def parse(request: EmbedRequest, context: ModelContext) -> GenerationReque
     """Makes a request for the vectors. Raises NotFound, BadRequest or Unprocessable."""
     check_model(request.model, context)
     texts = [request.input] if isinstance(request.input, str) else request.input
-    data: dict[str, Any] = {MODEL: request.model, BEGUN: time.perf_counter()}
-    return await embedding_request(PoolingFields(), texts, context, dimensions=request.dimensions or 0, **data)
+    begun = Begun(request.model, time.perf_counter())
+    return await embedding_request(
+        PoolingFields(), texts, context, dimensions=request.dimensions or 0, format_data=begun
+    )
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    vectors, data = await collect(context, arriving), context.request.format_data
+    vectors = await collect(context, arriving)
+    begun: Begun = context.request.format_data
     return to_json(
         types.OllamaEmbeddings(
-            model=data[MODEL],
+            model=begun.model,
             embeddings=[vectors.floats(index).tolist() for index in range(len(vectors.packed))],
-            total_duration=round((time.perf_counter() - data[BEGUN]) * 1e9),
+            total_duration=round((time.perf_counter() - begun.at) * 1e9),
             prompt_eval_count=vectors.usage.prompt_tokens,
         )
     )

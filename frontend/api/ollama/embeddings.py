@@ -2,15 +2,17 @@
 
 from typing import Annotated
 
-from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, to_json
+from frontend.api.model_context import ModelContext
 from frontend.api.ollama import response_types as types
 from frontend.api.ollama.envelope import check_model, error, status
 from frontend.api.ollama.options import OllamaModelName
 from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import PoolingFields
 from frontend.api.pooling.vectors import collect
-from frontend.api.request_model import RequestModel
-from frontend.api.request_types import Ignored, Text, doc
+from frontend.api.requests.encoding import to_json
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.requests.request_types import Ignored, Text, doc
+from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.request import GenerationRequest
 
 __all__ = ["NAME", "PREFIX", "REQUEST", "TASKS", "complete", "error", "parse", "status"]

@@ -6,17 +6,18 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from frontend.api import common
-from frontend.api.common import ModelContext, ResponseContext, to_json
+from frontend.api import model_context
+from frontend.api.model_context import ModelContext
 from frontend.api.ollama import response_types as types
-from frontend.api.ollama.options import AnswerFields
+from frontend.api.ollama.options import AnswerFields, Asked
 from frontend.api.receipts.receipt import receipt_of
+from frontend.api.requests.encoding import to_json
+from frontend.api.response_context import ResponseContext
 from frontend.errors import NotFound, SluiceError, api_status
 from frontend.request import Delta, Finish, Usage
 from shared.messages import Timings
 
 TAG = ":latest"
-MODEL = "model"  # key of GenerationRequest.format_data: the name that the client wrote
 status = api_status
 FINISH: dict[Finish, types.DoneReason] = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
 
@@ -25,7 +26,7 @@ def check_model(name: str, context: ModelContext) -> None:
     """Raises NotFound for a model that is not served; the tag `:latest` may be left out or added."""
     for known in (name, name.removesuffix(TAG) or name, name + TAG):
         with suppress(SluiceError):
-            return common.check_model(known, context)
+            return model_context.check_model(known, context)
     raise NotFound(f"model '{name}' not found", param="model", code="model_not_found")
 
 
@@ -41,7 +42,8 @@ def rfc3339(seconds: int) -> str:
 
 def head(context: ResponseContext) -> dict[str, str]:
     """Returns the first fields of every object of an answer."""
-    return {"model": context.request.format_data[MODEL], "created_at": rfc3339(context.created)}
+    asked: Asked = context.request.format_data
+    return {"model": asked.model, "created_at": rfc3339(context.created)}
 
 
 def loaded(request: AnswerFields, make: Callable[[dict[str, Any]], types.OllamaAnswer]) -> bytes:

@@ -4,27 +4,22 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import UNSET
 
-from frontend.api.call_history import chat_message
-from frontend.api.chat_prompt import Prompt, render_prompt
-from frontend.api.common import (
-    AsyncDeltas,
-    ModelContext,
-    ResponseContext,
-    check_ids,
-    generation_request,
-    sampling,
-)
-from frontend.api.context_length import check_characters, check_length
+from frontend.api.chat.call_history import chat_message
+from frontend.api.chat.chat_prompt import Prompt, render_prompt
+from frontend.api.context_length import check_characters
+from frontend.api.model_context import ModelContext, check_ids
 from frontend.api.ollama import envelope, output
 from frontend.api.ollama import response_types as types
-from frontend.api.ollama.envelope import MODEL, check_model, error, status, stream_error
+from frontend.api.ollama.envelope import check_model, error, status, stream_error
 from frontend.api.ollama.messages import IMAGES
-from frontend.api.ollama.options import AnswerFields
+from frontend.api.ollama.options import AnswerFields, Asked
 from frontend.api.ollama.output import LineWriter, Said
-from frontend.api.request_types import TextIds, doc
-from frontend.api.tools import checked_choice, grammar_and_parser, openai_choice
+from frontend.api.prepare import prepare
+from frontend.api.requests.request_types import TextIds, doc
+from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.errors import BadRequest
 from frontend.output_parser.formats import Reasoning
+from frontend.output_parser.tool_choice import ToolChoice
 from frontend.request import GenerationRequest
 from frontend.server.sse import JSON_LINES
 from frontend.text.fill_in_middle import with_suffix
@@ -35,7 +30,6 @@ __all__ = [
 
 NAME, PREFIX = "ollama generate", "text"
 FRAMING = JSON_LINES
-TELLS_CONTEXT = "context"  # key of GenerationRequest.format_data: the ids before the answer, if they are told
 
 
 class OllamaTextRequest(AnswerFields):
@@ -63,15 +57,8 @@ async def parse(request: OllamaTextRequest, context: ModelContext) -> Generation
     check_ids("context", before, context.vocab_size)
     ids, begins = await _prompt(request, context)
     prompt = before + ids
-    check_length("prompt", len(prompt), 1, context)
-    free = checked_choice((), openai_choice(None), True, context)
-    grammar, parser_config = await grammar_and_parser(free, begins, await request.text_grammar(), context)
-    fields = request.chosen.fields(stream=request.stream, receipt=request.receipt)
-    chosen = sampling(fields, request.max_tokens(len(prompt), context), context, grammar=grammar)
-    return generation_request(
-        fields, context, (prompt,), chosen, stops=fields.stops, parser_config=None if request.raw else parser_config,
-        format_data={MODEL: request.model, TELLS_CONTEXT: None if request.raw else prompt},
-    )  # fmt: skip
+    reading = request.reading("prompt", None if request.raw else ToolChoice(), None if request.raw else prompt)
+    return await prepare(reading, [prompt], context, begins)
 
 
 async def _prompt(request: OllamaTextRequest, context: ModelContext) -> Prompt:
@@ -101,7 +88,8 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
 
 
 def _answers(context: ResponseContext) -> output.Make:
-    before = context.request.format_data[TELLS_CONTEXT]
+    asked: Asked = context.request.format_data
+    before = asked.before
 
     def answer(said: Said, ids: list[int], fields: dict[str, Any]) -> types.OllamaText:
         told = UNSET if before is None or not fields.get("done") else [*before, *ids]

@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.api.call_history import ChatMessage, call, chat_message
-from frontend.api.chat_prompt import Prompt, render_prompt
-from frontend.api.common import ModelContext
-from frontend.api.request_model import RequestModel
-from frontend.api.request_types import Ignored, Text
+from frontend.api.chat.call_history import ChatMessage, call, chat_message
+from frontend.api.chat.chat_prompt import Prompt, render_prompt
+from frontend.api.model_context import ModelContext
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.requests.request_types import Ignored, Text
 from frontend.output_parser.tool_choice import Function
 
 MAX_CALLS = 128

@@ -1,13 +1,14 @@
-"""The served model as Ollama lists and describes it. What this server does not report of a model is empty or 0."""
+"""The served models as Ollama lists and describes them. What this server does not report of a model is empty or 0."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-from frontend.api.common import ModelContext
+from frontend.api.model_context import ModelContext
 from frontend.api.ollama import response_types as types
 from frontend.api.ollama.envelope import check_model, rfc3339, tagged
 from frontend.api.ollama.options import OllamaModelName
-from frontend.api.request_model import FieldError, RequestModel
-from frontend.api.request_types import Ignored, Text, doc
+from frontend.api.requests.request_model import FieldError, RequestModel
+from frontend.api.requests.request_types import Ignored, Text, doc
 from frontend.errors import BadRequest
 
 VERSION = "0.12.6"  # of Ollama's API that these routes follow; clients compare it with what they need
@@ -26,26 +27,31 @@ class ShowRequest(RequestModel):
             raise FieldError("model", "is missing", BadRequest, "missing_field")
 
 
-def tags(context: ModelContext, created: int) -> types.OllamaModels:
-    """Lists the model. created: the start of this process, in seconds since 1970"""
-    name = tagged(context.model)
-    model = types.OllamaModel(
-        name=name, model=name, modified_at=rfc3339(created), digest=context.tokenizer.hash,
-        details=types.OllamaDetails(),
-    )  # fmt: skip
-    return types.OllamaModels(models=[model])
+def tags(contexts: Sequence[ModelContext], created: int) -> types.OllamaModels:
+    """Lists the models. created: the start of this process, in seconds since 1970"""
+    models = [
+        types.OllamaModel(
+            name=name, model=name, modified_at=rfc3339(created), digest=context.tokenizer.hash,
+            details=types.OllamaDetails(),
+        )
+        for context in contexts
+        for name in [tagged(context.model)]
+    ]  # fmt: skip
+    return types.OllamaModels(models=models)
 
 
-def running(context: ModelContext) -> types.OllamaProcesses:
-    """Lists the model if a worker has loaded it."""
-    if not context.max_seq_len:
-        return types.OllamaProcesses(models=[])
-    name = tagged(context.model)
-    model = types.OllamaRunning(
-        name=name, model=name, digest=context.tokenizer.hash, details=types.OllamaDetails(), expires_at=NEVER,
-        context_length=context.max_seq_len,
-    )  # fmt: skip
-    return types.OllamaProcesses(models=[model])
+def running(contexts: Sequence[ModelContext]) -> types.OllamaProcesses:
+    """Lists the models that a worker has loaded."""
+    models = [
+        types.OllamaRunning(
+            name=name, model=name, digest=context.tokenizer.hash, details=types.OllamaDetails(), expires_at=NEVER,
+            context_length=context.max_seq_len,
+        )
+        for context in contexts
+        if context.max_seq_len
+        for name in [tagged(context.model)]
+    ]  # fmt: skip
+    return types.OllamaProcesses(models=models)
 
 
 def show(request: ShowRequest, context: ModelContext, created: int) -> types.OllamaShown:

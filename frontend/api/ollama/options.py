@@ -1,28 +1,30 @@
 """The fields that /api/chat and /api/generate share, and what their options mean in this server's own terms."""
 
-from functools import partial
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from frontend.api import structured_output
-from frontend.api.common import ModelContext
-from frontend.api.request_model import MOST, RequestModel
-from frontend.api.request_types import (
+from frontend.api.chat.structured_output_fields import Kind, StructuredOutput
+from frontend.api.chat.thinking_fields import effort, thinking
+from frontend.api.model_context import ModelContext
+from frontend.api.prepare import Reading
+from frontend.api.requests.request_model import MOST, RequestModel
+from frontend.api.requests.request_types import (
     Factor,
     Ignored,
     OpenAIFields,
     Penalty,
     PositiveShare,
     Share,
+    StopText,
     StopTexts,
     Temperature,
     Text,
+    check_stops,
     doc,
 )
-from frontend.api.structured_output import GRAMMARS, StructuredOutput
-from frontend.api.tools import effort, thinking
-from frontend.text import grammar_builder
+from frontend.output_parser.tool_choice import ToolChoice
 
 Unlimited = Annotated[int, Meta(ge=-2, le=MOST)]  # 0 and less: no limit
 OllamaModelName = Annotated[Text, doc("The served name, see `/api/tags`; `:latest` may follow it")]
@@ -45,7 +47,7 @@ class Options(RequestModel):
     min_p: Share | None = None
     seed: int | None = None
     num_predict: Unlimited | None = None
-    stop: Text | StopTexts | None = None
+    stop: StopText | StopTexts | None = None
     repeat_penalty: Factor | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -66,6 +68,14 @@ class Options(RequestModel):
     use_mlock: Ignored = None
     embedding_only: Ignored = None
 
+    def __post_init__(self) -> None:
+        check_stops("stop", self.stop)
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of an answer; None: no limit."""
+        return self.num_predict if (self.num_predict or 0) > 0 else None
+
     def fields(self, **more: Any) -> OpenAIFields:
         """Returns the options by OpenAI's names; `more` are fields that have no option."""
         return OpenAIFields(
@@ -73,6 +83,14 @@ class Options(RequestModel):
             min_p=self.min_p, seed=self.seed, stop=self.stop or None, repetition_penalty=self.repeat_penalty,
             presence_penalty=self.presence_penalty, frequency_penalty=self.frequency_penalty, **more,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a response needs of its request."""
+
+    model: str  # the name that the client wrote
+    before: list[int] | None = None  # the ids before the answer, if they are told
 
 
 class AnswerFields(RequestModel):
@@ -97,11 +115,16 @@ class AnswerFields(RequestModel):
     def chosen(self) -> Options:
         return self.options or Options()
 
-    def max_tokens(self, prompt: int, context: ModelContext) -> int:
-        """Returns the most tokens of the answer to a prompt of that many: to the context's end, or `num_predict`."""
-        room = max(1, context.max_seq_len - prompt)
-        limit = self.chosen.num_predict or 0
-        return min(room, limit) if limit > 0 else room
+    def reading(self, param: str, tool_choice: ToolChoice | None, before: list[int] | None = None) -> Reading:
+        """Returns what all requests for answers are read as.
+
+        param: the request field that holds the prompt
+        before: the ids before the answer, if the response tells them
+        """
+        return Reading(
+            self.chosen.fields(stream=self.stream, receipt=self.receipt), param, self.chosen.limit,
+            ends_with_context=True, tool_choice=tool_choice, form=self.form, format_data=Asked(self.model, before),
+        )  # fmt: skip
 
     def template_arguments(self, context: ModelContext) -> dict[str, Any]:
         """Returns the chat template's variables for `think`; none for a model that cannot be told."""
@@ -109,13 +132,10 @@ class AnswerFields(RequestModel):
             return effort(self.think, context)
         return thinking(self.think, context)
 
-    async def text_grammar(self) -> str:
-        """Builds the grammar of `format`; empty if the text is free. Raises Unprocessable."""
+    @property
+    def form(self) -> list[StructuredOutput]:
+        """What `format` asks for; empty if the text is free."""
         if not self.format:
-            return ""
-        make = partial(GRAMMARS["json"], self.format) if isinstance(self.format, dict) else _json_object
-        return await structured_output.grammar([StructuredOutput("format", partial(make, "format"))])
-
-
-def _json_object(param: str) -> str:
-    return grammar_builder.json_object(param)
+            return []
+        kind: Kind = "json" if isinstance(self.format, dict) else "json_object"
+        return [StructuredOutput("format", kind, self.format)]

@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from frontend.api.common import AsyncDeltas, ResponseContext, Totals, to_json
 from frontend.api.ollama import envelope
 from frontend.api.ollama import response_types as types
+from frontend.api.requests.encoding import to_json
+from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.api.totals import Totals
 from frontend.errors import SluiceError
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.parser import output_parser

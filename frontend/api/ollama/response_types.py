@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.receipts.receipt import Receipt
-from frontend.api.response_types import Count, ResponseModel
+from frontend.api.requests.response_types import Count, ResponseModel
 
 DoneReason = Literal["stop", "length", "load", "unload"]
 

@@ -8,32 +8,23 @@ from collections.abc import Iterable
 
 from msgspec import UNSET, UnsetType
 
-from frontend.api import structured_output
-from frontend.api.chat_prompt import with_template
-from frontend.api.common import (
-    AsyncDeltas,
-    ModelContext,
-    ResponseContext,
-    Totals,
-    before_truncation,
-    check_model,
-    generation_request,
-    sampling,
-    to_json,
-    truncated,
-)
-from frontend.api.context_length import check_length
-from frontend.api.continuation import continued_ids
+from frontend.api.chat import structured_output_fields
+from frontend.api.chat.chat_prompt import with_template
+from frontend.api.chat.thinking_fields import budget_of
+from frontend.api.chat.tool_fields import openai_choice, tool_choice
+from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai import response_types as types
-from frontend.api.openai.chat_input import ChatRequest, ReasoningOptions, chat_prompt
+from frontend.api.openai.chat_input import ChatRequest, chat_prompt
 from frontend.api.openai.chat_output import ParsedChunkWriter, finish_reason, message
 from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, error, stream_error, usage_of
 from frontend.api.openai.token_details import LEAST, output_ids, prompt_ids, prompt_logprobs
+from frontend.api.prepare import Reading, prepare
 from frontend.api.receipts.receipt import receipt_of
-from frontend.api.thinking_budget import asked, check_budget, thinking_budget
-from frontend.api.tools import checked_choice, functions, grammar_and_parser, openai_choice
+from frontend.api.requests.encoding import to_json
+from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.api.totals import Totals
+from frontend.api.truncation import before_truncation
 from frontend.errors import SluiceError, Unprocessable, api_status
-from frontend.output_parser.formats import with_reasoning
 from frontend.output_parser.parsed import ParsedOutput
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob
 from frontend.server.sse import SERVER_SENT_EVENTS
@@ -54,29 +45,19 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     _check_together(request)
-    logprobs, most = _logprobs_asked(request), _max_tokens(request)
     context = with_template(context, request.chat_template)
-    known = functions(request.tools)
-    tool_choice = checked_choice(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
-    ids, begins = await chat_prompt(request, known, before_truncation(request.truncate_prompt_tokens, context))
-    ids = truncated(ids, most, request.truncate_prompt_tokens, context)
-    check_length("messages", len(ids), most or 1, context)
-    most = most or context.max_seq_len - len(ids)
-    options = request.reasoning or ReasoningOptions()
-    budget = thinking_budget(*asked(request, options.max_tokens), begins, most, context)
-    requested = structured_output.openai(request, request.response_format, "response_format")
-    text_grammar = await structured_output.grammar(requested, request.n)
-    grammar, parser_config = await grammar_and_parser(tool_choice, begins, text_grammar, context)
-    chosen = sampling(
-        request, most, context, logprobs=logprobs, grammar=grammar, thinking=budget,
-        prompt_logprobs=request.prompt_logprobs is not None, prompt_top=request.prompt_logprobs or 0,
+    reading = Reading(
+        request, "messages", _max_tokens(request), n=request.n, logprobs=_logprobs_asked(request),
+        tool_choice=tool_choice(
+            request.tools, openai_choice(request.tool_choice), request.parallel_tool_calls, context
+        ),
+        form=structured_output_fields.openai(request, request.response_format, "response_format"),
+        budget=budget_of(request, request.reasoning.max_tokens if request.reasoning else None),
     )  # fmt: skip
-    check_budget(chosen)
-    return generation_request(
-        request, context, (ids,), chosen, stops=request.stops, n=request.n,
-        parser_config=with_reasoning(parser_config, request.separate_reasoning),
-        continued=continued_ids(request, [ids], most, context),
-    )  # fmt: skip
+    ids, begins = await chat_prompt(
+        request, reading.functions, before_truncation(request.truncate_prompt_tokens, context)
+    )
+    return await prepare(reading, [ids], context, begins)
 
 
 def _check_together(request: ChatRequest) -> None:
@@ -156,7 +137,7 @@ class _Choice:
         self._end: Delta | None = None
 
     def add(self, delta: Delta) -> None:
-        self._before += delta.before
+        self._before += delta.extras.before
         self._texts += delta.texts
         self._ids += delta.ids
         self._scores += _logprobs(self._context, delta).content

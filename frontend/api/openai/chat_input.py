@@ -5,21 +5,33 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from frontend.api.call_history import ChatMessage, call, chat_message
-from frontend.api.chat_prompt import (
+from frontend.api.chat.call_history import ChatMessage, call, chat_message
+from frontend.api.chat.chat_prompt import (
     MAX_MESSAGES,
     MAX_PARTS,
     ROLES,
     Prompt,
+    Rendered,
     document_arguments,
+    encoded,
     join_text,
     parse_arguments,
-    render_prompt,
+    render,
 )
-from frontend.api.common import ModelContext
-from frontend.api.continuation import ContinueFromField
-from frontend.api.request_model import FieldError, RequestModel
-from frontend.api.request_types import (
+from frontend.api.chat.continuation_fields import ContinueFromField
+from frontend.api.chat.structured_output_fields import ResponseFormatField
+from frontend.api.chat.thinking_fields import (
+    Degree,
+    MaxThinkingTokens,
+    OtherBudgetName,
+    ReasoningEffort,
+    effort,
+    thinking,
+)
+from frontend.api.chat.tool_fields import FunctionToolChoice, FunctionTools, ParallelToolCalls
+from frontend.api.model_context import ModelContext
+from frontend.api.requests.request_model import FieldError, RequestModel
+from frontend.api.requests.request_types import (
     ChoiceCount,
     Count,
     Ignored,
@@ -34,17 +46,6 @@ from frontend.api.request_types import (
     TokenDetailFields,
     TopLogprobs,
     doc,
-)
-from frontend.api.structured_output import ResponseFormatField
-from frontend.api.thinking_budget import MaxThinkingTokens, OtherBudgetName
-from frontend.api.tools import (
-    Degree,
-    FunctionToolChoice,
-    FunctionTools,
-    ParallelToolCalls,
-    ReasoningEffort,
-    effort,
-    thinking,
 )
 from frontend.errors import BadRequest, Unprocessable
 from frontend.output_parser.tool_choice import Function
@@ -192,11 +193,10 @@ class ChatRequest(TokenDetailFields):
     web_search_options: Refused = None
 
 
-class TokenizeRequest(RequestModel):
+class TemplateFields(RequestModel):
+    """What else than messages makes the prompt of a chat, for the routes that only render it."""
+
     model: ModelName = None
-    prompt: Annotated[str | None, doc("A text")] = None
-    add_special_tokens: Annotated[bool | None, doc("false: without the tokenizer's special tokens")] = None
-    messages: Messages | None = None
     chat_template: Template = None
     documents: Documents = None
     chat_template_kwargs: TemplateArguments = None
@@ -209,7 +209,19 @@ class TokenizeRequest(RequestModel):
     reasoning: ReasoningField = None
 
 
-def _thinking_arguments(request: ChatRequest | TokenizeRequest, context: ModelContext) -> dict[str, Any]:
+class TokenizeRequest(TemplateFields):
+    prompt: Annotated[str | None, doc("A text")] = None
+    add_special_tokens: Annotated[bool | None, doc("false: without the tokenizer's special tokens")] = None
+    messages: Messages | None = None
+
+
+class TemplateRequest(TemplateFields):
+    messages: Messages
+
+
+def _thinking_arguments(
+    request: ChatRequest | TokenizeRequest | TemplateRequest, context: ModelContext
+) -> dict[str, Any]:
     options = request.reasoning or ReasoningOptions()
     wanted = request.reasoning_effort or options.effort
     if options.effort not in (None, wanted):
@@ -224,7 +236,14 @@ def _thinking_arguments(request: ChatRequest | TokenizeRequest, context: ModelCo
 async def chat_prompt(
     request: ChatRequest | TokenizeRequest, functions: Sequence[Function], context: ModelContext
 ) -> Prompt:
-    """Renders the prompt of a request's messages. Raises BadRequest or Unprocessable."""
+    """Returns the prompt of a request's messages. Raises BadRequest or Unprocessable."""
+    return await encoded(rendered_chat(request, functions, context), context)
+
+
+def rendered_chat(
+    request: ChatRequest | TokenizeRequest | TemplateRequest, functions: Sequence[Function], context: ModelContext
+) -> Rendered:
+    """Renders a request's messages. Raises BadRequest or Unprocessable."""
     generate, resume = request.add_generation_prompt, request.continue_final_message
     if generate and resume:
         raise Unprocessable(
@@ -234,4 +253,4 @@ async def chat_prompt(
     arguments = _thinking_arguments(request, context) | document_arguments(request.documents, context)
     arguments |= request.chat_template_kwargs or {}
     messages = [message.chat_message() for message in request.messages or ()]
-    return await render_prompt(messages, context, arguments, functions, generate is not False, resume)
+    return render(messages, context, arguments, functions, generate is not False, resume)

@@ -6,10 +6,11 @@ responses that have neither reasoning nor tool calls.
 
 from msgspec import UNSET
 
-from frontend.api.common import ResponseContext, to_json
 from frontend.api.openai import response_types as types
 from frontend.api.openai.completions import FINISH, ChunkWriter, Shape
 from frontend.api.openai.token_details import as_fields, output_ids
+from frontend.api.requests.encoding import to_json
+from frontend.api.response_context import ResponseContext
 from frontend.output_parser.continued import ContinuedParser
 from frontend.output_parser.counting import feed_counting
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
@@ -39,7 +40,7 @@ def message(parsed: ParsedOutput, context: ResponseContext, choice: int) -> type
         )
         for i, call in enumerate(parsed.calls)
     ]
-    thought = UNSET if context.request.hides_reasoning else parsed.reasoning or UNSET
+    thought = parsed.reasoning or UNSET if context.request.shown.reasoning else UNSET
     return types.ChatAnswer(
         content=parsed.text if parsed.text or not calls else None,
         reasoning_content=thought,
@@ -54,16 +55,16 @@ class ParsedChunkWriter(ChunkWriter):
     def __init__(self, context: ResponseContext, shape: Shape, opening: bytes, parser_config: ParserConfig) -> None:
         super().__init__(context, shape, opening)
         self._choices = [_Choice(parser_config) for _ in range(context.request.n)]
-        self._hides = context.request.hides_reasoning
+        self._hides = not context.request.shown.reasoning
         self._reasoning_tokens = self._totals.reasoning_tokens = 0
 
     def _write(self, delta: Delta) -> bytes:
         self._totals.add(delta)
         choice = self._choices[delta.index]
-        if delta.before:
-            choice.parser = ContinuedParser(choice.parser, delta.before)
+        if delta.added is not None and delta.added.before:
+            choice.parser = ContinuedParser(choice.parser, delta.added.before)
         if not self._plain:
-            choice.add_details(delta, self._context.request.return_ids)
+            choice.add_details(delta, self._context.request.shown.ids)
         if choice.parser.reasoning is Reasoning.DONE:
             events = choice.parser.feed(delta.text)
         else:

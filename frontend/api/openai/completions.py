@@ -10,27 +10,20 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from frontend.api import structured_output
-from frontend.api.common import (
-    AsyncDeltas,
-    ModelContext,
-    ResponseContext,
-    Totals,
-    before_truncation,
-    check_model,
-    generation_request,
-    sampling,
-    to_json,
-    truncated,
-)
-from frontend.api.context_length import check_length
-from frontend.api.continuation import continued_ids
+from frontend.api.chat import structured_output_fields
+from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai import response_types as types
-from frontend.api.openai.completions_input import CompletionRequest, Prompt, prompt_texts, tokenized
+from frontend.api.openai.completions_input import CompletionRequest, prompt_texts, tokenized
 from frontend.api.openai.token_details import as_fields, output_ids, prompt_ids, prompt_logprobs
+from frontend.api.prepare import Reading, prepare
 from frontend.api.receipts.receipt import receipt_field, receipt_of
-from frontend.api.response_types import ResponseModel
+from frontend.api.requests.encoding import to_json
+from frontend.api.requests.response_types import ResponseModel
+from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.api.totals import Totals
+from frontend.api.truncation import before_truncation
 from frontend.errors import SluiceError, Unprocessable, own_status
+from frontend.features import NO_FEATURES, Features
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
 from frontend.server.sse import SERVER_SENT_EVENTS
 from frontend.text.fill_in_middle import with_suffix
@@ -50,39 +43,21 @@ async def parse(request: CompletionRequest, context: ModelContext) -> Generation
         raise Unprocessable("`best_of` other than `n` is not supported", param="best_of", code="unsupported_field")
     if request.max_tokens == 0 and not request.echo:
         raise Unprocessable("`max_tokens` must be at least 1 without `echo`", param="max_tokens", code="out_of_range")
-    prompts = request.prompts
     _check_suffix(request)
-    grammar = await structured_output.grammar(
-        structured_output.openai(request, request.response_format, "response_format"), len(prompts) * request.n
-    )
-    chosen = sampling(
-        request, request.max_tokens, context, grammar=grammar, logprobs=request.logprobs,
-        prompt_logprobs=(request.echo and request.logprobs is not None) or request.prompt_logprobs is not None,
-        prompt_top=request.prompt_logprobs or 0,
+    reading = Reading(
+        request, "prompt", request.max_tokens, n=request.n, logprobs=request.rivals,
+        form=structured_output_fields.openai(request, request.response_format, "response_format"),
+        features=Features(echo=prompt_texts(request.prompts)) if request.echo else NO_FEATURES,
     )  # fmt: skip
-    tokens = await tokenized(prompts, before_truncation(request.truncate_prompt_tokens, context))
+    prompts = await tokenized(request.prompts, before_truncation(request.truncate_prompt_tokens, context))
     if request.suffix:
-        tokens = await with_suffix(tokens, request.suffix, context.tokenizer)
-    whole, kept = tokens, request.truncate_prompt_tokens
-    tokens = [truncated(ids, request.max_tokens, kept, context) for ids in whole]
-    for ids in tokens:
-        check_length("prompt", len(ids), chosen.max_tokens, context)
-    return generation_request(
-        request, context, tuple(tokens), chosen, stops=request.stops, n=request.n,
-        echo=_echoed(prompts, whole, tokens) if request.echo else (),
-        continued=continued_ids(request, tokens, chosen.max_tokens, context),
-    )  # fmt: skip
+        prompts = await with_suffix(prompts, request.suffix, context.tokenizer)
+    return await prepare(reading, prompts, context)
 
 
 def _check_suffix(request: CompletionRequest) -> None:
     if request.suffix and request.echo:
         raise Unprocessable("`suffix` cannot go with `echo`", param="suffix", code="conflicting_fields")
-
-
-def _echoed(prompts: list[Prompt], whole: list[list[int]], kept: list[list[int]]) -> tuple[str, ...]:
-    """Returns the text of each prompt that the client wrote and that was not truncated."""
-    texts = prompt_texts(prompts)
-    return tuple([text if all is some else "" for text, all, some in zip(texts, whole, kept, strict=True)])
 
 
 def stream_writer(context: ResponseContext) -> "ChunkWriter":
@@ -164,7 +139,7 @@ class ChunkWriter:
     """
 
     def __init__(self, context: ResponseContext, shape: Shape, opening: bytes = b"") -> None:
-        request = context.request
+        request, shown = context.request, context.request.shown
         self._context = context
         self._shape = shape
         self._totals = Totals(request)
@@ -172,23 +147,26 @@ class ChunkWriter:
         self._head = b"data: " + to_json(shape.head(context))[:-1]
         self._bare = [self._head + b',"choices":[{"index":%d,' % i for i in range(self._left)]
         self._before = [bare + shape.before for bare in self._bare]
-        self._usage_null = b',"usage":null' if request.include_usage else b""
+        self._usage_null = b',"usage":null' if shown.usage else b""
         self._rest = b',"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
         self._after = shape.after + self._rest
-        self._plain = not (request.continuous_usage or request.sampling.logprobs is not None or request.return_ids)
+        self._plain = not (shown.continuous_usage or request.sampling.logprobs is not None or shown.ids)
         self._offsets = [0] * self._left
         prompts = [as_fields("prompt_token_ids", prompt_ids(context, i)) for i in range(self._left)]
-        rest = self._rest[:-3] + prompts[0] + self._rest[-3:]
-        self._opening = b"".join([bare + opening + rest for bare in self._bare]) if opening else b""
+        self._opening = opening  # empty once it is written
+        self._opening_ids = prompts[0]
         self._prompt_ids = (
             [b""] * self._left if opening else prompts
         )  # in a choice's first chunk, unless in the opening
 
     def write(self, deltas: list[Delta]) -> bytes:
-        data = b"".join([self._write(delta) for delta in deltas])
-        if self._opening and deltas:
-            data, self._opening = self._opening + data, b""
-        return data
+        opening = self._open() if self._opening and deltas else b""
+        return opening + b"".join([self._write(delta) for delta in deltas])
+
+    def _open(self) -> bytes:
+        rest = b',"logprobs":null,"finish_reason":null}]%s%s}\n\n' % (self._usage(), self._opening_ids)
+        opening, self._opening = b"".join([bare + self._opening + rest for bare in self._bare]), b""
+        return opening
 
     def end(self) -> bytes:
         """Returns the chunk with the usage, if requested, and the end mark."""
@@ -219,13 +197,13 @@ class ChunkWriter:
         )  # fmt: skip
 
     def _usage(self) -> bytes:
-        running = self._context.request.continuous_usage
+        running = self._context.request.shown.continuous_usage
         return b',"usage":' + to_json(usage_of(self._totals.usage)) if running else self._usage_null
 
     def _finish(self, delta: Delta) -> bytes:
         self._left -= 1
         request = self._context.request
-        timings = request.timings and not self._left and not request.include_usage
+        timings = request.shown.timings and not self._left and not request.shown.usage
         return b'%s%s,"logprobs":null,"finish_reason":%s%s}]%s%s}\n\n' % (
             self._bare[delta.index], self._shape.without,
             to_json(self._reason(delta)), _extras(self._context, delta), self._usage(),
@@ -237,9 +215,9 @@ class ChunkWriter:
 
     def _usage_chunk(self) -> bytes:
         request = self._context.request
-        if not request.include_usage:
+        if not request.shown.usage:
             return b""
-        timings = b',"timings":' + to_json(self._totals.timings) if request.timings else b""
+        timings = b',"timings":' + to_json(self._totals.timings) if request.shown.timings else b""
         return b'%s,"choices":[],"usage":%s%s}\n\n' % (self._head, to_json(usage_of(self._totals.usage)), timings)
 
 

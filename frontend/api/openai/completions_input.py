@@ -5,11 +5,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.api.common import ModelContext, check_ids
+from frontend.api.chat.continuation_fields import ContinueFromField
+from frontend.api.chat.structured_output_fields import ResponseFormatField
 from frontend.api.context_length import check_characters
-from frontend.api.continuation import ContinueFromField
-from frontend.api.request_model import EXACT, FieldError
-from frontend.api.request_types import (
+from frontend.api.model_context import ModelContext, check_ids
+from frontend.api.requests.request_model import EXACT, FieldError
+from frontend.api.requests.request_types import (
     ChoiceCount,
     Count,
     OpenAIFields,
@@ -19,7 +20,6 @@ from frontend.api.request_types import (
     TokenDetailFields,
     doc,
 )
-from frontend.api.structured_output import ResponseFormatField
 from frontend.errors import BadRequest
 
 MAX_PROMPTS = 2048
@@ -36,6 +36,7 @@ def prompts_schema(most: int) -> dict[str, Any]:
 _ids: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 _one: list[dict[str, Any]] = [{"type": "string", "minLength": 1}, _ids]
 _Token = Annotated[int, EXACT]
+_Off = Annotated[bool, Meta(extra_json_schema={"enum": [False]})]
 
 
 class CompletionRequest(TokenDetailFields):
@@ -53,7 +54,8 @@ class CompletionRequest(TokenDetailFields):
     n: ChoiceCount = 1
     best_of: Annotated[Positive | None, doc("Must equal `n`")] = None
     logprobs: Annotated[
-        Rivals | None, doc("Log-probabilities of the answer's tokens, and of this many of the likeliest")
+        _Off | Rivals | None,
+        doc("Log-probabilities of the answer's tokens, and of this many of the likeliest; false: none"),
     ] = None
     suffix: Annotated[
         str | None, doc("What follows the answer, for a model that was trained to fill in the middle")
@@ -73,9 +75,16 @@ class CompletionRequest(TokenDetailFields):
             raise FieldError("prompt", "is empty", BadRequest, "empty_prompt")
         if len(prompts) > MAX_PROMPTS:
             raise FieldError("prompt", f"may have at most {MAX_PROMPTS} entries")
+        if self.logprobs is True:
+            raise FieldError("logprobs", "must be an integer or false: it says how many", BadRequest, "wrong_type")
         kinds = {*map(type, self.prompt)} if isinstance(self.prompt, list) else set()
         if int in kinds and kinds != {int}:
             raise FieldError("prompt", f"must be {SHAPES}", BadRequest, "wrong_type")
+
+    @property
+    def rivals(self) -> int | None:
+        """How many of the likeliest tokens are scored with each of the answer; None: nothing is scored."""
+        return None if self.logprobs is False else self.logprobs
 
     @property
     def prompts(self) -> list[Prompt]:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.receipts.receipt import Receipt
-from frontend.api.response_types import Count, ResponseModel, Timings
+from frontend.api.requests.response_types import Count, ResponseModel, Timings
 
 FinishReason = Literal["stop", "length"]
 ChatFinishReason = Literal["stop", "length", "tool_calls"]

@@ -5,33 +5,26 @@ the answer was cut off, response.incomplete. Nothing is stored: a request brings
 """
 
 import time
+from dataclasses import replace
 from typing import Any
 
-from frontend.api import structured_output
-from frontend.api.common import (
-    AsyncDeltas,
-    ModelContext,
-    ResponseContext,
-    Totals,
-    before_truncation,
-    check_model,
-    generation_request,
-    sampling,
-    to_json,
-    truncated,
-)
-from frontend.api.context_length import check_length
+from frontend.api.chat import structured_output_fields
+from frontend.api.chat.structured_output_fields import TextFormat
+from frontend.api.chat.thinking_fields import budget_of
+from frontend.api.chat.tool_fields import openai_choice, tool_choice
+from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai import responses_types as types
 from frontend.api.openai.completions import error, error_body
 from frontend.api.openai.responses_input import SCORES, ResponseCountRequest, ResponseRequest, response_prompt
 from frontend.api.openai.responses_output import COMPLETED, INCOMPLETE, Output, event
+from frontend.api.prepare import Reading, prepare
 from frontend.api.receipts.receipt import receipt_of
-from frontend.api.structured_output import TextFormat
-from frontend.api.thinking_budget import asked, check_budget, thinking_budget
-from frontend.api.tools import checked_choice, functions, grammar_and_parser, openai_choice
+from frontend.api.requests.encoding import to_json
+from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.api.totals import Totals
+from frontend.api.truncation import before_truncation
 from frontend.errors import SluiceError, api_status
-from frontend.output_parser.formats import with_reasoning
-from frontend.output_parser.tool_choice import Function
+from frontend.output_parser.tool_choice import Function, ToolChoice
 from frontend.request import Delta, Finish, GenerationRequest
 from frontend.server.sse import SERVER_SENT_EVENTS
 from shared.messages import Sampling
@@ -60,24 +53,20 @@ OPENING = (types.Created, types.InProgress)
 async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
-    logprobs, most = _logprobs_asked(request), request.max_output_tokens
-    known = functions(request.tools)
-    tool_choice = checked_choice(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
-    ids, begins = await response_prompt(request, known, before_truncation(request.truncate_prompt_tokens, context))
-    ids = truncated(ids, most, request.truncate_prompt_tokens, context)
-    check_length("input", len(ids), most or 1, context)
-    most = most or context.max_seq_len - len(ids)
-    tokens, param = asked(request, request.reasoning.max_tokens if request.reasoning else None)
-    budget = thinking_budget(tokens, param, begins, most, context)
-    text_grammar = await structured_output.grammar(structured_output.openai(request, _format(request), "text.format"))
-    grammar, parser_config = await grammar_and_parser(tool_choice, begins, text_grammar, context)
-    chosen = sampling(request, most, context, logprobs=logprobs, grammar=grammar, thinking=budget)
-    check_budget(chosen)
-    return generation_request(
-        request, context, (ids,), chosen, stops=request.stops,
-        parser_config=with_reasoning(parser_config, request.separate_reasoning),
-        format_data=_echoed(request, known, chosen),
+    reading = Reading(
+        request, "input", request.max_output_tokens, logprobs=_logprobs_asked(request),
+        tool_choice=_tool_choice(request, context),
+        form=structured_output_fields.openai(request, _format(request), "text.format"),
+        budget=budget_of(request, request.reasoning.max_tokens if request.reasoning else None),
     )  # fmt: skip
+    functions = reading.functions
+    ids, begins = await response_prompt(request, functions, before_truncation(request.truncate_prompt_tokens, context))
+    made = await prepare(reading, [ids], context, begins)
+    return replace(made, format_data=_echoed(request, functions, made.sampling))
+
+
+def _tool_choice(request: ResponseRequest | ResponseCountRequest, context: ModelContext) -> ToolChoice:
+    return tool_choice(request.tools, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
 
 
 def _logprobs_asked(request: ResponseRequest) -> int | None:
@@ -93,8 +82,7 @@ def _format(request: ResponseRequest) -> TextFormat | None:
 async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> types.InputTokens:
     """Returns the `input_tokens` that a request with the same body would have."""
     check_model(request.model, context)
-    known = functions(request.tools)
-    checked_choice(known, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
+    known = _tool_choice(request, context).functions
     ids = (await response_prompt(request, known, context.unlimited)).ids
     return types.InputTokens(input_tokens=len(ids))
 

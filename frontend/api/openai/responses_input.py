@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from frontend.api.call_history import ChatMessage, call, chat_message, merge_same_role
-from frontend.api.chat_prompt import (
+from frontend.api.chat.call_history import ChatMessage, call, chat_message, merge_same_role
+from frontend.api.chat.chat_prompt import (
     MAX_MESSAGES,
     MAX_PARTS,
     ROLES,
@@ -18,9 +18,12 @@ from frontend.api.chat_prompt import (
     parse_arguments,
     render_prompt,
 )
-from frontend.api.common import ModelContext
-from frontend.api.request_model import FieldError, RequestModel
-from frontend.api.request_types import (
+from frontend.api.chat.structured_output_fields import TextOptions
+from frontend.api.chat.thinking_fields import Degree, MaxThinkingTokens, OtherBudgetName, effort
+from frontend.api.chat.tool_fields import FlatFunctionTools, FlatToolChoice, ParallelToolCalls
+from frontend.api.model_context import ModelContext
+from frontend.api.requests.request_model import FieldError, RequestModel
+from frontend.api.requests.request_types import (
     Count,
     Ignored,
     IncludeReasoning,
@@ -35,9 +38,6 @@ from frontend.api.request_types import (
     TopLogprobs,
     doc,
 )
-from frontend.api.structured_output import TextOptions
-from frontend.api.thinking_budget import MaxThinkingTokens, OtherBudgetName
-from frontend.api.tools import Degree, FlatFunctionTools, FlatToolChoice, ParallelToolCalls, effort
 from frontend.errors import BadRequest
 from frontend.output_parser.tool_choice import Function
 

@@ -9,11 +9,12 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Any, ClassVar, Literal
 
-from frontend.api.common import ResponseContext, to_json
 from frontend.api.openai import responses_types as types
 from frontend.api.openai.chat import logprob_entries
 from frontend.api.openai.chat_output import call_id
 from frontend.api.openai.response_types import TokenLogprobs
+from frontend.api.requests.encoding import to_json
+from frontend.api.response_context import ResponseContext
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig, Reasoning
 from frontend.output_parser.parser import output_parser
@@ -195,7 +196,7 @@ class Output:
             case Text(text):
                 return self._say(Message, text)
             case ReasoningText(text):
-                return [] if self._context.request.hides_reasoning else self._say(Reason, text)
+                return self._say(Reason, text) if self._context.request.shown.reasoning else []
             case CallStart(call, name):
                 return self._begin(ToolCall(self._context, self._next, call, name))
             case CallArguments(_, fragment):

@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from frontend.api.openai.response_types import ErrorBody, TokenLogprobs
 from frontend.api.receipts.receipt import Receipt
-from frontend.api.response_types import Count, ResponseModel, Timings
+from frontend.api.requests.response_types import Count, ResponseModel, Timings
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["in_progress", "completed", "incomplete", "failed"]

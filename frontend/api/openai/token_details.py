@@ -2,8 +2,9 @@
 
 from msgspec import UNSET, UnsetType
 
-from frontend.api.common import ResponseContext, to_json
 from frontend.api.openai.response_types import PromptLogprob, PromptLogprobs
+from frontend.api.requests.encoding import to_json
+from frontend.api.response_context import ResponseContext
 from frontend.request import Delta, TokenLogprob
 
 LEAST = -9999.0  # OpenAI's value for a log-probability of minus infinity, which JSON cannot express
@@ -12,19 +13,20 @@ LEAST = -9999.0  # OpenAI's value for a log-probability of minus infinity, which
 def prompt_ids(context: ResponseContext, choice: int) -> list[int] | UnsetType:
     """Returns the ids of a choice's prompt, if the request asks for them."""
     request = context.request
-    return request.prompts[choice // request.n] if request.return_ids else UNSET
+    return request.prompts[choice // request.n] if request.shown.ids else UNSET
 
 
 def output_ids(context: ResponseContext, ids: list[int]) -> list[int] | UnsetType:
     """Returns `ids`, if the request asks for them."""
-    return ids if context.request.return_ids else UNSET
+    return ids if context.request.shown.ids else UNSET
 
 
 def prompt_logprobs(context: ResponseContext, last: Delta) -> PromptLogprobs | UnsetType:
     """Returns those of a choice's prompt, which its last delta has if the request asks for them."""
-    if last.prompt_logprobs is None:
+    scores = last.extras.prompt_logprobs
+    if scores is None:
         return UNSET
-    return [_entry(context, token) if position else None for position, token in enumerate(last.prompt_logprobs)]
+    return [_entry(context, token) if position else None for position, token in enumerate(scores)]
 
 
 def _entry(context: ResponseContext, token: TokenLogprob) -> dict[int, PromptLogprob]:

@@ -6,10 +6,13 @@ The answer is always a stream: one `token` event for every generated id, in orde
 from dataclasses import replace
 from itertools import zip_longest
 
-from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, Totals, to_json
+from frontend.api.model_context import ModelContext
 from frontend.api.openai import completions
 from frontend.api.openai.completions_input import CompletionRequest
 from frontend.api.receipts.receipt import receipt_field
+from frontend.api.requests.encoding import to_json
+from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.api.totals import Totals
 from frontend.errors import SluiceError, Unprocessable, own_status
 from frontend.request import Delta, GenerationRequest
 from frontend.server.sse import SERVER_SENT_EVENTS
@@ -26,7 +29,7 @@ async def parse(body: CompletionRequest, context: ModelContext) -> GenerationReq
     if request.n > 1 or len(request.prompts) > 1:
         param = "n" if request.n > 1 else "prompt"
         raise Unprocessable(f"`{param}`: typed events carry one completion", param=param, code="unsupported_field")
-    if request.echo:
+    if request.features.echo:
         raise Unprocessable("`echo`: typed events carry generated tokens only", param="echo", code="unsupported_field")
     if request.sampling.logprobs is not None:
         raise Unprocessable("`logprobs`: typed events have none", param="logprobs", code="unsupported_field")
@@ -87,6 +90,6 @@ def _done(context: ResponseContext, delta: Delta, totals: Totals) -> bytes:
         str(delta.finish).encode(),
         b'{"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}'
         % (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens),
-        b', "timings": ' + to_json(totals.timings) if context.request.timings else b"",
+        b', "timings": ' + to_json(totals.timings) if context.request.shown.timings else b"",
         receipt_field(context, delta),
     )

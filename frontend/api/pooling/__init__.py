@@ -1,6 +1,5 @@
-"""The routes that answer with vectors or scores instead of text.
+"""The routes that answer with vectors or scores instead of text; the life of such a request is in ../pooling_route.py.
 
-route               the life of such a request; which format a path speaks
 fields              the fields that the formats share, and how inputs become prompts
 vectors             the vectors of a request, from its deltas
 embeddings          /v1/embeddings, as OpenAI has it

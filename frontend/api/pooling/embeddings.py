@@ -6,14 +6,16 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, check_model, to_json
+from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai import completions
 from frontend.api.openai.completions_input import prompts_schema
 from frontend.api.pooling import response_types as types
 from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields, check_prompts, check_texts, pooling_request
-from frontend.api.pooling.vectors import collect
-from frontend.api.request_model import EXACT, FieldError
-from frontend.api.request_types import Positive, Text, doc
+from frontend.api.pooling.vectors import VectorForm, collect
+from frontend.api.requests.encoding import to_json
+from frontend.api.requests.request_model import EXACT, FieldError
+from frontend.api.requests.request_types import Positive, Text, doc
+from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.errors import BadRequest, Unprocessable, api_status
 from frontend.request import GenerationRequest
 from shared.messages import Pooling
@@ -67,7 +69,7 @@ async def parse(request: EmbeddingRequest, context: ModelContext) -> GenerationR
     check_model(request.model, context)
     return await embedding_request(
         request, request.inputs, context, dimensions=request.dimensions or 0, prompt_name=request.prompt_name,
-        special=request.add_special_tokens, base64=request.encoding_format == "base64",
+        special=request.add_special_tokens, format_data=VectorForm(request.encoding_format == "base64"),
     )  # fmt: skip
 
 
@@ -80,7 +82,7 @@ async def embedding_request(
     prompt_name: str | None = None,
     special: bool = True,
     param: str = "input",
-    **format_data: Any,
+    format_data: Any = None,
 ) -> GenerationRequest:
     """Makes a request for one vector of each input; `vectors.collect` waits for them.
 
@@ -106,16 +108,16 @@ async def embedding_request(
             param="dimensions",
             code="out_of_range",
         )
-    return pooling_request(fields, prompts, Pooling(task.pooling, task.normalized, dimensions), context, **format_data)
+    return pooling_request(fields, prompts, Pooling(task.pooling, task.normalized, dimensions), context, format_data)
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     vectors = await collect(context, arriving)
-    in_base64 = context.request.format_data["base64"]
+    form: VectorForm = context.request.format_data
     data = [
         types.Embedding(
             index=index,
-            embedding=base64.b64encode(packed).decode() if in_base64 else vectors.floats(index).tolist(),
+            embedding=base64.b64encode(packed).decode() if form.base64 else vectors.floats(index).tolist(),
         )
         for index, packed in enumerate(vectors.packed)
     ]

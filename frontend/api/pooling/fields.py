@@ -5,12 +5,13 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from frontend.api.common import ModelContext, check_ids
 from frontend.api.context_length import check_characters, check_length
-from frontend.api.request_model import MOST, RequestModel
-from frontend.api.request_types import Ignored, ModelName, Positive, Refused, Text, doc
+from frontend.api.model_context import ModelContext, check_ids
+from frontend.api.requests.request_model import MOST, RequestModel
+from frontend.api.requests.request_types import Ignored, ModelName, Positive, Refused, SaltField, doc
 from frontend.errors import BadRequest
-from frontend.request import GenerationRequest
+from frontend.features import Features
+from frontend.request import Admission, GenerationRequest
 from shared.messages import Pooling, Sampling
 
 MAX_INPUTS = 2048
@@ -26,7 +27,7 @@ class PoolingFields(RequestModel):
     }  # fmt: skip
 
     model: ModelName = None
-    cache_salt: Annotated[Text | None, doc("The prefix cache is shared only with requests of the same salt")] = None
+    cache_salt: SaltField = None
     priority: Annotated[
         int, Meta(ge=-MOST - 1, le=MOST), doc("Lower goes first, among requests of one API key's name")
     ] = 0
@@ -37,13 +38,17 @@ class PoolingFields(RequestModel):
 
 
 def pooling_request(
-    fields: PoolingFields, prompts: Sequence[Prompt], pooling: Pooling, context: ModelContext, **format_data: Any
+    fields: PoolingFields, prompts: Sequence[Prompt], pooling: Pooling, context: ModelContext, format_data: Any = None
 ) -> GenerationRequest:
     """Makes a request for one vector of each prompt. format_data: what only the response needs."""
     return GenerationRequest(
-        tuple(prompts), Sampling(0), model=context.model, cache_salt=fields.cache_salt or "",
-        priority=fields.priority, deadline_ms=fields.deadline_ms or 0, pooling=pooling, format_data=format_data,
+        tuple(prompts), Sampling(0), model=context.model, admission=admission(fields),
+        features=Features(pooling=pooling), format_data=format_data,
     )  # fmt: skip
+
+
+def admission(fields: PoolingFields) -> Admission:
+    return Admission(fields.cache_salt or "", fields.deadline_ms or 0, fields.priority)
 
 
 def check_texts(param: str, texts: Iterable[str], context: ModelContext) -> None:

@@ -12,8 +12,8 @@ from frontend.api.openai.token_details import LEAST
 from frontend.api.pooling import response_types as types
 from frontend.errors import Internal
 from frontend.request import GenerationRequest
-from shared.codec import pack_f32, pack_u32, unpack_f32, unpack_u32
 from shared.messages import Logprobs
+from shared.wire.codec import pack_f32, pack_u32, unpack_f32, unpack_u32
 
 T = TypeVar("T")
 
@@ -37,13 +37,15 @@ class Arrays:
     @classmethod
     def of(cls, request: GenerationRequest, index: int, scores: Sequence[Logprobs]) -> Self:
         """Makes the arrays of a prompt. Raises Internal unless each token has a log-probability."""
-        prompt, start, top = request.prompts[index], request.scored_from[index], request.sampling.prompt_top
+        scored = request.features.scored
+        assert scored is not None, "only requests for log-probabilities have arrays"
+        prompt, start, top = request.prompts[index], scored.starts[index], request.sampling.prompt_top
         first, count = int(start == 0), len(prompt) - start
         chosen = first * NO_LOGPROB + b"".join([one.chosen for one in scores])
         if len(chosen) != 4 * count:
             raise Internal("the worker sent too few log-probabilities", code="worker_error")
         return cls(
-            prompt[start:] if request.return_ids else None, first, count, top, chosen,
+            prompt[start:] if request.shown.ids else None, first, count, top, chosen,
             first * top * NO_ID + b"".join([one.top_ids for one in scores]),
             first * top * NO_LOGPROB + b"".join([one.top_logprobs for one in scores]),
         )  # fmt: skip

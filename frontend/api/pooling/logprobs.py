@@ -11,20 +11,23 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
-from frontend.api.chat_prompt import with_template
-from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, check_model, to_json
+from frontend.api.chat.chat_prompt import with_template
+from frontend.api.chat.tool_fields import FunctionTools, offered
 from frontend.api.context_length import check_characters
+from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai import completions
 from frontend.api.openai.chat_input import Messages, Template, TokenizeRequest, chat_prompt
 from frontend.api.openai.completions_input import prompts_schema
 from frontend.api.pooling import response_types as types
-from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields, check_prompts
+from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields, admission, check_prompts
 from frontend.api.pooling.logprob_arrays import Arrays, as_base64, as_bytes, as_lists
-from frontend.api.request_model import EXACT, FieldError
-from frontend.api.request_types import TemplateArguments, doc
-from frontend.api.tools import FunctionTools, functions
+from frontend.api.requests.encoding import to_json
+from frontend.api.requests.request_model import EXACT, FieldError
+from frontend.api.requests.request_types import TemplateArguments, doc
+from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.errors import BadRequest, Unprocessable, api_status
-from frontend.request import GenerationRequest, Usage
+from frontend.features import Features, Scored
+from frontend.request import GenerationRequest, Shown, Usage
 from shared.messages import Sampling
 
 NAME, PREFIX, TASKS = "logprobs", "lp", ("generate",)
@@ -110,10 +113,9 @@ async def parse(request: LogprobsRequest, context: ModelContext) -> GenerationRe
     _check_size(request, rows, starts)
     return GenerationRequest(
         tuple(rows), Sampling(0, prompt_logprobs=True, prompt_top=min(request.top_logprobs, context.vocab_size)),
-        model=context.model, cache_salt=request.cache_salt or "", priority=request.priority,
-        deadline_ms=request.deadline_ms or 0, return_ids=request.return_token_ids,
-        scored_from=tuple(starts), one_group=len(heads) == 1 < len(rows),
-        format_data={"encoding": request.encoding_format},
+        model=context.model, shown=Shown(ids=request.return_token_ids), admission=admission(request),
+        features=Features(scored=Scored(tuple(starts), one_group=len(heads) == 1 < len(rows))),
+        format_data=request.encoding_format,
     )  # fmt: skip
 
 
@@ -129,7 +131,7 @@ async def _heads(request: LogprobsRequest, context: ModelContext) -> list[list[i
             messages=request.messages, tools=request.tools, chat_template_kwargs=request.chat_template_kwargs
         )
         context = with_template(context, request.chat_template)
-        heads = [(await chat_prompt(chat, functions(request.tools), context)).ids]
+        heads = [(await chat_prompt(chat, offered(request.tools), context)).ids]
     check_prompts("prompt", heads, context)
     return heads
 
@@ -170,10 +172,10 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes | t
     request = context.request
     rows: dict[int, Arrays] = {}
     written: dict[int, msgspec.Raw] = {}  # as they arrive: a long answer that is written at once would stop all streams
-    write, cached = WRITERS.get(request.format_data["encoding"]), 0
+    write, cached = WRITERS.get(request.format_data), 0
     async for deltas in arriving:
         for delta in deltas:
-            row = Arrays.of(request, delta.index, delta.scores)
+            row = Arrays.of(request, delta.index, delta.extras.scores)
             cached += delta.usage.cached_tokens if delta.usage else 0
             if write is None:
                 rows[delta.index] = row

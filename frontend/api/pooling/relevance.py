@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext
+from frontend.api.chat.untrusted import encode_texts
+from frontend.api.model_context import ModelContext
 from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import PoolingFields, Prompt, check_prompts, check_texts, pooling_request
 from frontend.api.pooling.vectors import Vectors, collect
-from frontend.api.request_types import Text, doc
+from frontend.api.requests.request_types import Text, doc
+from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.errors import Unprocessable
 from frontend.request import GenerationRequest, Usage
 from shared.messages import Pooling, PoolingKind
@@ -47,6 +49,15 @@ class Pairs:
         return zip(first, self.second, strict=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a response needs of its request. The other fields are those of /v1/rerank."""
+
+    pairs: Pairs
+    top: int = 0  # how many of the most relevant documents are told
+    shown: bool = False  # with their texts
+
+
 async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: ModelContext) -> GenerationRequest:
     """Makes the request whose vectors `scores` turns into one score for each pair. Raises Unprocessable."""
     task = context.task
@@ -59,7 +70,7 @@ async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: Mode
         )
     if task.name == "embed":
         texts = [*pairs.first, *pairs.second]
-        return await embedding_request(fields, texts, context, param=pairs.second_field, pairs=pairs)
+        return await embedding_request(fields, texts, context, param=pairs.second_field, format_data=Judged(pairs))
     check_texts(pairs.first_field, pairs.first, context)
     check_texts(pairs.second_field, pairs.second, context)
     ids: tuple[int, ...]
@@ -67,14 +78,15 @@ async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: Mode
         prompts = await _questions(pairs, fields.instruction or INSTRUCTION, context)
         ids = context.tokenizer.yes_no
     else:
-        prompts, ids = await context.tokenizer.encode_pairs(list(pairs)), tuple(range(task.labels))
+        prompts, ids = await encode_texts(list(pairs), True, context), tuple(range(task.labels))
     check_prompts(pairs.second_field, prompts, context)
-    return pooling_request(fields, prompts, Pooling(PoolingKind.LOGITS, token_ids=ids), context, pairs=pairs)
+    return pooling_request(fields, prompts, Pooling(PoolingKind.LOGITS, token_ids=ids), context, Judged(pairs))
 
 
 async def _questions(pairs: Pairs, instruction: str, context: ModelContext) -> list[Prompt]:
     questions = [QUESTION.format(instruction=instruction, query=first, document=second) for first, second in pairs]
-    before, after, *between = await context.tokenizer.encode_batch([BEFORE, AFTER, *questions], False)
+    before, after = await context.tokenizer.encode_batch([BEFORE, AFTER], False)
+    between = await encode_texts(questions, False, context)
     return [before + ids + after for ids in between]
 
 
@@ -86,9 +98,11 @@ async def scores(context: ResponseContext, arriving: AsyncDeltas) -> tuple[list[
 
 def scores_of(request: GenerationRequest, vectors: Vectors) -> list[float]:
     """Returns a score for each pair of a request."""
-    if request.pooling is not None and request.pooling.kind is PoolingKind.LOGITS:
+    pooling = request.features.pooling
+    if pooling is not None and pooling.kind is PoolingKind.LOGITS:
         return [_probability(vectors.floats(index)) for index in range(len(vectors.packed))]
-    pairs = request.format_data["pairs"]
+    judged: Judged = request.format_data
+    pairs = judged.pairs
     first = len(pairs.first)
     return [vectors.cosine(0 if first == 1 else index, first + index) for index in range(len(pairs.second))]
 

@@ -8,14 +8,16 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta
 
-from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, check_model, to_json
+from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai import completions
 from frontend.api.pooling import relevance
 from frontend.api.pooling import response_types as types
 from frontend.api.pooling.fields import MAX_INPUTS
-from frontend.api.pooling.relevance import Pairs, RelevanceFields, relevance_request
-from frontend.api.request_model import RequestModel
-from frontend.api.request_types import Count, Refused, Text, doc
+from frontend.api.pooling.relevance import Judged, Pairs, RelevanceFields, relevance_request
+from frontend.api.requests.encoding import to_json
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.requests.request_types import Count, Refused, Text, doc
+from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.errors import api_status
 from frontend.request import GenerationRequest
 
@@ -51,22 +53,21 @@ async def parse(request: RerankRequest, context: ModelContext) -> GenerationRequ
     documents = [one if isinstance(one, str) else one.text for one in request.documents]
     pairs = Pairs([request.query], documents, "query", "documents")
     scored = await relevance_request(request, pairs, context)
-    top, shown = request.top_n or len(documents), request.return_documents
-    return replace(scored, format_data={**scored.format_data, "top": top, "shown": shown})
+    return replace(scored, format_data=Judged(pairs, request.top_n or len(documents), request.return_documents))
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     scores, usage = await relevance.scores(context, arriving)
-    data = context.request.format_data
-    documents = data["pairs"].second
+    judged: Judged = context.request.format_data
+    documents = judged.pairs.second
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
     results = [
         types.Ranked(
             index=index,
             relevance_score=scores[index],
-            document=types.RankedText(text=documents[index]) if data["shown"] else UNSET,
+            document=types.RankedText(text=documents[index]) if judged.shown else UNSET,
         )
-        for index in order[: data["top"]]
+        for index in order[: judged.top]
     ]
     return to_json(
         types.Ranking(id=context.id, model=context.request.model, results=results, usage=types.usage_of(usage))

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.openai import response_types as openai
-from frontend.api.response_types import Count, ResponseModel
+from frontend.api.requests.response_types import Count, ResponseModel
 from frontend.request import Usage
 
 

@@ -4,13 +4,15 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from frontend.api.common import AsyncDeltas, ModelContext, ResponseContext, check_model, to_json
+from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai import completions
 from frontend.api.pooling import relevance
 from frontend.api.pooling import response_types as types
 from frontend.api.pooling.fields import MAX_INPUTS
 from frontend.api.pooling.relevance import Pairs, RelevanceFields, relevance_request
-from frontend.api.request_types import Text, doc
+from frontend.api.requests.encoding import to_json
+from frontend.api.requests.request_types import Text, doc
+from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.errors import BadRequest, api_status
 from frontend.request import GenerationRequest
 

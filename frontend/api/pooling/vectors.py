@@ -4,10 +4,18 @@ from array import array
 from dataclasses import dataclass
 from math import sqrt
 
-from frontend.api.common import AsyncDeltas, ResponseContext
+from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.errors import Internal
 from frontend.request import Usage
-from shared.codec import unpack_f32
+from shared.wire.codec import unpack_f32
+
+
+@dataclass(frozen=True, slots=True)
+class VectorForm:
+    """How a response writes its vectors. norm: llama.cpp's number of the norm by which they are scaled; None: none"""
+
+    base64: bool = False
+    norm: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,7 @@ async def collect(context: ResponseContext, arriving: AsyncDeltas) -> Vectors:
     tokens = cached = 0
     async for deltas in arriving:
         for delta in deltas:
-            packed[delta.index] = delta.vector
+            packed[delta.index] = delta.extras.vector
             if delta.usage is not None:
                 tokens, cached = tokens + delta.usage.prompt_tokens, cached + delta.usage.cached_tokens
     if not all(packed):

@@ -1,6 +1,6 @@
 """A claim: that a request, with the seed of a receipt, gives the answer of the receipt.
 
-`GenerationRequest.answer` makes a worker check an answer in one prefill. What it sends back is what the request gives:
+`Features.checked` makes a worker check an answer in one prefill. What it sends back is what the request gives:
 the ids up to the first that differs, and the finish. Stop strings are found in them as in every answer.
 """
 
@@ -11,14 +11,16 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from frontend.api.common import AsyncDeltas, ModelContext
-from frontend.api.receipts.receipt import Receipt, prompt_hash, sampling_used
-from frontend.api.receipts.signing import Check, Signer
-from frontend.api.request_model import MOST, RequestModel
-from frontend.api.request_types import Positive, doc
-from frontend.api.response_types import Count, ResponseModel
+from frontend.api.model_context import ModelContext
+from frontend.api.receipts.receipt import Receipt
+from frontend.api.requests.request_model import MOST, RequestModel
+from frontend.api.requests.request_types import Positive, doc
+from frontend.api.requests.response_types import Count, ResponseModel
+from frontend.api.response_context import AsyncDeltas
 from frontend.errors import BadRequest, Unprocessable
-from frontend.request import Delta, Finish, GenerationRequest
+from frontend.features import Features
+from frontend.request import Admission, Delta, Finish, GenerationRequest
+from shared.signing import Check, Signer
 
 SEED = "receipt.sampling.seed"
 
@@ -68,6 +70,8 @@ class Claim:
 
         Raises BadRequest or Unprocessable, which name the field.
         """
+        from frontend.api.receipts.making import prompt_hash, sampling_used
+
         receipt = asked.receipt
         seed = _seed(receipt)
         if receipt.index >= len(request.prompts) * request.n:
@@ -83,11 +87,11 @@ class Claim:
         )
         known = [id if id < vocab_size else 0 for id in receipt.output_ids[: sampling.max_tokens]]
         checking = replace(
-            request, prompts=(prompt,), sampling=sampling, n=1, answer=known, stream=False, echo=(),
-            prompt_logprobs=None, receipt=True, priority=asked.priority, deadline_ms=asked.deadline_ms or 0,
-            fingerprint=worker,
+            request, prompts=(prompt,), sampling=sampling, n=1, stream=False,
+            features=Features(checked=known, receipt=True, continued=request.features.continued),
+            admission=Admission(request.admission.cache_salt, asked.deadline_ms or 0, asked.priority, "", worker),
         )  # fmt: skip
-        return cls(receipt, checking, _sampling_problem(receipt, request, seed))
+        return cls(receipt, checking, _sampling_problem(receipt, request, sampling_used(request, seed)))
 
     async def verdict(self, arriving: AsyncDeltas | None, fingerprint: str, signer: Signer | None) -> Verification:
         """Compares the receipt with what its request gives.
@@ -96,7 +100,7 @@ class Claim:
         """
         last = await _last(arriving) if arriving is not None else None
         receipt, signature = self.receipt, self.receipt.signature
-        expected, found = receipt.output_ids, last.output or [] if last else []
+        expected, found = receipt.output_ids, last.extras.output or [] if last else []
         position = _first_difference(expected, found, last.finish == receipt.finish_reason) if last else None
         check = receipt.signature_check
         reason = self.problem or (_reason(receipt, found, position, last) if last else "")
@@ -140,11 +144,11 @@ def _seed(receipt: Receipt) -> int:
     return seed
 
 
-def _sampling_problem(receipt: Receipt, request: GenerationRequest, seed: int) -> str:
+def _sampling_problem(receipt: Receipt, request: GenerationRequest, used: dict[str, Any]) -> str:
+    seed = used["seed"]
     wanted = request.sampling.seed
     if wanted is not None and seed != (drawn := (wanted + receipt.index % request.n) % (1 << 64)):
         return f"the request gives this choice the seed {drawn}, but the receipt has {seed}"
-    used = sampling_used(request, seed)
     names = [name for name in {**used, **receipt.sampling} if used.get(name) != receipt.sampling.get(name)]
     return f"the sampling of the request is not the one of the receipt: {', '.join(sorted(names))}" if names else ""
 

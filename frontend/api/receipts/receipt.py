@@ -1,31 +1,23 @@
 """The receipt of an answer: the fingerprint of what computed it, its request in short, and its token ids.
 
-It holds no key, no header and no text of the prompt. A grammar is only hashed.
+It holds no key, no header and no text of the prompt. A grammar is only hashed. making.py makes one.
 """
 
-import hashlib
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.api.common import ResponseContext, to_json
-from frontend.api.receipts import signing
-from frontend.api.receipts.signing import Check, Signer
-from frontend.api.request_model import RequestModel
-from frontend.api.request_types import Count, TextIds, doc
-from frontend.request import Delta, GenerationRequest
-from shared.codec import pack_u32
-from shared.messages import Sampling
+from frontend.api.requests.encoding import to_json
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.requests.request_types import Count, TextIds, doc
+from frontend.api.response_context import ResponseContext
+from frontend.request import Delta
+from shared import signing
+from shared.signing import Check, Signer
 
 VERSION = 1
 LAST_SECOND = 253_000_000_000  # of what a date can hold, in seconds since 1970
-ALWAYS = (
-    "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty",
-)  # fmt: skip
-IF_SET = ("min_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_words")
 
 
 class Signature(RequestModel):
@@ -69,52 +61,14 @@ class Receipt(RequestModel):
 
 def receipt_of(context: ResponseContext, delta: Delta) -> Receipt | UnsetType:
     """Returns the receipt of the choice that `delta` ends; UNSET if the request asks for none."""
-    request = context.request
-    if delta.output is None or delta.finish is None:
+    if delta.added is None or delta.added.output is None:
         return UNSET
-    receipt = Receipt(
-        version=VERSION,
-        fingerprint=context.fingerprint,
-        model=request.model,
-        route=context.route,
-        index=delta.index,
-        prompt_sha256=prompt_hash(request.prompts[delta.index // request.n]),
-        sampling=sampling_used(request, delta.seed or 0),
-        output_ids=delta.output,
-        finish_reason=delta.finish.value,  # type: ignore[arg-type]
-        created=context.created,
-    )
-    return receipt if context.signer is None else receipt.signed(context.signer)
+    from frontend.api.receipts.making import made
+
+    return made(context, delta, delta.added.output)
 
 
 def receipt_field(context: ResponseContext, delta: Delta) -> bytes:
     """Returns the receipt as a further field of a JSON object; nothing if the request asks for none."""
     receipt = receipt_of(context, delta)
     return b"" if receipt is UNSET else b',"receipt":' + to_json(receipt)
-
-
-def prompt_hash(ids: list[int]) -> str:
-    return hashlib.sha256(pack_u32(ids)).hexdigest()
-
-
-def sampling_used(request: GenerationRequest, seed: int) -> dict[str, Any]:
-    """Returns how the tokens of a request are drawn, by the names of the API."""
-    sampling = request.sampling
-    used: dict[str, Any] = {name: getattr(sampling, name) for name in ALWAYS} | {"seed": seed}
-    used |= {name: value for name in IF_SET if (value := getattr(sampling, name))}
-    used |= _rules(sampling)
-    if request.stops:
-        used["stop"] = request.stops
-    plain: dict[str, Any] = msgspec.json.decode(to_json(used))  # as it is when the receipt comes back
-    return plain
-
-
-def _rules(sampling: Sampling) -> Mapping[str, Any]:
-    rules: dict[str, Any] = {}
-    if sampling.logit_bias:
-        rules["logit_bias"] = {str(id): bias for id, bias in sampling.logit_bias}
-    if sampling.grammar:
-        rules["grammar_sha256"] = hashlib.sha256(sampling.grammar.encode()).hexdigest()
-    if sampling.thinking is not None:
-        rules["max_thinking_tokens"] = sampling.thinking.tokens
-    return rules

@@ -23,7 +23,7 @@ def observed(cost: CostModel, noise: float = 0.0) -> list[Observation]:
 
 
 def test_cost_of_a_step_is_the_sum_of_its_chunks() -> None:
-    sequence = Sequence((b"a", 1), [1] * 50, 50, Sampling(8), 0, 0.0)
+    sequence = Sequence((b"a", 1), [1] * 50, 50, Sampling(8), 0)
     plan = Plan([Chunk(sequence, 9, 1, True), Chunk(sequence, 16, 4, False)])
     assert CostModel(1000.0, 100.0, 1.0, 10.0).of(plan) == 1000 + 5 * 100 + (10 + 20) * 1 + 2 * 10
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.api.receipts.signing import Signer
+from shared.signing import Signer
 from tests.deploy.cli.harness import sluice
 
 

@@ -34,9 +34,10 @@ def families(text: bytes) -> set[str]:
 
 def exposed() -> dict[str, set[str]]:
     """The names of each job."""
-    workers = [WorkerStatus("w", ConnectionState.READY, "ready", READY_STATUS)]
+    metrics = PrometheusMetrics()
+    metrics.models[""].flush(WireCounters(), [WorkerStatus("w", ConnectionState.READY, "ready", READY_STATUS)])
     return {
-        "sluice-frontend": families(PrometheusMetrics().text(WireCounters(), workers)),
+        "sluice-frontend": families(metrics.text()),
         "sluice-worker": families(generate_latest(Metrics().scrape_registry(Worker()))),
     }
 

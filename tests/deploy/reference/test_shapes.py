@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from deploy.reference.shapes import default, inner, merged, words
-from frontend.api.request_model import MOST, SMALLEST
+from frontend.api.requests.request_model import MOST, SMALLEST
 
 NULL = {"type": "null"}
 OBJECT = {

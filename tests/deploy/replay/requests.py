@@ -7,7 +7,7 @@ from typing import Any
 
 from deploy.cli.http_client import Server, WholeAnswer
 from deploy.supervisor.child_command import CliError
-from shared.record import VERSION, RecordedRequest
+from shared.logs.record import VERSION, RecordedRequest
 
 PATH = "/v1/completions"
 
@@ -32,6 +32,10 @@ class FakeServer(Server):
     play: Callable[[dict[str, Any]], str] = lambda body: completion("hello")
     bodies: list[dict[str, Any]] = field(default_factory=list)
     url: str = "http://fake"
+    names: list[str] = field(default_factory=lambda: ["new", "also-new"])
+
+    def models(self) -> list[str]:
+        return self.names
 
     def ask(self, path: str, body: Any) -> WholeAnswer:
         self.bodies.append(body)

@@ -27,3 +27,16 @@ def test_unusable_record_is_refused_before_anything_is_sent(tmp_path: Path, caps
     (tmp_path / "record").write_text("hello\n")
     code, _, errors = sluice(capsys, "replay", str(tmp_path / "record"))
     assert code == 2 and "is no line of a record" in errors
+
+
+@pytest.mark.parametrize("flags", [(), ("--model", "new"), ("--model", "old=new")])
+def test_server_with_another_name_for_its_model_gets_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    server = FakeServer()
+    monkeypatch.setattr(command, "Server", lambda url, key: server)
+    body = {"prompt": "p", "model": "old"}
+    (tmp_path / "record").write_bytes(msgspec.json.encode(recorded(request=body, model="old")) + b"\n")
+    code, printed, _ = sluice(capsys, "replay", str(tmp_path / "record"), "--pace=max", *flags)
+    assert code == 0 and [sent["model"] for sent in server.bodies] == ["new"]
+    assert ("note: model old was sent as new" in printed) == (not flags)

@@ -8,7 +8,7 @@ import pytest
 
 from deploy.replay.record_file import read_record
 from deploy.supervisor.child_command import CliError
-from shared.record import RecordedRequest
+from shared.logs.record import RecordedRequest
 from tests.deploy.replay.requests import recorded
 
 Writes = Callable[..., Path]
@@ -64,3 +64,20 @@ def test_file_without_requests_is_refused(
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="cannot be read: No such file or directory"):
         read_record(tmp_path / "missing")
+
+
+def test_older_files_are_read_before_the_newest(write: Writes) -> None:
+    began = "2026-01-01T00:00:00+00:00"
+    for name in ("3", "10", "2.bak", "1"):
+        file = write(recorded(request_id=name, began=began))
+        file.rename(file.with_name(f"record.{name}"))
+    record = read_record(write(recorded(request_id="newest", began=began)))
+    assert [request.request_id for request in record.requests] == ["10", "3", "1", "newest"]
+
+
+def test_torn_lines_are_left_out_and_counted(write: Writes) -> None:
+    line = msgspec.json.encode(recorded())
+    torn = line[:50] + b"\n" + line[:70] + line + b"\n" + line + b"\n"
+    record = read_record(write(recorded(), end=torn))
+    assert list(record.requests) == [recorded()] * 2
+    assert [note.partition(" of ")[0] for note in record.notes] == ["2 lines"]

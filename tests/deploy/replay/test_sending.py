@@ -12,9 +12,7 @@ from tests.deploy.replay.requests import FakeServer, completion, recorded, refus
 
 def test_request_is_sent_with_the_seed_that_was_drawn() -> None:
     assert list(bodies_of(recorded())) == [(None, {"prompt": "p", "seed": 7})]
-    assert list(bodies_of(recorded(seeds=[7, 8], n=2), "other")) == [
-        (None, {"prompt": "p", "seed": 7, "model": "other"})
-    ]
+    assert list(bodies_of(recorded(seeds=[7, 8], n=2))) == [(None, {"prompt": "p", "seed": 7})]
     ollama = recorded(route="/api/chat", request={"options": {"top_k": 3}})
     assert list(bodies_of(ollama)) == [(None, {"options": {"top_k": 3, "seed": 7}})]
 
@@ -35,9 +33,9 @@ def test_answers_to_choices_sent_apart_are_compared_together() -> None:
     choices = [json.loads(completion(text, index))["choices"][0] for index, text in enumerate(("five", "nine"))]
     request = recorded(json.dumps({"choices": choices}), n=2, seeds=[5, 9])
     server = FakeServer(lambda body: completion({5: "five", 9: "nine"}[body["seed"]]))
-    assert replay_one(server, request, "", 0.0).difference is None
+    assert replay_one(server, request, 0.0).difference is None
     server.play = lambda body: completion({5: "five", 9: "none"}[body["seed"]])
-    found = replay_one(server, request, "", 0.0).difference
+    found = replay_one(server, request, 0.0).difference
     assert found is not None and (found.path, found.position) == ("choices[1].text", 1)
 
 

@@ -13,7 +13,7 @@ from deploy.supervisor.child_process import Backoff, ChildSpec
 from deploy.supervisor.console import Console
 from deploy.supervisor.supervisor import Supervisor
 from deploy.supervisor.watchdog import Timeouts, Watchdog
-from shared.heartbeat import Heartbeat
+from shared.processes.heartbeat import Heartbeat
 from tests.patience import PATIENCE_S
 
 UNTIL_TERM = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit({code})); print('up', flush=True)\n"
@@ -71,7 +71,7 @@ async def running(*specs: ChildSpec, stop_timeout: float = 10.0) -> AsyncIterato
         yield started
     finally:
         started.supervisor.request_stop()
-        started.supervisor.request_stop()
+        started.supervisor.kill()
         await asyncio.wait_for(asyncio.wait([started.task]), PATIENCE_S)
 
 
@@ -79,7 +79,7 @@ HEARTBEAT_SCRIPT = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from shared.heartbeat import Phase, Heartbeat
+from shared.processes.heartbeat import Phase, Heartbeat
 heartbeat = Heartbeat(Path({file!r}))
 heartbeat.phase = Phase.SERVING
 print("life", N, flush=True)

@@ -40,11 +40,11 @@ def test_child_environment_finds_the_package_and_has_no_settings(monkeypatch: py
     assert "SLUICE_PORT" not in environment
 
 
-def test_local_model_becomes_a_folder_and_keeps_its_name(tmp_path: Path) -> None:
+def test_local_model_becomes_a_folder_and_has_its_short_name_and_its_path(tmp_path: Path) -> None:
     demo = with_local_model(of_model("demo")).model
     assert (demo.model, demo.name) == (str(DEMO_MODEL), "demo")
     folder = with_local_model(of_model(str(tmp_path))).model
-    assert (folder.model, folder.name) == (str(tmp_path), str(tmp_path))
+    assert (folder.model, folder.names) == (str(tmp_path), (tmp_path.name, str(tmp_path)))
     hub = with_local_model(of_model("org/model")).model
     assert (hub.model, hub.name) == ("org/model", "org/model")
 
@@ -70,11 +70,13 @@ def test_tokenizer_files_of_a_folder_are_not_fetched(tmp_path: Path) -> None:
     assert with_tokenizer_files(settings) is settings
 
 
-def test_gguf_file_becomes_its_translation_and_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_file_becomes_its_translation_and_has_its_short_name_and_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = write("qwen3", tmp_path).file
     model = with_local_model(of_model(str(path))).model
-    assert (Path(model.model) / "tokenizer.json").exists() and model.name == str(path)
+    assert (Path(model.model) / "tokenizer.json").exists() and model.names == ("model", str(path))
     hub = with_local_model(of_model("org/tiny:folder/name.gguf")).model
     assert (hub.model, hub.name) == ("org/tiny:folder/name.gguf", "org/tiny:folder/name.gguf")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.supervisor.console import Console, LineSplitter
-from shared.log_lines import json_line
+from shared.logs.log_lines import json_line
 
 
 class Terminal(io.StringIO):

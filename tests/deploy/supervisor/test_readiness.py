@@ -17,7 +17,7 @@ def test_ready_message_has_commands_to_paste() -> None:
 
 
 def test_ready_message_shows_what_the_servers_task_is() -> None:
-    paths = {"embed": "/v1/embeddings", "score": "/v1/rerank"}
+    paths = {"chat": "/v1/chat/completions", "embed": "/v1/embeddings", "score": "/v1/rerank"}
     for task, path in paths.items():
         text = ready_message("http://127.0.0.1:8000", "m", task, keys=False)
-        assert f"http://127.0.0.1:8000{path} " in text and "/v1/completions" not in text
+        assert f"http://127.0.0.1:8000{path} " in text.split("curl")[1]

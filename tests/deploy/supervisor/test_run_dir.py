@@ -11,6 +11,7 @@ import pytest
 from deploy.supervisor.run_dir import RunDirError, reserve_metrics, run_dir, running_servers
 from deploy.supervisor.serve import watchdog_for
 from shared.config import Settings
+from tests.strangers import give_away
 
 
 @pytest.fixture
@@ -38,6 +39,13 @@ def test_named_run_dir_is_kept_and_belongs_to_one_server(tmp_path: Path) -> None
         pass
     (tmp_path / "file").touch()
     with pytest.raises(RunDirError, match="cannot use"), run_dir(str(tmp_path / "file")):
+        pass
+
+
+def test_run_dir_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    give_away(tmp_path / "run", monkeypatch)
+    with pytest.raises(RunDirError, match="run belongs to another user"), run_dir(str(tmp_path / "run")):
         pass
 
 

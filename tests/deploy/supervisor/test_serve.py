@@ -91,6 +91,17 @@ def test_server_starts_restarts_its_worker_and_stops_cleanly(tmp_path: Path) -> 
         assert not folder.exists()
 
 
+def test_server_signalled_until_it_has_ended_exits_cleanly_without_its_run_folder(tmp_path: Path) -> None:
+    with launcher(tmp_path) as started:
+        started.until("is ready at http://127.0.0.1")
+        deadline = time.monotonic() + PATIENCE_S
+        while started.process.poll() is None and time.monotonic() < deadline:
+            started.process.send_signal(signal.SIGTERM)
+            time.sleep(0.002)
+        assert started.process.wait(PATIENCE_S) == 0
+        assert not list(tmp_path.glob("sluice-run-*"))
+
+
 def test_server_runs_with_closed_standard_streams(tmp_path: Path) -> None:
     [listener] = listen("127.0.0.1", 0)
     port = reachable(listener)[1]

@@ -9,7 +9,8 @@ import pytest
 
 from deploy.supervisor.child_process import ChildSpec
 from deploy.supervisor.watchdog import Timeouts, Watchdog
-from shared.heartbeat import Heartbeat
+from shared.processes import stop_requests
+from shared.processes.heartbeat import Heartbeat
 from tests.deploy.supervisor.harness import UNTIL_TERM, WAIT, beating, lasting, running, script, until
 
 TIMEOUTS = Timeouts(stall_s=2.0, load_s=10.0)
@@ -57,6 +58,19 @@ STUBBORN = (
 )
 
 
+UNTIL_TERM_SLOWLY = """
+import os, signal, sys, time
+def end(*_):
+    os.write(1, b"ending\\n")
+    time.sleep(0.3)
+    os.write(1, b"ended\\n")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+os.write(1, b"up\\n")
+signal.pause()
+"""
+
+
 async def test_child_that_ignores_sigterm_is_killed_after_the_timeout() -> None:
     async with running(script("worker", STUBBORN), stop_timeout=0.1) as run:
         await run.until("up")
@@ -65,7 +79,20 @@ async def test_child_that_ignores_sigterm_is_killed_after_the_timeout() -> None:
         assert "killing" in run.text
 
 
-async def test_second_signal_kills_at_once() -> None:
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM)])
+async def test_signal_repeated_within_a_second_leaves_children_to_end_by_themselves(numbers: tuple[int, int]) -> None:
+    async with running(script("worker", UNTIL_TERM_SLOWLY), stop_timeout=3600) as run:
+        await run.until("up")
+        run.supervisor.mark_ready()
+        os.kill(os.getpid(), numbers[0])
+        await run.until("ending")
+        os.kill(os.getpid(), numbers[1])
+        assert await run.result() == 0
+        assert "ended" in run.text
+
+
+async def test_second_signal_later_than_a_second_kills_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_requests, "REPEAT_S", 0.0)
     async with running(script("worker", STUBBORN), stop_timeout=3600) as run:
         await run.until("up")
         os.kill(os.getpid(), signal.SIGINT)

@@ -5,13 +5,13 @@ import signal
 import pytest
 
 from deploy.supervisor.watchdog import CHECK_INTERVAL_S, Timeouts, Watchdog
-from shared.heartbeat import Heartbeat, Phase
+from shared.processes.heartbeat import Heartbeat, Phase
 
 TIMEOUTS = Timeouts(stall_s=2.0, load_s=10.0)
 
 
 class Checked:
-    """A watch that is checked at every CHECK_INTERVAL_S; `seconds(n)` returns what it says after them."""
+    """A watch that is checked at every CHECK_INTERVAL_S; `seconds(n)` returns its verdict after n seconds."""
 
     def __init__(self, phase: Phase = Phase.SERVING) -> None:
         self.oom = 0

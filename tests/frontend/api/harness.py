@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from hypothesis import strategies as st
 
-from frontend.api.common import ModelContext, ResponseContext
-from frontend.api.decoding import convert
-from frontend.request import Delta, Finish, GenerationRequest, Usage
+from frontend.api.model_context import ModelContext
+from frontend.api.requests.decoding import convert
+from frontend.api.response_context import ResponseContext
+from frontend.request import Delta, Finish, GenerationRequest, Shown, Usage
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling, Timings
 
@@ -20,6 +22,9 @@ JSON = st.recursive(
 )
 
 
+SHOWN = [one.name for one in fields(Shown)]
+
+
 async def parse(api_format: Any, body: Mapping[str, Any], context: ModelContext) -> GenerationRequest:
     request: GenerationRequest = await api_format.parse(convert(body, api_format.REQUEST), context)
     return request
@@ -27,7 +32,8 @@ async def parse(api_format: Any, body: Mapping[str, Any], context: ModelContext)
 
 def response_context(tokenizer: Tokenizer, **more: Any) -> ResponseContext:
     settings = {"prompts": ([1, 2, 3],), "sampling": Sampling(max_tokens=9), "model": "tiny", **more}
-    return ResponseContext(GenerationRequest(**settings), tokenizer, nonce="0", created=1)
+    shown = {name: settings.pop(name) for name in SHOWN if name in settings}
+    return ResponseContext(GenerationRequest(**settings, shown=Shown(**shown)), tokenizer, nonce="0", created=1)
 
 
 class FakeDeltas:

@@ -5,15 +5,20 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from frontend.api.llama_cpp.embedding import LlamaCppEmbeddingRequest
 from frontend.api.ollama.models import ShowRequest
-from frontend.api.openapi import REQUESTS
-from frontend.api.request_model import RequestModel, fields_of
-from frontend.api.request_schema import request_schema
+from frontend.api.requests.request_model import RequestModel, fields_of
+from frontend.api.requests.request_schema import request_schema
+from frontend.api.routes.openapi import REQUESTS
 
 RECEIPT = {
     "version": 1, "fingerprint": "", "model": "a", "route": "/v1/completions", "index": 0, "prompt_sha256": "",
     "sampling": {"seed": 1}, "output_ids": [1], "finish_reason": "eos", "created": 1,
 }  # fmt: skip
+ONE_OF_TWO: dict[type[RequestModel], dict[str, Any]] = {  # requests that need one of two fields
+    ShowRequest: {"model": "m"},
+    LlamaCppEmbeddingRequest: {"content": "a"},
+}
 HELLO = [{"role": "user", "content": "a"}]
 
 
@@ -30,6 +35,8 @@ REQUIRED: dict[str, Any] = {
     "documents": ["a"],
     "receipt": RECEIPT,
     "request": {},
+    "input_prefix": "a",
+    "input_suffix": "a",
 }
 
 
@@ -105,8 +112,9 @@ LIKELY = st.sampled_from(  # values near the borders of what fields take
 
 
 def smallest(kind: type[RequestModel]) -> dict[str, Any]:
-    one_of_two = {"model": "m"} if kind is ShowRequest else {}  # it needs `model` or `name`
-    return one_of_two | {name: REQUIRED[name] for name, field in fields_of(kind).items() if field.required}
+    return ONE_OF_TWO.get(kind, {}) | {
+        name: REQUIRED[name] for name, field in fields_of(kind).items() if field.required
+    }
 
 
 def plain(value: Any) -> bool:

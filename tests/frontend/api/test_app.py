@@ -211,6 +211,7 @@ async def test_deadline_passes_while_the_worker_has_not_admitted_the_request(tok
 async def test_api_keys_guard_every_route_with_data(tokenizer: Tokenizer, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\nsk-one\n\nsk-two\n")
+    keys.chmod(0o600)
     async with http_client(completing(tokenizer), tokenizer, api_keys=str(keys)) as http:
         for path in ("/stats", "/metrics", "/v1/models", "/nowhere"):
             answer = await http.get(path)
@@ -228,8 +229,10 @@ async def test_api_keys_guard_every_route_with_data(tokenizer: Tokenizer, tmp_pa
 async def test_changed_key_file_takes_effect_at_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sk-old\n")
+    keys.chmod(0o600)
     async with http_client(FakePool(), tokenizer, api_keys=str(keys)) as http:
         keys.write_text("sk-new\n")
+        keys.chmod(0o600)
         os.utime(keys, ns=(1, 1))
         old, new = [await http.get("/stats", headers={"X-Api-Key": key}) for key in ("sk-old", "sk-new")]
         keys.unlink()
@@ -240,6 +243,7 @@ async def test_changed_key_file_takes_effect_at_once(tokenizer: Tokenizer, tmp_p
 async def test_tenant_of_a_key_reaches_the_worker(tokenizer: Tokenizer, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\nsk-one alice\nsk-new   alice  # the next one\nsk-two\n\n")
+    keys.chmod(0o600)
     pool = completing(tokenizer)
     async with http_client(pool, tokenizer, api_keys=str(keys)) as http:
         for key in ("sk-one", "sk-new", "sk-two"):
@@ -250,17 +254,54 @@ async def test_tenant_of_a_key_reaches_the_worker(tokenizer: Tokenizer, tmp_path
     assert [submitted.stream.submit.tenant for submitted in pool.submitted] == ["alice", "alice", nameless]
 
 
+@pytest.mark.parametrize(("scope", "salts"), [
+    ("all", ["", "s", "", "s"]), ("tenant", ["alice\n", "alice\ns", "bob\n", "bob\ns"]),
+])  # fmt: skip
+async def test_prefix_cache_scope_decides_whether_tenants_share_a_salt(
+    tokenizer: Tokenizer, tmp_path: Path, scope: str, salts: list[str]
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-one alice\nsk-two bob\n")
+    keys.chmod(0o600)
+    pool = completing(tokenizer)
+    async with http_client(pool, tokenizer, api_keys=str(keys), prefix_cache_scope=scope) as http:
+        for key in ("sk-one", "sk-two"):
+            for more in ({}, {"cache_salt": "s"}):
+                headers = {"X-Api-Key": key}
+                assert (await http.post("/v1/completions", json=BODY | more, headers=headers)).status_code == 200
+    assert [one.stream.submit.cache_salt for one in pool.submitted] == salts
+
+
+async def test_prefix_cache_scope_covers_scores_and_checks_of_receipts(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-one alice\n")
+    keys.chmod(0o600)
+    pool, headers = completing(tokenizer), {"X-Api-Key": "sk-one"}
+    async with http_client(pool, tokenizer, api_keys=str(keys), prefix_cache_scope="tenant") as http:
+        asked = BODY | {"receipt": True}
+        answered = (await http.post("/v1/completions", json=asked, headers=headers)).json()
+        body = {"receipt": answered["choices"][0]["receipt"], "request": asked}
+        checked = await http.post("/v1/receipts/verify", json=body, headers=headers)
+        await http.post("/v1/logprobs", json={"prompt": "ab"}, headers=headers)  # the fake worker sends no scores
+    assert checked.json()["identical"]
+    sent = [one.stream.submit for one in pool.submitted]
+    assert [(one.tenant, one.cache_salt) for one in sent] == [("alice", "alice\n")] * 3
+
+
 async def test_invalid_key_line_is_named_and_a_running_server_keeps_its_keys(
     tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sk-one alice in wonderland\n")
+    keys.chmod(0o600)
     with pytest.raises(ConfigError, match="line 1") as problem:
         app_over(FakePool(), tokenizer, api_keys=str(keys))
     assert "sk-one" not in str(problem.value)
     keys.write_text("sk-one alice\n")
+    keys.chmod(0o600)
     async with http_client(FakePool(), tokenizer, api_keys=str(keys)) as http:
         keys.write_text("sk-two\nsk-three a/b\n")
+        keys.chmod(0o600)
         for _ in range(2):
             assert (await http.get("/stats", headers={"X-Api-Key": "sk-one"})).status_code == 200
     assert caplog.text.count("line 2") == 1
@@ -281,7 +322,7 @@ async def test_ready_reports_progress(tokenizer: Tokenizer) -> None:
         assert answer.json() == {"status": "not_ready", "reason": "loading 42%", "progress": 0.42}
         assert health.json() == {"status": "ok", "model_loaded": False}
         pool.readiness = READY
-        assert (await http.get("/ready")).json() == {"status": "ready", "task": "generate"}
+        assert (await http.get("/ready")).json() == {"status": "ready", "task": "generate", "chat": True}
         assert (await http.get("/health")).json() == {"status": "ok", "model_loaded": True}
         pool.readiness = DRAINING
         assert (await http.get("/health")).json() == {"status": "ok", "model_loaded": True}

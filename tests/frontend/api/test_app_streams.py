@@ -108,7 +108,7 @@ async def test_client_that_leaves_has_its_request_aborted(tokenizer: Tokenizer, 
         assert pool.aborted == []
         await client.leave()
         await until(lambda: sorted(pool.aborted) == [1, 2])
-        assert app.state.service.generations == set()
+        assert app.state.models.first.service.generations == set()
 
 
 async def test_client_that_leaves_before_admission_has_its_request_cancelled(tokenizer: Tokenizer) -> None:
@@ -187,7 +187,7 @@ async def test_drain_fails_unfinished_requests_with_an_error(tokenizer: Tokenize
         slow = asyncio.create_task(http.post("/v1/completions", json=BODY | {"stream": True}))
         whole = asyncio.create_task(http.post("/v1/completions", json=BODY))
         await until(lambda: len(pool.submitted) == 2)
-        draining = asyncio.create_task(app.state.service.drain(0.1))
+        draining = asyncio.create_task(app.state.models.drain(0.1))
         await asyncio.sleep(0.02)
         ready, refused = await http.get("/ready"), await http.post("/v1/completions", json=BODY)
         assert (ready.status_code, ready.json()["reason"], refused.status_code) == (503, "draining", 503)

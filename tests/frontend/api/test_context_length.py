@@ -87,6 +87,18 @@ def test_prompt_and_answer_may_fill_the_context(tokenizer: Tokenizer, prompt: in
     assert (refused.value.prompt, refused.value.limit) == (prompt, 10)
 
 
+async def test_refusal_of_a_prompt_that_fills_the_context_has_figures_that_exceed_it(tokenizer: Tokenizer) -> None:
+    limited = replace(context(tokenizer), max_seq_len=10)
+    with pytest.raises(
+        ContextLengthExceeded, match=r"10 tokens\. .* 11 tokens \(10 in the prompt, 1 in the completion\)"
+    ):
+        check_length("prompt", 10, 1, limited)
+    async with http_client(FakePool(), tokenizer) as http:
+        one = (await http.post("/v1/messages/count_tokens", json=body(MESSAGES, 1, 1))).json()["input_tokens"]
+        answer = await http.post(MESSAGES, json=body(MESSAGES, LIMIT - one + 1, 1))
+    assert f"exceed context limit: {LIMIT} + 1 > {LIMIT}" in answer.json()["error"]["message"]
+
+
 def test_text_is_refused_untokenized_only_if_it_cannot_fit(tokenizer: Tokenizer) -> None:
     text = "x" * 10_000
     least = tokenizer.fewest_tokens(text)

@@ -54,6 +54,7 @@ async def test_allowed_page_reads_answers_streams_and_errors(
     tokenizer: Tokenizer, flag: str, told: str, stream: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("sk-one\n")
+    (tmp_path / "keys").chmod(0o600)
     app = app_over(completing(tokenizer), tokenizer, cors_origins=flag, api_keys=str(tmp_path / "keys"))
     mine = {"Origin": PAGE, "Sec-Fetch-Site": "cross-site", "Authorization": "Bearer sk-one"}
     async with serving(app, ConnectionLimits()) as url, httpx.AsyncClient(base_url=url) as http:

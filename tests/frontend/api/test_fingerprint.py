@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.api.common import ModelContext
 from frontend.api.fingerprint import combined
+from frontend.api.model_context import ModelContext
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import not_ready
 from shared import messages as m
@@ -111,7 +111,12 @@ async def test_refused_request_has_none(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [{"tool_format": "llama"}, {"reasoning_format": "think"}, {"sampling_defaults": "model"}],
+    [
+        {"tool_format": "llama"},
+        {"reasoning_format": "think"},
+        {"sampling_defaults": "model"},
+        {"special_tokens_in_content": True},
+    ],
 )
 def test_how_prompts_are_made_and_answers_are_read_is_in_it(tokenizer: Tokenizer, config: dict[str, Any]) -> None:
     tokenizer.generation = {"temperature": 0.5}

@@ -56,6 +56,33 @@ async def test_refusals_in_both_envelopes(
     in_anthropics_words(messages, anthropic_kind)
 
 
+NESTED = json.loads('{"a":' * 900 + "1" + "}" * 900)
+DEEP_BODIES: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, ASKED | {"chat_template_kwargs": {"a": NESTED}}),
+    (CHAT, ASKED | {"tools": [{"type": "function", "function": {"name": "f", "parameters": NESTED}}]}),
+    (MESSAGES, ASKED | {"tools": [{"name": "f", "input_schema": NESTED}]}),
+    (
+        "/v1/responses",
+        {"model": MODEL, "input": "a", "tools": [{"type": "function", "name": "f", "parameters": NESTED}]},
+    ),
+    ("/tokenize", ASKED | {"chat_template_kwargs": NESTED}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), DEEP_BODIES)
+@pytest.mark.parametrize("depth", [900, 100_000])
+async def test_body_that_is_nested_deeply_is_no_server_error(
+    tokenizer: Tokenizer, path: str, body: dict[str, Any], depth: int
+) -> None:
+    text, nested = json.dumps(body), json.dumps(NESTED)
+    content = text.replace(nested, '{"a":' * depth + "1" + "}" * depth)
+    async with http_client(FakePool(), tokenizer, unknown_fields="ignore") as http:
+        answer = await http.post(path, content=content)
+    assert answer.status_code in (400, 422), answer.text
+    if depth == 100_000:
+        assert "recursion" in answer.text
+
+
 def in_openais_words(answer: httpx.Response, kind: str) -> None:
     error = answer.json()["error"]
     assert list(answer.json()) == ["error"] and set(error) == {"message", "type", "param", "code"}
@@ -86,6 +113,7 @@ async def test_routes_and_methods(tokenizer: Tokenizer) -> None:
 
 async def test_keys_in_either_header(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("sk-one\n")
+    (tmp_path / "keys").chmod(0o600)
     async with http_client(says(tokenizer, "hello"), tokenizer, api_keys=str(tmp_path / "keys")) as http:
         none = await http.post(MESSAGES, json=ASKED)
         assert none.status_code == 401

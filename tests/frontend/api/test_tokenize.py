@@ -15,6 +15,14 @@ async def test_tokenize_and_detokenize_round_trip(tokenizer: Tokenizer) -> None:
         both = await http.post("/tokenize", json={"prompt": "a", "messages": []})
         outside = await http.post("/detokenize", json={"tokens": [269]})
     assert text["tokens"] == [264, *bare["tokens"]] and text["count"] == len(text["tokens"])
-    assert back == {"prompt": "the €"}
+    assert back == {"prompt": "the €", "content": "the €"}
     assert tokenizer.decode(chat["tokens"]) == "<user>hi\n<assistant>"
     assert (both.status_code, outside.status_code) == (400, 400)
+
+
+async def test_tokenize_of_an_empty_text_gives_the_tokens_that_the_tokenizer_adds(tokenizer: Tokenizer) -> None:
+    async with http_client(FakePool(), tokenizer) as http:
+        added = (await http.post("/tokenize", json={"prompt": ""})).json()
+        bare = (await http.post("/tokenize", json={"prompt": "", "add_special_tokens": False})).json()
+    assert (added["tokens"], added["count"]) == ([264], 1)
+    assert (bare["tokens"], bare["count"]) == ([], 0)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError
+from frontend.errors import DeadlineExceeded, Internal, Overloaded, SluiceError, Unprocessable
 from frontend.request import Finish
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Outcome
@@ -51,6 +51,7 @@ async def test_poll_with_a_stop_string_ends_the_choice_and_aborts_its_stream(tok
     ("outcome", "kind", "status"),
     [
         (Outcome.ERROR, Internal, 500),
+        (Outcome.DEAD_END, Unprocessable, 422),
         (Outcome.ABORTED, Internal, 500),
         (Outcome.DEADLINE, DeadlineExceeded, 504),
         (Outcome.SHUTDOWN, Overloaded, 503),

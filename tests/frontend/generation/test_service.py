@@ -2,15 +2,18 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from frontend.errors import Overloaded, Unprocessable
-from frontend.generation.service import Service
+from frontend.features import Features
+from frontend.generation.service import MAX_TOKENS, Service
 from frontend.request import Finish
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import DRAINING, READY, not_ready
+from shared import messages as m
 from shared.messages import Sampling
-from tests.fakes import FakePool
+from tests.fakes import LIMITS, FakePool
 from tests.frontend.generation.harness import collect, generation_request, make_service
 
 
@@ -124,3 +127,32 @@ async def test_start_with_an_unprocessable_sequence_raises_the_refusal(tokenizer
     pool = FakePool(refusals={0: Unprocessable("too long", code="context_length_exceeded")})
     with pytest.raises(Unprocessable, match="too long"):
         await make_service(tokenizer, pool).start(generation_request())
+
+
+def holding(sequences: int) -> FakePool:
+    """A pool whose worker has room for so many sequences."""
+    return FakePool(welcome=m.Welcome(1, 1, 4711, "tiny", "", msgspec.structs.replace(LIMITS, max_sequences=sequences)))
+
+
+@pytest.mark.parametrize(("prompts", "n", "param"), [(([1], [2]), 5, "n"), (([1],) * 9, 1, "prompt")])
+async def test_start_of_more_sequences_than_workers_hold_is_refused_before_any_is_submitted(
+    tokenizer: Tokenizer, prompts: tuple[list[int], ...], n: int, param: str
+) -> None:
+    pool = holding(8)
+    with pytest.raises(Unprocessable, match="room for 8") as refused:
+        await make_service(tokenizer, pool).start(generation_request(prompts=prompts, n=n))
+    assert (refused.value.param, pool.calls) == (param, 0)
+    await make_service(tokenizer, pool).start(generation_request(prompts=([1], [2]), n=4))
+    assert pool.calls == 8
+
+
+async def test_start_of_more_tokens_than_a_request_may_have_is_refused_before_any_is_submitted(
+    tokenizer: Tokenizer,
+) -> None:
+    pool = FakePool()
+    long = [7] * (1 + MAX_TOKENS // 128)
+    with pytest.raises(Unprocessable, match=str(MAX_TOKENS)) as refused:
+        await make_service(tokenizer, pool).start(generation_request(prompts=(long,), n=128))
+    assert (refused.value.param, pool.calls) == ("n", 0)
+    with pytest.raises(Unprocessable):
+        await make_service(tokenizer, pool).start(generation_request(features=Features(continued=tuple(long)), n=128))

@@ -17,7 +17,7 @@ from frontend.errors import Overloaded
 from frontend.observability import access_log
 from frontend.observability.access_log import LogEntry, RequestRecord, as_json, as_text, entry_of
 from frontend.text.tokenizer import Tokenizer
-from shared.line_writer import NonBlockingWriter
+from shared.logs.line_writer import NonBlockingWriter
 from shared.messages import Outcome
 from tests.fakes import MODEL, FakePool, sending
 from tests.frontend.serving import Raw, app_over, serving, until
@@ -39,7 +39,7 @@ class Sink(list[dict[str, Any]]):
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Sink:
     sink = Sink()
-    monkeypatch.setattr(access_log, "NonBlockingWriter", lambda descriptor: sink)
+    monkeypatch.setattr(access_log.NonBlockingWriter, "to", lambda descriptor: sink)
     return sink
 
 
@@ -52,6 +52,7 @@ async def test_finished_request_is_logged_once_with_all_fields(
     tokenizer: Tokenizer, told: Sink, tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("sk-secret alice")
+    (tmp_path / "keys").chmod(0o600)
     ids = tokenizer.encode_now(["hello"], False)[0]
     pool = FakePool(sending(ids, outcome=Outcome.LENGTH))
     headers = {"X-Api-Key": "sk-secret", "X-Request-Id": "mine-1"}
@@ -111,7 +112,7 @@ async def test_outcome_tells_a_client_that_left_from_a_shutdown(tokenizer: Token
             await until(lambda n=1 + (not stream): len(told) == n)
         raw = await Raw.post(url, "/v1/completions", BODY | {"stream": True})
         await until(lambda: len(pool.submitted) == 3)
-        await app.state.service.drain(0.0)
+        await app.state.models.drain(0.0)
         await until(lambda: len(told) == 3)
         await raw.leave()
     assert [entry["outcome"] for entry in told] == ["client_gone", "client_gone", "shutdown"]
@@ -174,8 +175,8 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 async def test_full_pipe_delays_no_request(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pipe() as (reading, writing):
-        outlet = NonBlockingWriter(writing, limit=100_000)
-        monkeypatch.setattr(access_log, "NonBlockingWriter", lambda descriptor: outlet)
+        outlet = NonBlockingWriter.to(writing, limit=100_000)
+        monkeypatch.setattr(access_log.NonBlockingWriter, "to", lambda descriptor: outlet)
         filler = b"x" * 999 + b"\n"
         for _ in range(1000):
             outlet.put(filler)

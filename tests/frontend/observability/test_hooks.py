@@ -7,7 +7,6 @@ import pytest
 from frontend.observability.access_log import LogEntry, RequestRecord
 from frontend.observability.hooks import EndHooks, end_hooks
 from frontend.observability.metrics import PrometheusMetrics
-from frontend.workers.listener import WireCounters
 from shared.config import ConfigError, FrontendConfig
 
 
@@ -47,7 +46,7 @@ def test_hooks_of_the_settings_count_by_api_key() -> None:
     record = RequestRecord("req_1", "POST", "/v1/completions", "")
     record.tenant = "alice"
     end_hooks(FrontendConfig(access_log="off"), metrics)(record)
-    assert b'sluice_key_requests_total{key="alice"} 1.0' in metrics.text(WireCounters(), [])
+    assert b'sluice_key_requests_total{key="alice"} 1.0' in metrics.text()
 
 
 def test_missing_tracing_packages_are_an_error_for_the_flag_and_a_warning_for_the_environment(

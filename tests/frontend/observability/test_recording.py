@@ -13,10 +13,10 @@ import pytest
 from frontend.errors import Overloaded
 from frontend.observability.recording import Recorder
 from frontend.text.tokenizer import Tokenizer
-from shared.codec import pack_u32
 from shared.config import ConfigError
 from shared.messages import Outcome
 from shared.task import Task
+from shared.wire.codec import pack_u32
 from tests.fakes import MODEL, FakePool, pooling, sending
 from tests.frontend.serving import app_over
 
@@ -118,7 +118,7 @@ async def test_several_frontends_add_to_one_file(tokenizer: Tokenizer, file: Pat
 
 def test_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--record .*/missing/record cannot be written: No such file or directory"):
-        Recorder.to(str(tmp_path / "missing" / "record"))
+        Recorder.to(str(tmp_path / "missing" / "record"), 0, 1)
 
 
 async def test_full_disk_costs_lines_and_says_how_many(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:

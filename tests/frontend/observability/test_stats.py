@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from frontend.observability.stats import stats
+from frontend.observability.stats import Pool, stats
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import ConnectionState, WorkerStatus, not_ready
 from tests.fakes import READY_STATUS, FakePool
@@ -14,7 +14,7 @@ SECOND = msgspec.structs.replace(READY_STATUS, epoch=7, pid=4712, running=5, wai
 
 
 def test_stats_without_a_worker_are_zeros_and_its_state_absent() -> None:
-    document = stats([], "tiny", draining=False)
+    document = stats([Pool([], "tiny")], draining=False)
     assert document.worker.state == "absent" and document.worker.model == "tiny"
     assert (document.running, document.workers, document.draining) == (0, [], False)
 
@@ -22,7 +22,7 @@ def test_stats_without_a_worker_are_zeros_and_its_state_absent() -> None:
 def test_stats_of_several_workers_are_sums_and_the_first_worker() -> None:
     first = WorkerStatus("a", ConnectionState.READY, "ready", READY_STATUS, streams=3, load=100)
     second = WorkerStatus("b", ConnectionState.LOST, "worker lost", SECOND)
-    document = stats([first, second], "tiny", draining=False)
+    document = stats([Pool([first, second], "tiny")], draining=False)
     assert (document.running, document.waiting) == (7, 1)
     assert (document.worker.epoch, document.worker.state) == (1, "ready")
     rows = [(row.address, row.ready, row.reason, row.streams, row.load) for row in document.workers]
@@ -32,9 +32,9 @@ def test_stats_of_several_workers_are_sums_and_the_first_worker() -> None:
 def test_stats_are_draining_when_the_frontend_or_all_workers_drain() -> None:
     ready = WorkerStatus("a", ConnectionState.READY, "ready", READY_STATUS)
     draining = WorkerStatus("b", ConnectionState.DRAINING, "draining", READY_STATUS)
-    assert stats([ready], "tiny", draining=True).draining is True
-    assert stats([draining, draining], "tiny", draining=False).draining is True
-    assert stats([ready, draining], "tiny", draining=False).draining is False
+    assert stats([Pool([ready], "tiny")], draining=True).draining is True
+    assert stats([Pool([draining, draining], "tiny")], draining=False).draining is True
+    assert stats([Pool([ready, draining], "tiny")], draining=False).draining is False
 
 
 async def test_stats_have_one_shape_with_and_without_a_worker(tokenizer: Tokenizer) -> None:

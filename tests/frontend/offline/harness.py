@@ -15,7 +15,7 @@ from frontend.output_parser.formats import ModelFormat
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
 from shared import messages as m
-from shared.codec import unpack_u32
+from shared.wire.codec import unpack_u32
 from tests.fakes import FakePool, Play, context
 from tests.patience import PATIENCE_S
 

@@ -84,7 +84,7 @@ async def case(
 ) -> AsyncIterator[Case]:
     pool, refused, aborted = FakePool(play), Counter[str](), Counter[str]()
     app = app_over(pool, tokenizer, **config)
-    app.state.service.metrics.aborted = lambda reason: aborted.update([reason])
+    app.state.models.first.service.metrics.aborted = lambda reason: aborted.update([reason])
     async with serving(app, limits, lambda code: refused.update([code])) as url:
         it = Case(url, pool, refused, aborted, [])
         try:

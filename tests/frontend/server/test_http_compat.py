@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.server.http_compat import head_without_upgrade
+from frontend.server.http_compat import CLOSE_NOTIFY_S, abort_after_tls_close, head_without_upgrade
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool
 from tests.frontend.server.harness import BODY, HELLO, LAST, QUICK, SAY_A, case, on_uvloop, post, status, statuses
@@ -30,7 +30,8 @@ async def test_upgrade_offer_is_ignored_and_the_body_read(tokenizer: Tokenizer) 
 
 def test_head_without_upgrade_keeps_the_wish_to_close() -> None:
     headers = [(b"host", b"x"), (b"connection", b"Upgrade, close"), (b"upgrade", b"h2c"), (b"http2-settings", b"AA")]
-    assert head_without_upgrade(b"GET", b"/a", headers) == b"GET /a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    head = head_without_upgrade(b"GET", b"/a", b"1.1", headers)
+    assert head == b"GET /a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
 
 @on_uvloop
@@ -83,3 +84,25 @@ async def test_idle_tls_connection_does_not_delay_the_shutdown(
         for connection in (kept, unused, last):
             while await asyncio.to_thread(connection.recv, 1 << 16):
                 pass  # what was left of the last answer, and then the end, not a reset
+
+
+async def test_tls_connection_that_ends_by_itself_is_aborted_without_an_error() -> None:
+    class Ended(asyncio.Transport):
+        """TLS without a connection below it, as uvloop leaves it."""
+
+        aborted = False
+
+        def is_closing(self) -> bool:
+            return True
+
+        def can_write_eof(self) -> bool:
+            return False
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    transport, errors, loop = Ended(), list[object](), asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: errors.append(context))
+    abort_after_tls_close(transport, loop, lambda: True)
+    await asyncio.sleep(3 * CLOSE_NOTIFY_S)
+    assert transport.aborted and not errors

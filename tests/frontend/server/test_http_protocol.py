@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import inspect
 import json
 import socket
 from typing import Any
 
 import pytest
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from frontend.server.connection_limits import ConnectionLimits
 from frontend.text.tokenizer import Tokenizer
@@ -14,6 +17,37 @@ from tests.fakes import FakePool, sending
 from tests.frontend.server.harness import HELLO, LAST, case, on_uvloop, post, status, statuses
 from tests.frontend.serving import until
 from tests.patience import PATIENCE_S
+from tests.versions import PINNED
+
+CHECKED_WITH = {"uvicorn": "0.54.0", "sse-starlette": "3.7.0"}  # the versions whose sources the overrides fit
+
+
+def test_pinned_versions_are_those_that_were_checked() -> None:
+    """uvicorn documents neither its protocol nor its server. Read their next version, and then raise CHECKED_WITH."""
+    assert {name: PINNED[name] for name in CHECKED_WITH} == CHECKED_WITH
+
+
+async def test_uvicorn_has_what_the_protocol_and_the_server_override_and_read() -> None:
+    config = uvicorn.Config("frontend.api.app:create_app", log_config=None)
+    config.load()
+    server = uvicorn.Server(config)
+    protocol = HttpToolsProtocol(config, server.server_state, {}, asyncio.get_running_loop())
+    read = (
+        "parser", "transport", "loop", "connections", "pipeline", "cycle", "scope", "headers", "timeout_keep_alive_task"
+    )  # fmt: skip
+    callbacks = (
+        "connection_made", "connection_lost", "data_received", "on_headers_complete", "on_body", "on_message_complete",
+        "on_response_complete", "shutdown",
+    )  # fmt: skip
+    assert not [name for name in (*read, *callbacks) if not hasattr(protocol, name)]
+    cycle = set(inspect.getsource(RequestResponseCycle.__init__).split())
+    of_a_cycle = (
+        "transport", "flow", "scope", "disconnected", "message_event", "response_started", "response_complete",
+        "more_body", "chunked_encoding",
+    )  # fmt: skip
+    assert not [name for name in of_a_cycle if not {f"self.{name}", f"self.{name}:"} & cycle]
+    assert not [name for name in ("startup", "handle_exit", "should_exit", "force_exit") if not hasattr(server, name)]
+    assert {"connections", "default_headers"} <= set(vars(server.server_state))
 
 
 async def trickle(writer: asyncio.StreamWriter, pieces: bytes, pause: float = 0.05) -> None:

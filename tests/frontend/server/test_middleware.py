@@ -11,6 +11,7 @@ from frontend.api.openai import completions
 from frontend.errors import DeadlineExceeded, MethodNotAllowed, Overloaded
 from frontend.observability.access_log import RequestRecord
 from frontend.server.auth import ApiKeys
+from frontend.server.hosts import Hosts
 from frontend.server.middleware import RequestMiddleware
 from frontend.server.origins import Origins
 
@@ -24,7 +25,7 @@ class Site:
         self._failure = failure
         self._app = RequestMiddleware(
             self._route, keys=ApiKeys(keys), envelope=lambda path: completions, rejected=self.rejected.append,
-            ended=self.records.append, origins=Origins(()),
+            ended=self.records.append, origins=Origins(()), hosts=Hosts(["*"]),
         )  # fmt: skip
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,6 +77,7 @@ async def test_key_is_needed_except_on_open_routes(
 ) -> None:
     keys = tmp_path_factory.mktemp("auth") / "keys"
     keys.write_text("sk-one alice\n")
+    keys.chmod(0o600)
     site = Site(keys=str(keys))
     answer = await site.get(path)
     assert answer.status_code == status

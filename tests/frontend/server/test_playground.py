@@ -16,7 +16,7 @@ import pytest
 import frontend.api.app
 from frontend.api.openai.chat_input import ChatRequest
 from frontend.api.openai.completions_input import CompletionRequest
-from frontend.observability.stats import stats
+from frontend.observability.stats import Pool, stats
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, FakePool
 from tests.frontend.serving import app_over
@@ -142,7 +142,7 @@ def test_the_statistics_that_it_draws_exist() -> None:
     read = re.findall(r"\b(?:throughput|latency|worker)(?:\.\w+)+", SCRIPTS["live.js"])
     assert {"throughput.generation", "latency.ttft.p99", "latency.itl.p50", "worker.epoch"} <= set(read)
     for path in read:
-        value: Any = msgspec.to_builtins(stats([], MODEL, False))
+        value: Any = msgspec.to_builtins(stats([Pool([], MODEL)], False))
         for key in path.split("."):
             value = value[key]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from frontend.errors import Unprocessable
-from frontend.text.fill_in_middle import LAYOUTS, PREFIX, SUFFIX, with_suffix
+from frontend.text.fill_in_middle import LAYOUTS, PREFIX, SUFFIX, ends, layout_of, repository_marks, with_suffix
 from frontend.text.tokenizer import Tokenizer
 from tests.frontend.text.tokenizers import byte_level, save
 
@@ -32,3 +32,11 @@ async def test_model_that_was_not_trained_for_it_is_refused(tokenizer: Tokenizer
     for one in (tokenizer, tokenizer_with(tmp_path / "t", ["<fim_prefix>", "<fim_suffix>"])):
         with pytest.raises(Unprocessable, match="filling in the middle"):
             await with_suffix([[1, 2]], "x", one)
+
+
+def test_marks_of_files_end_what_stands_between(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    marks = ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
+    coder = tokenizer_with(tmp_path / "t", marks)
+    ids = [id for mark in marks for id in coder.ids_of({mark: mark})]
+    assert (repository_marks(coder), ends(coder)) == ((ids[1], ids[2]), tuple(ids))
+    assert (repository_marks(tokenizer), ends(tokenizer), layout_of(tokenizer)) == (None, (), None)

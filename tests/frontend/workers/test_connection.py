@@ -15,9 +15,9 @@ from frontend.workers.listener import WireCounters
 from frontend.workers.status import ConnectionState, not_ready
 from frontend.workers.stream import Stream
 from shared import messages as m
-from shared.address import Address
-from shared.codec import decode_request, pack_u32
 from shared.messages import WorkerState
+from shared.wire.address import Address
+from shared.wire.codec import decode_request, pack_u32
 from tests.wire.harness import sampling
 
 ME, EPOCH = b"frontend", 3

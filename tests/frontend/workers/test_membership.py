@@ -12,8 +12,8 @@ from frontend.workers.listener import WireCounters
 from frontend.workers.membership import Membership
 from frontend.workers.status import READY, ConnectionState, not_ready
 from shared import messages as m
-from shared.address import Address, parse_all
 from shared.config import ConfigError, WireConfig
+from shared.wire.address import Address, parse_all
 
 LIMITS = m.Limits(100, 100, (1,))
 

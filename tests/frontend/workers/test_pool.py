@@ -16,8 +16,8 @@ from frontend.workers.pool import WorkerPool
 from frontend.workers.status import READY, not_ready
 from frontend.workers.stream import Stream
 from shared import messages as m
-from shared.address import parse_all
 from shared.config import WireConfig
+from shared.wire.address import parse_all
 from tests.patience import PATIENCE_S
 from tests.wire.harness import FakeRunner, Worker, expected, sampling, until, whole
 
@@ -362,3 +362,12 @@ async def test_stream_waits_for_its_worker_while_only_another_fingerprint_is_rea
             with Worker(tmp_path / "a", epoch=2, runner=slow(), fingerprint="fp_1"):
                 await check(streams)
             assert idle(second)
+
+
+async def test_places_are_those_of_all_ready_workers_or_unknown(tmp_path: Path) -> None:
+    with (
+        Worker(tmp_path / "a", max_waiting=5, max_batch=2) as a,
+        Worker(tmp_path / "b", max_waiting=9, max_batch=4) as b,
+    ):
+        async with pool_of(a, b) as pool:
+            assert (pool.places(), pool.places("fp_worker"), pool.places("another")) == (20, 20, 0)

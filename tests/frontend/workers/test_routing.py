@@ -16,8 +16,8 @@ from frontend.workers.routing import (
     prefix_hashes,
 )
 from frontend.workers.stream import Stream
-from shared.codec import pack_u32
 from shared.messages import Sampling, Status, Submit, WorkerState
+from shared.wire.codec import pack_u32
 
 LOADS = st.lists(st.integers(0, 10**6), min_size=1, max_size=6)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shared.gguf.errors import GgufError
-from shared.gguf.naming import HUB_NAME, chosen, local_model, models_among, quantization_of
+from shared.gguf.naming import HUB_NAME, chosen, local_model, models_among, quantization_of, short_name
 
 SPLIT = [f"m-q8_0-{n:05}-of-00003.gguf" for n in (1, 2, 3)]
 REPOSITORY = [
@@ -99,3 +99,21 @@ def test_folder_with_several_models_lists_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "fits"), [("org/tiny:Q4_K_M", True), ("org/tiny", False), ("/tmp/a:b", False)])
 def test_hub_name(name: str, fits: bool) -> None:
     assert bool(HUB_NAME.fullmatch(name)) is fits
+
+
+def test_short_name_is_that_of_the_file_or_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / "c1899de"
+    (tmp_path / "Llama-3.2-1B").mkdir()
+    snapshot.mkdir(parents=True)
+    for name in ("Qwen3-8B-Q4_K_M.gguf", "big-00001-of-00003.gguf", "v1.5"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path / "Llama-3.2-1B")
+    for path, name in (
+        (tmp_path / "Qwen3-8B-Q4_K_M.gguf", "Qwen3-8B-Q4_K_M"),
+        (tmp_path / "big-00001-of-00003.gguf", "big"),
+        (tmp_path / "v1.5", "v1.5"),
+        (Path("."), "Llama-3.2-1B"),
+        (snapshot, "Qwen/Qwen3-0.6B"),
+        (Path("org/model:Q4_0"), "org/model:Q4_0"),
+    ):
+        assert short_name(str(path)) == name

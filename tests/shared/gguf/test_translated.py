@@ -13,6 +13,8 @@ from shared.gguf.errors import GgufError
 from shared.gguf.index import read_index
 from shared.gguf.translated import translated
 from tests.gguf_files import Written, write
+from tests.strangers import give_away
+from worker.model.checkpoint.checkpoint import resolve
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +73,18 @@ def test_model_that_cannot_be_served_leaves_no_folder(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value) and list((tmp_path / "cache").iterdir()) == []
     with pytest.raises(GgufError, match=r"none.gguf cannot be read"):
         translated([tmp_path / "none.gguf"], tmp_path / "cache")
+
+
+def test_folder_counts_as_a_translation_only_in_the_cache_or_among_own_temporary_ones(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "file").touch()
+    temporary = translated([written.file], tmp_path / "file" / "cache")
+    elsewhere = tmp_path / "model"
+    elsewhere.mkdir()
+    assert module.is_translation(module.gguf_cache() / "model-1") and not module.is_translation(elsewhere)
+    assert module.is_translation(temporary) and resolve(str(temporary)) == temporary
+    give_away(temporary, monkeypatch)
+    assert not module.is_translation(temporary)

@@ -4,14 +4,13 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shared import messages as m
-from shared.codec import pack_u32, unpack_u32
+from shared.wire.codec import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, Done, next_id
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
-from worker.grammar.compiler import GrammarCompiler
 from worker.kv_cache.pages import PagePool
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
@@ -20,6 +19,9 @@ from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Chunk, Plan
 from worker.transport.server import FrontendGone
+
+if TYPE_CHECKING:
+    from worker.grammar.compiler import GrammarCompiler
 
 ME, YOU = b"frontend", b"otherone"
 CONFIG = SchedulerConfig(max_seq_len=512, max_waiting_requests=8)
@@ -66,7 +68,7 @@ class Bench:
         vocab_size: int = VOCAB,
         canary_s: float = 0.0,
         slots: PagePool | None = None,
-        compiler: GrammarCompiler | None = None,
+        compiler: "GrammarCompiler | None" = None,
     ) -> None:
         """runner: used instead of a FakeRunner, which calls `check`."""
         self.now = 0.0

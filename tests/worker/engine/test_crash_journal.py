@@ -1,19 +1,19 @@
 """The crash journal: which requests a worker's death counts against, and how two deaths find the culprit."""
 
 import random
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from shared import messages as m
-from shared.codec import pack_u32
-from shared.heartbeat import Heartbeat, Phase
+from shared.processes.heartbeat import Heartbeat, Phase
+from shared.wire.codec import pack_u32
 from tests.wire.harness import expected
 from tests.worker.engine.harness import ME, Bench, submit
 from worker.engine.crash_journal import CrashJournal
 from worker.engine.requests import QUARANTINE_CRASHES
+from worker.schedule.records.history import History
 from worker.schedule.sequence import Chunk, Sequence
 
 
@@ -22,7 +22,7 @@ class Died(BaseException):
 
 
 def sequence(id: int, crashes: int = 0) -> Sequence:
-    return Sequence((ME, id), [1], 1, m.Sampling(5), 0, 0.0, crashes=crashes, pages=array("i"))
+    return Sequence((ME, id), [1], 1, m.Sampling(5), 0, history=History(crashes=crashes))
 
 
 def death(heartbeat: Heartbeat, *, blamed: bool = True) -> CrashJournal:
@@ -41,6 +41,14 @@ def test_crash_counts_against_requests_of_the_last_step_only(tmp_path: Path) -> 
     assert crash_journal.crash_count((ME, 2), 0) == 0, "a new request inherits no crash"
 
 
+def test_crash_counts_against_the_id_at_the_first_worker(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path / "worker.heartbeat")
+    moved = sequence(1)
+    moved.history.original_id = 99
+    CrashJournal(heartbeat).record_step([moved])
+    assert [death(heartbeat).crash_count((ME, id), 1) for id in (1, 99)] == [0, 1]
+
+
 def test_crash_counts_persist_until_the_request_makes_progress(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path / "worker.heartbeat")
     crash_journal = CrashJournal(heartbeat)
@@ -48,8 +56,9 @@ def test_crash_counts_persist_until_the_request_makes_progress(tmp_path: Path) -
     crash_journal.record_step([innocent, poison])
     crash_journal = death(heartbeat)
     crash_journal = death(heartbeat)  # of something else, before a step
-    innocent.crashes, poison.crashes = (crash_journal.crash_count(one.key, 1) for one in (innocent, poison))
-    assert (innocent.crashes, poison.crashes) == (1, 1)
+    for one in (innocent, poison):
+        one.history.crashes = crash_journal.crash_count(one.key, 1)
+        assert one.history.crashes == 1
     crash_journal.record_step([innocent])
     crash_journal.clear(innocent)
     crash_journal.record_step([poison])

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from shared.config import ModelConfig, WorkerConfig
+from shared.fingerprint import fingerprint_of
 from tests.checkpoints import Checkpoints
-from worker.engine.fingerprint import fingerprint, numerics_of
+from worker.engine.fingerprint import ARITHMETIC_VERSION, fingerprint, numerics_of
 from worker.engine.formats import choose_formats
 from worker.engine.load import load_engine
-from worker.model.checkpoint import read_config
-from worker.model.families import spec_from_config
+from worker.model.checkpoint.checkpoint import read_config
+from worker.model.families.families import spec_from_config
+from worker.spec import LayerSpec
 
 CPU = torch.device("cpu")
 SAME: list[dict[str, Any]] = [
@@ -93,3 +95,23 @@ def test_tokenizer_and_numerics_are_in_it(folder: Path, monkeypatch: pytest.Monk
     others.append(fingerprint(["w"], "t", spec, numerics))
     monkeypatch.undo()
     assert len({fingerprint(["w"], "t", spec, numerics), *others}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "granite-hybrid-moe", "qwen3_5"])
+def test_one_state_of_all_recurrent_layers_is_a_fact_of_the_model(checkpoints: Checkpoints, kind: str) -> None:
+    """As it was before models could mix kinds of layers, so that older receipts are still to be checked."""
+    folder = checkpoints(kind)
+    spec = spec_from_config(read_config(folder))
+    numerics = numerics_of("c", choose_formats(spec, WorkerConfig(device="cpu"), CPU), CPU, batch_invariant=True)
+    stated = {one.name: value for one in fields(spec) if (value := getattr(spec, one.name)) != one.default}
+    (state,) = {layer.state for layer in spec.layers if layer.state is not None}
+    names = ("window", "rope", "sparse", "kv_heads", "head_dim", "intermediate_size", "key_is_value", "shares")
+    plain = LayerSpec(0, 0)
+    stated["layers"] = [
+        {"window": layer.window, "rope": layer.rope}
+        | {name: value for name in names[2:] if (value := getattr(layer, name)) != getattr(plain, name)}
+        | ({"recurrent": True} if layer.recurrent else {})
+        for layer in spec.layers
+    ]
+    before = fingerprint_of([ARITHMETIC_VERSION, ["weights"], "tokenizer", stated | {"recurrent": state}, numerics])
+    assert fingerprint(["weights"], "tokenizer", spec, numerics) == before

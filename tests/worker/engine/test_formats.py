@@ -9,9 +9,9 @@ from shared.config import ConfigError, ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
 from worker.engine.formats import choose_formats, dtype_name
 from worker.engine.load import load_engine
-from worker.kernels.quantize import Scheme
-from worker.model.checkpoint import read_config
-from worker.model.families import spec_from_config
+from worker.kernels.weights.quantize import Scheme
+from worker.model.checkpoint.checkpoint import read_config
+from worker.model.families.families import spec_from_config
 from worker.model.quantization.in_memory import AS_STORED, InMemory
 
 

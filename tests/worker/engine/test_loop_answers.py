@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from frontend.text.grammar_builder import json_schema, regex
 from shared import messages as m
-from shared.codec import pack_u32, unpack_u32
+from shared.wire.codec import pack_u32, unpack_u32
 from tests.checkpoints import EOS, VOCAB, Checkpoints
 from tests.worker.run.harness import RunnerBench, batch_invariant_decoder
 from tests.worker.test_matrix import FEW_BITS, decoder_in_few_bits

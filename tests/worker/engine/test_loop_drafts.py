@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import pytest
 
 from shared import messages as m
-from shared.codec import pack_u32, unpack_u32
+from shared.wire.codec import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, Done, expected, next_id
 from tests.worker.engine.harness import ME, Bench, FakeRunner, submit
 from worker.run.in_flight import StepOutput
+from worker.schedule.features.speculation import NgramDrafter
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.sequence import Chunk, Plan
-from worker.schedule.speculation import NgramDrafter
 
 
 @dataclass
@@ -52,9 +52,11 @@ class Drafting(Bench):
     def iterate(self, times: int = 1) -> None:
         for _ in range(times):
             super().iterate()
+            assert self.scheduler.speculation is not None
+            drafters = self.scheduler.speculation.drafters
             for sequence in self.scheduler.sequences():
-                if not isinstance(sequence.drafter, Foresight):
-                    sequence.drafter = Foresight()
+                if not isinstance(drafters.get(sequence), Foresight):
+                    drafters[sequence] = Foresight()
 
 
 def mixture(bench: Bench) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from shared import messages as m
-from shared.codec import pack_u32
+from shared.wire.codec import pack_u32
 from tests.wire.harness import expected, next_id
 from tests.worker.engine.harness import ME, YOU, Bench, FakeRunner, submit
 from worker.run.in_flight import StepOutput

@@ -3,7 +3,7 @@
 import pytest
 
 from shared import messages as m
-from shared.codec import pack_u32, unpack_u32
+from shared.wire.codec import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, expected
 from tests.worker.engine.harness import YOU, Bench, submit
 from worker.engine.requests import KEEP_FINISHED_S

@@ -1,7 +1,7 @@
 """The Step message of one frontend."""
 
 from shared import messages as m
-from shared.codec import unpack_u32
+from shared.wire.codec import unpack_u32
 from worker.engine.step_builder import StepBuilder
 
 

@@ -5,14 +5,15 @@ from typing import Any
 import pytest
 
 from shared import messages as m
-from shared.codec import pack_u32
-from worker.engine.validation import MAX_TENANT_CHARS, check_submit
+from shared.wire.codec import pack_u32
+from worker.engine.validation import MAX_NAME_CHARS, check_submit
 
 VOCAB = 100
 
 
-def submit(prompt: bytes | None = None, tenant: str = "", **sampling: Any) -> m.Submit:
-    return m.Submit(1, pack_u32([1, 2]) if prompt is None else prompt, m.Sampling(5, **sampling), tenant=tenant)
+def submit(prompt: bytes | None = None, tenant: str = "", cache_salt: str = "", **sampling: Any) -> m.Submit:
+    packed = pack_u32([1, 2]) if prompt is None else prompt
+    return m.Submit(1, packed, m.Sampling(5, **sampling), tenant=tenant, cache_salt=cache_salt)
 
 
 def test_valid_submit_has_no_problem() -> None:
@@ -28,7 +29,8 @@ def test_valid_submit_has_no_problem() -> None:
         (submit(stop_token_ids=(VOCAB,)), "outside the vocabulary"),
         (submit(logit_bias=((VOCAB, 1.0),)), "outside the vocabulary"),
         (submit(stop_token_ids=(1,) * 2000), "too many stop_token_ids"),
-        (submit(tenant="x" * (MAX_TENANT_CHARS + 1)), "the tenant name is too long"),
+        (submit(tenant="x" * (MAX_NAME_CHARS + 1)), "the tenant name or the cache salt is too long"),
+        (submit(cache_salt="x" * (MAX_NAME_CHARS + 1)), "the tenant name or the cache salt is too long"),
         (submit(seed=1 << 64), "max_tokens or seed"),
         (submit(logprobs=VOCAB + 1), "logprobs or top_k"),
         (submit(temperature=float("nan")), "a sampling parameter is out of range"),

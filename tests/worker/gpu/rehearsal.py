@@ -25,14 +25,14 @@ from bench.gpu.offline.rehearsals import WAYS, few_experts, started
 from bench.gpu.shapes import CONFIGS
 from bench.micro.step import EncodingServer
 from frontend.text import grammar_builder as build
-from shared.codec import pack_u32
 from shared.messages import End, Outcome, Sampling, Step, Submit
+from shared.wire.codec import pack_u32
 from worker.engine.load import Engine
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
-from worker.run.graph_shapes import FREE_PADDING
+from worker.run.graphs.graph_shapes import FREE_PADDING
 from worker.schedule.sequence import Plan
 
 LONGEST = 4096

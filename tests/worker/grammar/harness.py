@@ -8,8 +8,8 @@ from typing import Any
 
 from frontend.text import grammar_builder as build
 from shared import messages as m
-from shared.codec import pack_u32
 from shared.config import ModelConfig, WorkerConfig
+from shared.wire.codec import pack_u32
 from tests.checkpoints import EOS, VOCAB
 from tests.patience import PATIENCE_S
 from tests.worker.engine.harness import Bench as LoopBench

@@ -1,7 +1,9 @@
 """The grammar compiler: its cache, its errors, and the vocabulary that it reads."""
 
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from llguidance import LLTokenizer
@@ -10,8 +12,10 @@ from transformers import PreTrainedTokenizerFast
 
 from frontend.text import grammar_builder as build
 from shared import messages as m
-from shared.codec import pack_u32
+from shared.processes import grammar_trial
+from shared.wire.codec import pack_u32
 from tests.checkpoints import EOS, VOCAB, byte_fallback_tokenizer, byte_level_tokenizer
+from tests.deep_grammars import ANCHORS, CHAINS, IDS, NAMED_DEFINITIONS, PERCENT, chain, rules
 from tests.patience import PATIENCE_S
 from tests.worker.grammar.harness import NAMED, Bench, submit
 from worker.grammar.compiler import MAX_CACHED, GrammarCompiler, InvalidGrammar, with_plain_tags
@@ -78,3 +82,51 @@ def test_with_plain_tags_makes_tags_text_moves_no_token(kind: type[PreTrainedTok
 def test_with_plain_tags_without_tags_changes_nothing() -> None:
     text = str(byte_level_tokenizer().backend_tokenizer.to_str())
     assert with_plain_tags(text) is text
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"lark_grammar": rules("r", 2800)},
+        {"lark_grammar": rules("r", 2800, '[capture="x"]')},
+        {"lark_grammar": rules("T", 4500)},
+        *({"json_schema": chain(kind, 1500)} for kind in (CHAINS, ANCHORS, IDS, PERCENT, NAMED_DEFINITIONS)),
+    ],
+    ids=["rules", "attributes", "terminals", "schema", "anchors", "ids", "percent", "named"],
+)
+def test_compile_of_a_deep_grammar_rejects_the_request_and_the_next_works(bench: Bench, part: dict[str, Any]) -> None:
+    bench.send(submit(1, json.dumps({"grammars": [part]})), submit(2, NAMED))
+    bench.finish()
+    rejected = bench.rejected()
+    assert list(rejected) == [1] and rejected[1].reason is m.Refusal.INVALID and "too deeply" in rejected[1].message
+    assert list(bench.received()[1]) == [2]
+
+
+def test_compile_in_a_child_that_takes_too_long_rejects_and_is_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heavy = build.regex("((a{100}){100}){9}", "x")
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_trial, "SECONDS", 0.01)
+        with pytest.raises(InvalidGrammar, match=r"longer than 0\.0 s"):
+            bench.compiler.compile(heavy).result(PATIENCE_S)
+    assert bench.compiler.compile(heavy).result(PATIENCE_S)
+
+
+def test_compile_of_one_tenants_grammars_leaves_a_thread_to_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, begun = threading.Event(), list[str]()
+    attempt = bench.compiler._try
+
+    def slow(text: str) -> None:
+        begun.append(text)
+        assert "slow" not in text or go_on.wait(PATIENCE_S)
+        attempt(text)
+
+    monkeypatch.setattr(bench.compiler, "_try", slow)
+    futures = [bench.compiler.compile(build.regex(f"slow {number}", "x"), "a") for number in range(3)]
+    bench.compiler.compile(build.regex("quick", "x"), "b").result(PATIENCE_S)
+    assert len(begun) == 2
+    go_on.set()
+    assert all(future.result(PATIENCE_S) for future in futures)

@@ -9,7 +9,7 @@ from jsonschema_rs import Draft202012Validator
 
 from frontend.text import grammar_builder as build
 from shared import messages as m
-from shared.codec import pack_u32, unpack_u32
+from shared.wire.codec import pack_u32, unpack_u32
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.schemas import SCHEMAS, TEMPERATURES
 from tests.worker.engine.harness import ME
@@ -85,6 +85,12 @@ def token_of(bench: Bench, text: str) -> int:
     return token
 
 
+@pytest.mark.parametrize("choices", [[str(i) for i in range(4096)], ["", *(f"a{i} " * 9 for i in range(4095))]])
+def test_choice_of_the_most_texts_gives_one_of_them(bench: Bench, choices: list[str]) -> None:
+    outputs, ends = alone(bench, submit(1, build.one_of(choices, "x"), temperature=2.0))
+    assert ends[1].outcome == m.Outcome.EOS and bench.text(outputs[1]) in choices
+
+
 def test_outcomes_with_grammars(bench: Bench) -> None:
     some = build.regex("[a-z]+", "x")
     either = build.one_of(["a", "b"], "x")
@@ -112,7 +118,7 @@ def test_outcomes_with_grammars(bench: Bench) -> None:
         "a bias changes nothing"
     )
     assert bench.text(outputs[5]) in ("", "ab")
-    assert ended[6] is m.Outcome.ERROR and "grammar" in ends[6].error and bench.text(outputs[6]) == "a"
+    assert ended[6] is m.Outcome.DEAD_END and "grammar" in ends[6].error and bench.text(outputs[6]) == "a"
     assert ended[8] is m.Outcome.LENGTH and outputs[8] == [5] * 5, "neighbours are not masked"
     assert ended[9] is m.Outcome.LENGTH and 9 not in outputs
     assert ended[10] is m.Outcome.STOP and bench.text(outputs[10]) == "a"

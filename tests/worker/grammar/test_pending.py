@@ -18,7 +18,7 @@ class ManualCompiler(GrammarCompiler):
     def __init__(self) -> None:
         self.futures: dict[str, Future[Grammar]] = {}
 
-    def compile(self, text: str) -> "Future[Grammar]":
+    def compile(self, text: str, tenant: str = "") -> "Future[Grammar]":
         return self.futures.setdefault(text, Future())
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from frontend.text import grammar_builder as build
 from shared import messages as m
-from shared.codec import pack_u32, unpack_u32
+from shared.wire.codec import pack_u32, unpack_u32
 from tests.checkpoints import EOS, VOCAB
 from tests.worker.engine.harness import ME
 from tests.worker.grammar.harness import Bench, alone, submit
@@ -71,7 +71,7 @@ def test_rules_that_leave_no_token_end_with_an_error(bench: Bench) -> None:
     _, ends = alone(
         bench, submit(1, "", allowed_token_ids=(20,), bad_words=((20, 20),)), submit(2, digits, allowed_token_ids=(9,))
     )
-    assert {end.outcome for end in ends.values()} == {m.Outcome.ERROR}
+    assert {end.outcome for end in ends.values()} == {m.Outcome.DEAD_END}
     assert "allowed_token_ids" in ends[1].error and ends[2].error
 
 

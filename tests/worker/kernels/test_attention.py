@@ -10,8 +10,9 @@ from torch import Tensor
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, Batch, batch, close, poisoned
 from tests.worker.kernels.harness.cpu_tiers import as_written
 from worker.kernels import attention as twin
+from worker.kernels import forms
 from worker.kernels.attention import attention_torch
-from worker.kernels.gpu.options import NO_OPTIONS, GpuOptions
+from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
 
 MIXED = [(1, 1), (1, 37), (5, 5), (1, 64), (17, 40), (3, 99), (1, 2), (33, 33)]
 FEW = [(1, 37), (17, 90), (1, 1), (3, 70)]
@@ -65,7 +66,7 @@ def run_triton(
     options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
     """Into memory full of NaN; the bound on the lengths may be larger than need be."""
-    from worker.kernels.gpu.attention import attention_triton
+    from worker.kernels.gpu.attention.attention import attention_triton
 
     there = case.to(device)
     fields = there.query_start_loc, there.seq_lens, there.page_table, there.max_kv_len + longer
@@ -87,7 +88,7 @@ def sinks_of(heads: int) -> Tensor:
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """For partial results: only sequences of one row are split. The interpreter is slow at merging those of many."""
-    from worker.kernels.gpu import attention
+    from worker.kernels.gpu.attention import attention
 
     monkeypatch.setattr(attention, "PARTIAL_BYTES", 0)
     monkeypatch.setattr(attention, "SPLITS_AT_ONCE", 2)
@@ -96,7 +97,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits of 128, 512 and 2,048 positions: a short sequence has all three kinds."""
-    from worker.kernels.gpu import attention
+    from worker.kernels.gpu.attention import attention
 
     monkeypatch.setattr(attention, "SPLIT_SIZE", 128)
     monkeypatch.setattr(attention, "SHORT_SPLITS", 4)
@@ -142,7 +143,7 @@ def test_public_function_passes_sinks_and_softcap(dtype: torch.dtype, cache_dtyp
     case = in_fp8(case) if cache_dtype else case
     written = case.cache_v if cache_dtype else as_written(case.cache_v)
     more: dict[str, Any] = {"sinks": sinks_of(4), "softcap": 1.5}
-    got = twin.attention(case.q, case.cache_k, written, *case.fields, scale=0.3, window=24, **more)
+    got = forms.attention(case.q, case.cache_k, written, *case.fields, scale=0.3, window=24, **more)
     close(got, one_by_one(case, 0.3, 24, **more))
 
 
@@ -163,7 +164,7 @@ def test_twin_in_half_precision(dtype: torch.dtype) -> None:
 def test_attention_torch_reads_an_fp8_cache_in_the_query_dtype(dtype: torch.dtype) -> None:
     """By the public function, for the C kernels know no such cache."""
     case = in_fp8(batch(MIXED, 4, 2, 64, 16, dtype))
-    got = twin.attention(case.q, case.cache_k, case.cache_v, *case.fields, scale=0.125, window=24)
+    got = forms.attention(case.q, case.cache_k, case.cache_v, *case.fields, scale=0.125, window=24)
     close(got, one_by_one(case, 0.125, 24))
 
 
@@ -181,7 +182,7 @@ def test_twin_within_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_public_function_takes_a_strided_query() -> None:
     case = batch(MIXED, 4, 2, 64, 16)
     fused = torch.cat((case.q, torch.full_like(case.q, torch.nan)), dim=1)
-    got = twin.attention(fused[:, :4], case.cache_k, case.cache_v, *case.fields, scale=0.125, window=0)
+    got = forms.attention(fused[:, :4], case.cache_k, case.cache_v, *case.fields, scale=0.125, window=0)
     assert got.is_contiguous()
     close(got, one_by_one(case, 0.125, 0))
 
@@ -285,7 +286,7 @@ def test_triton_bits_do_not_depend_on_bounds_programs_or_padding(
 ) -> None:
     """As in a captured step: a bound far above all lengths, rows of nobody, and sequences that look at the scratch page
     or have no row."""
-    from worker.kernels.gpu import attention
+    from worker.kernels.gpu.attention import attention
 
     monkeypatch.setattr(attention, "PARTIAL_BYTES", 1 << 20)
     case = batch([(1, 700), (3, 130)], 2, 1, 32, 16)
@@ -310,7 +311,7 @@ def test_triton_bits_do_not_depend_on_which_rows_are_split(
     device: str, short_splits: None, steady_products: None, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Sequences of one row, of up to two, or all: their rows have several tiles, which see different splits."""
-    from worker.kernels.gpu import attention
+    from worker.kernels.gpu.attention import attention
 
     case = batch([(3, 700), (1, 400), (5, 130)], heads, kv_heads, size, 16, dtype)
     sinks = sinks_of(heads)
@@ -326,7 +327,7 @@ def test_triton_last_program_of_a_tile_merges_its_splits(
     device: str, short_splits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bits are the same, and counters are zero again, so that a replay finds them so. Two sequences have no row."""
-    from worker.kernels.gpu import attention
+    from worker.kernels.gpu.attention import attention
 
     monkeypatch.setattr(attention, "PARTIAL_BYTES", 1 << 20)
     options = GpuOptions(last_combine=True, arrivals=torch.zeros(16, dtype=torch.int32, device=device))
@@ -367,7 +368,7 @@ def test_triton_overlaps_the_softmax_where_products_run_by_themselves(
     size: int, dtype: torch.dtype, fp8: bool, overlaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not with keys that must be converted, nor where the registers do not suffice, nor unless it is asked for."""
-    from worker.kernels.gpu import attention
+    from worker.kernels.gpu.attention import attention
 
     launched = []
 
@@ -383,7 +384,7 @@ def test_triton_overlaps_the_softmax_where_products_run_by_themselves(
 
 
 def test_count_splits_covers_every_position() -> None:
-    from worker.kernels.gpu.key_splits import count_splits
+    from worker.kernels.gpu.attention.key_splits import count_splits
 
     begins = [*range(0, 1024, 128), *range(1024, 4096, 512), *range(4096, 100_000, 2048)]
     for length in (1, 128, 129, 1024, 1025, 4096, 4097, 9000, 65_536):
@@ -415,7 +416,7 @@ def test_divide_work_launches_few_programs_and_splits_short_pieces(
     lengths: list[tuple[int, int]], bound: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the heads of a 3B model on an H200: a few programs a multiprocessor, and no more memory than there is."""
-    from worker.kernels.gpu import attention
+    from worker.kernels.gpu.attention import attention
 
     monkeypatch.undo()  # the memory of the other tests
     tokens, sequences, heads, kv_heads, size = sum(rows for rows, _ in lengths), len(lengths), 24, 8, 128

@@ -7,10 +7,10 @@ from torch import Tensor
 from tests.worker.kernels.harness.cases import random
 from tests.worker.kernels.harness.cpu_tiers import close, dtypes, needs_library, tier  # noqa: F401
 from tests.worker.kernels.harness.experts import Sizes, made
-from worker.kernels.activate import GATED, Activation
 from worker.kernels.experts import Experts, PackedExperts, choose_experts, clear_choices, experts, experts_torch
 from worker.kernels.linear import PackedLinear, linear
-from worker.kernels.quantized_weight import E2M1, INT4, INT8, CodeMap
+from worker.kernels.rowwise.activate import GATED, Activation
+from worker.kernels.weights.quantized_weight import E2M1, INT4, INT8, CodeMap
 
 CHOSEN = 3
 FORMATS: dict[str, list[CodeMap | None]] = {

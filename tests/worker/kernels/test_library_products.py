@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import close, random
-from worker.kernels.gpu.tiles import chain_length
+from worker.kernels.gpu.products.tiles import chain_length
 from worker.kernels.library_products import FEWEST_ROWS, Product, can_be_library, library_linear, with_library
 from worker.kernels.linear import PackedLinear, linear_torch
 from worker.kernels.operations import TORCH

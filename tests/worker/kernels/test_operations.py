@@ -11,18 +11,19 @@ from shared.config import WorkerConfig
 from tests.worker.kernels.harness.cases import close
 from tests.worker.kernels.harness.decoders import PARALLEL, PLAIN, SANDWICH, decoder_of, moved
 from tests.worker.model.harness import Row, pack
-from worker.kernels.gpu.options import GPU_OPTIONS, options_named
-from worker.kernels.gpu.packed_codes import pack_codes
+from worker.kernels.gpu.launch.options import GPU_OPTIONS, options_named
+from worker.kernels.gpu.products.packed_codes import pack_codes
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import FAST, Operations, with_options
-from worker.kernels.quantize import Scheme, quantize
-from worker.kernels.quantized_weight import INT4, quantize_groups
+from worker.kernels.weights.quantize import Scheme, quantize
+from worker.kernels.weights.quantized_weight import INT4, quantize_groups
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
-from worker.model.spec import LayerSpec, ModelSpec
-from worker.run.kernel_check import find_wrong_operations
+from worker.run.checks.kernel_check import find_wrong_operations
+from worker.spec import LayerSpec, ModelSpec
 
 PAGE = 4
+MLP = ("gate_up", "down")
 
 
 def few_bits(model: Decoder, name: str) -> Decoder:
@@ -38,8 +39,13 @@ def few_bits(model: Decoder, name: str) -> Decoder:
         values, scale = quantize(packed.weight, scheme.kind)
         return replace(packed, weight=values, scale=scale, dynamic=scheme.dynamic)
 
-    names = ("qkv", "o", "gate_up", "down")
-    layers = [replace(one, **{name: quantized(getattr(one, name)) for name in names}) for one in model.weights.layers]
+    def changed(part: Any, names: tuple[str, ...]) -> Any:
+        return replace(part, **{name: quantized(getattr(part, name)) for name in names})
+
+    layers = [
+        replace(one, mixer=changed(one.mixer, ("qkv", "o")), feed_forward=changed(one.feed_forward, MLP))
+        for one in model.weights.layers
+    ]
     return Decoder(model.spec, replace(model.weights, layers=layers), 64)
 
 
@@ -66,17 +72,17 @@ def others() -> list[Row]:
 
 def on_triton(model: Decoder) -> Decoder:
     """With what is chosen where tensors are on a GPU, but for attention."""
-    from worker.kernels.gpu.act_and_mul import act_and_mul_triton
-    from worker.kernels.gpu.activate import activate_triton
-    from worker.kernels.gpu.linear import gated_linear_triton, linear_triton
-    from worker.kernels.gpu.norm import add_rms_norm_triton, rms_norm_triton
-    from worker.kernels.gpu.qkv_rope_write import qkv_rope_write_triton
-    from worker.kernels.gpu.quantized_linear import (
+    from worker.kernels.gpu.products.linear import gated_linear_triton, linear_triton
+    from worker.kernels.gpu.products.quantized_linear import (
         can_be_gated,
         quantized_gated_linear_triton,
         quantized_linear_triton,
     )
-    from worker.kernels.gpu.tiles import is_single_chain
+    from worker.kernels.gpu.products.tiles import is_single_chain
+    from worker.kernels.gpu.rowwise.act_and_mul import act_and_mul_triton
+    from worker.kernels.gpu.rowwise.activate import activate_triton
+    from worker.kernels.gpu.rowwise.norm import add_rms_norm_triton, rms_norm_triton
+    from worker.kernels.gpu.rowwise.qkv_rope_write import qkv_rope_write_triton
 
     def linear(x: Tensor, packed: PackedLinear, **how: Any) -> Tensor:
         if packed.codes:
@@ -139,8 +145,8 @@ def test_options_of_kernels_change_no_bit() -> None:
 
 
 def all_triton(model: Decoder) -> Decoder:
-    from worker.kernels.gpu.attention import attention_triton
-    from worker.kernels.gpu.sample import sample_triton
+    from worker.kernels.gpu.attention.attention import attention_triton
+    from worker.kernels.gpu.sampling.sample import sample_triton
 
     def attention(*args: Any, next_weights: object, **how: Any) -> Tensor:
         return attention_triton(*args, **how)
@@ -160,7 +166,7 @@ def test_kernel_check_finds_no_wrong_operation(
     scheme: str, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device == "cpu":  # the interpreter merges splits one by one, those that do not exist included
-        monkeypatch.setattr("worker.kernels.gpu.attention.SPLITS_AT_ONCE", 1)
+        monkeypatch.setattr("worker.kernels.gpu.attention.attention.SPLITS_AT_ONCE", 1)
     windowed = replace(SANDWICH, layers=(LayerSpec(7, 0), LayerSpec(0, 0)))
     model = all_triton(few_bits(decoder_of(windowed, device, dtype), scheme))
     length = 1300 if device == "cuda" else 21  # the interpreter takes its time

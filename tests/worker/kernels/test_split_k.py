@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from worker.kernels.gpu.split_k import split_k_shape
+from worker.kernels.gpu.rowwise.split_k import split_k_shape
 from worker.kernels.split_k import sum_split_k
 
 

@@ -1,6 +1,6 @@
 """A small model's spec for tests of the K/V cache."""
 
-from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
+from worker.spec import LayerSpec, ModelSpec, RopeSpec
 
 SPEC = ModelSpec(
     model_type="llama", vocab_size=8, hidden_size=64, intermediate_size=64, heads=4, kv_heads=2, head_dim=16,

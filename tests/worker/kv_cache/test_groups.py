@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from tests.worker.kv_cache.harness import SPEC
+from worker.kernels.recurrent.short_conv import ShortConvShape
 from worker.kv_cache.groups import CacheGroup, cache_groups, one_group
-from worker.model.spec import LayerSpec, ModelSpec
+from worker.spec import LayerSpec, ModelSpec
 
 
 def spec(*windows: int) -> ModelSpec:
@@ -32,6 +33,7 @@ def test_model_of_one_kind_has_one_group() -> None:
 
 
 def test_layers_with_a_recurrent_state_are_in_no_group() -> None:
-    hybrid = replace(SPEC, layers=(LayerSpec(0, 0, recurrent=True), LayerSpec(0, 0), LayerSpec(8, 0)))
+    recurrent = LayerSpec(0, 0, mixer="short_conv", state=ShortConvShape(8, 3))
+    hybrid = replace(SPEC, layers=(recurrent, LayerSpec(0, 0), LayerSpec(8, 0)))
     assert one_group(hybrid) == (CacheGroup(0, (1, 2)),)
     assert cache_groups(hybrid, 64, paged=True) == (CacheGroup(0, (1,)), CacheGroup(8, (2,)))

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.prefix_identity import PrefixIdentity
 from worker.kv_cache import prefix_cache, window
 from worker.kv_cache.pages import SCRATCH, PagePool
 from worker.kv_cache.prefix_cache import PrefixCache
@@ -59,6 +60,24 @@ def test_match_needs_an_equal_cache_salt() -> None:
     assert match(cache, list(range(9))) == []
     assert match(cache, list(range(9)), salt="other") == []
     assert match(cache, list(range(9)), salt="tenant") == pages
+
+
+@pytest.mark.parametrize(
+    ("identity", "generation", "digest"),
+    [
+        (PrefixIdentity(), 0, "d4d00d125b98b321"),
+        (PrefixIdentity("s"), 0, "2360835e661aac0a"),
+        (PrefixIdentity("s", "alice"), 0, "e50c9e73f6ab46f1"),
+        (PrefixIdentity("s", "alice"), 1, "ca1c2b2b9a49b64b"),
+    ],
+    ids=["plain", "salt", "tenant", "emptied"],
+)
+def test_digests_begin_with_the_identity_of_the_prefix(identity: PrefixIdentity, generation: int, digest: str) -> None:
+    cache, digests = PrefixCache([PagePool(20, PAGE)]), list[bytes]()
+    for _ in range(generation):
+        cache.clear()
+    cache.extend(digests, list(range(8)), identity.text, 2)
+    assert digests[1].hex()[:16] == digest
 
 
 def test_match_of_an_evicted_prefix_finds_none_until_it_is_published_again() -> None:

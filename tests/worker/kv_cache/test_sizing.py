@@ -9,7 +9,7 @@ import torch
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.default_sizes import with_default_sizes
 from tests.worker.kv_cache.harness import SPEC
-from worker.kernels.delta_net import DeltaNetShape
+from worker.kernels.recurrent.delta_net import DeltaNetShape
 from worker.kv_cache.groups import CacheGroup, one_group
 from worker.kv_cache.sizing import (
     GIB,
@@ -24,7 +24,7 @@ from worker.kv_cache.sizing import (
 )
 from worker.kv_cache.tensors import bytes_per_page, bytes_per_state
 from worker.kv_cache.window import chunk_pages, window_pages
-from worker.model.spec import LayerSpec, ModelSpec
+from worker.spec import LayerSpec, ModelSpec
 
 H200 = GpuMemory("NVIDIA H200", free=138 * GIB, total=140 * GIB, utilization=0.9)
 CPU = torch.device("cpu")
@@ -171,7 +171,7 @@ def test_configured_budget_is_the_flag() -> None:
 # Recurrent states
 
 DELTA = DeltaNetShape(key_heads=2, value_heads=2, key_dim=16, value_dim=32, taps=4)
-HYBRID = replace(SPEC, layers=(LayerSpec(0, 0, recurrent=True), LayerSpec(0, 0), LayerSpec(0, 0)), recurrent=DELTA)
+HYBRID = replace(SPEC, layers=(LayerSpec(0, 0, state=DELTA), LayerSpec(0, 0), LayerSpec(0, 0)))
 A_STATE = bytes_per_state(HYBRID, torch.bfloat16)
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.worker.kv_cache.harness import SPEC
-from worker.kernels.delta_net import DeltaNetShape
+from worker.kernels.recurrent.delta_net import DeltaNetShape
 from worker.kv_cache.groups import CacheGroup, one_group
 from worker.kv_cache.tensors import KVCache, bytes_per_page, bytes_per_state
-from worker.model.spec import LayerSpec
+from worker.spec import LayerSpec
 
 [ALL] = one_group(SPEC)
 
@@ -65,8 +65,8 @@ def test_cache_layers_of_a_group_have_its_pages_and_tensors() -> None:
 
 def test_recurrent_layers_have_states_and_no_pages() -> None:
     shape = DeltaNetShape(key_heads=2, value_heads=4, key_dim=16, value_dim=24, taps=4)
-    layers = (LayerSpec(0, 0, recurrent=True), LayerSpec(0, 0), LayerSpec(0, 0, recurrent=True))
-    hybrid = replace(SPEC, layers=layers, recurrent=shape)
+    layers = (LayerSpec(0, 0, state=shape), LayerSpec(0, 0), LayerSpec(0, 0, state=shape))
+    hybrid = replace(SPEC, layers=layers)
     cache = KVCache(
         hybrid, (5,), 16, torch.int8, "cpu", state_slots=7,
         state_dtype=torch.bfloat16,

@@ -14,13 +14,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import VOCAB
-from worker.kernels.recurrent_state import NO_STATE
+from worker.kernels.recurrent.recurrent_state import NO_STATE
 from worker.kv_cache.tensors import KVCache, kv_format
-from worker.model.checkpoint import read_config
+from worker.model.checkpoint.checkpoint import read_config
 from worker.model.cpu_decoder import CpuDecoder
 from worker.model.decoder import Decoder
-from worker.model.families import spec_from_config
-from worker.model.forward_inputs import ForwardInputs
+from worker.model.families.families import spec_from_config
+from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.weights import load
 
 CPU = torch.device("cpu")

@@ -5,8 +5,10 @@ file of that kind has for it beside the weight that these stand for.
 """
 
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +99,15 @@ def words(numbers: Tensor, bits: int) -> Tensor:
 
 
 def groups_of(weight: Tensor, size: int, *, shuffled: bool = False) -> Tensor:
-    """The group of each input; shuffled: as after act-order, in one order for all weights of a shape."""
-    rows, columns = weight.shape
+    """The group of each input; shuffled: as after act-order, in an order that no other weight has."""
+    columns = weight.shape[1]
     index = torch.arange(columns) // (size if size > 0 else columns)
-    return index[torch.randperm(columns, generator=torch.Generator().manual_seed(rows))] if shuffled else index
+    return index[torch.randperm(columns, generator=own_generator(weight))] if shuffled else index
+
+
+def own_generator(weight: Tensor) -> torch.Generator:
+    """Draws what belongs to this weight alone: its numbers are the seed."""
+    return torch.Generator().manual_seed(zlib.crc32(weight.contiguous().numpy().tobytes()))
 
 
 def gptq(
@@ -249,6 +256,33 @@ def bitsandbytes(kind: str = "nf4", *, nested: bool = True, block: int = 64) -> 
     return Format(config, quantize)
 
 
+MIXTURE = {  # the projections that read the same inputs have formats, groups and orders of their own
+    "q_proj": ordered(),
+    "k_proj": ordered(size=16, symmetric=False),
+    "v_proj": compressed("int-quantized", bits=8, strategy="channel"),
+    "o_proj": compressed(size=32, symmetric=False),
+    "gate_proj": ordered(size=16),
+    "up_proj": compressed("float-quantized", type="float", bits=8, strategy="channel"),
+    "down_proj": compressed("int-quantized", bits=8, strategy="tensor", symmetric=False),
+}
+
+
+def rewrite_as_mixture(folder: Path, *, widened: bool = False) -> Path:
+    """Quantizes the projections of a checkpoint as MIXTURE says; see `rewrite`."""
+    groups = {
+        name: {**form.config["config_groups"]["group_0"], "targets": [f"re:.*{name}$"], "format": form.config["format"]}
+        for name, form in MIXTURE.items()
+    }
+    config = {**MIXTURE["q_proj"].config, "format": "mixed-precision", "config_groups": groups}
+    for name, form in MIXTURE.items():
+        rewrite(folder, Format(config, form.quantize), widened=widened, which=partial(_is_weight_of, name))
+    return folder
+
+
+def _is_weight_of(module: str, name: str) -> bool:
+    return name.endswith(f"{module}.weight")
+
+
 FORMATS = {
     "gptq": gptq(),
     "gptq, act-order": gptq(act_order=True),
@@ -280,9 +314,19 @@ FORMATS = {
 }
 
 
-def blocks(config: Config, kind: str, rows: int, columns: int, *, scale: str = "weight_scale", **how: bool) -> Format:
+def blocks(
+    config: Config,
+    kind: str,
+    rows: int,
+    columns: int,
+    *,
+    scale: str = "weight_scale",
+    activations: str = "input_scale",
+    **how: bool,
+) -> Format:
     """Eight bits with a scale for each block of rows x columns, 0 for all.
 
+    activations: the name of a scale that is not read.
     flat: the scale of a tensor has no dimensions; packed: values are four to an int32.
     """
 
@@ -293,7 +337,7 @@ def blocks(config: Config, kind: str, rows: int, columns: int, *, scale: str = "
         grid = torch.tensor(parts)
         spread = grid.repeat_interleave(high, 0)[:n].repeat_interleave(wide, 1)[:, :k]
         values = (weight / spread).round().to(torch.int8) if kind == "int8" else (weight / spread).to(E4M3)
-        tensors = {scale: grid.reshape(()) if how.get("flat") else grid, "input_scale": torch.ones(1)}
+        tensors = {scale: grid.reshape(()) if how.get("flat") else grid, activations: torch.ones(())}
         if how.get("packed"):
             tensors |= {"weight_packed": words(values.long() + 128, 8), "weight_shape": torch.tensor([n, k])}
         else:
@@ -321,5 +365,14 @@ EIGHT_BITS = {
     "fp8 a row": blocks(eight_bits("float", "channel", "float-quantized"), "fp8", 1, 0),
     "fp8 a tensor": blocks(eight_bits("float", "tensor", "float-quantized"), "fp8", 0, 0),
     "fp8 a tensor, plainly": blocks(FP8, "fp8", 0, 0, flat=True),
+    "fp8 a tensor, static": blocks(  # as Ministral 3 is stored
+        FP8 | {"weight_block_size": None, "dequantize": False},
+        "fp8",
+        0,
+        0,
+        scale="weight_scale_inv",
+        activations="activation_scale",
+        flat=True,
+    ),
     "fp8 a block": blocks(FP8_BLOCKS, "fp8", 48, 32, scale="weight_scale_inv"),
 }

@@ -6,9 +6,12 @@ from dataclasses import replace
 from tests.worker.kernels.harness.cases import random
 from tests.worker.kernels.harness.experts import Sizes, made
 from worker.kernels.linear import PackedLinear, pack
-from worker.kernels.quantized_weight import INT4, CodeMap
-from worker.model.decoder import Decoder, Layer, Weights
-from worker.model.spec import ExpertsSpec
+from worker.kernels.weights.quantized_weight import INT4, CodeMap
+from worker.model.decoder import Decoder
+from worker.model.feed_forward.dense import DenseWeights
+from worker.model.feed_forward.experts import MixtureWeights
+from worker.model.layer import Layer, Weights
+from worker.spec import ExpertsSpec
 
 MIXES: dict[str, tuple[tuple[str, ...], list[CodeMap | None]]] = {  # the kind of each layer; the formats of experts
     "every layer": (("sparse", "sparse"), [None]),
@@ -51,10 +54,10 @@ def _layer(layer: Layer, kind: str, hidden: int, code_maps: list[CodeMap | None]
         return pack((random(n, k) / k**0.5).to(dtype), invariant=True)
 
     has_shared = kind != "sparse"
-    return replace(
-        layer,
-        gate_up=linear(2 * SHARED, hidden) if has_shared else None,
-        down=linear(hidden, SHARED) if has_shared else None,
-        shared_gate=linear(1, hidden) if kind == "gated" else None,
+    shared = DenseWeights(gate_up=linear(2 * SHARED, hidden), down=linear(hidden, SHARED)) if has_shared else None
+    mixture = MixtureWeights(
         experts=made(Sizes(COUNT, hidden, INNER, bias=True), dtype, code_maps)[0],
+        shared=shared,
+        shared_gate=linear(1, hidden) if kind == "gated" else None,
     )
+    return replace(layer, feed_forward=mixture)

@@ -1,6 +1,8 @@
 """The CPU decoder against the plain loop: the same bits in logits, cache and recurrent states."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,12 +11,13 @@ from torch import Tensor
 from tests.checkpoints import GEMMA4, HYBRID, KINDS, Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import MOST, dtypes, needs_library, tier  # noqa: F401
 from tests.worker.model.harness import Row, all_logits, cache_for, decoder_of, pack, prompts_of, rows_for
+from tests.worker.model.quantized_checkpoints import gptq, rewrite, rewrite_as_mixture
 from tests.worker.model.sparse import CHOSEN, MIXES, sparse
 from worker.kernels.cpu.instruction_set import TIERS
 from worker.kv_cache.tensors import KVCache
 from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
 from worker.model.decoder import Decoder
-from worker.model.spec import QueryScaling
+from worker.spec import QueryScaling
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 LENGTHS = [1, 5, 16, 17, 40, 70]
@@ -50,12 +53,39 @@ def test_cpu_decoder_gives_the_bits_of_the_plain_loop(
 
 
 @dtypes
+@pytest.mark.parametrize("mixture", [False, True])
+def test_cpu_decoder_gives_the_bits_of_the_plain_loop_with_projections_in_several_formats(
+    checkpoints: Checkpoints, tmp_path: Path, dtype: torch.dtype, mixture: bool
+) -> None:
+    """A linear in memory has a part for each order of inputs, and for each format."""
+    folder = Path(shutil.copytree(checkpoints("llama-biased"), tmp_path / "quantized"))
+    decoder = decoder_of(rewrite_as_mixture(folder) if mixture else rewrite(folder, gptq(act_order=True)), dtype=dtype)
+    for layer in decoder.weights.layers:
+        for linear, parts in ((layer.mixer.qkv, 3), (layer.feed_forward.gate_up, 2)):
+            assert linear is not None and linear.cpu is not None and len(linear.cpu.parts) == parts
+    assert_same_bits(decoder, "auto")
+
+
+@dtypes
+@pytest.mark.parametrize("kind", ["qwen2-moe", "granite-hybrid-moe"])
+def test_cpu_decoder_gives_the_bits_of_the_plain_loop_with_experts_that_order_inputs_by_themselves(
+    checkpoints: Checkpoints, tmp_path: Path, dtype: torch.dtype, kind: str
+) -> None:
+    """So does the shared expert."""
+    folder = rewrite(Path(shutil.copytree(checkpoints(kind), tmp_path / "quantized")), gptq(act_order=True))
+    assert_same_bits(decoder_of(folder, dtype=dtype), "auto")
+
+
+@dtypes
 def test_cpu_decoder_gives_the_bits_of_the_plain_loop_with_sinks_and_softcap(
     checkpoints: Checkpoints, dtype: torch.dtype
 ) -> None:
     decoder = decoder_of(checkpoints("gemma3"), dtype=dtype)
     made = torch.Generator().manual_seed(0)
-    layers = [replace(layer, sinks=torch.randn(decoder.spec.heads, generator=made)) for layer in decoder.weights.layers]
+    layers = [
+        replace(layer, mixer=replace(layer.mixer, sinks=torch.randn(decoder.spec.heads, generator=made)))
+        for layer in decoder.weights.layers
+    ]
     decoder.weights = replace(decoder.weights, layers=layers)
     decoder.spec = replace(decoder.spec, attention_softcap=2.0)
     assert_same_bits(decoder, "auto")
@@ -97,7 +127,10 @@ def test_cpu_decoder_gives_the_bits_of_the_plain_loop_without_pre_norms(
     spec, made = plain.spec, torch.Generator().manual_seed(0)
     sizes = {"q_norm": spec.heads * spec.head_dim, "k_norm": spec.kv_heads * spec.head_dim}
     whole = {name: torch.rand(size, generator=made).to(dtype) for name, size in sizes.items()}
-    layers = [replace(layer, before_attention=None, before_mlp=None, **whole) for layer in plain.weights.layers]
+    layers = [
+        replace(layer, before_attention=None, before_mlp=None, mixer=replace(layer.mixer, **whole))
+        for layer in plain.weights.layers
+    ]
     changed = replace(spec, residual_scale=0.3, query_scaling=QueryScaling(0.5, 7), logit_scale=0.25)
     decoder = Decoder(changed, replace(plain.weights, layers=layers), plain.max_positions)
     assert decoder.query_scales is not None and len(decoder.query_scales.unique()) > 3

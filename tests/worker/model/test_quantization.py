@@ -16,19 +16,19 @@ from tests.worker.model.harness import CPU, Oracle, all_logits, cache_for, promp
 from tests.worker.model.quantized_checkpoints import EIGHT_BITS, Format, is_linear, rewrite
 from worker.engine.load import load_engine
 from worker.kernels.linear import PackedLinear, linear, pack_quantized
-from worker.kernels.quantize import dequantize, quantize
-from worker.kernels.quantized_weight import INT4, INT8, quantize_groups
+from worker.kernels.weights.quantize import dequantize, quantize
+from worker.kernels.weights.quantized_weight import INT4, INT8, quantize_groups
 from worker.kv_cache.sizing import WeightsSize
 from worker.model import weights
-from worker.model.checkpoint import Checkpoint, read_config
+from worker.model.checkpoint.checkpoint import Checkpoint, read_config
+from worker.model.checkpoint.staging import Staging
 from worker.model.decoder import Decoder
-from worker.model.families import spec_from_config
+from worker.model.families.families import spec_from_config
 from worker.model.quantization.in_memory import in_memory
 from worker.model.quantization.methods import method_of
 from worker.model.source import FileSource
-from worker.model.spec import StoredQuantization
-from worker.model.staging import Staging
 from worker.model.weights import Loader, load
+from worker.spec import StoredQuantization
 
 CUDA = torch.device("cuda")
 
@@ -139,7 +139,7 @@ def test_quantized_checkpoint_is_read_through_staging(copy: Callable[..., Path],
             source = FileSource(checkpoint, method_of(read_config(folder)))
             loader = Loader(source, spec, torch.float32, CPU, invariant=False)
             eye = torch.eye(spec.hidden_size)
-            told += [linear(eye, layer.qkv) for layer in loader.load().layers]
+            told += [linear(eye, layer.mixer.qkv) for layer in loader.load().layers]
     assert all(torch.equal(*pair) for pair in zip(mapped, staged, strict=True)) and len(mapped) == 3
 
 

@@ -14,15 +14,15 @@ from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, all_logits, cache_for, prompts_of
 from worker.engine.load import load_engine
 from worker.kernels.linear import PackedLinear
-from worker.kernels.quantize import Scheme
+from worker.kernels.weights.quantize import Scheme
 from worker.model import weights
-from worker.model.checkpoint import read_config
+from worker.model.checkpoint.checkpoint import read_config
 from worker.model.decoder import Decoder
 from worker.model.device import computable
-from worker.model.families import spec_from_config
+from worker.model.families.families import spec_from_config
 from worker.model.quantization.in_memory import AS_STORED, InMemory, describe, in_memory
 from worker.model.quantization.methods import method_of
-from worker.model.spec import StoredQuantization
+from worker.spec import StoredQuantization
 
 CUDA = torch.device("cuda")
 TOKEN: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}

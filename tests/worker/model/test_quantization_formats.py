@@ -19,13 +19,15 @@ from tests.worker.model.quantized_checkpoints import (
     gptq,
     is_linear,
     rewrite,
+    rewrite_as_mixture,
     save,
     with_head,
 )
 from worker.engine.load import load_engine
 from worker.kv_cache.sizing import WeightsSize
-from worker.model.checkpoint import CheckpointError, read_config
-from worker.model.families import spec_from_config
+from worker.model.checkpoint.checkpoint import CheckpointError, read_config
+from worker.model.cpu_decoder import fastest_decoder
+from worker.model.families.families import spec_from_config
 from worker.model.quantization.in_memory import InMemory
 from worker.model.weights import load
 
@@ -39,9 +41,16 @@ def copy(checkpoints: Checkpoints, tmp_path: Path) -> Copy:
 
 
 def log_probabilities(folder: Path) -> Tensor:
+    """Of the decoder that serves, whose bits are those of the plain loop."""
     decoder = decoder_of(folder)
     (prompt,) = prompts_of([40])
-    return all_logits(decoder, cache_for(decoder, tokens=64), [prompt], chunk=40)[0].log_softmax(-1)
+    caches = [cache_for(decoder, tokens=64) for _ in range(2)]
+    fast = fastest_decoder(decoder, caches[1])
+    plain, served = (
+        all_logits(each, cache, [prompt], chunk=40)[0] for each, cache in zip((decoder, fast), caches, strict=True)
+    )
+    assert torch.equal(served, plain)
+    return served.log_softmax(-1)
 
 
 def assert_alike(folder: Path, full: Path) -> None:
@@ -58,8 +67,9 @@ def test_format_equals_its_dequantized_weights(copy: Copy, name: str, model: str
     folder, full = rewrite(copy(model, "quantized"), form), rewrite(copy(model, "full"), form, widened=True)
     (prompt,) = prompts_of([40])
     assert_alike(folder, full)
-    decoder = decoder_of(folder)
-    cache = cache_for(decoder, tokens=len(prompt) + GREEDY + 16)
+    plain = decoder_of(folder)
+    cache = cache_for(plain, tokens=len(prompt) + GREEDY + 16)
+    decoder = fastest_decoder(plain, cache)
     (answer,) = run_greedy(decoder, cache, [prompt], GREEDY, chunk=16)
     assert answer == Oracle(full).choices(prompt, answer)
 
@@ -96,6 +106,12 @@ def test_modules_have_schemes_of_their_own(copy: Copy) -> None:
     assert_alike(folder, full)
     spec = spec_from_config(read_config(folder))
     assert str(spec.stored) == "int4 and int8, one scale for 32 values or a row"
+
+
+@pytest.mark.parametrize("model", ["llama", "llama-biased"])
+def test_projections_of_the_same_inputs_have_formats_groups_and_orders_of_their_own(copy: Copy, model: str) -> None:
+    folder = rewrite_as_mixture(copy(model, "quantized"))
+    assert_alike(folder, rewrite_as_mixture(copy(model, "full"), widened=True))
 
 
 def test_gptq_modules_have_settings_of_their_own(copy: Copy) -> None:

@@ -7,9 +7,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from worker.model.families import spec_from_config
+from worker.model.families.families import spec_from_config
 from worker.model.rope import query_scales, tables
-from worker.model.spec import QueryScaling, RopeSpec
+from worker.spec import QueryScaling, RopeSpec
 
 POSITIONS, HEAD_DIM = 5000, 64
 STRETCHED = {"rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 1024}

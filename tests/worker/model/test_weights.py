@@ -15,9 +15,9 @@ from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, Oracle, all_logits, cache_for, decoder_of, prompts_of
 from worker.engine.load import load_engine
 from worker.kernels.linear import linear
-from worker.model.checkpoint import CheckpointError, read_config, resolve, tokenizer_ends
-from worker.model.decoder import Weights
-from worker.model.families import spec_from_config
+from worker.model.checkpoint.checkpoint import CheckpointError, read_config, resolve, tokenizer_ends
+from worker.model.families.families import spec_from_config
+from worker.model.layer import Weights
 from worker.model.weights import load
 
 State = dict[str, torch.Tensor]
@@ -73,9 +73,9 @@ def test_projections_are_stacked_in_order(checkpoints: Checkpoints) -> None:
     folder = checkpoints("llama-biased")
     state, layer = load_file(folder / "model.safetensors"), load_folder(folder).layers[2]
     stacks = [
-        (layer.qkv, ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
-        (layer.gate_up, ["mlp.gate_proj", "mlp.up_proj"]),
-        (layer.o, ["self_attn.o_proj"]),
+        (layer.mixer.qkv, ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+        (layer.feed_forward.gate_up, ["mlp.gate_proj", "mlp.up_proj"]),
+        (layer.mixer.o, ["self_attn.o_proj"]),
     ]
     for packed, names in stacks:
         weight, bias = (

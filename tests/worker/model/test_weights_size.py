@@ -13,8 +13,8 @@ from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.model.harness import CPU
 from worker.kernels.cpu import bindings
 from worker.kv_cache.sizing import WeightsSize
-from worker.model.checkpoint import read_config
-from worker.model.families import spec_from_config
+from worker.model.checkpoint.checkpoint import read_config
+from worker.model.families.families import spec_from_config
 from worker.model.quantization.in_memory import in_memory
 from worker.model.weights import load
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from shared import messages as m
-from shared.codec import pack_u32
+from shared.wire.codec import pack_u32
 from tests.checkpoints import EOS, VOCAB
 from tests.worker.engine.harness import Bench
 from worker.grammar.compiler import GrammarCompiler
@@ -15,10 +15,10 @@ from worker.kv_cache.groups import cache_groups
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.sizing import GIB, GpuMemory
 from worker.kv_cache.tensors import KVCache
-from worker.model.checkpoint import read_config
+from worker.model.checkpoint.checkpoint import read_config
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
-from worker.model.families import spec_from_config
+from worker.model.families.families import spec_from_config
 from worker.model.weights import load
 from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig

@@ -28,7 +28,7 @@ class FakeState:
 def sequence(*allowed: int, min_tokens: int = 0) -> Sequence:
     state: Any = FakeState(allowed)
     constraint = Matcher(state) if allowed else None
-    return Sequence((b"f", 1), [1], 1, Sampling(9, min_tokens=min_tokens), 0, 0.0, constraint=constraint)
+    return Sequence((b"f", 1), [1], 1, Sampling(9, min_tokens=min_tokens), 0, constraint=constraint)
 
 
 def rows(*sequences: Sequence) -> list[Row]:
@@ -64,8 +64,6 @@ def test_min_tokens_forbids_the_end_unless_nothing_else_is_allowed() -> None:
 def test_token_rules_mask_with_a_grammar_and_without() -> None:
     sampling, state = Sampling(9, allowed_token_ids=(2, 3, 19), min_tokens=2), FakeState((3, 19))
     fake: Any = Matcher(state)  # type: ignore[arg-type]
-    ruled = [
-        Sequence((b"f", 1), [1], 1, sampling, 0, 0.0, constraint=restriction(sampling, one)) for one in (None, fake)
-    ]
+    ruled = [Sequence((b"f", 1), [1], 1, sampling, 0, constraint=restriction(sampling, one)) for one in (None, fake)]
     masked = GrammarMask(V, EOS).apply(torch.zeros(3, V), rows(*ruled, sequence()))
     assert possible(masked) == [[2, 19], [19], list(range(V))]

@@ -1,4 +1,4 @@
-"""A plan laid out as tensors, against the definition in model/forward_inputs.py, token by token."""
+"""A plan laid out as tensors, against the definition in model/inputs/forward_inputs.py, token by token."""
 
 from array import array
 
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from shared.messages import Sampling
 from worker.run.inputs import build_inputs
+from worker.schedule.records.prompt_scores import PromptScores
 from worker.schedule.sequence import Chunk, Plan, Sequence
 
 CPU = torch.device("cpu")
@@ -17,7 +18,7 @@ def make(tokens: int, computed: int, page_size: int, first_page: int, **options:
     pages = array("i", list(range(first_page, first_page + -(-tokens // page_size)))[::-1])
     return Sequence(
         (b"f", first_page), [(7 * i + first_page) % 1000 for i in range(tokens)], tokens,
-        Sampling(4, **options), 0, 0.0, computed_tokens=computed,
+        Sampling(4, **options), 0, computed_tokens=computed,
         pages=[pages, array("i", [page + 1000 for page in pages])],
     )  # fmt: skip
 
@@ -31,7 +32,7 @@ def plans(draw: st.DrawFn) -> tuple[int, list[Chunk]]:
         length = draw(st.integers(1, 40))
         rest = draw(st.integers(0, 3))
         sequence = make(start + length + rest, start, page_size, page, prompt_logprobs=draw(st.booleans()))
-        sequence.scored_from = draw(st.integers(0, sequence.prompt_len - 1))
+        sequence.scores = PromptScores(draw(st.integers(0, sequence.prompt_len - 1)))
         page += len(sequence.pages[0])
         chunks.append(Chunk(sequence, start, length, rest == 0))
     return page_size, chunks
@@ -69,7 +70,7 @@ def test_prompt_logprobs_use_the_row_before_each_known_token(plan: tuple[int, li
     packed, wanted = build_inputs(chunks, page_size, CPU)
     told = {index: (first, count) for index, first, count in wanted.prompts}
     for index, chunk in enumerate(chunks):
-        begin = max(chunk.start + 1, chunk.sequence.scored_from)
+        begin = max(chunk.start + 1, chunk.sequence.scores.start if chunk.sequence.scores else 0)
         predicted = range(begin, min(chunk.start + chunk.length + 1, chunk.sequence.prompt_len))
         if not chunk.sequence.sampling.prompt_logprobs or not predicted:
             assert index not in told

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import worker.run.logprobs
-from shared.codec import unpack_f32, unpack_u32
 from shared.messages import Logprobs, Sampling
+from shared.wire.codec import unpack_f32, unpack_u32
 from worker.run.in_flight import HostCopy
 from worker.run.inputs import LogitsUse
 from worker.run.logprobs import launch_logprobs
@@ -13,7 +13,7 @@ from worker.schedule.sequence import Chunk, Plan, Sequence
 
 
 def sequence(id: int, tokens: list[int], prompt_len: int, **options: object) -> Sequence:
-    return Sequence((b"f", id), tokens, prompt_len, Sampling(9, **options), 0, 0.0)  # type: ignore[arg-type]
+    return Sequence((b"f", id), tokens, prompt_len, Sampling(9, **options), 0)  # type: ignore[arg-type]
 
 
 def check(told: Logprobs, logits: torch.Tensor, tokens: list[int], top: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModel
 
 from shared import messages as m
-from shared.codec import pack_u32, unpack_f32
+from shared.wire.codec import pack_u32, unpack_f32
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.embedders import pooled
 from tests.worker.run.harness import RunnerBench, batch_invariant_decoder

@@ -14,7 +14,7 @@ V, EOS = 50, (3,)
 
 def sequence(tokens: list[int], prompt_len: int, seed: int = 1, **options: object) -> Sequence:
     options.setdefault("max_tokens", 10)
-    return Sequence((b"f", 1), tokens, prompt_len, Sampling(**options), seed, 0.0)  # type: ignore[arg-type]
+    return Sequence((b"f", 1), tokens, prompt_len, Sampling(**options), seed)  # type: ignore[arg-type]
 
 
 def sample(logits: torch.Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> list[int]:

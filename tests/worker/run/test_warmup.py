@@ -15,12 +15,13 @@ from shared.default_sizes import with_default_sizes
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.worker.model.harness import CPU, decoder_of
 from tests.worker.run.harness import Memory
-from worker.engine.load import explain_out_of_memory, size_pool_and_decoder
+from worker.engine.load import size_pool_and_decoder
+from worker.engine.load_model import explain_out_of_memory
 from worker.kv_cache.sizing import GIB, RESERVED_BYTES
 from worker.kv_cache.tensors import KVCache
-from worker.model.checkpoint import read_config
+from worker.model.checkpoint.checkpoint import read_config
 from worker.model.cpu_decoder import fastest_decoder
-from worker.model.families import spec_from_config
+from worker.model.families.families import spec_from_config
 from worker.model.weights import load
 from worker.run.runner import Runner
 from worker.run.warmup import (
@@ -95,7 +96,7 @@ def test_steps_cover_every_kind() -> None:
 
 def test_steps_cover_every_tile_of_linear() -> None:
     """Each is a kernel to compile. Llama-3.2-3B's head, its feed-forward's end, and its beginning."""
-    from worker.kernels.gpu.tiles import choose_gated_tile, choose_tile
+    from worker.kernels.gpu.products.tiles import choose_gated_tile, choose_tile
 
     def tiles(rows: Iterable[int], tokens: Iterable[int]) -> tuple[set[object], ...]:
         head = {choose_tile(count, 128256, 3072, torch.bfloat16) for count in rows}

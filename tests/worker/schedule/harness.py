@@ -17,10 +17,15 @@ from typing import Any
 from shared.messages import Outcome, Sampling
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.window import first_kept
+from worker.schedule.features.speculation import TILE, Drafter, NgramDrafter
 from worker.schedule.policy import SchedulerConfig
+from worker.schedule.records.history import History
+from worker.schedule.records.prompt_scores import PromptScores
+from worker.schedule.records.sequence_states import slots_of
+from worker.schedule.records.shared_prefix import SharedPrefix
+from worker.schedule.records.turn import Turn
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Chunk, Plan, Sequence, SequenceUpdate
-from worker.schedule.speculation import TILE, NgramDrafter
 
 VOCAB = 11
 EOS = 0
@@ -60,7 +65,7 @@ def reference(sequence: Sequence, config: SchedulerConfig) -> tuple[list[int], O
             return tokens, Outcome.STOP
         if len(output) == sampling.max_tokens or len(tokens) == config.max_seq_len:
             return tokens, Outcome.LENGTH
-        tokens.append(next_id(chain(tokens, sequence.cache_salt)[-1]))
+        tokens.append(next_id(chain(tokens, sequence.prefix.salt)[-1]))
 
 
 def commit(scheduler: Scheduler, plan: Plan, ids: list[int], now: float) -> list[SequenceUpdate]:
@@ -125,12 +130,10 @@ class Rig:
             prompt_len=len(tokens),
             sampling=Sampling(max_tokens=max_tokens, **sampling),
             seed=0,
-            arrival=self.now,
-            cache_salt=cache_salt,
-            group=group,
-            deadline=deadline,
-            tenant=tenant,
-            priority=priority,
+            turn=Turn(group, priority, deadline, tenant),
+            history=History(self.now),
+            prefix=SharedPrefix(cache_salt),
+            scores=PromptScores() if sampling.get("prompt_logprobs") else None,
         )
 
     def submit(self, prompt: list[int] | int, max_tokens: int = 8, **options: Any) -> Sequence:
@@ -221,7 +224,7 @@ class Rig:
                 if position >= end - chunk.rows:
                     ids.append(next_id(last))
             if self.slots is not None:
-                self.states[chunk.sequence.free_slots[-1]] = last
+                self.states[slots_of(chunk.sequence).free[-1]] = last
         self.now += self.token_s * plan.tokens
         return ids
 
@@ -230,15 +233,15 @@ class Rig:
         before, sequences = {}, [chunk.sequence for chunk in plan.chunks]
         for chunk, one in zip(plan.chunks, sequences, strict=True):
             if not chunk.start:
-                before[one] = root(one.cache_salt)
+                before[one] = root(one.prefix.salt)
             elif self.slots is None:
                 before[one] = self.store[self.slot(one, 0, chunk.start - 1)]
             else:
-                before[one] = self.states[one.states[chunk.start]]
-                assert before[one] == chain(self.tokens(one)[: chunk.start], one.cache_salt)[-1], "another's state"
+                before[one] = self.states[slots_of(one).at[chunk.start]]
+                assert before[one] == chain(self.tokens(one)[: chunk.start], one.prefix.salt)[-1], "another's state"
         if self.slots is not None:
-            writes = [one.free_slots[-1] for one in sequences]
-            kept = {slot for one in self.scheduler.state.running for slot in one.states.values()}
+            writes = [slots_of(one).free[-1] for one in sequences]
+            kept = {slot for one in self.scheduler.state.running for slot in slots_of(one).at.values()}
             assert len(set(writes)) == len(writes) and not kept & set(writes), "a slot in use would be written"
             assert all(self.slots.owners()[slot] == 1 for slot in writes) and 0 not in writes
             assert not any(self.slots.is_published(slot) for slot in writes), "a checkpoint would be written"
@@ -250,7 +253,7 @@ class Rig:
         return group, page, position % self.pool.page_size
 
     def check_read(self, sequence: Sequence, end: int) -> None:
-        expected = chain(self.tokens(sequence)[:end], sequence.cache_salt)
+        expected = chain(self.tokens(sequence)[:end], sequence.prefix.salt)
         for group, pool in enumerate(self.pools):
             first = first_kept(pool.window, end)
             found = [self.store.get(self.slot(sequence, group, position)) for position in range(first, end)]
@@ -299,7 +302,8 @@ class Rig:
     def cut(self, chunk: Chunk) -> int:
         """The first checkpoint after the chunk's start."""
         config, size = self.config, self.pool.page_size
-        prompt = chunk.sequence.scored_from or chunk.sequence.prompt_len  # or what is before the scored end of it
+        scores = chunk.sequence.scores
+        prompt = (scores and scores.start) or chunk.sequence.prompt_len  # or what is before the scored end of it
         if self.slots is None or not config.prefix_cache:
             return config.max_seq_len
         spacing = -(-config.state_checkpoint_tokens // size) * size
@@ -317,6 +321,12 @@ class Rig:
                 assert chunk.start + chunk.length <= sequence.room, "no page to write to"
                 assert sequence.output_len + drafts < sequence.sampling.max_tokens, "a row beyond its length"
                 assert len(sequence.tokens) + drafts < self.config.max_seq_len, "a row beyond its length"
+
+
+def set_drafter(scheduler: Scheduler, sequence: Sequence, drafter: Drafter) -> None:
+    """Makes a drafter propose the drafts of a sequence, if the scheduler speculates at all."""
+    if scheduler.speculation is not None:
+        scheduler.speculation.drafters[sequence] = drafter
 
 
 def feed(rig: Rig, sequence: Sequence, ids: list[int]) -> Outcome | None:

@@ -65,7 +65,7 @@ def test_static_batch_is_shared_between_tenants() -> None:
         rig.submit(3, max_tokens=1, tenant="a")
     for _ in range(2):
         rig.submit(3, max_tokens=1, tenant="b")
-    assert Counter(chunk.sequence.tenant for chunk in rig.plan().chunks) == {"a": 2, "b": 2}
+    assert Counter(chunk.sequence.turn.tenant for chunk in rig.plan().chunks) == {"a": 2, "b": 2}
 
 
 def test_starved_tenant_preempts_the_one_over_its_share() -> None:

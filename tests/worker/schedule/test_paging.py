@@ -7,6 +7,7 @@ from worker.kv_cache import window
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.window import chunk_pages, window_pages
 from worker.schedule.paging import Paging
+from worker.schedule.records.prompt_scores import PromptScores
 from worker.schedule.sequence import Sequence
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]  # two and a half pages of 4
@@ -58,7 +59,7 @@ def test_claim_equal_prompt_shares_its_full_pages() -> None:
     plan = rig.plan()
     assert [(chunk.sequence, chunk.start, chunk.length) for chunk in plan.chunks] == [(a, 10, 1), (b, 8, 2)]
     assert a.pages[0][:2] == b.pages[0][:2] and a.pages[0][2] != b.pages[0][2]
-    assert (b.cached_tokens, rig.scheduler.status.prefix_queries, rig.scheduler.status.prefix_hits) == (8, 20, 8)
+    assert (b.prefix.cached_tokens, rig.scheduler.status.prefix_queries, rig.scheduler.status.prefix_hits) == (8, 20, 8)
     rig.finish(40)
     assert a.tokens == b.tokens
 
@@ -69,7 +70,7 @@ def test_claim_fully_cached_prompt_still_computes_its_last_token() -> None:
     rig.finish(5)
     b = rig.submit(PROMPT[:8], max_tokens=2)
     assert [(chunk.start, chunk.length) for chunk in rig.plan().chunks] == [(4, 4)]
-    assert b.cached_tokens == 4
+    assert b.prefix.cached_tokens == 4
 
 
 def test_claim_next_chat_turn_finds_the_answer_too() -> None:
@@ -78,7 +79,7 @@ def test_claim_next_chat_turn_finds_the_answer_too() -> None:
     rig.finish(40)
     b = rig.submit([*a.tokens, 8, 8], max_tokens=1)
     rig.plan()
-    assert b.cached_tokens == 20, "of 22 tokens, the last without K/V"
+    assert b.prefix.cached_tokens == 20, "of 22 tokens, the last without K/V"
 
 
 def test_publish_happens_only_after_the_step_was_updated() -> None:
@@ -88,7 +89,7 @@ def test_publish_happens_only_after_the_step_was_updated() -> None:
     rig.scheduler.abort(a.key)
     assert rig.pool.counts().cached == 0
     rig.plan()
-    assert b.cached_tokens == 0
+    assert b.prefix.cached_tokens == 0
 
 
 def test_claim_with_another_cache_salt_shares_nothing() -> None:
@@ -97,7 +98,7 @@ def test_claim_with_another_cache_salt_shares_nothing() -> None:
     rig.finish(40)
     b = rig.submit(PROMPT, cache_salt="two")
     rig.plan()
-    assert b.cached_tokens == 0
+    assert b.prefix.cached_tokens == 0
 
 
 def computed_by(rig: Rig, sequence: Sequence) -> int:
@@ -133,9 +134,9 @@ def test_claim_takes_what_is_before_the_scored_tokens_from_the_cache() -> None:
     rig.finish(40)
     for start, cached in ((1, 0), (4, 0), (5, 4), (8, 4), (9, 8)):
         scored = rig.submit(PROMPT, prompt_logprobs=True)
-        scored.scored_from = start
+        scored.scores = PromptScores(start)
         rig.plan()
-        assert scored.cached_tokens == cached, "whole pages up to the row before the first scored token"
+        assert scored.prefix.cached_tokens == cached, "whole pages up to the row before the first scored token"
         rig.finish(40)
 
 
@@ -145,7 +146,7 @@ def test_cached_tokens_count_earlier_output() -> None:
     rig.finish(40)
     goes_on = rig.submit(PROMPT, max_tokens=12, generated=tuple(first.tokens[10:21]))
     rig.plan()
-    assert (goes_on.computed_tokens, goes_on.cached_tokens) == (20, 20)
+    assert (goes_on.computed_tokens, goes_on.prefix.cached_tokens) == (20, 20)
 
 
 # Groups of layers with a window. Here kernels read keys in blocks of KEY_BLOCK positions.
@@ -199,7 +200,7 @@ def test_prompt_asked_twice_hits_though_its_window_moved_on(windowed: Rig) -> No
     again = windowed.submit(LONG, max_tokens=2)
     windowed.plan()
     # of 10 pages, the last has the token to compute; the row at position 36 reads from 30 on: page 7
-    assert again.cached_tokens == 36 and kept(again, 1)[:2] == [7, 8] and kept(again, 0) == list(range(10))
+    assert again.prefix.cached_tokens == 36 and kept(again, 1)[:2] == [7, 8] and kept(again, 0) == list(range(10))
     windowed.finish(20)
 
 

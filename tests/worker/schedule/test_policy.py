@@ -117,7 +117,7 @@ def test_static_members_join_at_once_even_if_the_step_is_too_small() -> None:
     rig.step()
     assert planned(rig) == [a, b]
     rig.finish(60)
-    assert rig.ends.keys() == {a, b, c, late} and late.admitted >= max(a.admitted, b.admitted)
+    assert rig.ends.keys() == {a, b, c, late} and late.history.admitted >= max(a.history.admitted, b.history.admitted)
 
 
 def test_static_member_that_was_preempted_returns_into_its_batch() -> None:
@@ -126,7 +126,7 @@ def test_static_member_that_was_preempted_returns_into_its_batch() -> None:
     rig.step()
     late = rig.submit(1, max_tokens=1)
     rig.finish(100)
-    assert b.preemptions > 0 and a.preemptions == 0
+    assert b.history.preemptions > 0 and a.history.preemptions == 0
     assert list(rig.ends) == [a, b, late]
 
 

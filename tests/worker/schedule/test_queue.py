@@ -16,7 +16,7 @@ def test_group_computes_its_prompt_once() -> None:
     assert rig.scheduler.status.waiting == 3
     plan = rig.plan()
     assert [chunk.sequence for chunk in plan.chunks] == [group[0], other, *group[1:]]
-    assert [sequence.cached_tokens for sequence in group] == [0, 8, 8, 8]
+    assert [sequence.prefix.cached_tokens for sequence in group] == [0, 8, 8, 8]
     assert rig.scheduler.status.prefill_tokens == 10 + 3
     rig.finish(40)
 
@@ -40,11 +40,11 @@ def test_group_whose_leader_is_preempted_waits_on() -> None:
     a = rig.submit(8, max_tokens=16)
     rig.submit(1, max_tokens=1)
     group = [rig.submit([*PROMPT, 1, 2, 3, 4, 5], max_tokens=4, group=1) for _ in range(2)]
-    while not group[0].preemptions and rig.scheduler.has_work:
+    while not group[0].history.preemptions and rig.scheduler.has_work:
         rig.step()
-    assert group[0].preemptions and not group[1].pages
+    assert group[0].history.preemptions and not group[1].pages
     rig.finish(200)
-    assert rig.ends.keys() >= {a, *group} and group[1].cached_tokens > 0
+    assert rig.ends.keys() >= {a, *group} and group[1].prefix.cached_tokens > 0
 
 
 def test_groups_of_different_frontends_are_separate() -> None:

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.worker.schedule.harness import EOS, OracleDrafter, Rig, reference
+from tests.worker.schedule.harness import EOS, OracleDrafter, Rig, reference, set_drafter
 from worker.kv_cache import window
 from worker.kv_cache.slots import slots_per_sequence
 from worker.schedule import step_time
@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
         sequence = rig.sequence(base[:length] + tail, deadline=rig.now + wait, **options)
         done, _ = reference(sequence, rig.config)
         sequence.tokens = done[: sequence.prompt_len + generated]  # a resumed stream brings true output
-        sequence.drafter = OracleDrafter(done, rig.count)
+        set_drafter(rig.scheduler, sequence, OracleDrafter(done, rig.count))
         waiting, tokens = rig.scheduler.status.waiting, rig.scheduler.status.waiting_tokens
         try:
             rig.scheduler.submit(sequence, rig.now)
@@ -129,9 +129,9 @@ class Machine(RuleBasedStateMachine):
         rig.scheduler.check()
 
     def plan(self) -> Plan:
-        fresh = [sequence for sequence in self.order if not sequence.pages and not sequence.preemptions]
+        fresh = [sequence for sequence in self.order if not sequence.pages and not sequence.history.preemptions]
         plan = self.rig.plan()
-        alone = [sequence for sequence in fresh if not sequence.group and sequence not in self.left]
+        alone = [sequence for sequence in fresh if not sequence.turn.group and sequence not in self.left]
         joined = [bool(sequence.pages) for sequence in alone]
         assert joined == sorted(joined, reverse=True), "a later sequence overtook an earlier one"
         assert not (plan.preempted and any(joined)), "a new sequence joined in a step that preempted another"
@@ -209,7 +209,7 @@ class Machine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, 0.4, 2.0]))
     def time_passes(self, seconds: float) -> None:
         self.rig.now += seconds
-        due = [sequence for sequence in self.rig.scheduler.sequences() if sequence.deadline <= self.rig.now]
+        due = [sequence for sequence in self.rig.scheduler.sequences() if sequence.turn.deadline <= self.rig.now]
         assert self.rig.scheduler.expire(self.rig.now) == due
         self.left.update(due)
         self.rig.scheduler.check()

@@ -148,7 +148,7 @@ def test_plan_contiguous_backend_uses_one_page_per_sequence() -> None:
     a, b, c = (rig.submit(10, max_tokens=54) for _ in range(3))
     assert members(rig.plan()) == [a, b], "every page can be used"
     rig.finish(200)
-    assert c in rig.ends and a.preemptions == b.preemptions == c.preemptions == 0
+    assert c in rig.ends and a.history.preemptions == b.history.preemptions == c.history.preemptions == 0
 
 
 def test_sequence_times_are_first_admission_and_first_token() -> None:
@@ -156,7 +156,7 @@ def test_sequence_times_are_first_admission_and_first_token() -> None:
     a = rig.submit(6)
     for rig.now in (1.0, 2.0, 3.0):
         rig.step()
-    assert (a.admitted, a.first_token) == (1.0, 2.0)
+    assert (a.history.admitted, a.history.first_token) == (1.0, 2.0)
 
 
 def test_plan_after_a_failed_step_repeats_it_and_publishes_nothing() -> None:
@@ -217,7 +217,7 @@ def test_max_tokens_0_computes_the_prompt_and_samples_nothing(prompt: int) -> No
         updates += rig.commit(plan, [])
     ((only),) = updates
     assert (only.sequence, only.tokens, only.outcome) == (sequence, [], Outcome.LENGTH)
-    assert sequence.computed_tokens == prompt and sequence.first_token == 0.0
+    assert sequence.computed_tokens == prompt and sequence.history.first_token == 0.0
 
 
 def test_resumed_stream_computes_its_output_and_samples_the_next_token() -> None:

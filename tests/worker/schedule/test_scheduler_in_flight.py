@@ -87,11 +87,11 @@ def test_full_page_is_published_by_update() -> None:
     rig.launch(rig.plan())
     assert rig.scheduler.submit(second := rig.sequence([1, 2, 3, 4, 5], 2, ignore_eos=True), rig.now) is None
     rig.launch(rig.plan())
-    assert second.cached_tokens == 0, "the step may still fail"
+    assert second.prefix.cached_tokens == 0, "the step may still fail"
     rig.finish_steps()
     rig.scheduler.submit(third := rig.sequence([1, 2, 3, 4, 5], 2, ignore_eos=True), rig.now)
     rig.plan()
-    assert third.cached_tokens == 4
+    assert third.prefix.cached_tokens == 4
 
 
 def test_discard_in_flight_plans_the_same_work_again() -> None:

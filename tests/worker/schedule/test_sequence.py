@@ -11,13 +11,6 @@ def test_sequence_counts_follow_its_tokens() -> None:
     assert (sequence.output_len, sequence.next_output, sequence.uncomputed_tokens) == (2, 3, 1)
 
 
-def test_sequence_original_key_is_its_key_at_its_first_worker() -> None:
-    sequence = Rig().sequence(3)
-    assert sequence.original_key == sequence.key
-    sequence.original_id = 99
-    assert sequence.original_key == (sequence.key[0], 99)
-
-
 def test_plan_rows_are_those_of_sampling_chunks_and_their_drafts() -> None:
     rig = Rig()
     decode, prompt, last = rig.sequence(3, generated=(7,)), rig.sequence(9), rig.sequence(4)

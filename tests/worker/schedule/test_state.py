@@ -46,7 +46,7 @@ def test_preempt_takes_the_newest_which_returns_before_new_ones() -> None:
     rig = Rig(pages=6, prefix_cache=False, watermark=0.0, max_batch_size=2)
     a, b, c = rig.submit(7, max_tokens=6), rig.submit(7, max_tokens=6), rig.submit(2)
     rig.step()
-    while not b.preemptions:
+    while not b.history.preemptions:
         plan = rig.plan()
         rig.commit(plan, rig.run(plan))
     assert plan.preempted == [b] and [chunk.sequence for chunk in plan.chunks] == [a]
@@ -65,7 +65,7 @@ def test_preempt_of_several_the_older_returns_first() -> None:
         plan = rig.plan()
         admitted += [chunk.sequence for chunk in plan.chunks if chunk.start == 0]
         rig.commit(plan, rig.run(plan))
-    assert a.preemptions == 0 and b.preemptions and c.preemptions
+    assert a.history.preemptions == 0 and b.history.preemptions and c.history.preemptions
     assert list(rig.ends) == [a, b, c]
     assert admitted[:3] == [a, b, c] and admitted.index(b, 3) < admitted.index(c, 3)
 
@@ -74,6 +74,6 @@ def test_preempted_sequence_finds_its_pages_again() -> None:
     rig = Rig(pages=9, watermark=0.0)
     a, b = rig.submit(12, max_tokens=10), rig.submit(12, max_tokens=10)
     rig.finish(100)
-    assert b.preemptions == 1 and a.preemptions == 0
+    assert b.history.preemptions == 1 and a.history.preemptions == 0
     assert rig.scheduler.status.prefix_hits > 0
     assert rig.scheduler.status.prefill_tokens < 12 + 12 + 12 + 9, "less than computing it all again"

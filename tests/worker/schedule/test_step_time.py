@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.schedule.harness import OracleDrafter, Rig, reference
+from tests.worker.schedule.harness import OracleDrafter, Rig, reference, set_drafter
 from worker.schedule.sequence import Plan
 from worker.schedule.step_time import MIN_PREFILL_TOKENS, SAMPLES, TILE, StepTimePolicy
 
@@ -269,7 +269,8 @@ def test_scheduler_draft_counts_as_a_row() -> None:
     """Else the time of one decode with seven drafts would pass for that of one decode."""
     rig = Rig(page_size=32, max_draft_tokens=7, target_step_s=TARGET, token_s=0.01)
     stream = rig.submit([1, 2, 3], 24, ignore_eos=True)
-    stream.drafter = drafter = OracleDrafter(reference(stream, rig.config)[0])
+    drafter = OracleDrafter(reference(stream, rig.config)[0])
+    set_drafter(rig.scheduler, stream, drafter)
     rig.step()
     assert rig.plan().tokens == 8
     rig.step()

@@ -14,9 +14,9 @@ import zmq
 from deploy.cli.keygen import make_keys
 from frontend.workers.pool import WorkerPool
 from shared import messages as m
-from shared.codec import encode
 from shared.config import WireConfig
-from shared.curve import keys_for
+from shared.wire.codec import encode
+from shared.wire.curve import keys_for
 from tests.wire.harness import PROMPT, FakeRunner, Worker, expected, next_batch, sampling, until
 
 

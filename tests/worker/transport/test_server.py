@@ -9,8 +9,8 @@ import pytest
 import zmq
 
 from shared import messages as m
-from shared.codec import decode_event, encode
-from shared.sockets import connect
+from shared.wire.codec import decode_event, encode
+from shared.wire.sockets import connect
 from tests.wire.harness import PROMPT, FakeRunner, Worker, expected, linked, sampling, until, whole
 
 

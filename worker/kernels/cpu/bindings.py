@@ -21,14 +21,14 @@ from worker.kernels.cpu.library import available as available
 from worker.kernels.cpu.library import instruction_sets as instruction_sets
 from worker.kernels.cpu.library import kernels, library, multiplies_bf16
 from worker.kernels.cpu.library import tier as tier
+from worker.kernels.cpu.limits import MAX_HEAD_DIM, MAX_KEY_ELEMENTS
 from worker.kernels.cpu.packed_experts import ExpertWeight
 from worker.kernels.cpu.packed_weight import PANEL, CpuWeight, GemmJob
-from worker.kernels.eight_bit_kv import has_scales
+from worker.kernels.weights.eight_bit_kv import has_scales
 
 AnyWeight = CpuWeight | ExpertWeight
-MAX_HEAD_DIM = 512  # the largest head size that attention supports
 PLAIN, PAIRED = 0, 1  # formats of the K/V cache, as in csrc/kv_format.h
-HEADS, WHOLE, ROTATED_HEADS = 0, 1, 2  # what norms of queries and keys cover, as in csrc/rowwise.c
+HEADS, WHOLE, ROTATED_HEADS = 0, 1, 2  # the elements that one norm of queries or keys covers, as in csrc/rowwise.c
 EIGHT_BITS = {torch.int8: 2, torch.float8_e4m3fn: 3}
 
 
@@ -182,13 +182,13 @@ def v_is_paired(cache_v: Tensor) -> bool:
 
 def supports_cache(dtype: torch.dtype, cache: Tensor, head_dim: int) -> bool:
     """Whether the library reads and writes `cache` [..., D, or D + 4 in eight bits] for keys and values of `dtype`."""
-    if not available(dtype):
+    if not available(dtype) or head_dim > MAX_HEAD_DIM or cache.shape[-2] * head_dim > MAX_KEY_ELEMENTS:
         return False
-    return cache.dtype == dtype or (has_scales(cache, head_dim) and head_dim <= MAX_HEAD_DIM)
+    return cache.dtype == dtype or has_scales(cache, head_dim)
 
 
 def kv_format(cache_v: Tensor) -> int:
-    """Returns the number that the library has for the format of a cache that it supports."""
+    """Returns the library's number for the format of a cache. The library must support the cache."""
     return EIGHT_BITS.get(cache_v.dtype, PAIRED if v_is_paired(cache_v) else PLAIN)
 
 
@@ -249,7 +249,7 @@ def qkv_rope_write(
 
 
 def normed_heads(q_norm: Tensor | None, d: int, norm_last: bool) -> int:
-    """Returns the number that the library has for what the norms of queries and keys cover."""
+    """Returns HEADS, WHOLE or ROTATED_HEADS: which elements one norm of queries or keys covers."""
     whole = q_norm is not None and len(q_norm) != d
     assert not (whole and norm_last)
     return WHOLE if whole else ROTATED_HEADS if norm_last else HEADS
@@ -262,6 +262,7 @@ def attention(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     page_table: Tensor,
+    max_kv_len: int = 0,
     *,
     scale: float,
     window: int,
@@ -269,6 +270,8 @@ def attention(
     softcap: float = 0.0,
 ) -> Tensor:
     """Computes the same as `attention_torch`, but reads pages in place. q [T, Hq, D], with D at most 512.
+
+    max_kv_len is ignored: seq_lens are in memory.
 
     Raises MemoryError when there is no memory for the threads' buffers.
     """

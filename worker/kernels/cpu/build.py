@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from platform import machine
 
+from shared.private_files import cache_folder, is_trusted, private_cache
+
 log = logging.getLogger("sluice.kernels")
 
 SOURCES = Path(__file__).with_name("csrc")
@@ -22,7 +24,7 @@ COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
 AVX512BF16 = (*AVX512, "-mavx512bf16")
-AVX512VNNI = (*AVX512BF16, "-mavx512vnni")  # every processor with the former has the latter
+AVX512VNNI = (*AVX512BF16, "-mavx512vnni")  # every processor with AVX-512 BF16 has VNNI
 AMX = (*AVX512BF16, "-mprfchw")
 UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cpu_features.c", ()),
@@ -33,19 +35,19 @@ UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("rowwise.c", AVX2),
     ("rowwise.c", AVX512),
     ("rowwise.c", AVX512BF16),
-    ("mamba2.c", AVX2),
-    ("mamba2.c", AVX512),
-    ("mamba2.c", AVX512BF16),
-    ("short_conv.c", AVX2),
-    ("short_conv.c", AVX512),
-    ("short_conv.c", AVX512BF16),
-    ("delta_net.c", AVX2),
-    ("delta_net.c", AVX512),
-    ("delta_net.c", AVX512BF16),
+    ("recurrent/mamba2.c", AVX2),
+    ("recurrent/mamba2.c", AVX512),
+    ("recurrent/mamba2.c", AVX512BF16),
+    ("recurrent/short_conv.c", AVX2),
+    ("recurrent/short_conv.c", AVX512),
+    ("recurrent/short_conv.c", AVX512BF16),
+    ("recurrent/delta_net.c", AVX2),
+    ("recurrent/delta_net.c", AVX512),
+    ("recurrent/delta_net.c", AVX512BF16),
     ("gemm/gemm_simd.c", AVX2),
     ("gemm/gemm_simd.c", AVX512),
     ("gemm/gemm_bf16.c", AVX512VNNI),
-    ("gemm/gemm_amx.c", AMX),
+    ("gemm/amx/gemm_amx.c", AMX),
     ("attention/attention_simd.c", AVX2),
     ("attention/attention_simd.c", AVX512),
     ("attention/attention_bf16.c", AVX512BF16),
@@ -68,17 +70,25 @@ def build(force: bool = False) -> Path | None:
         return (None if force else _existing()) or _compile_library()
     except subprocess.CalledProcessError as failure:
         _warn(f"the C kernels do not compile ({_first_error(failure.stderr)})", "install gcc 12 or newer and libc6-dev")
-    except (OSError, RuntimeError) as error:  # no writable folder, no home, no memory for a process
-        _warn(f"the C kernels cannot be compiled ({error})", "set XDG_CACHE_HOME to a folder that can be written")
+    except (OSError, RuntimeError) as error:  # no folder that is writable and private, no memory for a process
+        _warn(
+            f"the C kernels cannot be compiled ({error})", "set XDG_CACHE_HOME to a folder that only you can write to"
+        )
     return None
 
 
 def _existing() -> Path | None:
-    """Returns the library if it was installed with the package or compiled here before."""
+    """Returns the library if it was installed with the package or compiled here before.
+
+    Raises OSError if it lies in a cache that others can write to: they could let this process run their code.
+    """
     name = f"libsluice-{_key()}.so"
-    return next(
-        (folder() / name for folder in (lambda: SOURCES, cache_folder) if os.path.exists(folder() / name)), None
-    )
+    if (SOURCES / name).exists():
+        return SOURCES / name
+    if not (cached := cache_folder() / name).exists():
+        return None
+    private_cache()
+    return cached if is_trusted(cached) else None
 
 
 def _compile_library() -> Path | None:
@@ -123,14 +133,7 @@ def _folder() -> Path:
     """Returns the folder of the sources, or the user's cache if the package is installed read-only."""
     if os.access(SOURCES, os.W_OK):
         return SOURCES
-    cache = cache_folder()
-    cache.mkdir(parents=True, exist_ok=True)
-    return cache
-
-
-def cache_folder() -> Path:
-    """Returns the folder for what can be made again, in the user's cache; it may not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
+    return private_cache()
 
 
 def _remove_older(target: Path) -> None:

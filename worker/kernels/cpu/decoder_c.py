@@ -17,8 +17,7 @@ from worker.kernels.cpu.experts_c import CExperts, ExpertsStruct, scratch_bytes
 from worker.kernels.cpu.huge_pages import huge_pages
 from worker.kernels.cpu.library import kernels, library
 from worker.kernels.cpu.packed_weight import CpuWeight
-from worker.kernels.cpu.recurrent_c import RecurrentC, check_slots
-from worker.kernels.recurrent_state import StateSlots
+from worker.kernels.cpu.recurrent.recurrent_c import RecurrentC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,28 +28,28 @@ class DecoderCLayer:
     `attention` and `recurrent`.
     """
 
-    before_attention: Tensor | None
+    before_attention: Tensor | None = None
     qkv: CpuWeight  # H → (Hq + 2 Hk) * D; delta, mamba: H → sum of the shape's `projected`; conv: H → 3 H
-    gates: CpuWeight | None  # H → Hq * D; delta: H → sum of DeltaNetShape.gates; mamba: H → heads
-    attention: "AttentionC | None"
-    recurrent: RecurrentC | None
+    gates: CpuWeight | None = None  # H → Hq * D; delta: H → sum of DeltaNetShape.gates; mamba: H → heads
+    attention: "AttentionC | None" = None
+    recurrent: RecurrentC | None = None
     o: CpuWeight  # Hq * D → H; delta, mamba: values → H
-    after_attention: Tensor | None
-    before_mlp: Tensor | None
-    gate_up: CpuWeight | None  # H → 2 I, or H → I without a gate; of the shared expert if there are experts
-    down: CpuWeight | None  # I → H
-    shared_gate: CpuWeight | None  # H → 1
-    activation: Tensor | None  # parameters of the activation
-    experts: CExperts | None
-    after_dense: Tensor | None  # norms of an MLP beside experts
-    before_router: Tensor | None
-    before_experts: Tensor | None
-    after_experts: Tensor | None
-    after_mlp: Tensor | None
-    input_gate: CpuWeight | None  # H → P, for vectors [P] of the layer's own
-    input_out: CpuWeight | None  # P → H
-    after_input: Tensor | None
-    scale: Tensor | None  # [1] float32, of the layer's output
+    after_attention: Tensor | None = None
+    before_mlp: Tensor | None = None
+    gate_up: CpuWeight | None = None  # H → 2 I, or H → I without a gate; of the shared expert if there are experts
+    down: CpuWeight | None = None  # I → H
+    shared_gate: CpuWeight | None = None  # H → 1
+    activation: Tensor | None = None  # parameters of the activation
+    experts: CExperts | None = None
+    after_dense: Tensor | None = None  # norms of an MLP beside experts
+    before_router: Tensor | None = None
+    before_experts: Tensor | None = None
+    after_experts: Tensor | None = None
+    after_mlp: Tensor | None = None
+    input_gate: CpuWeight | None = None  # H → P, for vectors [P] of the layer's own
+    input_out: CpuWeight | None = None  # P → H
+    after_input: Tensor | None = None
+    scale: Tensor | None = None  # [1] float32, of the layer's output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +70,7 @@ class AttentionC:
     shares: bool  # whether the cache is another layer's, which writes it
 
 
-# in the order of struct Kernels in csrc/decoder.c, which begins with three for the kinds of the model's norms and
-# recurrent layers
+# in the order of struct Kernels in csrc/decoder.c, which begins with two for the kind of the model's norms
 KERNELS = (
     "activate", "act_and_mul", "qkv_rope_write", "gemm", "attention", "combine", "scale_rows", "output_gate",
 )  # fmt: skip
@@ -86,7 +84,7 @@ INPUT_LINEARS = ("input_gate", "input_out")
 
 class _Layer(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in (*NORMS, "qkv", "gates", "o", "recurrent", *LINEARS)),
+        *((name, c_void_p) for name in (*NORMS, "qkv", "gates", "o", "recur", "recurrent", *LINEARS)),
         ("activation", c_void_p), ("experts", c_void_p),
         *((name, c_void_p) for name in (*EXPERT_NORMS, *INPUT_LINEARS, "after_input", "scale")),
         *((name, c_void_p) for name in ("q_norm", "k_norm", "v_norm", "cos", "sin", "sinks", "cache_k", "cache_v")),
@@ -97,7 +95,7 @@ class _Layer(Structure):
 
 class _Model(Structure):
     _fields_ = [
-        ("kernels", c_void_p * (3 + len(KERNELS))), ("layers", POINTER(_Layer)), ("last_norm", c_void_p),
+        ("kernels", c_void_p * (2 + len(KERNELS))), ("layers", POINTER(_Layer)), ("last_norm", c_void_p),
         *((name, c_long) for name in ("num_layers", "hidden_size", "heads", "page_size", "element_size", "input_size")),
         *((name, c_float) for name in ("eps", "offset", "scale", "softcap", "residual_scale")),
         ("query_scales", c_void_p), ("activation", c_int), ("parallel", c_int),
@@ -105,41 +103,34 @@ class _Model(Structure):
     ]  # fmt: skip
 
 
-class _Step(Structure):
-    _fields_ = [
+def step_struct(columns: type[Structure]) -> type[Structure]:
+    """Returns struct Step of csrc/decoder.c. columns: the fields of csrc/step_columns.h, which are a part of it."""
+    fields = [
         *((name, c_void_p) for name in ("x", "h", "projected", "gates", "q", "inner", "scratch", "inputs")),
-        *((name, c_void_p) for name in ("logits_indices", "read_slots", "write_slots")),
-        *((name, c_void_p) for name in ("positions", "query_start_loc", "seq_lens")),
-        *((name, POINTER(c_void_p)) for name in ("slot_mappings", "page_tables")),
+        ("columns", columns), ("page_tables", POINTER(c_void_p)),
         *((name, c_long) for name in ("t", "seqs", "page_table_stride", "num_outputs", "layers_of_all")),
         ("threads", c_int),
     ]  # fmt: skip
+    return type("Step", (Structure,), {"_fields_": fields})
 
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The T rows of a step, of S sequences, as in worker/model/forward_inputs.py."""
+    """The T rows of a step, of S sequences, R of which have logits."""
 
-    positions: Tensor  # [T] int64
-    slot_mappings: Sequence[Tensor]  # [T] int64, for each group of layers
-    query_start_loc: Tensor  # [S+1] int32
-    seq_lens: Tensor  # [S] int32
+    columns: Structure  # of worker/model/inputs/columns_in_c.py
+    tokens: int  # T
+    outputs: int  # R
     page_tables: Sequence[Tensor]  # [S, P] int32, for each group of layers
+    referenced: object  # what owns the memory that the columns point to
 
     def fields(self) -> tuple[object, ...]:
-        """Returns the fields of _Step from `positions` to `page_table_stride`."""
-        for indices in (self.positions, *self.slot_mappings):
-            assert indices.dtype == torch.int64 and indices.is_contiguous()
-        ints, sequences = (self.query_start_loc, self.seq_lens), len(self.seq_lens)
-        assert all(each.dtype == torch.int32 for each in ints) and len(self.query_start_loc) == sequences + 1
+        """Returns the fields of struct Step from `columns` to `num_outputs`."""
         first = self.page_tables[0]
-        for slots, table in zip(self.slot_mappings, self.page_tables, strict=True):
-            assert len(slots) == len(self.positions) and len(table) == sequences and table.dtype == torch.int32
+        for table in self.page_tables:
+            assert len(table) == len(first) and table.dtype == torch.int32
             assert table.stride() == first.stride() and table.stride(1) == 1
-        return (
-            self.positions.data_ptr(), *(each.data_ptr() for each in ints), _pointers(self.slot_mappings),
-            _pointers(self.page_tables), len(self.positions), sequences, first.stride(0),
-        )  # fmt: skip
+        return self.columns, pointers(self.page_tables), self.tokens, len(first), first.stride(0), self.outputs
 
 
 class DecoderC:
@@ -159,12 +150,14 @@ class DecoderC:
         activation: int,
         parallel: bool,
         layers_started: c_uint64,
+        columns: type[Structure],
     ) -> None:
         """eps, offset: parameters of the norms. scale, softcap: parameters of attention. residual_scale: of what
         is added to the residual stream. query_scales [positions] float32: factors of queries. activation: position in
         ACTIVATIONS of activate.py. parallel: whether the feed-forward reads what attention reads.
 
-        layers_started: a counter that the library increments at the start of every layer.
+        layers_started: a counter that the library increments at the start of every layer. columns: the structure of
+        StepRows.columns.
         """
         loaded = library()
         assert loaded is not None
@@ -175,7 +168,9 @@ class DecoderC:
         self._referenced = (tuple(layers), last_norm, layers_started, query_scales)
         self._hidden, self._dtype = last_norm.shape[-1], dtype
         self._experts = [None if layer.experts is None else layer.experts.struct() for layer in layers]
-        self._layers = (_Layer * len(layers))(*map(_addresses, layers, self._experts))
+        self._layers = (_Layer * len(layers))(
+            *(_addresses(*pair, dtype) for pair in zip(layers, self._experts, strict=True))
+        )
         recurrent = [layer.recurrent for layer in layers if layer.recurrent is not None]
         self._row_scratch = 4 * max((each.row_floats for each in recurrent), default=0)  # bytes
         projected = max(self._hidden, *(max(_rows(layer, "qkv", "gate_up", "input_gate")) for layer in layers))
@@ -184,11 +179,12 @@ class DecoderC:
         queries = max(layer.o.k for layer in layers if layer.attention is not None)
         self._widths = (self._hidden, self._hidden, projected, gates, queries, inner)
         self._model = _Model(
-            _functions(dtype, bindings.norm_kind(last_norm), recurrent), self._layers, last_norm.data_ptr(),
+            _functions(dtype, bindings.norm_kind(last_norm)), self._layers, last_norm.data_ptr(),
             len(layers), self._hidden, heads // d, page_size, dtype.itemsize, max(_columns(layers[0], "input_out")),
             eps, float(offset), scale, softcap, residual_scale, bindings.address(query_scales), activation, parallel,
             dtype == torch.bfloat16, ctypes.pointer(layers_started),
         )  # fmt: skip
+        self._step = step_struct(columns)
         self._buffers: list[Tensor] = []
 
     def embeddings(self, rows: int) -> Tensor:
@@ -202,58 +198,44 @@ class DecoderC:
         return self._buffers[0][:rows]
 
     def run(
-        self,
-        rows: StepRows,
-        logits_indices: Tensor,
-        slots: StateSlots | None = None,
-        inputs: Tensor | None = None,
-        *,
-        layers_of_all: int,
-        outputs: StepRows | None = None,
+        self, rows: StepRows, inputs: Tensor | None = None, *, layers_of_all: int, outputs: StepRows | None = None
     ) -> Tensor:
         """Runs a step, which writes the K/V of every row and the state of every sequence. Returns the normed output
-        [R, H] of `logits_indices`.
+        [R, H] of the rows with logits.
 
         The output is valid until the next step.
 
-        logits_indices [R], which ascend, int64; slots where there are recurrent layers; inputs [T, L, P], which is
-        overwritten, where layers have vectors. All rows pass the first `layers_of_all`
-        layers. `outputs` are the rows of logits_indices, which alone pass the others. Raises MemoryError when a
+        inputs [T, L, P], which is overwritten, where layers have vectors. All rows pass the first `layers_of_all`
+        layers. `outputs` are the rows with logits, which alone pass the others. Raises MemoryError when a
         kernel's scratch memory cannot be allocated.
         """
-        assert slots is not None or not self._row_scratch
-        if slots is not None:
-            check_slots(slots)
-        assert logits_indices.dtype == torch.int64 and logits_indices.is_contiguous()
         assert (outputs is None) == (layers_of_all == len(self._layers))
-        assert outputs is None or len(outputs.positions) == len(logits_indices)
+        assert outputs is None or outputs.tokens == rows.outputs
         width = len(self._layers) * self._model.input_size
         assert (inputs is None) == (not width)
-        assert inputs is None or (inputs.is_contiguous() and inputs.numel() == len(rows.positions) * width)
+        assert inputs is None or (inputs.is_contiguous() and inputs.numel() == rows.tokens * width)
         assert inputs is None or inputs.dtype == self._dtype
         buffers = (*(buffer.data_ptr() for buffer in self._buffers), bindings.address(inputs))
-        counts = (len(logits_indices), layers_of_all, torch.get_num_threads())
-        states = (None, None) if slots is None else (slots.read.data_ptr(), slots.write.data_ptr())
-        step = _Step(*buffers, logits_indices.data_ptr(), *states, *rows.fields(), *counts)
-        last = None if outputs is None else _Step(*buffers, None, None, None, *outputs.fields(), *counts)
+        counts = (layers_of_all, torch.get_num_threads())
+        step = self._step(*buffers, *rows.fields(), *counts)
+        last = None if outputs is None else self._step(*buffers, *outputs.fields(), *counts)
         if self._library.decoder_forward(ctypes.byref(self._model), ctypes.byref(step), last and ctypes.byref(last)):
             raise MemoryError("no memory for the scratch of a layer")
-        return self._buffers[1][: len(logits_indices)]
+        return self._buffers[1][: rows.outputs]
 
 
-def _pointers(tensors: Sequence[Tensor]) -> "ctypes.Array[c_void_p]":
+def pointers(tensors: Sequence[Tensor]) -> "ctypes.Array[c_void_p]":
     return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
-def _functions(dtype: torch.dtype, norm: str, recurrent: Sequence[RecurrentC]) -> "ctypes.Array[c_void_p]":
-    """Returns the addresses of struct Kernels, for tensors of `dtype`. All recurrent layers are of one kind."""
-    kinds = {layer.function for layer in recurrent}
-    assert len(kinds) <= 1
-    names = (norm, f"add_{norm}", *(kinds or (None,)), *KERNELS)
-    functions = kernels()[dtype]
-    return (c_void_p * len(names))(
-        *(None if name is None else ctypes.cast(getattr(functions, name), c_void_p) for name in names)
-    )
+def _functions(dtype: torch.dtype, norm: str) -> "ctypes.Array[c_void_p]":
+    """Returns the addresses of struct Kernels, for tensors of `dtype`."""
+    names = (norm, f"add_{norm}", *KERNELS)
+    return (c_void_p * len(names))(*(_function(dtype, name) for name in names))
+
+
+def _function(dtype: torch.dtype, name: str) -> c_void_p:
+    return ctypes.cast(getattr(kernels()[dtype], name), c_void_p)
 
 
 def _rows(layer: DecoderCLayer, *names: str) -> list[int]:
@@ -266,7 +248,7 @@ def _columns(layer: DecoderCLayer, *names: str) -> list[int]:
     return [0 if (linear := getattr(layer, name)) is None else linear.k for name in names]
 
 
-def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None) -> _Layer:
+def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None, dtype: torch.dtype) -> _Layer:
     assert (layer.gate_up is None) == (layer.down is None) and (layer.experts is not None or layer.down is not None)
     assert (layer.attention is None) == (layer.recurrent is not None)
     norms: dict[str, Tensor | None] = {
@@ -280,6 +262,7 @@ def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None) -> _Layer:
     return _Layer(
         **{name: bindings.address(norm) for name, norm in norms.items()},
         **{name: ctypes.addressof(weight.struct) for name, weight in linears.items() if weight is not None},
+        recur=None if layer.recurrent is None else _function(dtype, layer.recurrent.function),
         recurrent=None if layer.recurrent is None else ctypes.addressof(layer.recurrent.struct),
         activation=bindings.address(layer.activation),
         experts=None if experts is None else ctypes.addressof(experts),

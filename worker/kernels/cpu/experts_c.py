@@ -11,6 +11,7 @@ from torch import Tensor
 
 from worker.kernels.cpu.bindings import address
 from worker.kernels.cpu.library import kernels, library
+from worker.kernels.cpu.limits import MAX_CHOSEN
 from worker.kernels.cpu.packed_experts import CpuExperts
 from worker.kernels.cpu.packed_weight import CpuWeight
 
@@ -30,7 +31,7 @@ class ExpertsStruct(Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CExperts:
-    """The experts of a layer. E: their number; H: hidden size; I: intermediate size."""
+    """The experts of a layer. E: the number of experts; H: hidden size; I: intermediate size."""
 
     router: CpuWeight  # H → E
     gate_up: CpuExperts  # H → 2 I: gate, then up
@@ -44,7 +45,7 @@ class CExperts:
     def struct(self) -> ExpertsStruct:
         """Returns a struct that is valid as long as this record."""
         count, hidden, inner = self.gate_up.count, self.gate_up.k, self.down.k
-        assert self.router.n == self.down.count == count and 0 < self.chosen <= count
+        assert self.router.n == self.down.count == count and 0 < self.chosen <= min(count, MAX_CHOSEN)
         assert self.router.k == self.down.n == hidden and self.gate_up.n == 2 * inner
         scales = self.scales
         assert scales is None or (scales.dtype == torch.float32 and scales.shape == (count,) and scales.is_contiguous())

@@ -49,7 +49,7 @@ def _read_gb_s(found: ctypes.CDLL, simd: str, threads: int) -> float:
     read.argtypes, read.restype = (c_void_p, c_long, c_int), None
     memory = torch.empty(MEMORY, dtype=torch.uint8)
     found.advise_huge_pages(c_void_p(memory.data_ptr()), c_long(MEMORY))
-    memory.fill_(1)  # until it is written, all of it may be one page of zeros
+    memory.fill_(1)  # memory that was never written may be one page of zeros
     return MEMORY / _fastest(lambda: read(memory.data_ptr(), MEMORY, threads)) / 1e9
 
 

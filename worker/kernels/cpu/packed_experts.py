@@ -1,4 +1,4 @@
-"""Packs one linear of every expert of a layer: each as any weight (packed_weight.py), all in a few pieces of memory."""
+"""Packs one linear of every expert of a layer, each like any weight (packed_weight.py), into a few pieces of memory."""
 
 import ctypes
 import math
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from worker.kernels.cpu.huge_pages import ALIGNMENT, fresh_memory
 from worker.kernels.cpu.packed_weight import NUMBERS, TENSORS, WeightStruct, pack_weight
-from worker.kernels.quantized_weight import QuantizedWeight
+from worker.kernels.weights.quantized_weight import QuantizedWeight
 
-Record = list[int | float | None]  # of a struct: NUMBERS, places of TENSORS, and the number of the next struct
+Record = list[int | float | None]  # a struct as numbers: NUMBERS, places of TENSORS, the number of the next struct
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class ExpertWeight:
 class CpuExperts:
     """One linear of `count` experts, packed for the matmul of inputs of `dtype`, with its biases."""
 
-    pieces: tuple[Tensor, ...]  # uint8: the memory of all weights
-    structs: "ctypes.Array[WeightStruct]"  # of each expert's first part; then of other parts, to which these point
+    pieces: tuple[Tensor, ...]  # the memory of all weights: uint8
+    structs: "ctypes.Array[WeightStruct]"  # the first part of each expert; then the other parts, to which they point
     count: int
     dtype: torch.dtype
 
@@ -76,12 +76,12 @@ class CpuExperts:
 
 
 def columns(struct: WeightStruct) -> int:
-    """Returns the columns of a part and of those that it points to."""
+    """Returns the columns of a part and of the parts that follow it."""
     return int(struct.n) + (columns(struct.next.contents) if struct.next else 0)
 
 
 def from_records(pieces: Sequence[Tensor], records: Sequence[Record], dtype: torch.dtype) -> CpuExperts:
-    """Returns the experts of CpuExperts.records. `pieces` have the contents of the pieces that they had."""
+    """Returns the experts whose `records` these are. `pieces`: a copy of the pieces of the same experts."""
     structs = (WeightStruct * len(records))()
     for struct, record in zip(structs, records, strict=True):
         numbers, places, following = record[: len(NUMBERS)], record[len(NUMBERS) : -1], record[-1]

@@ -16,13 +16,16 @@ from torch import Tensor
 
 from worker.kernels.cpu.huge_pages import Memory, fresh_memory
 from worker.kernels.cpu.library import available, kernels, library, multiplies_bf16, tier
-from worker.kernels.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight, stack
+from worker.kernels.weights.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight, stack
 
-LAYOUT = 4  # version of all that is packed: of csrc/gemm/weight.h and of the codes that quantization chooses
+LAYOUT = 4  # version of packed weights: of csrc/gemm/weight.h, and of the codes that quantization chooses
 PANEL = 32  # columns of a packed panel
 K_STEP = 32  # k-step of bf16 panels
 CODE_BLOCK = 16  # inputs of a block of codes
-PLAIN, TABLE = 0, 2  # kinds of numbers in weight.h: those of the weight's dtype, and 4-bit codes with a table of values
+PLAIN, TABLE = (
+    0,
+    2,
+)  # kinds of numbers in weight.h: numbers of the weight's dtype, and 4-bit codes with a table of values
 KINDS = {INT4: 1, E2M1: 1, IQ4_NL: 1, INT8: 3, E4M3: 4}  # 1: 4-bit codes whose values are small integers or halves
 INTEGER_KINDS = (1, 3)
 FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS = range(3)  # CodeOrder of weight.h
@@ -82,9 +85,9 @@ NUMBERS = ("n", "k", "group", "kind", "has_minimum", "scale_bytes", "factor")
 class CpuWeight:
     """A weight [n, k], packed for the matmul of inputs of `dtype`, with its bias."""
 
-    parts: tuple[PackedPart, ...]  # the columns of one after those of another
+    parts: tuple[PackedPart, ...]  # side by side: each holds some of the columns
     dtype: torch.dtype
-    structs: tuple[WeightStruct, ...] = field(init=False)  # of the parts, linked
+    structs: tuple[WeightStruct, ...] = field(init=False)  # the structs of the parts, each pointing to the next
 
     def __post_init__(self) -> None:
         assert self.parts and all(part.k == self.k for part in self.parts)
@@ -124,11 +127,11 @@ def pack_weight(
     dtype: torch.dtype,
     memory: Memory | None = None,
 ) -> CpuWeight:
-    """Packs one weight [N, K] whose rows are those of `parts`, one after another, for inputs of `dtype`.
+    """Packs one weight [N, K] for inputs of `dtype`. Its rows are the rows of `parts`, one part after another.
 
     A part is a contiguous tensor of `dtype`, or quantized. Its scales and minimums keep 24 bits for float32 inputs, and
     11 bits (fp16 times a power of two) for bfloat16. bias [N] is kept in fp32.
-    memory: where all of it is kept; by default, in memory of its own.
+    memory: where the packed weight is kept; by default, in memory of its own.
     """
     assert available(dtype)
     memory = memory or fresh_memory

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.by_rows import by_rows
-from worker.kernels.quantized_weight import E2M1, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight
+from worker.kernels.weights.by_rows import by_rows
+from worker.kernels.weights.quantized_weight import E2M1, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight
 
 Parts = tuple[Tensor, Tensor, Tensor | None]  # codes [n, numbers of a block]; scale and minimum [n, groups of a block]
 

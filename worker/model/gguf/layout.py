@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shared.gguf.index import Index, TiledHeads
-from worker.model.checkpoint import CheckpointError
+from worker.model.checkpoint.checkpoint import CheckpointError
 
 PAIRED_ARCHITECTURES = ("llama", "smollm3", "granite", "granitemoe", "mistral3", "arcee", "granitehybrid")
 PAIRED = re.compile(r".*\.self_attn\.(q|k|qkv)_proj\.(weight|bias)")

@@ -9,13 +9,20 @@ import torch
 from torch import Tensor
 
 from shared.gguf.index import TiledHeads
-from worker.kernels.quantized_weight import QuantizedWeight
-from worker.model.checkpoint import CheckpointError
+from worker.kernels.weights.quantized_weight import QuantizedWeight
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.stored_weight import (
+    PLAIN,
+    ExpectedTensor,
+    Layout,
+    ReadTensor,
+    Shape,
+    StoredTensors,
+    check_finite,
+)
 from worker.model.gguf.blocks import FORMATS, BlockFormat
 from worker.model.gguf.layout import column_order
-from worker.model.quantization.codes import check_finite
-from worker.model.spec import StoredQuantization
-from worker.model.stored_weight import PLAIN, ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors
+from worker.spec import StoredQuantization
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from shared.gguf.index import Entry, read_index
-from worker.model.checkpoint import CheckpointError
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.stacked_tensors import names_of_experts
+from worker.model.checkpoint.staging import Extent, Staging
 from worker.model.gguf.layout import AS_STORED, hugging_face_shape, layout_of
 from worker.model.gguf.names import NOT_READ, hugging_face_name
-from worker.model.stacked_tensors import names_of_experts
-from worker.model.staging import Extent, Staging
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.kernels.quantized_weight import INT4, QuantizedWeight
-from worker.model.checkpoint import CheckpointError
-from worker.model.quantization.codes import check_finite, check_group_size, signed
-from worker.model.spec import StoredQuantization
-from worker.model.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors
+from worker.kernels.weights.quantized_weight import INT4, QuantizedWeight
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors, check_finite
+from worker.model.quantization.codes import check_group_size, signed
+from worker.spec import StoredQuantization
 
 METHOD, BITS = "awq", 4
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each code in an int32

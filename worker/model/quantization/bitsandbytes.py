@@ -13,11 +13,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from worker.kernels.quantized_weight import E4M3, NF4, CodeMap, QuantizedWeight
-from worker.model.checkpoint import CheckpointError
-from worker.model.quantization.codes import check_finite
-from worker.model.spec import StoredQuantization
-from worker.model.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors
+from worker.kernels.weights.quantized_weight import E4M3, NF4, CodeMap, QuantizedWeight
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors, check_finite
+from worker.spec import StoredQuantization
 
 METHOD = "bitsandbytes"
 _FP4 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)  # in twelfths; each is a number of E4M3

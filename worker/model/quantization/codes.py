@@ -9,9 +9,9 @@ import re
 import torch
 from torch import Tensor
 
-from worker.kernels.quantized_weight import INT4, INT8, QuantizedWeight
-from worker.model.checkpoint import CheckpointError
-from worker.model.stored_weight import StoredTensors
+from worker.kernels.weights.quantized_weight import INT4, INT8, QuantizedWeight
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.stored_weight import StoredTensors
 
 CODE_MAPS = {4: INT4, 8: INT8}
 
@@ -76,10 +76,3 @@ def check_pattern(pattern: str, method: str) -> str:
     except re.error as error:
         raise CheckpointError(f"quant_method {method!r}: {pattern!r} is not a regular expression ({error})") from error
     return pattern
-
-
-def check_finite(numbers: Tensor, name: str, tensors: StoredTensors) -> Tensor:
-    """Returns the numbers. Raises CheckpointError if one is NaN or infinite."""
-    if not bool(numbers.isfinite().all()):
-        raise CheckpointError(f"{tensors.where(name)}: tensor {name} contains a number that is not finite")
-    return numbers

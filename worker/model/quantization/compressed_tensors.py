@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from worker.kernels.quantized_weight import E4M3, INT4, INT8, CodeMap
-from worker.model.checkpoint import CheckpointError
+from worker.kernels.weights.quantized_weight import E4M3, INT4, INT8, CodeMap
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.stored_weight import PLAIN, ExpectedTensor, Shape, StoredTensors, StoredWeight
 from worker.model.quantization.codes import check_pattern
 from worker.model.quantization.mxfp4 import packed_weight
 from worker.model.quantization.scaled import Block, ScaledWeight, block_of
-from worker.model.spec import Activations, StoredQuantization
-from worker.model.stored_weight import PLAIN, ExpectedTensor, Shape, StoredTensors, StoredWeight
+from worker.spec import Activations, StoredQuantization
 
 METHOD = "compressed-tensors"
 PATTERN = "re:"  # begins targets that are regular expressions

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from worker.kernels.quantized_weight import E4M3
-from worker.model.checkpoint import CheckpointError
+from worker.kernels.weights.quantized_weight import E4M3
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.stored_weight import ExpectedTensor, Shape, StoredTensors
 from worker.model.quantization.scaled import Block, ScaledWeight, block_of
-from worker.model.spec import Activations, StoredQuantization
-from worker.model.stored_weight import ExpectedTensor, Shape, StoredTensors
+from worker.spec import Activations, StoredQuantization
 
 
 @dataclass(frozen=True, slots=True)

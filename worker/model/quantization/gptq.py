@@ -14,19 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.kernels.quantized_weight import QuantizedWeight
-from worker.model.checkpoint import CheckpointError
+from worker.kernels.weights.quantized_weight import QuantizedWeight
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors, check_finite
 from worker.model.quantization.codes import (
     CODE_MAPS,
-    check_finite,
     check_group_size,
     check_pattern,
     input_order,
     signed,
     unpack,
 )
-from worker.model.spec import StoredQuantization
-from worker.model.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors
+from worker.spec import StoredQuantization
 
 METHOD = "gptq"
 ONES = {4: 0x11111111, 8: 0x01010101}  # one for each code in an int32

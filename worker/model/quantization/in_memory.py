@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from shared.config import ConfigError
-from worker.kernels.quantize import FORMATS, Scheme
-from worker.kernels.quantized_weight import E4M3, INT4, INT8, QuantizedWeight, stack
-from worker.model.spec import StoredQuantization
-from worker.model.stored_weight import BY_ROW, Layout, StoredWeight
+from worker.kernels.weights.quantize import FORMATS, Scheme
+from worker.kernels.weights.quantized_weight import E4M3, INT4, INT8, QuantizedWeight, stack
+from worker.model.checkpoint.stored_weight import BY_ROW, Layout, StoredWeight
+from worker.spec import StoredQuantization
 
 GROUPS = {"int4": Layout(INT4, 128), "int4-g32": Layout(INT4, 32), "int8": Layout(INT8, 128), "fp8": Layout(E4M3)}
 ROWS = {"int8": Layout(INT8), "fp8": Layout(E4M3)}  # for the kernels of GPUs

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from worker.model.checkpoint import CheckpointError
-from worker.model.gguf import method as gguf
-from worker.model.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
-from worker.model.spec import StoredQuantization
-from worker.model.stored_weight import Shape, StoredTensors, StoredWeight
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.stored_weight import Shape, StoredTensors, StoredWeight
+from worker.model.rooms import room
+from worker.spec import StoredQuantization
 
 Config = Mapping[str, Any]
 
@@ -26,9 +25,10 @@ class Method(Protocol):
         """Returns how the weight is stored in few bits; None if the tensors do not include the scales of one."""
 
 
-METHODS: Mapping[Any, Callable[[Config], Method]] = {
-    "compressed-tensors": compressed_tensors.read, "fp8": fp8.read, "gptq": gptq.read, "awq": awq.read,
-    "mxfp4": mxfp4.read, "bitsandbytes": bitsandbytes.read, "gguf": gguf.read,
+METHODS = {  # quant_method → the module under worker/model that reads it, which is imported when it is needed
+    "compressed-tensors": "quantization.compressed_tensors", "fp8": "quantization.fp8", "gptq": "quantization.gptq",
+    "awq": "quantization.awq", "mxfp4": "quantization.mxfp4", "bitsandbytes": "quantization.bitsandbytes",
+    "gguf": "gguf.method",
 }  # fmt: skip
 
 
@@ -41,11 +41,12 @@ def method_of(config: Config) -> Method | None:
     if not settings:
         return None
     name = settings.get("quant_method") if isinstance(settings, dict) else None
-    read = METHODS.get(str(name))
-    if read is None:
+    module = METHODS.get(str(name))
+    if module is None:
         raise CheckpointError(
             f"quantization_config: quant_method {name!r} is not supported; supported are {', '.join(METHODS)}"
         )
+    read: Callable[[Config], Method] = room(module, f"checkpoints with quant_method {name!r}").read
     try:
         return read(settings)
     except (AttributeError, KeyError, TypeError) as error:  # for example, a list where a number belongs

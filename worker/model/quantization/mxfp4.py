@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from worker.kernels.quantized_weight import E2M1, QuantizedWeight
-from worker.model.checkpoint import CheckpointError
+from worker.kernels.weights.quantized_weight import E2M1, QuantizedWeight
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors
 from worker.model.quantization.codes import unpack
-from worker.model.spec import StoredQuantization
-from worker.model.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors
+from worker.spec import StoredQuantization
 
 GROUP, BIAS, NOT_A_NUMBER = 32, 127, 255
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.kernels.quantized_weight import E4M3, CodeMap, QuantizedWeight
-from worker.model.checkpoint import CheckpointError
-from worker.model.quantization.codes import check_finite, input_order, signed, unpack
-from worker.model.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors
+from worker.kernels.weights.quantized_weight import E4M3, CodeMap, QuantizedWeight
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors, check_finite
+from worker.model.quantization.codes import input_order, signed, unpack
 
 UNSET = -1  # in a tensor of groups that the library has not filled
 NOT_A_NUMBER = 0x7F  # E4M3's NaN, without the sign

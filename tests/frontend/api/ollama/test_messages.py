@@ -1,7 +1,7 @@
 """Ollama's messages as chat templates know them: results belong to calls."""
 
-from frontend.api.decoding import convert
 from frontend.api.ollama.messages import Message, chat_messages
+from frontend.api.requests.decoding import convert
 
 CALLS = [{"function": {"name": "a", "arguments": {"x": 1}}}, {"function": {"name": "b", "arguments": {}}}]
 

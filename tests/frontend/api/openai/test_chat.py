@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.api.openai import chat
+from frontend.output_parser.formats import ParserConfig
 from frontend.request import Delta, Finish, TokenLogprob, Usage
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
@@ -45,7 +46,7 @@ async def test_chat_stream_transcript(tokenizer: Tokenizer) -> None:
 
 
 async def test_chat_usage_chunk_has_no_choices(tokenizer: Tokenizer) -> None:
-    chunks = await streamed(tokenizer, [Delta(0, [5], ["a"])], [last()], include_usage=True, timings=True)
+    chunks = await streamed(tokenizer, [Delta(0, [5], ["a"])], [last()], usage=True, timings=True)
     *chunks, usage, end = chunks
     assert end == "[DONE]" and [chunk["usage"] for chunk in chunks] == [None] * 3
     assert usage["choices"] == [] and usage["timings"]["decode_ms"] == 3.0
@@ -75,7 +76,7 @@ async def test_chat_stream_folds_to_the_complete_response(tokenizer: Tokenizer) 
         [last(0, stop="END", finish=Finish.STOP, logprobs=[])],
         [last(1, (70,), ("c",), logprobs=scores, finish=Finish.LENGTH)],
     ]
-    more: Any = {"n": 2, "include_usage": True, "sampling": Sampling(max_tokens=9, logprobs=2)}
+    more: Any = {"n": 2, "usage": True, "sampling": Sampling(max_tokens=9, logprobs=2)}
     whole = json.loads(await chat.complete(asked(tokenizer, **more), FakeDeltas(*story)))
     chunks = await streamed(tokenizer, *story, **more)
     assert fold_chat(chunks[:-1]) == whole
@@ -89,3 +90,14 @@ async def test_chat_stream_folds_to_the_complete_response(tokenizer: Tokenizer) 
 def test_stream_writer_before_the_last_delta_writes_no_end(tokenizer: Tokenizer) -> None:
     written = chat.stream_writer(asked(tokenizer)).write([Delta(0, [5], ["a"])])
     assert written and b"DONE" not in written and b'"finish_reason":"' not in written
+
+
+@pytest.mark.parametrize("parser_config", [None, ParserConfig()])
+async def test_chat_continuous_usage_is_in_every_chunk_from_the_roles_on(
+    tokenizer: Tokenizer, parser_config: ParserConfig | None
+) -> None:
+    story = [Delta(0, [5], ["a"], usage=Usage(3, 1))], [last(0), last(1)]
+    chunks = await streamed(tokenizer, *story, continuous_usage=True, n=2, parser_config=parser_config)
+    first, second, *rest = [chunk["usage"] for chunk in chunks[:-1]]
+    assert first == second and (first["prompt_tokens"], first["completion_tokens"]) == (3, 0)
+    assert [usage["completion_tokens"] for usage in rest] == sorted(usage["completion_tokens"] for usage in rest) != []

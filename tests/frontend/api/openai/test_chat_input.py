@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.api.decoding import convert
 from frontend.api.openai import chat
 from frontend.api.openai.chat_input import ChatRequest, TokenizeRequest
+from frontend.api.requests.decoding import convert
 from frontend.api.tokenize import tokenize
 from frontend.errors import BadRequest, SluiceError, Unprocessable
 from frontend.output_parser.formats import ModelFormat
@@ -49,7 +49,8 @@ async def test_chat_defaults(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(ids, skip_special=False) == "<user>hi\n<assistant>"
     assert request.sampling == Sampling(max_tokens=64 - len(ids)), "to the context's end"
     assert await parse(chat, {"messages": HELLO}, context(tokenizer)) == request, "there is one model"
-    assert (request.n, request.stream, request.echo, request.timings, request.stops) == (1, False, (), False, ())
+    assert (request.n, request.stream, request.stops) == (1, False, ())
+    assert (request.features.echo, request.shown.timings) == ((), False)
 
 
 async def test_chat_every_field_arrives(tokenizer: Tokenizer) -> None:
@@ -64,8 +65,8 @@ async def test_chat_every_field_arrives(tokenizer: Tokenizer) -> None:
     assert request.sampling == Sampling(
         7, 0.0, 0.5, 7, 0.1, 1.5, -1.0, 2.0, 3, 3, (4,), True, ((5, -100.0),), logprobs=20, prompt_logprobs=False
     )
-    assert (request.n, request.stops, request.stream, request.timings) == (2, ("x",), True, True)
-    assert request.include_usage and request.continuous_usage
+    assert (request.n, request.stops, request.stream, request.shown.timings) == (2, ("x",), True, True)
+    assert request.shown.usage and request.shown.continuous_usage
 
 
 async def test_logprobs_without_top_logprobs(tokenizer: Tokenizer) -> None:

@@ -34,7 +34,7 @@ async def test_completion_stream_transcript(tokenizer: Tokenizer) -> None:
 
 
 async def test_openai_usage_chunk_has_no_choices(tokenizer: Tokenizer) -> None:
-    asked = response_context(tokenizer, stream=True, include_usage=True, timings=True)
+    asked = response_context(tokenizer, stream=True, usage=True, timings=True)
     *chunks, end = parse_sse(
         "".join(lines(completions.stream_writer(asked), FakeDeltas([Delta(0, [5], ["a"])], [last()])))
     )
@@ -90,7 +90,7 @@ async def test_completion_stream_folds_to_the_complete_response(tokenizer: Token
         [last(0, stop="END", finish=Finish.STOP)],
         [last(1, (70,), ("c",), logprobs=scores[1:], finish=Finish.LENGTH)],
     ]
-    asked = response_context(tokenizer, n=2, include_usage=True, sampling=Sampling(max_tokens=9, logprobs=2))
+    asked = response_context(tokenizer, n=2, usage=True, sampling=Sampling(max_tokens=9, logprobs=2))
     whole = json.loads(await completions.complete(asked, FakeDeltas(*story)))
     chunks = parse_sse("".join(lines(completions.stream_writer(asked), FakeDeltas(*story))))
     assert fold(chunks[:-1]) == whole
@@ -117,3 +117,10 @@ def fold(chunks: list[Any]) -> dict[str, Any]:
             choice |= {key: piece[key] for key in ("finish_reason", "stop_reason", "seed") if key in piece}
     head = {key: chunks[0][key] for key in ("id", "object", "created", "model", "system_fingerprint")}
     return head | {"choices": [choices[i] for i in sorted(choices)], "usage": chunks[-1]["usage"]}
+
+
+async def test_openai_running_usage_is_in_every_chunk(tokenizer: Tokenizer) -> None:
+    asked = response_context(tokenizer, stream=True, continuous_usage=True, n=2)
+    story = FakeDeltas([Delta(0, [5], ["a"], usage=Usage(3, 1))], [last(0), last(1)])
+    chunks = parse_sse("".join(lines(completions.stream_writer(asked), story)))
+    assert len(chunks) == 4 and all(chunk["usage"]["prompt_tokens"] == 3 for chunk in chunks[:-1])

@@ -27,7 +27,8 @@ async def parsed(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> GenerationR
 async def test_completion_defaults(tokenizer: Tokenizer) -> None:
     request = await parse(completions, {"model": MODEL, "prompt": "ab"}, context(tokenizer, max_seq_len=256))
     assert request.prompts == ([264, *tokenizer.encode_now(["ab"], False)[0]],)
-    assert (request.n, request.stream, request.echo, request.timings, request.stops) == (1, False, (), False, ())
+    assert (request.n, request.stream, request.stops) == (1, False, ())
+    assert (request.features.echo, request.shown.timings) == ((), False)
     chosen = request.sampling
     assert (chosen.max_tokens, chosen.temperature, chosen.top_p, chosen.top_k, chosen.min_p) == (128, 1.0, 1.0, 0, 0.0)
     assert (chosen.repetition_penalty, chosen.presence_penalty, chosen.frequency_penalty) == (1.0, 0.0, 0.0)
@@ -51,14 +52,14 @@ async def test_completion_every_field_arrives(tokenizer: Tokenizer) -> None:
     assert (s.presence_penalty, s.frequency_penalty, s.seed, s.min_tokens) == (-1.0, 2.0, 2**64 - 1, 3)
     assert s.logit_bias == ((5, -100.0), (6, 1.5)) and s.stop_token_ids == (4,) and s.ignore_eos
     assert (s.logprobs, s.prompt_logprobs) == (20, True)
-    assert (request.n, request.stops, bool(request.echo), request.stream, request.timings) == (
+    assert (request.n, request.stops, bool(request.features.echo), request.stream, request.shown.timings) == (
         2,
         ("x",),
         True,
         True,
         True,
     )
-    assert request.include_usage and request.continuous_usage
+    assert request.shown.usage and request.shown.continuous_usage
 
 
 @pytest.mark.parametrize(
@@ -173,3 +174,11 @@ async def test_any_body_is_parsed_or_refused(tokenizer: Tokenizer, more: dict[st
 )
 def test_requested_stream_format_of_any_body(body: bytes, expected: Any) -> None:
     assert requested_stream_format(body) == expected
+
+
+async def test_logprobs_false_is_the_same_as_none(tokenizer: Tokenizer) -> None:
+    for more in ({}, {"echo": True}):
+        absent = await parsed(tokenizer, body(**more))
+        assert await parsed(tokenizer, body(logprobs=False, **more)) == absent
+        assert absent.sampling.logprobs is None and not absent.sampling.prompt_logprobs
+    assert (await parsed(tokenizer, body(logprobs=0))).sampling.logprobs == 0

@@ -16,7 +16,7 @@ from tests.frontend.api.harness import FakeDeltas, last, lines, parse_sse, respo
 SCORES = [TokenLogprob(65, -0.5, ((65, -0.5), (66, -1.0)))]
 RICH = {
     "sampling": Sampling(max_tokens=9, logprobs=2),
-    "include_usage": True,
+    "usage": True,
     "continuous_usage": True,
     "timings": True,
 }

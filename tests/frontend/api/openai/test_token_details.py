@@ -5,7 +5,7 @@ import math
 
 from frontend.api.openai import completions
 from frontend.api.openai.token_details import prompt_logprobs
-from frontend.request import TokenLogprob
+from frontend.request import Extras, TokenLogprob
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
 from tests.frontend.api.harness import FakeDeltas, last, response_context
@@ -17,7 +17,7 @@ def test_prompt_logprobs_have_the_token_and_the_likeliest_ones(tokenizer: Tokeni
         TokenLogprob(98, -0.5, ((98, -0.5), (99, -2.0)), 1),
         TokenLogprob(100, -math.inf, ((98, -0.5), (99, -2.0)), 269),
     ]
-    told = prompt_logprobs(response_context(tokenizer), last(prompt_logprobs=scores))
+    told = prompt_logprobs(response_context(tokenizer), last(added=Extras(prompt_logprobs=scores)))
     assert isinstance(told, list) and told[0] is None
     shown = [[(id, one.logprob, one.rank) for id, one in entry.items()] for entry in told[1:] if entry]
     assert shown == [[(98, -0.5, 1), (99, -2.0, 2)], [(100, -9999.0, 269), (98, -0.5, 1), (99, -2.0, 2)]]
@@ -26,7 +26,7 @@ def test_prompt_logprobs_have_the_token_and_the_likeliest_ones(tokenizer: Tokeni
 
 async def test_answer_has_ids_only_if_they_are_asked_for(tokenizer: Tokenizer) -> None:
     for asked in (False, True):
-        context = response_context(tokenizer, return_ids=asked, sampling=Sampling(9))
+        context = response_context(tokenizer, ids=asked, sampling=Sampling(9))
         (choice,) = json.loads(await completions.complete(context, FakeDeltas([last(ids=(7, 8), texts=("a", "b"))])))[
             "choices"
         ]

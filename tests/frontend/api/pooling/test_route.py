@@ -174,3 +174,11 @@ async def test_route_of_another_task_is_refused(
         answer = await http.post(path, json=body)
     assert answer.status_code == 400 and words in answer.json()["error"]["message"]
     assert answer.json()["error"]["code"] == "task_not_served"
+
+
+async def test_window_is_no_larger_than_what_the_workers_hold(for_task: Callable[[Task], Tokenizer]) -> None:
+    pool = FakePool(play=pooling(lengths))
+    pool.welcome = m.Welcome(1, 1, 4711, "tiny", "", m.Limits(4096, 269, (265,), max_sequences=3))
+    async with http_client(pool, for_task(EMBED)) as http:
+        told = (await http.post("/v1/embeddings", json={"input": [[1]] * 8})).json()
+    assert len(told["data"]) == 8

@@ -11,7 +11,7 @@ from deploy.cli.keygen import keygen
 from frontend.errors import Overloaded
 from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
-from shared.codec import unpack_u32
+from shared.wire.codec import unpack_u32
 from tests.fakes import LIMITS, FakePool, sending
 from tests.frontend.serving import http_client
 

@@ -11,12 +11,12 @@ from torch.nn.functional import pad
 from tests.worker.kernels.harness.cases import poisoned
 from tests.worker.kernels.harness.cpu_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
 from tests.worker.kernels.harness.quantized import quantized
-from worker.kernels import act_and_mul, activate, norm, rotary, store_kv
 from worker.kernels.cpu import bindings, library
 from worker.kernels.cpu.packed_weight import pack_weight
-from worker.kernels.eight_bit_kv import LARGEST, SCALE_BYTES
-from worker.kernels.qkv_rope_write import qkv_rope_write_unfused
-from worker.kernels.quantized_weight import E2M1, E4M3, INT4, INT8, QuantizedWeight
+from worker.kernels.forms import qkv_rope_write_unfused
+from worker.kernels.rowwise import act_and_mul, activate, norm, rotary, store_kv
+from worker.kernels.weights.eight_bit_kv import LARGEST, SCALE_BYTES
+from worker.kernels.weights.quantized_weight import E2M1, E4M3, INT4, INT8, QuantizedWeight
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 NAN = float("nan")

@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.worker.kernels.harness.cpu_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
 from worker.kernels.attention import attention_torch
 from worker.kernels.cpu import bindings
-from worker.kernels.eight_bit_kv import LARGEST, SCALE_BYTES, quantize_rows
+from worker.kernels.weights.eight_bit_kv import LARGEST, SCALE_BYTES, quantize_rows
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 Rows = tuple[int, int, int]  # (sequence, from, to): a chunk of it

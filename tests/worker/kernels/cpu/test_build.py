@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.strangers import give_away
 from worker.kernels.cpu import build
 
 Made = list[Path]
@@ -51,17 +52,44 @@ def test_build_in_a_read_only_package_uses_the_cache(
     assert build.build() == cached and len(made) == 1
 
 
-@pytest.mark.parametrize("trouble", ["a file is in the way", "no home"])
 def test_build_without_a_writable_folder_returns_none(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trouble: str
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read_only(monkeypatch)
+    (tmp_path / "cache").touch()
+    assert build.build() is None and not made
+    assert "plain PyTorch" in capsys.readouterr().err
+
+
+def test_build_without_a_home_uses_a_private_folder_among_temporary_files(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     read_only(monkeypatch)
-    (tmp_path / "cache").touch()
-    if trouble == "no home":
-        monkeypatch.delenv("XDG_CACHE_HOME")
-        monkeypatch.setattr(Path, "home", homeless)
-    assert build.build() is None and not made
-    assert "plain PyTorch" in capsys.readouterr().err
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    library = build.build()
+    assert library is not None and library.parent == tmp_path / f"sluice-{os.geteuid()}"
+    assert library.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_library_in_another_users_cache_is_not_used(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read_only(monkeypatch)
+    cached = build.build()
+    assert cached is not None
+    give_away(cached.parent, monkeypatch)
+    assert build.build() is None
+    assert "other users can write to it" in capsys.readouterr().err
+
+
+def test_library_of_another_user_is_compiled_again(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_only(monkeypatch)
+    cached = build.build()
+    assert cached is not None and len(made) == 1
+    monkeypatch.setattr(build, "is_trusted", lambda path: path != cached)
+    assert build.build() == cached and len(made) == 2

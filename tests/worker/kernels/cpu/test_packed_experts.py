@@ -12,7 +12,7 @@ from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import HUGE_PAGE
 from worker.kernels.cpu.packed_experts import Arena, CpuExperts, from_records, pack_experts_in_c
 from worker.kernels.cpu.packed_weight import WeightStruct, pack_weight
-from worker.kernels.quantized_weight import INT4, INT8, QuantizedWeight
+from worker.kernels.weights.quantized_weight import INT4, INT8, QuantizedWeight
 
 pytestmark = needs_library
 N, K, COUNT = 70, 160, 6

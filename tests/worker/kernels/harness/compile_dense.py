@@ -18,23 +18,12 @@ from bench.gpu.offline.triton_offline import (
     tensor_core_steps,
     usage,
 )
-from worker.kernels.gpu import (
-    act_and_mul,
-    activate,
-    delta_net,
-    mamba2,
-    parked_linear,
-    qkv_rope_write,
-    quantize,
-    recurrent,
-    rotary,
-    short_conv,
-    store_kv,
-    tiles,
-)
-from worker.kernels.gpu import linear as linear_triton
-from worker.kernels.gpu import norm as norm_triton
-from worker.kernels.gpu.tile_table import DeviceKind, Tile
+from worker.kernels.gpu.products import linear as linear_triton
+from worker.kernels.gpu.products import parked_linear, tiles
+from worker.kernels.gpu.products.tile_table import DeviceKind, Tile
+from worker.kernels.gpu.recurrent import delta_net, mamba2, recurrent, short_conv
+from worker.kernels.gpu.rowwise import act_and_mul, activate, qkv_rope_write, quantize, rotary, store_kv
+from worker.kernels.gpu.rowwise import norm as norm_triton
 
 X, F, I32, L, F8 = "*bf16", "*fp32", "*i32", "*i64", "*fp8e4nv"
 I8, BF16, INT8, FP8 = "*i8", torch.bfloat16, torch.int8, torch.float8_e4m3fn

@@ -21,9 +21,11 @@ from bench.gpu.offline.triton_offline import (
 from tests.worker.kernels.harness import compile_attention as attend
 from tests.worker.kernels.harness import compile_dense as dense
 from tests.worker.kernels.harness import compile_quantized as quantized
-from worker.kernels.gpu import act_and_mul, attention, linear_norm, norm, output_gate, prefetch_branch, tiles
-from worker.kernels.gpu.dependent_launch import product_options
-from worker.kernels.gpu.options import GpuOptions
+from worker.kernels.gpu.attention import attention
+from worker.kernels.gpu.launch.dependent_launch import product_options
+from worker.kernels.gpu.launch.options import GpuOptions
+from worker.kernels.gpu.products import linear_norm, prefetch_branch, tiles
+from worker.kernels.gpu.rowwise import act_and_mul, norm, output_gate
 
 OPTIONS = GpuOptions(pdl=True, weight_prefetch=True)
 PREFETCHING = [

@@ -27,13 +27,13 @@ from bench.gpu.offline.triton_offline import (
     usage,
 )
 from tests.worker.kernels.harness.compile_quantized import weight
-from worker.kernels.activate import Activation
 from worker.kernels.experts import Experts, PackedExperts, experts
-from worker.kernels.gpu import tiles
-from worker.kernels.gpu.packed_codes import ROWS
-from worker.kernels.gpu.packed_experts import ExpertCodes
+from worker.kernels.gpu.experts.packed_experts import ExpertCodes
+from worker.kernels.gpu.products import tiles
+from worker.kernels.gpu.products.packed_codes import ROWS
 from worker.kernels.linear import PackedLinear
-from worker.kernels.quantized_weight import E2M1, INT4
+from worker.kernels.rowwise.activate import Activation
+from worker.kernels.weights.quantized_weight import E2M1, INT4
 
 SPILLED = {80: 128, 89: 128, 90: 0}  # bytes a thread: the largest tiles are made for wgmma, which leaves more registers
 BF16, CUDA = torch.bfloat16, torch.device("cuda:0")

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from bench.gpu.offline.triton_offline import SHARED, Variant, tensor_core_steps, through_shared_memory, usage
-from worker.kernels.gpu import quantized_linear, tiles
-from worker.kernels.gpu.packed_codes import ROWS, STEP, WHOLE_ROW, PackedCodes
-from worker.kernels.gpu.tile_table import Tile
-from worker.kernels.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap
+from worker.kernels.gpu.products import quantized_linear, tiles
+from worker.kernels.gpu.products.packed_codes import ROWS, STEP, WHOLE_ROW, PackedCodes
+from worker.kernels.gpu.products.tile_table import Tile
+from worker.kernels.weights.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap
 
 HALF, BF16 = torch.float16, torch.bfloat16
 FORMATS = [  # code map, group size, 16-bit format of scales, minimum: where they are from

@@ -1,7 +1,7 @@
 """The kernels of sampling, for 128,256 tokens: none spills a register, and each leaves room for others beside it."""
 
 from bench.gpu.offline.triton_offline import Variant, usage
-from worker.kernels.gpu import sample, top_k_top_p
+from worker.kernels.gpu.sampling import sample, top_k_top_p
 
 F, N, L = "*fp32", "*i32", "*i64"
 SIZES = ["i32"] * 3  # stride, width, parts

@@ -8,9 +8,12 @@ from torch import Tensor
 
 from tests.worker.kernels.harness.cases import random
 from worker.kernels.linear import PackedLinear
-from worker.model.decoder import Decoder, Layer, Weights
-from worker.model.forward_inputs import ForwardInputs
-from worker.model.spec import LayerSpec, ModelSpec, RopeSpec
+from worker.model.decoder import Decoder
+from worker.model.feed_forward.dense import DenseWeights
+from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.model.layer import Layer, Weights
+from worker.model.mixers.attention import AttentionWeights
+from worker.spec import LayerSpec, ModelSpec, RopeSpec
 
 PLAIN = ModelSpec(
     model_type="llama", vocab_size=70, hidden_size=256, intermediate_size=576, heads=8, kv_heads=2, head_dim=64,
@@ -52,11 +55,15 @@ def layer(spec: ModelSpec, seed: int) -> Layer:
     whole = norm_shape(spec)
     norms = {"before_attention": whole} | ({} if spec.parallel else {"before_mlp": whole})
     norms |= {"after_attention": whole, "after_mlp": whole} if spec.post_norms else {}
-    norms |= {"q_norm": (d,), "k_norm": (d,)} if spec.qk_norm else {}
-    fields: dict[str, Any] = {name: random(*shape, seed=seed + i) for i, (name, shape) in enumerate(norms.items())}
+    heads = {"q_norm": (d,), "k_norm": (d,)} if spec.qk_norm else {}
+    fields: dict[str, Any] = {
+        name: random(*shape, seed=seed + i) for i, (name, shape) in enumerate((norms | heads).items())
+    }
     for i, (name, shape) in enumerate(shapes.items()):
         fields[name] = PackedLinear(weight(*shape, seed=seed + 10 + i), None, True)
-    return Layer(**fields)
+    attention = AttentionWeights(**{name: fields[name] for name in ("qkv", "o", *heads)})
+    mlp = DenseWeights(gate_up=fields["gate_up"], down=fields["down"])
+    return Layer(mixer=attention, feed_forward=mlp, **{name: fields[name] for name in norms})
 
 
 def decoder_of(spec: ModelSpec, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
@@ -73,6 +80,6 @@ def moved(value: Any, device: str, dtype: torch.dtype) -> Any:
         return value.to(device, dtype if value.dtype == torch.float32 else value.dtype)
     if isinstance(value, list):
         return [moved(one, device, dtype) for one in value]
-    if isinstance(value, Weights | Layer | PackedLinear | ForwardInputs):
+    if isinstance(value, Weights | Layer | AttentionWeights | DenseWeights | PackedLinear | ForwardInputs):
         return replace(value, **{f.name: moved(getattr(value, f.name), device, dtype) for f in fields(value)})
     return value

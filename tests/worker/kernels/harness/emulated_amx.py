@@ -18,7 +18,12 @@ from worker.kernels.cpu import build
 
 SHIM = ("-include", str(Path(__file__).with_suffix(".h")), "-I", str(build.SOURCES))
 PLAIN = ("gemm/pack.c", "gemm/pack_codes.c", "decoder.c", "experts.c")  # compiled once for all instruction sets
-ROWS_ALONE = ("rowwise.c", "delta_net.c", "mamba2.c", "short_conv.c")  # have no AMX version
+ROWS_ALONE = (
+    "rowwise.c",
+    "recurrent/delta_net.c",
+    "recurrent/mamba2.c",
+    "recurrent/short_conv.c",
+)  # have no AMX version
 # what library.py binds at this tier
 UNITS = (
     *((source, (*flags, *SHIM)) for source, flags in build.UNITS if source == "cpu_features.c" or flags == build.AMX),

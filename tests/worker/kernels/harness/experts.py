@@ -8,7 +8,7 @@ from torch import Tensor
 from tests.worker.kernels.harness.cases import random
 from worker.kernels.experts import Experts, PackedExperts, pack_experts
 from worker.kernels.linear import PackedLinear, pack
-from worker.kernels.quantized_weight import CodeMap, QuantizedWeight, quantize_groups
+from worker.kernels.weights.quantized_weight import CodeMap, QuantizedWeight, quantize_groups
 
 Part = Tensor | QuantizedWeight
 

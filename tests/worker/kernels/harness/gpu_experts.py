@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import random
-from worker.kernels.activate import Activation
 from worker.kernels.experts import Experts, PackedExperts
-from worker.kernels.gpu.packed_experts import pack_experts_on_gpu
+from worker.kernels.gpu.experts.packed_experts import pack_experts_on_gpu
 from worker.kernels.linear import PackedLinear
-from worker.kernels.quantize import Kind, quantize
-from worker.kernels.quantized_weight import CodeMap, QuantizedWeight, quantize_groups
+from worker.kernels.rowwise.activate import Activation
+from worker.kernels.weights.quantize import Kind, quantize
+from worker.kernels.weights.quantized_weight import CodeMap, QuantizedWeight, quantize_groups
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def layer_of(
 
 def experts_on_triton(h: Tensor, layer: Experts, chosen: int, activation: Activation, **how: Any) -> Tensor:
     """Calls `experts` as it is where tensors are on a GPU."""
-    from worker.kernels.gpu import experts
-    from worker.kernels.gpu.linear import linear_triton
+    from worker.kernels.gpu.experts import experts
+    from worker.kernels.gpu.products.linear import linear_triton
 
     def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool) -> Tensor:
         return linear_triton(x, packed.weight, packed.bias, fp32_out=fp32_out)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.kernels.recurrent_state import NO_STATE, RecurrentShape, RecurrentState, StateSlots
+from worker.kernels.recurrent.recurrent_state import NO_STATE, RecurrentShape, RecurrentState, StateSlots
 
 Ints = Sequence[int]
 

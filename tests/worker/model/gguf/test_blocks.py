@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.gguf_blocks import dequantized, random_rows
-from worker.kernels import by_rows
+from worker.kernels.weights import by_rows
 from worker.model.gguf.blocks import FORMATS
 
 SHIFTED = ("Q4_1", "Q4_K")  # their minimum includes 8 scales, which rounds once more

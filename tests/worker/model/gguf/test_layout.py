@@ -10,7 +10,7 @@ import torch
 from bench.peers.gguf_file import ARCHITECTURES
 from bench.peers.gguf_layout import original_columns, stored_columns, stored_numbers
 from shared.gguf.index import Index, TiledHeads
-from worker.model.checkpoint import CheckpointError
+from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.model.gguf.layout import AS_STORED, column_order, hugging_face_shape, layout_of
 
 LAYER = "model.layers.0."

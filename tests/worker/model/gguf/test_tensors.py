@@ -15,12 +15,12 @@ from shared.gguf.index import TiledHeads, read_index
 from shared.gguf.translated import translated
 from tests.gguf_files import mixed, mxfp4, write
 from tests.worker.model.harness import CPU, decoder_of
-from worker.model.checkpoint import CheckpointError, resolve, stored_bytes
+from worker.model.checkpoint.checkpoint import CheckpointError, resolve, stored_bytes
+from worker.model.checkpoint.staging import Staging
+from worker.model.checkpoint.stored_weight import PLAIN
 from worker.model.gguf.method import GgufMethod
 from worker.model.gguf.tensors import GgufTensors
-from worker.model.spec import StoredQuantization
-from worker.model.staging import Staging
-from worker.model.stored_weight import PLAIN
+from worker.spec import StoredQuantization
 
 Arrays = dict[str, tuple[np.ndarray[Any, Any], gguf.GGMLQuantizationType]]
 

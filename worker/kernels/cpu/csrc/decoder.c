@@ -5,7 +5,7 @@
  * residual stream, h the normed rows; `projected` holds the qkv or the gate and up projections; `q` the query heads;
  * `inner` the output of attention, of a recurrent layer, or of the activation. */
 #include "experts.h"
-#include "recurrent.h"
+#include "recurrent/recurrent.h"
 #include <string.h>
 
 typedef void Norm(const char *x, const void *w, char *out, long t, long heads, long n, long stride, float eps,
@@ -28,7 +28,6 @@ typedef int Attention(const char *q, const char *cache_k, const char *cache_v, c
 typedef struct {
     Norm *norm; /* RMS norm or layer norm */
     AddNorm *add_norm;
-    Recur *recur; /* of the model's recurrent layers, which are of one kind; NULL if there are none */
     Activate *activate;
     ActAndMul *act_and_mul;
     QkvRopeWrite *qkv_rope_write;
@@ -42,7 +41,8 @@ typedef struct {
 typedef struct {
     const void *before_attention, *after_attention, *before_mlp, *after_mlp; /* norms, which may be NULL */
     const Weight *qkv, *gates, *o; /* gates: of the output, b and a of the gated delta rule, or dt of Mamba-2; may be NULL */
-    const void *recurrent; /* what Kernels.recur reads; NULL if the layer has attention */
+    Recur *recur; /* of the layer's kind; NULL if the layer has attention */
+    const void *recurrent; /* what `recur` reads */
     const Weight *gate_up, *down, *shared_gate; /* of the shared expert if there are experts; may be NULL then */
     const float *activation;                    /* parameters, which may be NULL */
     const Experts *experts;                     /* may be NULL */
@@ -74,12 +74,8 @@ typedef struct {
 typedef struct {
     char *x, *h, *projected, *gates, *q, *inner, *scratch; /* scratch: of recurrent layers, and of the experts */
     char *inputs; /* [t][num_layers][input_size], or NULL */
-    const int64_t *logits_indices;            /* ascending */
-    const int32_t *read_slots, *write_slots; /* NULL without recurrent states */
-    const int64_t *positions;
-    const int32_t *query_start_loc, *seq_lens;
-    const int64_t *const *slot_mappings; /* one for each group of layers */
-    const int32_t *const *page_tables;
+#include "step_columns.h"
+    const int32_t *const *page_tables; /* one for each group of layers */
     long t, seqs, page_table_stride, num_outputs;
     long layers_of_all; /* the layers that all rows pass; the others write no K/V and no state */
     int threads;
@@ -108,8 +104,8 @@ static int project(const Model *m, const Step *s, const Layer *l) {
 
 static int recurrent_block(const Model *m, const Step *s, const Layer *l) {
     if (project(m, s, l)) return 1;
-    m->kernels.recur(l->recurrent, &(RecurrentStep){s->threads, s->seqs, s->projected, s->gates, s->read_slots,
-                                                    s->write_slots, s->query_start_loc, (float *)s->scratch, s->inner});
+    l->recur(l->recurrent, &(RecurrentStep){s->threads, s->seqs, s->projected, s->gates, s->read_slots, s->write_slots,
+                                            s->query_start_loc, (float *)s->scratch, s->inner});
     return 0;
 }
 
@@ -130,13 +126,13 @@ static int attention_block(const Model *m, const Step *s, const Layer *l) {
 
 /* Writes to `inner` what the layer mixes from its rows and those before them. */
 static int mix(const Model *m, const Step *s, const Layer *l) {
-    return l->recurrent ? recurrent_block(m, s, l) : attention_block(m, s, l);
+    return l->recur ? recurrent_block(m, s, l) : attention_block(m, s, l);
 }
 
 static int mlp(const Model *m, const Step *s, const Layer *l, char *out) {
     if (linear(m, s, s->h, l->gate_up, s->projected)) return 1;
     long n = l->down->k;
-    if (l->gate_up->n == n)
+    if (count_columns(l->gate_up) == n) /* gate and up may be in several formats, hence in a list */
         m->kernels.activate(s->projected, s->inner, l->activation, s->t, n, m->activation, s->threads);
     else
         m->kernels.act_and_mul(s->projected, s->projected + n * m->element_size, s->inner, s->t, n, 2 * n, 2 * n,

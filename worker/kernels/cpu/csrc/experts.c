@@ -5,6 +5,7 @@
  * A row's result depends on that row only, because products of a row do not depend on other rows, and because every
  * row adds up its slots in its own order. */
 #include "experts.h"
+#include "model_limits.h"
 #include <math.h>
 #include <string.h>
 
@@ -68,7 +69,7 @@ static uint64_t rank(float logit, long expert) {
 
 /* Writes the experts of one row from the most to the least likely, and the softmax of their logits. */
 static void choose(const Experts *e, const float *logits, int32_t *numbers, float *weights) {
-    uint64_t best[e->chosen]; /* descending */
+    uint64_t best[MAX_CHOSEN]; /* descending */
     for (long expert = 0, found = 0; expert < e->count; expert++) {
         uint64_t here = rank(logits[expert], expert);
         if (found == e->chosen && here < best[found - 1]) continue;
@@ -117,7 +118,7 @@ static int multiply(Call *c, const Weight *weights, const char *x, long k, char 
     long jobs = 0;
     for (long expert = 0, begin = 0; expert < c->e->count; begin = c->ends[expert++]) {
         long rows = c->ends[expert] - begin;
-        const char *from = x ? x + begin * k * c->size : c->h; /* without x, the only row is that of h */
+        const char *from = x ? x + begin * k * c->size : c->h; /* without x, h has the only row */
         if (rows) c->jobs[jobs++] = (GemmJob){&weights[expert], from, out + begin * row_bytes, rows};
     }
     return c->kernels->gemm(c->jobs, jobs, out_bf16, c->threads);

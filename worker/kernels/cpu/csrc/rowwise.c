@@ -70,7 +70,7 @@ INLINE void add_row(const void *x, const void *y, void *out, long n, float scale
 
 INLINE vf sigmoid(vf x) { return 1.0f / (1.0f + simd_exp(-x)); }
 
-enum { SILU, GELU_TANH, RELU2, CLAMPED_SWIGLU, XIELU }; /* in the order of ACTIVATIONS in worker/kernels/activate.py */
+enum { SILU, GELU_TANH, RELU2, CLAMPED_SWIGLU, XIELU }; /* in the order of ACTIVATIONS in worker/kernels/rowwise/activate.py */
 
 /* tanh-GELU is x * sigmoid(2u), since (1 + tanh u) / 2 = sigmoid(2u). xIELU has parameters (activate.py). */
 INLINE vf activated(vf x, int activation, const float *parameters) {
@@ -259,8 +259,8 @@ ROW_FUNCTIONS(bf16, 1)
 STORE_TOKEN(f32, 0)
 STORE_TOKEN(bf16, 1)
 
-/* What the norms of queries and keys cover: each head, before or after the rotation; or all heads, with a weight for
- * each element. */
+/* The elements that a norm of queries or keys covers: each head, before or after the rotation; or all heads, with a
+ * weight for each element. */
 enum { HEADS, WHOLE, ROTATED_HEADS };
 
 /* Parameters that all heads of a step share. */

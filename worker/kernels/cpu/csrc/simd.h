@@ -155,8 +155,8 @@ INLINE float simd_reduce_max(vf x) {
 #endif
 }
 
-/* Returns e^x within about one ulp for x in [-87, 88]; x is clamped to that range. The polynomial is that of Cephes'
- * expf. */
+/* Returns e^x within about one ulp for x in [-87, 88]; x is clamped to this range. The polynomial comes from
+ * Cephes' expf. */
 INLINE vf simd_exp(vf x) {
     x = simd_max(simd_min(x, broadcast(88.0f)), broadcast(-87.0f)); /* a NaN becomes -87 or 88 */
     const vf magic = broadcast(12582912.0f);                        /* 1.5 * 2^23: adding it rounds to an integer */
@@ -174,7 +174,7 @@ INLINE vf simd_exp(vf x) {
     return (vf)((vi)p + exponent);
 }
 
-/* Returns tanh(x) with a relative error below 2e-7. The polynomial, for |x| < 0.625, is that of Cephes' tanhf. */
+/* Returns tanh(x) with a relative error below 2e-7. The polynomial for |x| < 0.625 comes from Cephes' tanhf. */
 INLINE vf simd_tanh(vf x) {
     vf size = as_float(as_bits(x) & 0x7fffffffu), square = x * x;
     vf p = square * -5.70498872745e-3f + 2.06390887954e-2f;

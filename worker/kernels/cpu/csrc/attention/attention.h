@@ -10,7 +10,8 @@
  *
  * The file that includes this header defines the functions declared below. */
 #pragma once
-#include "kv_format.h"
+#include "../kv_format.h"
+#include "../model_limits.h"
 #include <omp.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -18,7 +19,6 @@
 
 #define BLOCK_KEYS 64   /* keys of a block; it affects the bits of the result */
 #define SPLIT_KEYS 1024 /* keys of a split; it affects the bits of the result */
-#define MAX_HEAD_DIM 512
 #define MAX_HEAD_TILES 16     /* tiles of one head in a work item: they share the work done once per block */
 #define MAX_ITEM_TILES 16     /* tiles of a work item */
 #define MASKED_SCORE (-1e30f) /* the score of a masked key, and the maximum before the first score */
@@ -41,14 +41,14 @@ typedef struct {
 } AttentionArgs;
 
 typedef struct {
-    float max[16], sum[16];       /* over the scores so far, one per row */
+    float max[16], sum[16];       /* of each row, over its scores so far */
     float out[16 * MAX_HEAD_DIM]; /* not divided by the sum yet */
 } SoftmaxState;
 
 typedef struct {
     _Alignas(64) SoftmaxState split;
     SoftmaxState total;
-    _Alignas(64) char q[16 * MAX_HEAD_DIM * 4]; /* in the kernel's layout */
+    _Alignas(64) char q[16 * MAX_HEAD_DIM * 4]; /* queries in the kernel's layout */
     float weights[BLOCK_KEYS * 16];
     int32_t position[16]; /* entries beyond `rows` repeat the last row's */
     int head, row, rows;

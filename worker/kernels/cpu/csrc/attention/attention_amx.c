@@ -4,7 +4,7 @@
 #define PREFETCH_LOCALITY 2 /* the L1 cache has no room for a block of all heads */
 #include "attention/bf16_rows.h"
 #include "attention/key_addresses.h"
-#include "amx_tiles.h"
+#include "../amx_tiles.h"
 
 /* k: [BLOCK_KEYS][D padded to 32]; v: [BLOCK_KEYS / 32][D / 16 tiles][16 pairs of keys][16][2];
  * q: [D / 32][16 pairs][16 rows][2] */

@@ -4,7 +4,7 @@
  * fixed order. Registers hold 4 elements of SIMD_WIDTH / 4 keys, so keys need no transposition and few additions
  * across. An output is one chain over the keys of a block, with consecutive d in a register. Decodes read keys and
  * values in place; for more rows a block is widened and packed once. Both give the same bits. */
-#include "simd.h"
+#include "../simd.h"
 #define OUT_STEP (2 * SIMD_WIDTH)
 #include "attention/attention_rows.h"
 #include "attention/fp32_products.h"

@@ -65,7 +65,7 @@ INLINE void score_packed(const float *q, const Keys *keys, long first, float *sc
     for (int r = 0; r < rows; r++) store_f32(scores + r * BLOCK_KEYS + first, add_quarters(sum[r]));
 }
 
-/* The same from the pages, for as many quarters of the keys at a time as registers allow. */
+/* Computes the scores from the pages, for as many quarters of the keys at a time as registers allow. */
 INLINE void score_in_place(const float *q, const Keys *keys, long first, float *scores, const int rows,
                            const int format) {
     const int groups = rows <= MAX_SUMS / 4 ? 4 : 2;

@@ -16,7 +16,7 @@ typedef struct {
     Scratch common;
     KeyAddresses here, next; /* here: the current block; next: the block that is read after it */
     int next_head;           /* the first head of the next block */
-    Scales scales;           /* of the current head, for a cache of eight bits */
+    Scales scales;           /* the scales of the current head, if the cache has eight bits */
 } AddressScratch;
 
 INLINE AddressScratch *address_scratch(Scratch *s) { return (AddressScratch *)s; }

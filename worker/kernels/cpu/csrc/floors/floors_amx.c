@@ -1,4 +1,4 @@
-/* What the machine does at most: products of tiles of bf16 numbers. Python takes the time. */
+/* Measures the most that the machine does: products of tiles of bf16 numbers. Python takes the time. */
 #define SUFFIX amx
 #include "../amx_tiles.h"
 #include "../simd.h"

@@ -1,4 +1,4 @@
-/* What the machine does at most: products of pairs of bf16 numbers. Python takes the time. */
+/* Measures the most that the machine does: products of pairs of bf16 numbers. Python takes the time. */
 #include "../simd.h"
 
 #define CHAINS 12

@@ -1,4 +1,4 @@
-/* What the machine does at most: multiply-adds in fp32, and reading memory. Python takes the time. */
+/* Measures the most that the machine does: multiply-adds in fp32, and reading memory. Python takes the time. */
 #include "../simd.h"
 
 #define CHAINS 12 /* independent sums, enough to hide the latency of a multiply-add; all fit in registers */

@@ -1,4 +1,4 @@
-/* What a thread keeps of the block of rows that it works on. */
+/* The buffers in which a thread keeps the block of rows that it works on. */
 #pragma once
 #include "gemm/groups.h"
 #include "gemm/results.h"

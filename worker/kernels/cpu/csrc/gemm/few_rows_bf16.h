@@ -8,7 +8,7 @@
 
 #define FEW_ROWS 4 /* more rows are faster with unpacked pairs, which are loaded once for all of them */
 
-/* Of every row and half of the columns. */
+/* The sums of every row, in half of the columns of a panel. */
 typedef struct {
     __m512 of[FEW_ROWS][2];
 } Sums;
@@ -63,7 +63,8 @@ FEW_ROWS_KERNELS(2)
 FEW_ROWS_KERNELS(3)
 FEW_ROWS_KERNELS(4)
 
-/* By rows, then by kind of numbers; plain numbers are multiplied in strips, and integers by integer_few_rows.h. */
+/* The functions, by number of rows and then by kind of numbers. Plain numbers are multiplied in strips, and integers by
+ * integer_few_rows.h. */
 #define FEW_ROWS_ENTRY(rows) {NULL, NULL, few_table4_##rows, NULL, few_e4m3_##rows}
 static FewRows *const few_rows_kernels[FEW_ROWS][5] = {
     FEW_ROWS_ENTRY(1), FEW_ROWS_ENTRY(2), FEW_ROWS_ENTRY(3), FEW_ROWS_ENTRY(4),

@@ -11,7 +11,7 @@
 #define FEW_ROWS 2
 #endif
 
-/* Of every row and column. */
+/* The sums of every row and every column of a panel. */
 typedef struct {
     vf of[FEW_ROWS][PANEL_REGISTERS];
 } Sums;
@@ -91,7 +91,7 @@ FEW_ROWS_KERNELS(3)
 FEW_ROWS_KERNELS(4)
 #endif
 
-/* By rows, then by kind of codes. */
+/* The functions, by number of rows and then by kind of codes. */
 static FewRows *const few_rows_kernels[FEW_ROWS][4] = {
     FEW_ROWS_ENTRY(1),
     FEW_ROWS_ENTRY(2),

@@ -4,7 +4,7 @@
  * element is one accumulation over K in one order, whichever thread computes it. */
 #pragma once
 #include "gemm/weight.h"
-#include "simd.h"
+#include "../simd.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,8 +35,8 @@ INLINE void store_row(const float *acc, const float *bias, char *out, long colum
     }
 }
 
-/* Stores `rows` rows of one panel from an fp32 buffer with row length PANEL. out: its first column in the first row; a
- * row of `stride` bytes follows another. */
+/* Stores `rows` rows of one panel from an fp32 buffer with row length PANEL. out: where
+ * the first column of the first row goes; rows are `stride` bytes apart. */
 INLINE void store_columns(const Gemm *g, const float *acc, long rows, long panel, char *out, long stride) {
     long column = panel * PANEL, columns = g->n - column < PANEL ? g->n - column : PANEL;
     const float *bias = g->weight->bias ? g->weight->bias + column : NULL;

@@ -7,7 +7,7 @@
  * fit in the L2 cache: all strips use one chunk before the next, and accumulators are stored in fp32 in between, which
  * changes no bit. */
 #include "gemm/few_rows_bf16.h"
-#include "gemm/integer_strips.h"
+#include "gemm/integer/integer_strips.h"
 
 #define MAX_CHUNK_STEPS 40     /* k-steps of a chunk; with fewer, accumulators are stored too often */
 #define CHUNK_BYTES (MAX_CHUNK_STEPS * K_STEP_BYTES)
@@ -15,15 +15,15 @@
 #define PREFETCH_DISTANCE 8192 /* bytes ahead of use at which a weight is prefetched when there is one strip */
 #define BLOCK_BYTES (256L << 10) /* the most bytes of a block that has more than 64 rows */
 
-/* What to prefetch with every pair of k: two cache lines, `second` bytes apart. Then `next` advances by `advance`. */
+/* Prefetches two cache lines with every pair of k, `second` bytes apart. Then `next` advances by `advance`. */
 typedef struct {
     const char *next;
     long advance, second;
 } Prefetch;
 
 /* Multiplies a strip of rows by some pairs of k of a panel. x: [k-steps][rows][32], from the first pair on. The sums are
- * stored in acc [rows][32], or, if `end` is given, added to `total` [rows][32] as those of a whole group. `first`:
- * whether to start from zero. */
+ * stored in acc [rows][32]. If `end` is given, a group is complete: its sums are added to `total` [rows][32] instead.
+ * `first`: whether to start from zero. */
 typedef void StripKernel(const char *x, const char *weight, long pairs, float *acc, int first, const Prefetch *prefetch,
                          const GroupEnd *end, float *total);
 

@@ -6,7 +6,7 @@
  * chain of fused multiply-adds over k = 0, 1, ...; between chunks it waits in fp32, which changes no bit. Plain fp32
  * panels are [N/32][K][32]. */
 #include "gemm/few_rows_f32.h"
-#include "gemm/integer_strips.h"
+#include "gemm/integer/integer_strips.h"
 #include "gemm/pair_strips.h"
 
 #define CHUNK 128 /* inputs of a panel that are unpacked at once: their fp32 numbers (16 KB) stay in the L1 cache */
@@ -19,8 +19,8 @@ typedef struct {
 } Ahead;
 
 /* Multiplies a strip of rows by some inputs of a panel. x: [k / SIMD_WIDTH][rows][SIMD_WIDTH]; numbers: [k][32]. The
- * sums are stored in acc [rows][32], or, if `end` is given, added to `total` [rows][32] as those of a whole group.
- * `first`: whether to start from zero. */
+ * sums are stored in acc [rows][32]. If `end` is given, a group is complete: its sums are added to `total` [rows][32]
+ * instead. `first`: whether to start from zero. */
 typedef void StripKernel(const float *x, const float *numbers, long k, float *acc, int first, const GroupEnd *end,
                          float *total, Ahead ahead);
 
@@ -140,7 +140,7 @@ INLINE Ahead share_of_chunk(const char *next, const Strips *s, long i, long coun
     return (Ahead){next + begin * 64, next + end * 64, ceil_div(end - begin, steps)};
 }
 
-/* next: the chunk after this one if it will be unpacked from pairs, or NULL. */
+/* next: the chunk that follows, if it will be unpacked from pairs; else NULL. */
 static void multiply_plain(const Gemm *g, const Layout *s, const ThreadBuffers *buffers, long from, long count,
                            const float *numbers, const char *next) {
     for (long i = 0; i < s->count; i++) {

@@ -13,11 +13,11 @@
 #define PREFETCH_L2 4096
 #define PREFETCH_L1 2048
 
-/* What is done with the sums of a group when they are complete. */
+/* The end of a group, whose sums are then multiplied by its scale. */
 typedef struct {
     const Weight *weight;
     const char *head;        /* the group's scales and minimums */
-    const float *input_sums; /* of this group, one per row */
+    const float *input_sums; /* the sum of each row's inputs in this group */
 } GroupEnd;
 
 #if SIMD_WIDTH == 16

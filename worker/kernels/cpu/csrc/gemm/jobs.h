@@ -11,7 +11,7 @@
  *     void load_rows(g, x, rows, buffers, layout)                prepares the block of rows x [rows, K]
  *     void multiply_panel(g, layout, buffers, row, rows, panel)  computes a unit of work: a panel for that block */
 #include "gemm/buffers.h"
-#include "work_sharing.h"
+#include "../work_sharing.h"
 #include <omp.h>
 
 #define MIN_PARALLEL_BYTES (96L << 10) /* with smaller weights, a second thread costs more than it saves */
@@ -24,7 +24,7 @@ static int multiply_units(const Gemm *products, WorkRange *ranges, int threads) 
     Results *results = thread_results();
     Layout layout = {0};
     long unit, loaded_row = 0; /* first row of the block in the buffers, of the product `loaded` */
-    results->count = 0; /* those of a call that failed are not written */
+    results->count = 0; /* drops the results of a call that failed */
     while ((unit = take_unit(ranges, omp_get_thread_num(), threads)) >= 0) {
         while (unit < g->first_unit) g--;
         while (unit >= g->end_unit) g++;
@@ -46,8 +46,7 @@ static int multiply_units(const Gemm *products, WorkRange *ranges, int threads) 
 
 /* Writes the products of a job to `to`, whose units follow `unit`. Returns how many products these are. */
 static long plan_job(const GemmJob *job, int x_bf16, int out_bf16, long unit, Gemm *to) {
-    long ldo = 0, column = 0, count = 0;
-    for (const Weight *w = job->weights; w; w = w->next) ldo += w->n;
+    long ldo = count_columns(job->weights), column = 0, count = 0;
     for (const Weight *w = job->weights; job->t && w; column += w->n, w = w->next) {
         Gemm *g = &to[count++];
         *g = (Gemm){w, job->x, job->out + column * (out_bf16 ? 2 : 4), job->t, w->n, w->k, ldo, x_bf16, out_bf16,
@@ -67,7 +66,7 @@ static int threads_for(const Gemm *products, long count, int threads) {
     return bytes < MIN_PARALLEL_BYTES && multiplied < MIN_PARALLEL_PRODUCTS ? 1 : threads;
 }
 
-/* What every thread does: multiply_units, or more around it. */
+/* The work of every thread: multiply_units, or a function that calls it. */
 typedef int Work(const Gemm *products, WorkRange *ranges, int threads);
 
 /* Returns 0, or 1 when memory is exhausted. */

@@ -6,7 +6,7 @@
  * Eight-bit codes are bytes: [16 inputs][32 columns] for fp32, [2 halves][8 pairs][even inputs, odd inputs][16 columns]
  * for pairs of bf16, and for integers [2 octets][i = 0 to 3][32 columns][input i, input i + 4].
  *
- * A strip of 4 blocks is copied first, because the same cache line holds a column's codes of all of them. */
+ * A strip of 4 blocks is copied first, because a column's codes of these blocks lie in one cache line. */
 #include "gemm/weight.h"
 #include <immintrin.h>
 #include <string.h>

@@ -12,7 +12,7 @@
 
 /* The results of panels [panel, panel + count) of a product, which are not written yet. */
 typedef struct {
-    _Alignas(64) char kept[MAX_KEPT_ROWS * MAX_KEPT_COLUMNS * 4]; /* in rows of MAX_KEPT_COLUMNS elements */
+    _Alignas(64) char kept[MAX_KEPT_ROWS * MAX_KEPT_COLUMNS * 4]; /* rows of MAX_KEPT_COLUMNS elements */
     const Gemm *product;
     long row, rows, panel, count;
 } Results;
@@ -32,9 +32,9 @@ static void write_results(Results *results) {
     results->count = 0;
 }
 
-/* Stores a block of rows of one panel from an fp32 buffer with row length PANEL: few rows with other panels, by a later
- * call or by write_results; many rows, or one, at once. With AVX2, multiplying takes longer than reading, so nothing is
- * gained. */
+/* Stores a block of rows of one panel from an fp32 buffer with row length PANEL. A few rows wait for other panels: a
+ * later call or write_results writes them together. One row, or many, are written at once; so are all with AVX2, where
+ * multiplying takes longer than reading and waiting would gain nothing. */
 static void keep_block(const Gemm *g, Results *results, const float *acc, long row, long rows, long panel) {
     if (SIMD_WIDTH == 8 || rows == 1 || rows > MAX_KEPT_ROWS) {
         store_block(g, acc, row, rows, panel);

@@ -11,10 +11,10 @@
 #define PANEL 32      /* columns of a panel */
 #define CODE_BLOCK 16 /* inputs of a block of codes */
 
-/* Kinds of numbers. Four-bit codes have a table of values; those of INTEGER4 are integers of eight bits, or halves. */
+/* Kinds of numbers. Four-bit codes have a table of values; in INTEGER4, these are integers of eight bits, or halves. */
 enum { PLAIN, INTEGER4, TABLE4, INT8, E4M3 };
 
-/* How the kernel multiplies that reads the codes: fp32 numbers, pairs of bf16 numbers, or integers (pack_codes.c). */
+/* What the kernel for such codes multiplies: fp32 numbers, pairs of bf16 numbers, or integers (pack_codes.c). */
 typedef enum { FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS } CodeOrder;
 
 typedef struct Weight {
@@ -25,16 +25,23 @@ typedef struct Weight {
     const struct Weight *next;  /* the columns after these n, in another format; or NULL */
     long n, k, group;           /* group: inputs that share a scale, a multiple of CODE_BLOCK */
     int kind, has_minimum, scale_bytes; /* scales and minimums are fp32 (4) or fp16 (2) */
-    float factor;                       /* by which scales and minimums are multiplied */
+    float factor;                       /* scales and minimums are multiplied by it */
 } Weight;
 
 /* One linear of some rows. */
 typedef struct {
-    const Weight *weights; /* all columns: a list */
+    const Weight *weights; /* a list that has all columns */
     const char *x;         /* [t, k], inputs in the order of the layer */
     char *out;             /* [t, columns] */
     long t;                /* rows, may be 0 */
 } GemmJob;
+
+/* Returns how many columns a product with w and all that follow it has. */
+static inline long count_columns(const Weight *w) {
+    long columns = 0;
+    for (; w; w = w->next) columns += w->n;
+    return columns;
+}
 
 static inline int has_four_bits(const Weight *w) { return w->kind == INTEGER4 || w->kind == TABLE4; }
 

@@ -1,0 +1,85 @@
+"""The file in which `llama-perplexity` keeps the log-probabilities of a full model, which both sides compare with.
+
+The file has the ids of all windows of the text, so that both sides predict the same tokens. Only the second half of a
+window is predicted, so that each token has some text before it. Log-probabilities have 16 bits, in steps of a row's
+range, which is at most 16 nats: less likely tokens are left out, as in llama.cpp.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+MAGIC = b"_logits_"
+RANGE, STEPS = 16.0, 65_535
+LEFT_OUT = -1e4  # stands for the log-probability of a token that is left out: its probability is 0
+
+Window = list[int]  # token ids
+
+
+def first_predicted(window: int) -> int:
+    """Returns the index of the token whose logits are the first that count; they predict the token behind it."""
+    return window // 2
+
+
+def write(path: Path, windows: Sequence[Window], vocab: int, logits: Iterable[Tensor]) -> None:
+    """Writes windows of one length, and for each the logits [R, vocab] of its second half without the last token."""
+    new = path.with_suffix(".new")
+    with new.open("wb") as file:
+        file.write(MAGIC + struct.pack("<iii", len(windows[0]), vocab, len(windows)))
+        file.write(np.array(windows, "<i4").tobytes())
+        for rows in logits:
+            file.write(_encoded(rows).tobytes())
+    new.rename(path)
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFile:
+    """A file that was written, mapped."""
+
+    windows: list[Window]
+    rows: npt.NDArray[np.uint16]  # [windows, R, 4 + vocab]: two float32, then the steps
+    vocab: int
+
+    @classmethod
+    def open(cls, path: Path) -> "BaseFile":
+        with path.open("rb") as file:
+            magic, head = file.read(len(MAGIC)), file.read(12)
+            assert magic == MAGIC, f"{path} is no file of log-probabilities"
+            window, vocab, count = struct.unpack("<iii", head)
+            windows = np.fromfile(file, "<i4", window * count).reshape(count, window).tolist()
+            shape = (count, window - 1 - first_predicted(window), _width(vocab))
+            rows = np.memmap(path, np.uint16, "r", file.tell(), shape)
+        return cls(windows, rows, vocab)
+
+    def log_probabilities(self, index: int) -> Tensor:
+        """Returns the log-probabilities of one window, [R, vocab] float32. Tokens left out get the row's minimum."""
+        rows = torch.from_numpy(self.rows[index].copy())
+        head = rows[:, :4].contiguous().view(torch.float32)
+        found: Tensor = rows[:, 4 : 4 + self.vocab].float() * head[:, :1] + head[:, 1:]
+        return found
+
+
+def without_tail(log_probabilities: Tensor) -> Tensor:
+    """Returns them with a probability of 0 for tokens that are left out, as llama.cpp does to compute KL."""
+    return log_probabilities.masked_fill(log_probabilities <= -RANGE, LEFT_OUT)
+
+
+def _width(vocab: int) -> int:
+    return 4 + 2 * ((vocab + 1) // 2)
+
+
+def _encoded(logits: Tensor) -> npt.NDArray[np.uint16]:
+    highest = logits.amax(1, keepdim=True)
+    lowest = torch.maximum(logits.amin(1, keepdim=True), highest - RANGE)
+    scale = (highest - lowest) / STEPS
+    rows = np.zeros((len(logits), _width(logits.shape[1])), np.uint16)
+    rows[:, :4] = torch.cat((scale, lowest - logits.logsumexp(1, keepdim=True)), 1).numpy().view(np.uint16)
+    steps = ((logits - lowest) / scale).round_().clamp_(0, STEPS)
+    rows[:, 4 : 4 + logits.shape[1]] = steps.to(torch.int32).numpy()
+    return rows

@@ -1,0 +1,107 @@
+"""The formats that are measured, as data, and their files, which are all made from one GGUF file.
+
+The file is dequantized once, and everything else is made from these numbers, rounded to bfloat16. So float32 is the
+full model, although the published file has few bits itself.
+"""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from bench.awq_checkpoint import awq, awq_config
+from bench.client.server import BenchError
+from bench.gptq_checkpoint import gptq, gptq_config, write
+from bench.peers import llama_cpp
+from bench.real.dequantized import write_dequantized
+
+GROUP = 64  # rows of 576 numbers are no multiple of 128
+BF16 = ("--dtype", "bfloat16")
+FOLDER, GIVEN, GPTQ, AWQ = "safetensors", "given", "gptq", "awq"  # files besides llama_cpp.WEIGHTS
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """file: what Sluice reads; flags: of `sluice worker`.
+
+    theirs: what llama.cpp reads, empty if it has no such format; their_flags: of llama-perplexity.
+    """
+
+    file: str
+    flags: tuple[str, ...] = ()
+    theirs: str = ""
+    their_flags: tuple[str, ...] = ()
+
+
+FORMATS = {  # "file" is the GGUF file as it was published
+    "float32": Format(FOLDER, ("--dtype", "float32")),
+    "bfloat16": Format(FOLDER, BF16, "bf16"),
+    "file": Format(GIVEN, (), GIVEN),
+    "file-float32": Format(GIVEN, ("--dtype", "float32")),
+    "q8_0": Format("q8_0", (), "q8_0"),
+    "q4_0": Format("q4_0", (), "q4_0"),
+    "q4_k_m": Format("q4_k_m", (), "q4_k_m"),
+    "int8": Format(FOLDER, (*BF16, "--quantization", "int8")),
+    "int4": Format(FOLDER, (*BF16, "--quantization", "int4")),
+    "int4-g32": Format(FOLDER, (*BF16, "--quantization", "int4-g32")),
+    f"gptq-g{GROUP}": Format(GPTQ, BF16),
+    f"awq-g{GROUP}": Format(AWQ, BF16),
+    "kv-int8": Format(FOLDER, (*BF16, "--kv-cache-dtype", "int8"), "bf16", ("-ctk", "q8_0", "-ctv", "q8_0")),
+    "kv-fp8": Format(FOLDER, (*BF16, "--kv-cache-dtype", "fp8")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where the files lie. given: the GGUF file; peers: where llama.cpp is built; root: of all that is made."""
+
+    given: Path
+    peers: Path
+    root: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.given.stem
+
+    def path(self, file: str) -> Path:
+        if file == GIVEN:
+            return self.given
+        if file == FOLDER:
+            return self.folder
+        return (
+            llama_cpp.gguf(self.folder, file) if file in llama_cpp.WEIGHTS else self.root / f"{self.given.stem}-{file}"
+        )
+
+    def made(self, file: str) -> Path:
+        """Returns a file or folder of Format.file, and makes it unless it is there. Raises BenchError."""
+        path = self.path(file)
+        match file:
+            case "safetensors" | "gptq" | "awq" if not (path / "model.safetensors").exists():
+                self._write(file, path)
+            case _ if file in llama_cpp.WEIGHTS and not path.exists():
+                self.made(FOLDER)
+                commands = llama_cpp.requantize(self.peers, self.given, self.folder)
+                for command in [*commands, *llama_cpp.prepare(self.peers, self.folder, file, "best")]:
+                    output(command)
+        return path
+
+    def _write(self, file: str, path: Path) -> None:
+        if file == FOLDER:
+            write_dequantized(self.given, path)
+        elif file == GPTQ:
+            write(self.made(FOLDER), path, gptq_config(GROUP), partial(gptq, group=GROUP))
+        else:
+            write(self.made(FOLDER), path, awq_config(GROUP), partial(awq, group=GROUP))
+
+
+def output(command: list[str], environment: dict[str, str] | None = None) -> str:
+    """Runs a command and returns what it prints; its errors are shown if it fails. Raises BenchError."""
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    except OSError as error:
+        raise BenchError(f"{command[0]} cannot be run: {error.strerror}; is an older llama.cpp built there?") from error
+    if done.returncode:
+        print(done.stderr[-2000:], file=sys.stderr)
+        raise BenchError(f"{' '.join(command)[:200]} failed")
+    return done.stdout + done.stderr

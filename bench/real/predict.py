@@ -1,0 +1,111 @@
+"""Predicts windows of text with one engine, in a process of its own, because an instruction set is chosen at its start.
+
+    python -m bench.real.predict compare BASE COUNT --model MODEL [flags of `sluice worker`]
+
+`compare` prints, as JSON, how the engine's predictions for COUNT windows of the file BASE, evenly spread, compare with
+the log-probabilities in the file. `write` writes this file, for the windows in BASE.json. `transformers` compares those
+of transformers in float32, for a safetensors checkpoint.
+"""
+
+import json
+import math
+import os
+import sys
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+from shared.config import ConfigError, Settings
+from shared.flags import Parser, add_flags, read, select
+from worker.kernels.cpu.openmp import spin_briefly
+
+spin_briefly()  # before torch is imported
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from bench.real.base_file import BaseFile, Window, first_predicted, without_tail, write  # noqa: E402
+from bench.score import Score  # noqa: E402
+from shared.messages import Sampling  # noqa: E402
+from worker.engine.load import Engine, load_engine  # noqa: E402
+from worker.kernels.cpu import bindings  # noqa: E402
+from worker.run.inputs import build_inputs, dummy_sequence  # noqa: E402
+from worker.schedule.records.prompt_scores import PromptScores  # noqa: E402
+from worker.schedule.sequence import Chunk  # noqa: E402
+
+SCORED = Sampling(1, temperature=0.0, prompt_logprobs=True)
+CPU = torch.device("cpu")
+
+Predict = Callable[[Window], Tensor]
+
+
+@torch.inference_mode()
+def main(words: list[str]) -> None:
+    flags = select(("model", "worker"))
+    parser = Parser(prog="python -m bench.real.predict", description=__doc__)
+    parser.add_argument("what", choices=("write", "compare", "transformers"))
+    parser.add_argument("base", type=Path)
+    parser.add_argument("count", type=int)
+    add_flags(parser, flags)
+    try:
+        args = parser.read(words)
+        settings = read(args, os.environ, flags)
+    except ConfigError as error:
+        raise SystemExit(f"{parser.prog}: {error}") from error
+    torch.set_num_threads(settings.worker.threads or len(os.sched_getaffinity(0)))
+    if args.what == "transformers":
+        print(json.dumps(compare(BaseFile.open(args.base), args.count, _transformers(settings))))
+        return
+    engine = load_engine(settings.model, settings.worker)
+    predict = _engine(engine)
+    if args.what == "write":
+        windows = json.loads(args.base.with_suffix(".json").read_text())
+        write(args.base, windows, engine.spec.vocab_size, map(predict, windows))
+        return
+    print(json.dumps(compare(BaseFile.open(args.base), args.count, predict) | {"kernels": bindings.tier()}))
+
+
+def compare(base: BaseFile, count: int, predict: Predict) -> dict[str, float]:
+    """Compares predictions for `count` windows of a file, evenly spread, with its log-probabilities."""
+    score, full = Score(), 0.0
+    for at in range(count):
+        index = at * len(base.windows) // count
+        window, known = base.windows[index], base.log_probabilities(index)
+        ids = torch.tensor(window[first_predicted(len(window)) + 1 :])
+        score.add(without_tail(known), predict(window), ids)
+        full -= known.gather(1, ids[:, None]).double().sum().item()
+    return {
+        "tokens": count * len(base.windows[0]), "predicted": score.tokens, "perplexity": score.perplexity,
+        "full": math.exp(full / score.tokens), "kl": score.kl, "agreement": score.agreement,
+    }  # fmt: skip
+
+
+def _engine(engine: Engine) -> Predict:
+    """Returns a function that computes a window in one step, as the worker computes a prompt that is scored."""
+    size, runner = engine.size, engine.runner
+
+    def predict(window: Window) -> Tensor:
+        sequence = dummy_sequence(window, size.page_size, len(size.groups), SCORED)
+        sequence.scores = PromptScores(first_predicted(len(window)) + 1)
+        sequence.pages = [array("i", range(1, 1 + len(pages))) for pages in sequence.pages]
+        inputs, _ = build_inputs([Chunk(sequence, 0, len(window), False)], size.page_size, CPU)
+        runner._cache.reach(inputs.max_pages)
+        return runner._forward(inputs)  # this process stands in for the loop, which sees no logits
+
+    return predict
+
+
+def _transformers(settings: Settings) -> Predict:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(settings.model.model, dtype=torch.float32)
+
+    def predict(window: Window) -> Tensor:
+        logits: Tensor = model(torch.tensor([window])).logits[0]
+        return logits[first_predicted(len(window)) : -1]
+
+    return predict
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

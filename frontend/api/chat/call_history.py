@@ -1,0 +1,180 @@
+"""Chat messages as chat templates know them, and the form in which the template of each tool format shows their calls.
+
+Templates differ in what they can show: some know one call a message, ids of a certain form, or arguments as text, and
+some know no calls at all.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from itertools import groupby, takewhile
+from operator import itemgetter
+from typing import Any
+
+from frontend.output_parser.calls.tool_prompt import call_text, json_text, result_text
+from frontend.output_parser.formats import ModelFormat, ToolFormat
+
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names of reasoning in templates
+MISTRALS_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+ChatMessage = dict[str, Any]  # role, content (a text), and what else a template may use of a message
+
+
+def chat_message(role: str, content: str, thought: str | None = None, calls: Sequence[ChatMessage] = ()) -> ChatMessage:
+    """Returns a message as chat templates know it."""
+    also: ChatMessage = dict.fromkeys(THOUGHTS, thought) if thought else {}
+    return {"role": role, "content": content} | also | ({"tool_calls": list(calls)} if calls else {})
+
+
+def call(id: str, name: str, arguments: Any) -> ChatMessage:
+    """Returns one entry of an assistant message's `tool_calls`."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def merge_same_role(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """Joins adjacent messages of one role, with a line break between them. Each tool result stays its own message."""
+    merged: list[ChatMessage] = []
+    for role, run in groupby(messages, itemgetter("role")):
+        several = list(run)
+        merged += several if role == "tool" or len(several) == 1 else [_merged(role, several)]
+    return merged
+
+
+def _merged(role: str, several: Sequence[ChatMessage]) -> ChatMessage:
+    """Joins messages of one role. From the first calls or thoughts on, an empty text adds no line."""
+    calls: list[ChatMessage] = []
+    thoughts: list[str] = []
+    lines: list[str] = []
+    for one in several:
+        calls += one.get("tool_calls", ())
+        thoughts += [one["reasoning_content"]] if "reasoning_content" in one else []
+        if (calls or thoughts) and lines == [""]:
+            lines = []
+        if one["content"] or not (calls or thoughts):
+            lines.append(one["content"])
+    return chat_message(role, "\n".join(lines), "\n".join(thoughts), calls)
+
+
+def as_the_template_shows(messages: Sequence[ChatMessage], style: ModelFormat) -> Sequence[ChatMessage]:
+    """Returns the messages in the form that the model's template can show."""
+    if style.calls_as_text:
+        return merge_same_role(map(_as_text, messages))
+    if style.arguments_as_text:
+        messages = [_with_text_arguments(one) for one in messages]
+    match style.tool_format:
+        case ToolFormat.LLAMA:
+            return _one_by_one(messages)
+        case ToolFormat.MISTRAL | ToolFormat.MISTRAL_ARGS:
+            return [_with_short_ids(one) for one in messages]
+        case ToolFormat.KIMI:
+            return _with_numbered_ids(messages)
+        case ToolFormat.GLM4:
+            return [_as_observation(one) for one in _one_by_one(messages)]
+        case ToolFormat.HARMONY:
+            return _for_channels(messages)
+    return messages
+
+
+def _as_text(one: ChatMessage) -> ChatMessage:
+    """Returns a message whose calls, or whose result of one, are a part of its text."""
+    if one["role"] == "tool":
+        return chat_message("user", result_text(one["content"]))
+    lines = [one["content"]] * bool(one["content"])
+    lines += [call_text(**call["function"]) for call in one.get("tool_calls", ())]
+    return {key: value for key, value in one.items() if key != "tool_calls"} | {"content": "\n".join(lines)}
+
+
+def _with_text_arguments(one: ChatMessage) -> ChatMessage:
+    if not (calls := one.get("tool_calls")):
+        return one
+    return one | {"tool_calls": [_changed(call, arguments=json_text(call["function"]["arguments"])) for call in calls]}
+
+
+def _changed(call: ChatMessage, **more: Any) -> ChatMessage:
+    return call | {"function": call["function"] | more}
+
+
+def _with_numbered_ids(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Replaces ids by those that Kimi's models make, as its template shows them: functions.NAME:NUMBER."""
+    ids: dict[str, str] = {}
+    for one in messages:
+        for call in one.get("tool_calls", ()):
+            ids.setdefault(call["id"], f"functions.{call['function']['name']}:{len(ids)}")
+    return [_with_ids(one, ids) for one in messages]
+
+
+def _with_ids(one: ChatMessage, ids: dict[str, str]) -> ChatMessage:
+    changed = dict(one)
+    if calls := one.get("tool_calls"):
+        changed["tool_calls"] = [{**call, "id": ids[call["id"]]} for call in calls]
+    if id := one.get("tool_call_id"):
+        changed["tool_call_id"] = ids.get(id, id)
+    return changed
+
+
+def _as_observation(one: ChatMessage) -> ChatMessage:
+    """Returns a message for the template of GLM-4, which shows a call's name as `metadata` and its result as an
+    observation."""
+    if one["role"] == "tool":
+        return {"role": "observation", "content": one["content"]}
+    if not (calls := one.get("tool_calls")):
+        return one
+    function = calls[0]["function"]
+    return {"role": one["role"], "content": json_text(function["arguments"]), "metadata": function["name"]}
+
+
+def _with_short_ids(one: ChatMessage) -> ChatMessage:
+    """Shortens call ids, as Mistral's templates accept only nine letters and digits: other ids become digests."""
+    changed = dict(one)
+    if calls := one.get("tool_calls"):
+        changed["tool_calls"] = [{**call, "id": _short(call["id"])} for call in calls]
+    if id := one.get("tool_call_id"):
+        changed["tool_call_id"] = _short(id)
+    return changed
+
+
+def _short(id: str) -> str:
+    return id if MISTRALS_ID.fullmatch(id) else hashlib.sha256(id.encode(errors="replace")).hexdigest()[:9]
+
+
+def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Splits messages with several calls into one per call, each before its result: Llama's templates show one."""
+    split: list[ChatMessage] = []
+    position = 0
+    while position < len(messages):
+        one, position = messages[position], position + 1
+        calls = one.get("tool_calls", ())
+        if len(calls) < 2:
+            split.append(one)
+            continue
+        results = list(takewhile(lambda message: message["role"] == "tool", messages[position : position + len(calls)]))
+        position += len(results)
+        own_results = _by_call(results)
+        for call in calls:
+            split += [{**one, "tool_calls": [call]}, *own_results.pop(call["id"], ())]
+            one = {"role": one["role"], "content": ""}  # its text and thoughts stand before the first call
+        split += [result for result in results if result.get("tool_call_id") in own_results]
+    return split
+
+
+def _by_call(results: Iterable[ChatMessage]) -> dict[str | None, list[ChatMessage]]:
+    """Returns the results of each call, in their order, by its id."""
+    split: dict[str | None, list[ChatMessage]] = {}
+    for result in results:
+        split.setdefault(result.get("tool_call_id"), []).append(result)
+    return split
+
+
+def _for_channels(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Returns the messages for gpt-oss's template. It shows one system message, which must be the first, and of a
+    message with calls the first call and either the text or the thoughts: later system messages become the user's, and
+    the text follows the thoughts."""
+    lead = list(takewhile(lambda one: one["role"] == "system", messages))
+    rest = [one | {"role": "user"} if one["role"] == "system" else one for one in messages[len(lead) :]]
+    return [*merge_same_role(lead), *_one_by_one([_text_as_thought(one) for one in rest])]
+
+
+def _text_as_thought(one: ChatMessage) -> ChatMessage:
+    if not (one.get("tool_calls") and one["content"] and "thinking" in one):
+        return one
+    return chat_message(one["role"], "", f"{one['thinking']}\n{one['content']}", one["tool_calls"])

@@ -1,0 +1,249 @@
+"""Shared by the chat formats: the prompt that messages become.
+
+Knows text parts, tools and the chat template; knows no API format. The `…_input` module of a format turns its messages
+into `ChatMessage`s.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from frontend.api.chat.call_history import ChatMessage, as_the_template_shows
+from frontend.api.chat.untrusted import marked
+from frontend.api.context_length import check_characters
+from frontend.api.model_context import ModelContext, check_ids
+from frontend.errors import BadRequest, Unprocessable
+from frontend.output_parser.calls.tool_prompt import instructions
+from frontend.output_parser.formats import ModelFormat, Reasoning
+from frontend.output_parser.tool_choice import Function
+from frontend.text.chat_template import ChatTemplate, TemplateError
+
+MAX_MESSAGES = 10_000
+MAX_PARTS = 10_000
+MARK = "\ue000"  # a private-use character; while rendering, it marks where the text to be continued ends
+ROLES = {"developer": "system"}  # OpenAI's newer name
+
+
+class _TextPart(Protocol):
+    @property
+    def text(self) -> str: ...
+
+
+def join_text(content: str | Sequence[_TextPart] | None) -> str:
+    """Returns a message's text: its parts, joined without a separator."""
+    return content if isinstance(content, str) else "".join([part.text for part in content or ()])
+
+
+def parse_arguments(arguments: str) -> Any:
+    """Returns a call's arguments as an object, or unchanged if they are no JSON object."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return arguments
+    return value if type(value) is dict else arguments
+
+
+def check_calls(messages: Sequence[ChatMessage], style: ModelFormat, *, answered: bool, param: str) -> None:
+    """Checks that calls and results belong together.
+
+    answered: an answer follows the last message
+    param: the request field that holds the messages
+
+    Raises Unprocessable for the result of an unknown call, and for calls in the last message if an answer follows, as
+    they have no result.
+    """
+    known: set[str] = set()
+    for i, one in enumerate(messages):
+        calls = one.get("tool_calls", ())
+        known.update(call["id"] for call in calls)
+        if style.shows_tools and (id := one.get("tool_call_id")) is not None and id not in known:
+            raise Unprocessable(
+                f"`{param}`: a tool result belongs to the call {id!r:.80}, which no earlier message makes",
+                param=param, code="out_of_range",
+            )  # fmt: skip
+        if calls and answered and i + 1 == len(messages):
+            raise Unprocessable(f"`{param}`: the tool call at the end has no result", param=param, code="out_of_range")
+
+
+# the prompt
+
+
+def with_template(context: ModelContext, source: str | None) -> ModelContext:
+    """Returns the context of a request that brings the chat template `source`. The model's output keeps its format.
+
+    Raises Unprocessable if the server does not trust templates of requests.
+    """
+    if source is None:
+        return context
+    if not context.trusts_templates:
+        raise Unprocessable(
+            "`chat_template`: the server renders templates of requests only with --trust-request-chat-template",
+            param="chat_template", code="unsupported_field",
+        )  # fmt: skip
+    shown = ModelFormat.of({"default": source})
+    style = replace(
+        context.style, shows_tools=shown.shows_tools, thinking_switch=shown.thinking_switch,
+        has_reasoning_effort=shown.has_reasoning_effort,
+    )  # fmt: skip
+    template = _compiled(source, tuple(context.tokenizer.named_tokens.items()))
+    return replace(context, template=template, style=style)
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str, specials: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    return ChatTemplate({"default": source}, dict(specials))
+
+
+def document_arguments(documents: list[dict[str, Any]] | None, context: ModelContext) -> dict[str, Any]:
+    """Returns the template's variable for documents. Raises Unprocessable if the template does not show any."""
+    if not documents:
+        return {}
+    if not context.template.mentions("documents"):
+        raise Unprocessable(
+            "`documents`: this model's chat template has no place for them", param="documents", code="unsupported_field"
+        )
+    return {"documents": documents}
+
+
+class Prompt(NamedTuple):
+    """A rendered conversation."""
+
+    ids: list[int]
+    begins: Reasoning  # the state of reasoning where the answer begins
+
+
+class Rendered(NamedTuple):
+    """What a chat template makes of a conversation. mark: see Chat in untrusted.py"""
+
+    marked: str
+    mark: str
+    begins: Reasoning
+
+    @property
+    def text(self) -> str:
+        return self.marked.replace(self.mark, "") if self.mark else self.marked
+
+
+async def render_prompt(
+    messages: Sequence[ChatMessage],
+    context: ModelContext,
+    kwargs: Mapping[str, Any],
+    offered: Iterable[Function] = (),
+    generate: bool = True,
+    resume: bool = False,
+    param: str = "messages",
+) -> Prompt:
+    """Returns what `render` makes, as token ids."""
+    return await encoded(render(messages, context, kwargs, offered, generate, resume, param), context, param)
+
+
+async def encoded(rendered: Rendered, context: ModelContext, param: str = "messages") -> Prompt:
+    """Raises BadRequest if it has no tokens, ContextLengthExceeded if it is certainly too long."""
+    text = rendered.text
+    check_characters(param, text, context)
+    ids = await _encoded(rendered.marked, rendered.mark, context) if text else []
+    if not ids:
+        raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")
+    check_ids(param, ids, context.vocab_size)
+    return Prompt(ids, rendered.begins)
+
+
+def render(
+    messages: Sequence[ChatMessage],
+    context: ModelContext,
+    kwargs: Mapping[str, Any],
+    offered: Iterable[Function] = (),
+    generate: bool = True,
+    resume: bool = False,
+    param: str = "messages",
+) -> Rendered:
+    """Renders a conversation.
+
+    kwargs: variables for the chat template
+    offered: the functions that the prompt shows
+    generate: open the assistant's turn
+    resume: leave the last message open instead
+    param: the request field that holds the conversation
+
+    Raises Unprocessable if the model has no chat template, BadRequest if its template refuses the messages.
+    """
+    if not context.template:
+        raise Unprocessable(
+            "this model has no chat template; use /v1/completions", param=param, code="no_chat_template"
+        )
+    check_calls(messages, context.style, answered=generate or resume, param=param)
+    chat = marked(messages, list(offered), kwargs, context)
+    shown = as_the_template_shows(chat.messages, context.style)
+    try:
+        rendered = _rendered(shown, context, chat.variables, chat.offered, generate, resume)
+    except TemplateError as error:
+        error.param = param if error.param == "messages" else error.param
+        raise
+    open_text = shown[-1]["content"] if resume else ""
+    return Rendered(rendered, chat.mark, context.style.output_begins(rendered, open_text))
+
+
+async def _encoded(rendered: str, mark: str, context: ModelContext) -> list[int]:
+    if mark:
+        return await context.tokenizer.encode_marked(rendered, mark)
+    return await context.tokenizer.encode(rendered, add_special_tokens=False)
+
+
+def _rendered(
+    messages: Sequence[ChatMessage],
+    context: ModelContext,
+    kwargs: Mapping[str, Any],
+    offered: Sequence[Function],
+    generate: bool,
+    resume: bool,
+) -> str:
+    def render(messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] | None = None) -> str:
+        if resume:
+            return _opened(messages, context, tools, kwargs)
+        return context.template.render(messages, generate, tools, **kwargs)
+
+    if not (offered and context.style.tools_as_text):
+        return render(messages, [one.definition for one in offered] or None)
+    told = instructions(offered, context.style.tool_format)
+    try:
+        text = render(_told_by(messages, "system", told))
+    except TemplateError:
+        text = ""
+    text = text if told in text else render(_told_by(messages, "user", told))
+    if told not in text:
+        raise Unprocessable(
+            "`tools` are not supported by this model: its chat template has no place for them",
+            param="tools", code="unsupported_field",
+        )  # fmt: skip
+    return text
+
+
+def _told_by(messages: Sequence[ChatMessage], role: str, told: str) -> list[ChatMessage]:
+    """Returns the messages with instructions for the model: at the end of the system message or, as some templates know
+    none, at the beginning of the user's first message."""
+    at = next((i for i, one in enumerate(messages) if one["role"] == role), None)
+    if at is None or (role == "system" and at > 0):
+        return [{"role": role, "content": told}, *messages]
+    said = messages[at]["content"]
+    parts = (said, told) if role == "system" else (told, said)
+    return [*messages[:at], messages[at] | {"content": "\n\n".join(filter(None, parts))}, *messages[at + 1 :]]
+
+
+def _opened(
+    messages: Sequence[ChatMessage],
+    context: ModelContext,
+    tools: Sequence[dict[str, Any]] | None,
+    kwargs: Mapping[str, Any],
+) -> str:
+    """Renders the prompt up to the end of the last message's content."""
+    last = messages[-1] | {"content": messages[-1]["content"] + MARK}
+    text, mark, _ = context.template.render([*messages[:-1], last], False, tools, **kwargs).rpartition(MARK)
+    if not mark:
+        raise Unprocessable(
+            "the model's chat template does not show the last message, so it cannot be continued",
+            param="messages", code="unsupported_field",
+        )  # fmt: skip
+    return text

@@ -1,0 +1,70 @@
+"""`continue_from`: the server continues an earlier answer from any of its tokens on.
+
+A client names the earlier answer by its token ids or by its receipt, and sends the same request again otherwise.
+Everything that counts the tokens of an answer (`max_tokens`, `min_tokens`, penalties, a budget for reasoning, the
+random numbers) also counts the tokens of the earlier answer. Therefore the continuation is what the earlier answer had
+from that token on.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from frontend.api.chat.continuation_fields import FIELD, ContinueFrom
+from frontend.api.model_context import ModelContext, check_ids
+from frontend.api.receipts.making import prompt_hash
+from frontend.api.receipts.receipt import Receipt
+from frontend.api.requests.request_types import GenerationFields
+from frontend.errors import Unprocessable
+
+
+def continued_ids(
+    request: GenerationFields, prompts: Sequence[list[int]], max_tokens: int, context: ModelContext
+) -> tuple[int, ...]:
+    """Returns the tokens of the earlier answer that the new one begins with, of a request with `continue_from`.
+
+    prompts: the prompts of the request, as ids
+    max_tokens: the most tokens of the whole answer, which the earlier ones are part of
+
+    Raises Unprocessable if the request cannot continue that answer.
+    """
+    given: ContinueFrom = getattr(request, FIELD)
+    _check_conflicts(request, len(prompts))
+    ids = _ids_of_receipt(given.receipt, prompts[0], context) if given.receipt else given.ids or []
+    source = "receipt" if given.receipt else "ids"
+    check_ids(f"{FIELD}.{source}", ids, context.vocab_size)
+    position = len(ids) if given.position is None else given.position
+    if position > len(ids):
+        raise _refusal("position", f"is {position}, but the answer has {len(ids)} tokens")
+    if position > max_tokens:
+        raise _refusal(
+            "position" if given.position is not None else source,
+            f"leaves nothing to generate: {position} tokens are there, and `max_tokens`, which counts them, too, is "
+            f"{max_tokens}",
+        )
+    return tuple(ids[:position])
+
+
+def _ids_of_receipt(receipt: Receipt, prompt: list[int], context: ModelContext) -> list[int]:
+    """Returns the token ids in the receipt. Raises Unprocessable for the receipt of another model or prompt."""
+    if receipt.model not in {context.model, *context.names}:
+        raise _refusal("receipt.model", f"is `{receipt.model}`, but this server serves `{context.model}`")
+    if receipt.prompt_sha256 != prompt_hash(prompt):
+        raise _refusal("receipt.prompt_sha256", "is that of another prompt than the request's")
+    if receipt.signature_check == "invalid":
+        raise _refusal("receipt.signature", "is not valid: the receipt was changed after it was signed")
+    return receipt.output_ids
+
+
+def _check_conflicts(request: GenerationFields, prompts: int) -> None:
+    """Raises Unprocessable for what the request asks about tokens that are not computed again."""
+    if prompts > 1:
+        raise Unprocessable(f"`{FIELD}` needs a single prompt", param=FIELD, code="conflicting_fields")
+    asked: dict[str, Any] = {"echo": False, "prompt_logprobs": None}
+    for name, absent in asked.items():
+        if getattr(request, name, absent) != absent:
+            raise Unprocessable(f"`{FIELD}` cannot go with `{name}`", param=name, code="conflicting_fields")
+
+
+def _refusal(field: str, problem: str) -> Unprocessable:
+    param = f"{FIELD}.{field}"
+    return Unprocessable(f"`{param}` {problem}", param=param, code="out_of_range")

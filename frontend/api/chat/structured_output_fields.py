@@ -1,0 +1,184 @@
+"""The fields of OpenAI, vLLM, llama.cpp, TGI and Anthropic that ask for structured output, and what each one asks for.
+
+Decoding checks only their JSON types; structured_output.py makes the grammar.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from frontend.api.requests.request_model import FieldError, RequestModel
+from frontend.api.requests.request_types import Ignored, JsonSchemaValue, OpenAIFields, Refused, Text, doc
+from frontend.errors import BadRequest
+
+MAX_TAGS = 128
+
+Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
+GUIDED: tuple[Kind, ...] = ("json", "regex", "choice", "grammar", "structural_tag")  # as vLLM's fields name them
+LLAMA_CPPS: dict[str, Kind] = {
+    "grammar": "grammar",
+    "json_schema": "json",
+}  # its fields, and their kinds
+
+
+class PlainText(RequestModel, tag="text"):
+    json_schema: Refused = None
+
+
+class JsonObject(RequestModel, tag="json_object"):
+    json_schema: Refused = None
+
+
+class AnyJsonObject(RequestModel, tag="json_object"):
+    """Llama.cpp names a schema here, and TGI does under another name."""
+
+    json_schema: Refused = None
+    schema: JsonSchemaValue | None = None
+    value: JsonSchemaValue | None = None
+
+
+class JsonSchema(RequestModel):
+    """`strict` changes nothing: an answer always keeps to the schema."""
+
+    schema: JsonSchemaValue
+    name: Text | None = None
+    description: Ignored = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(RequestModel, tag="json_schema"):
+    """The schema stands in `json_schema`; in `schema` with llama.cpp and in `value` with TGI."""
+
+    json_schema: JsonSchema | None = None
+    schema: JsonSchemaValue | None = None
+    value: JsonSchema | None = None
+
+    def __post_init__(self) -> None:
+        given = [one for one in (self.json_schema, self.schema, self.value) if one is not None]
+        if not given:
+            raise FieldError("json_schema", "is missing", BadRequest, "missing_field")
+        if len(given) > 1:
+            raise FieldError("schema", "cannot go with another schema", code="conflicting_fields")
+
+
+class JsonFormat(RequestModel, tag="json"):
+    """TGI's."""
+
+    value: JsonSchemaValue
+
+
+class RegexFormat(RequestModel, tag="regex"):
+    """TGI's."""
+
+    value: Text
+
+
+class Structure(RequestModel):
+    begin: Text
+    schema: JsonSchemaValue
+    end: str
+
+
+class StructuralTagFormat(RequestModel, tag="structural_tag"):
+    """Free text with tagged parts: `structures` and `triggers`, or xgrammar's `format`."""
+
+    structures: Annotated[list[Structure], Meta(min_length=1, max_length=MAX_TAGS)] | None = None
+    triggers: Annotated[list[Text], Meta(min_length=1, max_length=MAX_TAGS)] | None = None
+    format: dict[str, Any] | None = None
+
+
+class FlatJsonSchemaFormat(JsonSchema, tag="json_schema"):
+    """The same in OpenAI's responses."""
+
+
+ResponseFormat = PlainText | AnyJsonObject | JsonSchemaFormat | JsonFormat | RegexFormat | StructuralTagFormat
+ResponseFormatField = Annotated[
+    ResponseFormat | None,
+    doc(
+        "`text`, `json_object`, or `json_schema` with the schema that the answer keeps to; also TGI's `json` and "
+        "`regex` with a `value`, llama.cpp's `json_object` with a `schema`, and vLLM's `structural_tag`"
+    ),
+]
+TextFormat = PlainText | JsonObject | FlatJsonSchemaFormat
+
+
+class TextOptions(RequestModel):
+    """`text` of OpenAI's responses."""
+
+    ONLY: ClassVar = {"verbosity": ("medium",)}
+
+    format: TextFormat | None = None
+
+
+class OutputFormat(RequestModel):
+    type: Literal["json_schema"]
+    schema: JsonSchemaValue
+
+
+class OutputConfig(RequestModel):
+    """Anthropic's."""
+
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """A request field that asks for structured output: its name, and what a grammar of which kind is made of."""
+
+    param: str
+    kind: Kind
+    value: Any = None
+
+
+def openai(request: OpenAIFields, form: ResponseFormat | TextFormat | None, param: str) -> list[StructuredOutput]:
+    """Returns every structured output that a request asks for; `param` is the field that holds `form`."""
+    return [*_by_format(form, param), *_guided(request)]
+
+
+def _by_format(form: ResponseFormat | TextFormat | None, param: str) -> Iterator[StructuredOutput]:
+    match form:
+        case AnyJsonObject(schema=None, value=None) | JsonObject():
+            yield StructuredOutput(param, "json_object")
+        case AnyJsonObject(schema=schema, value=value):
+            name, named = ("value", value) if schema is None else ("schema", schema)
+            yield StructuredOutput(f"{param}.{name}", "json", named)
+        case JsonSchemaFormat(json_schema=JsonSchema(schema=schema)):
+            yield StructuredOutput(f"{param}.json_schema.schema", "json", schema)
+        case JsonSchemaFormat(value=JsonSchema(schema=schema)):
+            yield StructuredOutput(f"{param}.value.schema", "json", schema)
+        case JsonSchemaFormat(schema=schema):
+            yield StructuredOutput(f"{param}.schema", "json", schema)
+        case JsonFormat(value=schema):
+            yield StructuredOutput(f"{param}.value", "json", schema)
+        case RegexFormat(value=pattern):
+            yield StructuredOutput(f"{param}.value", "regex", pattern)
+        case StructuralTagFormat():
+            yield StructuredOutput(param, "structural_tag", msgspec.to_builtins(form))
+        case FlatJsonSchemaFormat(schema=schema):
+            yield StructuredOutput(f"{param}.schema", "json", schema)
+
+
+def _guided(request: OpenAIFields) -> Iterator[StructuredOutput]:
+    for kind in GUIDED:
+        if (value := getattr(request, f"guided_{kind}", None)) is not None:
+            yield StructuredOutput(f"guided_{kind}", kind, value)
+    for name, kind in LLAMA_CPPS.items():
+        if (value := getattr(request, name, None)) is not None:
+            yield StructuredOutput(name, kind, value)
+    if (outputs := request.structured_outputs) is None:
+        return
+    for kind in GUIDED:
+        if (value := getattr(outputs, kind)) is not None:
+            yield StructuredOutput(f"structured_outputs.{kind}", kind, value)
+    if outputs.json_object:
+        param = "structured_outputs.json_object"
+        yield StructuredOutput(param, "json_object")
+
+
+def anthropic(config: OutputConfig | None) -> list[StructuredOutput]:
+    form = config and config.format
+    return [StructuredOutput("output_config.format.schema", "json", form.schema)] if form else []

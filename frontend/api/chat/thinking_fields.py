@@ -1,0 +1,66 @@
+"""The fields that say whether and how much to think, and the variables of the chat template that they become.
+
+The degrees of `reasoning_effort` are the template's, or else cannot be told apart: a model thinks, or does not.
+"""
+
+from typing import Annotated, Any, Literal
+
+from frontend.api.model_context import ModelContext
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.requests.request_types import Count, Positive, doc
+from frontend.errors import Unprocessable
+
+Budget = tuple[int | None, str]  # most tokens of reasoning (None: no limit), and the field that says so
+NO_BUDGET: Budget = (None, "")
+
+MaxThinkingTokens = Annotated[
+    Count | None, doc("Most tokens of reasoning; then it is ended, and the answer follows. Usage counts them as any")
+]
+OtherBudgetName = Annotated[Count | None, doc("Another name of `max_thinking_tokens`")]
+NAMES = ("max_thinking_tokens", "thinking_budget", "thinking_token_budget")  # ours, Qwen's, vLLM's
+
+
+class Thinking(RequestModel):
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Positive | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+Degree = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+ReasoningEffort = Annotated[
+    Degree | None,
+    doc("`none` and `minimal`: do not think; others: think; the degree goes to templates that know degrees"),
+]
+ThinkingField = Annotated[
+    Thinking | None,
+    doc("Whether to think, and `budget_tokens` at most; with `display: omitted` the text is not sent"),
+]
+
+
+def thinking(wanted: bool | None, context: ModelContext) -> dict[str, Any]:
+    """Returns the template's variables that turn thinking on or off; none for a model that cannot be told, such as one
+    that never thinks."""
+    switch = context.style.thinking_switch
+    return {switch: wanted} if wanted is not None and switch else {}
+
+
+def effort(wanted: str | None, context: ModelContext) -> dict[str, Any]:
+    """Returns the template's variables for an OpenAI effort; thinking on or off if the template knows no degrees."""
+    if wanted is None:
+        return {}
+    if context.style.has_reasoning_effort:
+        return {"reasoning_effort": context.style.degree(wanted)}
+    return thinking(wanted not in ("none", "minimal"), context)
+
+
+def budget_of(request: RequestModel, nested: int | None) -> Budget:
+    """Returns the budget that a request sets, and the field that sets it; None for no limit.
+
+    nested: the value of `reasoning.max_tokens`
+    """
+    values = {name: getattr(request, name) for name in NAMES} | {"reasoning.max_tokens": nested}
+    given = {name: value for name, value in values.items() if value is not None}
+    if len({*given.values()}) > 1:
+        first, second, *_ = given
+        raise Unprocessable(f"`{first}` and `{second}` differ", param=second, code="conflicting_fields")
+    return next(((value, name) for name, value in given.items()), (None, NAMES[0]))

@@ -1,0 +1,201 @@
+"""The fields of all chat formats that offer tools, and the choice among them.
+
+Knows nothing of what tools do to an answer: tools.py is imported by the first request that offers some.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+
+from frontend.api.model_context import ModelContext
+from frontend.api.requests.request_model import FieldError, RequestModel
+from frontend.api.requests.request_types import Ignored, doc
+from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
+
+MAX_TOOLS = 128
+
+ModeAndNames = tuple[Mode, frozenset[str] | None]  # None: any of the offered functions may be called
+FunctionName = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z", extra_json_schema={"pattern": "^[A-Za-z0-9_-]{1,128}$"})
+]
+Parameters = Annotated[dict[str, Any], Meta(extra_json_schema={"properties": {"type": {"const": "object"}}})]
+
+
+def _check_parameters(name: str, parameters: dict[str, Any] | None) -> None:
+    if parameters and parameters.get("type", "object") != "object":
+        raise FieldError(f"{name}.type", "must be object")
+
+
+# the tools
+
+
+class FunctionDefinition(RequestModel):
+    name: FunctionName
+    description: str | None = None
+    parameters: Parameters | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_parameters("parameters", self.parameters)
+
+
+class FunctionTool(RequestModel):
+    UNKNOWN_TYPE = "unsupported_field"
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FlatFunctionTool(FunctionDefinition):
+    """A tool of OpenAI's responses."""
+
+    UNKNOWN_TYPE = "unsupported_field"
+    ONLY: ClassVar = {"async": (False,), "defer_loading": (False,), "allowed_callers": (["direct"],)}
+
+    type: Literal["function"]
+
+
+class CustomTool(RequestModel):
+    """A tool of Anthropic's messages."""
+
+    UNKNOWN_TYPE = "unsupported_field"
+
+    name: FunctionName
+    input_schema: Parameters
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    cache_control: Ignored = None
+    eager_input_streaming: bool | None = None
+    input_examples: Annotated[list[dict[str, Any]], Meta(max_length=64)] | None = None
+
+    def __post_init__(self) -> None:
+        _check_parameters("input_schema", self.input_schema)
+
+
+Tool = FunctionTool | FlatFunctionTool | CustomTool
+
+
+# the tool choice
+
+
+class NamedFunction(RequestModel):
+    name: FunctionName
+
+
+class FunctionChoice(RequestModel, tag="function"):
+    function: NamedFunction
+
+
+class AllowedFunction(RequestModel):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(RequestModel):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(RequestModel, tag="allowed_tools"):
+    allowed_tools: AllowedTools
+
+
+class FlatFunctionChoice(NamedFunction, tag="function"):
+    """The choices of OpenAI's responses are without the inner object."""
+
+
+class FlatAllowedFunction(NamedFunction):
+    type: Literal["function"]
+
+
+class FlatAllowedToolsChoice(RequestModel, tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FlatAllowedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class _AnthropicChoice(RequestModel):
+    disable_parallel_tool_use: bool = False
+
+
+class AutoChoice(_AnthropicChoice, tag="auto"):
+    """The model decides."""
+
+
+class AnyChoice(_AnthropicChoice, tag="any"):
+    """The model must call one of the tools."""
+
+
+class NoneChoice(_AnthropicChoice, tag="none"):
+    """The model must not call a tool."""
+
+
+class ToolNameChoice(_AnthropicChoice, tag="tool"):
+    name: FunctionName
+
+
+_ModeName = Literal["none", "auto", "required"]
+OpenAIChoice = _ModeName | FunctionChoice | AllowedToolsChoice | FlatFunctionChoice | FlatAllowedToolsChoice | None
+AnthropicChoice = AutoChoice | AnyChoice | NoneChoice | ToolNameChoice
+
+
+def openai_choice(choice: OpenAIChoice) -> ModeAndNames:
+    match choice:
+        case None:
+            return Mode.AUTO, None
+        case FunctionChoice(function=function):
+            return Mode.REQUIRED, frozenset([function.name])
+        case FlatFunctionChoice(name=name):
+            return Mode.REQUIRED, frozenset([name])
+        case AllowedToolsChoice(allowed_tools=allowed):
+            return Mode(allowed.mode), frozenset([tool.function.name for tool in allowed.tools])
+        case FlatAllowedToolsChoice(mode=mode, tools=tools):
+            return Mode(mode), frozenset([tool.name for tool in tools])
+        case _:
+            return Mode(choice), None
+
+
+def anthropic_choice(choice: AnthropicChoice | None) -> ModeAndNames:
+    match choice:
+        case ToolNameChoice(name=name):
+            return Mode.REQUIRED, frozenset([name])
+        case AnyChoice():
+            return Mode.REQUIRED, None
+        case NoneChoice():
+            return Mode.NONE, None
+        case _:
+            return Mode.AUTO, None
+
+
+# the fields
+
+_tools, _choice = "Functions that the model may call", "Whether and which of the `tools` the model must call"
+FunctionTools = Annotated[Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None, doc(_tools)]
+FlatFunctionTools = Annotated[Annotated[list[FlatFunctionTool], Meta(max_length=MAX_TOOLS)] | None, doc(_tools)]
+CustomTools = Annotated[Annotated[list[CustomTool], Meta(max_length=MAX_TOOLS)] | None, doc(_tools)]
+FunctionToolChoice = Annotated[_ModeName | FunctionChoice | AllowedToolsChoice | None, doc(_choice)]
+FlatToolChoice = Annotated[_ModeName | FlatFunctionChoice | FlatAllowedToolsChoice | None, doc(_choice)]
+CustomToolChoice = Annotated[AnthropicChoice | None, doc(_choice)]
+ParallelToolCalls = Annotated[bool, doc("false: at most one call in an answer")]
+
+
+def tool_choice(
+    tools: Sequence[Tool] | None, requested: ModeAndNames, parallel: bool, context: ModelContext
+) -> ToolChoice:
+    """Returns the tools of a request and the choice among them. Raises Unprocessable as `tools.checked_choice` does."""
+    mode, names = requested
+    if not tools and not names and mode is not Mode.REQUIRED:
+        return ToolChoice((), mode, frozenset(), parallel)
+    from frontend.api.chat.tools import checked_choice
+
+    return checked_choice(offered(tools), requested, parallel, context)
+
+
+def offered(tools: Sequence[Tool] | None) -> tuple[Function, ...]:
+    """Returns the functions that a request offers."""
+    if not tools:
+        return ()
+    from frontend.api.chat.tools import functions
+
+    return functions(tools)

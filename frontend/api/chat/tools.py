@@ -1,0 +1,99 @@
+"""What tools do to an answer: the functions that may be called, and the grammar of an answer that may call them.
+
+frontend/output_parser knows what a call looks like.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from frontend.api.chat.tool_fields import CustomTool, FlatFunctionTool, FunctionTool, ModeAndNames, Tool
+from frontend.api.model_context import ModelContext
+from frontend.errors import Unprocessable
+from frontend.output_parser.formats import Reasoning, ToolFormat
+from frontend.output_parser.grammar.tool_grammar import output_grammar
+from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
+from frontend.text import grammar_builder
+
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def functions(tools: Sequence[Tool] | None) -> tuple[Function, ...]:
+    return tuple([_function(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())])
+
+
+def _function(tool: Tool, path: str) -> Function:
+    definition = tool.function if isinstance(tool, FunctionTool) else tool
+    match tool:
+        case FunctionTool():
+            schema, param = tool.function.parameters, f"{path}.function.parameters"
+        case FlatFunctionTool():
+            schema, param = tool.parameters, f"{path}.parameters"
+        case CustomTool():
+            schema, param = tool.input_schema, f"{path}.input_schema"
+    schema = NO_PARAMETERS if schema is None else {"type": "object", **schema}
+    shown_definition = {"name": definition.name, "description": definition.description or "", "parameters": schema}
+    return Function(
+        definition.name, schema, bool(definition.strict), param, {"type": "function", "function": shown_definition}
+    )
+
+
+def checked_choice(
+    functions: tuple[Function, ...], requested: ModeAndNames, parallel: bool, context: ModelContext
+) -> ToolChoice:
+    """Returns the tools and the choice among them. Raises Unprocessable for a choice of an unknown function, and if the
+    model cannot call functions.
+    """
+    mode, names = requested
+    known = frozenset(one.name for one in functions)
+    twice = [name for name, times in Counter(one.name for one in functions).items() if times > 1]
+    if twice:
+        raise Unprocessable(f"`tools` have two functions named {twice[0]}", param="tools", code="out_of_range")
+    if functions:
+        _check_format(context)
+    if mode is Mode.REQUIRED and not functions:
+        raise Unprocessable("`tool_choice` needs `tools`", param="tool_choice", code="out_of_range")
+    if unknown := (names or frozenset()) - known:
+        raise Unprocessable(
+            f"`tool_choice` names {sorted(unknown)[0]}, which is not among the `tools`",
+            param="tool_choice", code="out_of_range",
+        )  # fmt: skip
+    return ToolChoice(functions, mode, known if names is None else names, parallel)
+
+
+def _check_format(context: ModelContext) -> None:
+    if not (context.style.shows_tools or context.style.tools_as_text):
+        raise Unprocessable(
+            "`tools` are not supported by this model: its chat template has no place for them",
+            param="tools", code="unsupported_field",
+        )  # fmt: skip
+    if context.style.tool_format is ToolFormat.NONE:
+        raise Unprocessable(
+            "`tools` are not supported: how this model writes a call is not known (see --tool-format)",
+            param="tools", code="unsupported_field",
+        )  # fmt: skip
+
+
+async def answer_grammar(
+    tool_choice: ToolChoice, begins: Reasoning, text_grammar: str, specials: Mapping[str, int], context: ModelContext
+) -> str:
+    """Returns the grammar of a whole answer, whose text keeps to `text_grammar`; empty: the text is free.
+
+    specials: what of the model's format is a special token
+
+    Raises Unprocessable if a call is forced and the text has a grammar, as such an answer has no text.
+    """
+    if text_grammar and tool_choice.mode is Mode.REQUIRED:
+        raise Unprocessable(
+            "`tool_choice` forces a call, so no text can keep to a structured output: leave out one of them, or let "
+            "the model choose with `auto`",
+            param="tool_choice", code="conflicting_fields",
+        )  # fmt: skip
+    style = context.style
+    return await grammar_builder.in_thread(
+        partial(
+            output_grammar, tool_choice, style.tool_format, begins,
+            specials=specials, answer=text_grammar, tags=style.tags,
+        )
+    )  # fmt: skip

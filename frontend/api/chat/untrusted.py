@@ -1,0 +1,125 @@
+"""What clients write into a chat (messages, tools, documents, variables of the template) is text: the spelling of a
+special token in it makes no token.
+
+Such a spelling gets a mark before the template is rendered. The tokenizer then recognizes special tokens only where
+there is no mark, which is where the template itself has written them. A chat without such spellings is left as it is.
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from frontend.api.chat.call_history import ChatMessage
+from frontend.api.model_context import ModelContext
+from frontend.output_parser.formats import Tags
+from frontend.output_parser.tool_choice import Function
+from frontend.text.spellings import Spellings, new_mark
+from frontend.text.tokenizer import AddedTokens
+
+
+class Chat(NamedTuple):
+    """What a template is rendered with. mark: stands before each spelling that makes no token; "" if there is none."""
+
+    messages: Sequence[ChatMessage]
+    offered: Sequence[Function]
+    variables: Mapping[str, Any]
+    mark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What makes no token, by who wrote it.
+
+    turns: for the roles that have a row; the others, and what has no role, have `rest`
+    """
+
+    turns: Mapping[str, Spellings]
+    rest: Spellings
+
+    @classmethod
+    def of(cls, context: ModelContext) -> "Rules":
+        return _rules(context.tokenizer.added, context.template.sources, context.style.tags)
+
+    def of_role(self, role: str) -> Spellings:
+        return self.turns.get(role, self.rest)
+
+
+@lru_cache(maxsize=8)
+def _rules(added: AddedTokens, sources: tuple[str, ...], tags: Tags) -> Rules:
+    """Tags of reasoning stay tokens in the assistant's turns, where templates look for them, and in system messages,
+    some of which explain the tags. An added token that is not special stays one in every message, as its spelling is
+    ordinary text to the tokenizer's authors; but results of calls, and documents, must not be able to end the block
+    of tags in which the template shows them."""
+    written = {one for one in added.tags if any(one in source for source in sources)}
+    special = Spellings(added.special)
+    trusted = Spellings(added.special.difference(tags))
+    return Rules({"user": special, "system": trusted, "assistant": trusted}, Spellings(added.special | written))
+
+
+def marked(
+    messages: Sequence[ChatMessage], offered: Sequence[Function], variables: Mapping[str, Any], context: ModelContext
+) -> Chat:
+    """Returns the chat with a mark before each spelling of a token that a client has written."""
+    rules = Rules.of(context)
+    beside = [[one.definition for one in offered], dict(variables)]
+    if context.special_tokens_in_content or not (
+        any(_occurs(one.values(), rules.of_role(one["role"])) for one in messages) or _occurs(beside, rules.rest)
+    ):
+        return Chat(messages, offered, variables)
+    mark = new_mark()
+    return Chat(
+        [_marked_message(one, rules.of_role(one["role"]), mark) for one in messages],
+        [replace(one, definition=_marked(one.definition, rules.rest, mark)) for one in offered],
+        {name: _marked(value, rules.rest, mark) for name, value in variables.items()},
+        mark,
+    )
+
+
+async def encode_texts(
+    texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool, context: ModelContext
+) -> list[list[int]]:
+    """Returns the ids of texts, or pairs of texts, that clients have written and that stand within a template."""
+    rest = Rules.of(context).rest
+    if context.special_tokens_in_content or not _occurs(texts, rest):
+        return await context.tokenizer.encode_many(texts, add_special_tokens)
+    return await context.tokenizer.encode_plain(texts, add_special_tokens)
+
+
+def _occurs(value: Any, spellings: Spellings) -> bool:
+    if isinstance(value, str):
+        return spellings.occur_in(value)
+    if isinstance(value, dict):
+        return _occurs(value.keys(), spellings) or _occurs(value.values(), spellings)
+    return isinstance(value, Collection) and any(_occurs(one, spellings) for one in value)
+
+
+def _marked(value: Any, spellings: Spellings, mark: str) -> Any:
+    if isinstance(value, str):
+        return spellings.marked(value, mark)
+    if isinstance(value, dict):
+        return {_marked(name, spellings, mark): _marked(one, spellings, mark) for name, one in value.items()}
+    return [_marked(one, spellings, mark) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _marked_message(one: ChatMessage, spellings: Spellings, mark: str) -> ChatMessage:
+    """Returns a message with marks. An id of a call has no meaning: its digest stands for one that would need a mark,
+    so that templates and formats which shorten ids make the same of it every time."""
+    shown: ChatMessage = {
+        name: value if name in ("role", "tool_call_id", "tool_calls") else _marked(value, spellings, mark)
+        for name, value in one.items()
+    }
+    if (id := one.get("tool_call_id")) is not None:
+        shown["tool_call_id"] = _safe_id(id, spellings)
+    if calls := one.get("tool_calls"):
+        shown["tool_calls"] = [
+            _marked({name: value for name, value in call.items() if name != "id"}, spellings, mark)
+            | {"id": _safe_id(call["id"], spellings)}
+            for call in calls
+        ]
+    return shown
+
+
+def _safe_id(id: str, spellings: Spellings) -> str:
+    return hashlib.sha256(id.encode(errors="replace")).hexdigest()[:24] if spellings.occur_in(id) else id

@@ -1,0 +1,19 @@
+"""llama.cpp's /apply-template: the text of a prompt that messages make, without what the tokenizer adds by itself."""
+
+from frontend.api.chat.chat_prompt import with_template
+from frontend.api.chat.tool_fields import offered
+from frontend.api.llama_cpp import response_types as types
+from frontend.api.model_context import ModelContext, check_model
+from frontend.api.openai.chat_input import TemplateRequest, rendered_chat
+
+
+async def apply_template(request: TemplateRequest, context: ModelContext) -> types.LlamaCppPrompt:
+    """Renders the prompt of messages as chat does; /completion of the text has the same tokens unless messages have
+    the spelling of a special token, which is text only in a chat."""
+    check_model(request.model, context)
+    context = with_template(context.unlimited, request.chat_template)
+    text = rendered_chat(request, offered(request.tools), context).text
+    bos = context.tokenizer.named_tokens.get("bos_token") or ""
+    (lead,) = await context.tokenizer.encode_batch([""])
+    added = bool(bos) and context.tokenizer.decode(lead, skip_special=False).startswith(bos)
+    return types.LlamaCppPrompt(prompt=text.removeprefix(bos) if added else text)

@@ -1,0 +1,88 @@
+"""Biases of tokens as llama.cpp takes them: by id or by text, in pairs or in an object; false forbids a token."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
+
+from frontend.api.model_context import ModelContext, check_ids
+from frontend.api.requests.request_model import FieldError
+from frontend.api.requests.request_types import doc
+
+FIELD = "logit_bias"
+MAX_ENTRIES = 4096
+MAX_BIAS = 100.0
+
+_value: dict[str, Any] = {"anyOf": [{"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS}, {"enum": [False]}]}
+_token: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}]}
+SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "array",
+            "maxItems": MAX_ENTRIES,
+            "items": {
+                "type": "array",
+                "minItems": 2,
+                "maxItems": 2,
+                "prefixItems": [_token, _value],
+                "items": {"anyOf": [*_token["anyOf"], *_value["anyOf"]]},
+            },
+        },
+        {"type": "object", "maxProperties": MAX_ENTRIES, "additionalProperties": _value},
+    ]
+}
+Pair = list[str | float | bool]
+LogitBias = Annotated[
+    list[Pair] | dict[str, float | bool] | None,
+    Meta(extra_json_schema=SCHEMA),
+    doc("Pairs, or an object, of a token id or a text and what is added to the logits of its tokens; false: never"),
+]
+
+
+class Biases(NamedTuple):
+    added: Mapping[int, float]
+    forbidden: Sequence[int]
+
+
+def check(biases: list[Pair] | dict[str, float | bool] | None) -> None:
+    """Raises FieldError for entries that are no pairs of a token and a bias."""
+    if biases is not None and len(biases) > MAX_ENTRIES:
+        raise FieldError(FIELD, f"may have at most {MAX_ENTRIES} entries")
+    for entry in biases.items() if isinstance(biases, dict) else biases or ():
+        if len(entry) != 2 or not _is_token(entry[0]):
+            raise FieldError(FIELD, "must have pairs of a token id or a text, and a bias")
+        bias = entry[1]
+        if bias is not False and (type(bias) not in (int, float) or not -MAX_BIAS <= float(bias) <= MAX_BIAS):
+            raise FieldError(FIELD, f"must have biases from {-MAX_BIAS:g} to {MAX_BIAS:g}, or false")
+
+
+def _is_token(token: Any) -> bool:
+    return isinstance(token, str) or (type(token) in (int, float) and token >= 0 and token == int(token))
+
+
+async def by_token(biases: list[Pair] | dict[str, float | bool] | None, context: ModelContext) -> Biases:
+    """Returns the biases by token id; a text stands for each of its tokens, and a later entry replaces an earlier one.
+
+    Raises Unprocessable for ids outside the vocabulary.
+    """
+    entries = list(_entries(biases))
+    texts = [token for token, _ in entries if isinstance(token, str)]
+    encoded = iter(await context.tokenizer.encode_batch(texts, False) if texts else [])
+    found: dict[int, float | bool] = {}
+    for token, bias in entries:
+        found |= dict.fromkeys(next(encoded) if isinstance(token, str) else [token], bias)
+    check_ids(FIELD, list(found), context.vocab_size)
+    return Biases(
+        {id: float(bias) for id, bias in found.items() if bias is not False},
+        [id for id, bias in found.items() if bias is False],
+    )
+
+
+def _entries(biases: list[Pair] | dict[str, float | bool] | None) -> Iterator[tuple[str | int, float | bool]]:
+    """Yields tokens with their biases. The name of an object's field that is a number is an id."""
+    if isinstance(biases, dict):
+        for name, bias in biases.items():
+            yield (int(name) if name.isascii() and name.isdigit() else name), bias
+        return
+    for token, value in biases or ():
+        yield (token if isinstance(token, str) else int(token)), value  # type: ignore[misc]

@@ -1,0 +1,249 @@
+"""The fields that /completion and /infill share, and what they mean in this server's own terms."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from frontend.api.chat import structured_output_fields
+from frontend.api.llama_cpp import logit_bias
+from frontend.api.llama_cpp.logit_bias import Biases, LogitBias
+from frontend.api.llama_cpp.probabilities import MAX_SCORED, needed
+from frontend.api.llama_cpp.prompts import Prompt
+from frontend.api.model_context import ModelContext
+from frontend.api.prepare import Reading, prepare
+from frontend.api.requests.request_model import LARGEST, MOST, SMALLEST, FieldError, RequestModel
+from frontend.api.requests.request_types import (
+    MAX_CHOICES,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    STOPS,
+    Factor,
+    Ignored,
+    JsonSchemaValue,
+    ModelName,
+    Penalty,
+    Positive,
+    Rivals,
+    Share,
+    TokenDetailFields,
+    check_stops,
+    doc,
+)
+from frontend.features import Features
+from frontend.request import GenerationRequest
+from shared.messages import Sampling
+
+RANDOM_SEED = (1 << 32) - 1  # llama.cpp's other name of -1
+LETTERS = {  # of samplers
+    "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p",
+    "x": "xtc", "t": "temperature", "i": "infill",
+}  # fmt: skip
+SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")  # those here, in their order
+OFF: Mapping[str, Mapping[str, float]] = {  # what turns off a sampler that `samplers` leaves out
+    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "temperature": {"temperature": 1.0},
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+}
+MOST_SEED = (1 << 64) - 1
+_Seed = Annotated[int, Meta(extra_json_schema={"minimum": -1, "maximum": MOST_SEED})]
+_Limit = Annotated[int, Meta(ge=-2, le=MOST)]
+_AnyTemperature = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
+_Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
+
+# What these may be is checked below: msgspec 0.22 crashes at exit where two types share a pattern in such a union.
+_Sampler = Annotated[str, Meta(extra_json_schema={"enum": [*LETTERS.values()]})]
+_Letters = Annotated[str, Meta(extra_json_schema={"pattern": "^[edskypmxti]*$"})]
+
+
+class Options(RequestModel):
+    ONLY: ClassVar = {
+        **dict.fromkeys(("dynatemp_range", "xtc_probability", "dry_multiplier"), (0.0,)),
+        "typical_p": (1.0,), "top_n_sigma": (-1.0, 0.0), "mirostat": (0,), "adaptive_target": (-1.0,),
+        "min_keep": (0, 1), "n_indent": (0,), "lora": ([],), "grammar_lazy": (False,), "grammar_triggers": ([],),
+    }  # fmt: skip
+
+    model: ModelName = None
+    n_predict: Annotated[_Limit | None, doc("Most tokens of the answer; -1 or absent: to the context's end")] = None
+    max_tokens: Annotated[_Limit | None, doc("Another name of `n_predict`")] = None
+    n_cmpl: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, doc("Answers to each prompt; their seeds follow each other")
+    ] = None
+    stream: Annotated[bool, doc("Answer in server-sent events")] = False
+    stop: Annotated[Annotated[list[_Stop], Meta(max_length=MAX_STOPS)] | None, doc(STOPS)] = None
+    temperature: Annotated[_AnyTemperature | None, doc("0 and less: the likeliest token")] = None
+    top_k: Annotated[Annotated[int, Meta(ge=-MOST, le=MOST)] | None, doc("0 and less: from all tokens")] = None
+    top_p: Annotated[Share | None, doc("Draw from the likeliest tokens that together have this probability")] = None
+    min_p: Annotated[Share | None, doc("Draw from tokens at least this share as likely as the likeliest")] = None
+    repeat_penalty: Annotated[Factor | None, doc("Above 1: divides down tokens of the prompt and the answer")] = None
+    repeat_last_n: Annotated[
+        Annotated[int, Meta(ge=-1, le=MOST)] | None,
+        doc("0: no penalties; 64 and -1 have no effect, as penalties see everything; others only without penalties"),
+    ] = None
+    presence_penalty: Annotated[Penalty | None, doc("Subtracted from the logit of every token in the answer")] = None
+    frequency_penalty: Annotated[
+        Penalty | None, doc("Subtracted from a token's logit for each time it is in the answer")
+    ] = None
+    seed: Annotated[_Seed | None, doc("The same seed gives the same bytes; -1 and 4294967295: a random one")] = None
+    grammar: Annotated[str | None, doc("A grammar in GBNF (or Lark) that the answer keeps to; empty: none")] = None
+    json_schema: Annotated[JsonSchemaValue | None, doc("A JSON schema that the answer keeps to")] = None
+    n_probs: Annotated[Rivals, doc("Tell the probabilities of each token and of this many of the likeliest")] = 0
+    post_sampling_probs: Annotated[
+        bool,
+        doc(
+            f"Tell those after sampling; needs `temperature` 0, `top_k` up to {MAX_SCORED}, or only a temperature of 1"
+        ),
+    ] = False
+    return_tokens: Annotated[bool, doc("Tell the token ids of the answer; a stream always does")] = False
+    return_progress: Annotated[bool, doc("A stream begins with `prompt_progress` once the prompt is computed")] = False
+    timings_per_token: Annotated[bool, doc("Every event of a stream has `timings`")] = False
+    response_fields: Annotated[
+        Annotated[list[str], Meta(max_length=64)] | None,
+        doc("Only these fields of the answer; `a/b` is the field `b` within `a`"),
+    ] = None
+    t_max_predict_ms: Annotated[
+        Annotated[int, Meta(ge=-1, le=MOST)] | None,
+        doc("End so long after the first token, once the answer has a line break; 0 and -1: never"),
+    ] = None
+    cache_prompt: Annotated[bool, doc("false: compute the whole prompt")] = True
+    logit_bias: LogitBias = None
+    ignore_eos: Annotated[bool, doc("The model cannot end its answer")] = False
+    samplers: Annotated[
+        list[_Sampler] | _Letters | None,
+        doc("Names, or letters of `edskypmxti`: the others are off; the order, and `infill`, have no effect"),
+    ] = None
+    deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
+    receipt: Annotated[bool, doc("Add `receipt`, with which `/v1/receipts/verify` checks the answer")] = False
+    id_slot: Ignored = None
+    n_keep: Ignored = None
+    n_discard: Ignored = None
+    n_cache_reuse: Ignored = None
+    t_max_prompt_ms: Ignored = None
+    sse_ping_interval: Ignored = None
+    dynatemp_exponent: Ignored = None
+    xtc_threshold: Ignored = None
+    mirostat_tau: Ignored = None
+    mirostat_eta: Ignored = None
+    dry_base: Ignored = None
+    dry_allowed_length: Ignored = None
+    dry_penalty_last_n: Ignored = None
+    dry_sequence_breakers: Ignored = None
+    adaptive_decay: Ignored = None
+    preserved_tokens: Ignored = None
+
+    def __post_init__(self) -> None:
+        check_stops("stop", self.stop)
+        if self.seed is not None and not -1 <= self.seed <= MOST_SEED:
+            raise FieldError("seed", f"must be from -1 to {MOST_SEED}, got {self.seed!r:.80}")
+        logit_bias.check(self.logit_bias)
+        self._check_samplers()
+        penalties = (self.repeat_penalty or 1.0, self.presence_penalty or 0.0, self.frequency_penalty or 0.0)
+        if self.repeat_last_n not in (None, 64, -1, 0) and penalties != (1.0, 0.0, 0.0):
+            raise FieldError("repeat_last_n", "other than 64, -1 and 0 is not supported", code="unsupported_field")
+        if self.receipt and (self.t_max_predict_ms or 0) > 0:
+            raise FieldError("receipt", "cannot go with `t_max_predict_ms`", code="conflicting_fields")
+
+    def _check_samplers(self) -> None:
+        known = LETTERS.keys() if isinstance(self.samplers, str) else LETTERS.values()
+        if unknown := [one for one in self.samplers or () if one not in known]:
+            raise FieldError("samplers", f"has no {unknown[0]!r:.80}; there are {', '.join(LETTERS.values())}")
+
+    @property
+    def limit(self) -> int:
+        """The most tokens of an answer; less than 0: no limit."""
+        given = self.max_tokens if self.n_predict is None else self.n_predict
+        return -1 if given is None else given
+
+    @property
+    def stops(self) -> list[str]:
+        return [one for one in self.stop or () if one]
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The samplers that are not off, in the order in which they work here."""
+        given = self.samplers
+        if given is None:
+            return SAMPLERS
+        named = [LETTERS[letter] for letter in given] if isinstance(given, str) else given
+        return tuple(one for one in SAMPLERS if one in named)
+
+    def fields(self) -> TokenDetailFields:
+        """Returns the options by OpenAI's names; an absent one has the server's default."""
+        return TokenDetailFields(
+            **self._sampling(), seed=None if self.seed in (-1, RANDOM_SEED) else self.seed, stop=self.stops or None,
+            stream=self.stream, receipt=self.receipt, deadline_ms=self.deadline_ms, grammar=self.grammar or None,
+            json_schema=self.json_schema, cache_salt=None if self.cache_prompt else secrets.token_hex(16),
+        )  # fmt: skip
+
+    def _sampling(self) -> dict[str, Any]:
+        given = {
+            "temperature": self.temperature and max(0.0, self.temperature),
+            "top_k": self.top_k and max(0, self.top_k),
+            "top_p": self.top_p if self.top_p is None else max(SMALLEST, self.top_p),
+            "min_p": self.min_p, "repetition_penalty": self.repeat_penalty, "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+        }  # fmt: skip
+        kept = [one for one in self.order if one != "penalties" or self.repeat_last_n != 0]
+        return given | {name: value for one, off in OFF.items() if one not in kept for name, value in off.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What only llama.cpp's answers need to know of a request."""
+
+    options: Options
+    prompts: tuple[str, ...]
+    grammar: str  # as the client wrote it
+    forbidden: tuple[int, ...]  # token ids
+    to_the_end: bool  # only the context's end limits the answer
+    n_ctx: int
+
+
+async def options_request(
+    options: Options, prompts: list[Prompt], param: str, context: ModelContext, stop_ids: tuple[int, ...] = ()
+) -> GenerationRequest:
+    """Makes a GenerationRequest.
+
+    param: the request field that holds the prompt
+    stop_ids: the tokens that end the answer besides those of the model
+
+    Raises BadRequest or Unprocessable, which name the field.
+    """
+    reading = Reading(
+        fields := options.fields(), param, None if options.limit < 0 else options.limit, ends_with_context=True,
+        n=options.n_cmpl or 1, form=structured_output_fields.openai(fields, None, ""),
+        features=Features(output_ms=max(0, options.t_max_predict_ms or 0)),
+    )  # fmt: skip
+    made = await prepare(reading, [prompt.ids for prompt in prompts], context)
+    biases = await logit_bias.by_token(options.logit_bias, context)
+    room = context.max_seq_len - max(len(prompt.ids) for prompt in prompts)
+    wanted = Wanted(
+        options, tuple(prompt.text for prompt in prompts), options.grammar or "", tuple(biases.forbidden),
+        options.limit < 0 or options.limit > room, context.max_seq_len,
+    )  # fmt: skip
+    tells_start = options.stream and (options.return_progress or options.timings_per_token)
+    return replace(
+        made, sampling=_ruled(made.sampling, options, biases, stop_ids, context),
+        shown=replace(made.shown, start=tells_start), format_data=wanted,
+    )  # fmt: skip
+
+
+def _ruled(
+    chosen: Sampling, options: Options, biases: Biases, stop_ids: tuple[int, ...], context: ModelContext
+) -> Sampling:
+    """Returns the sampling with biases, with what may not come, and with the probabilities that are asked for."""
+    ends = context.tokenizer.eos_ids if options.ignore_eos else ()
+    forbidden = dict.fromkeys([*biases.forbidden, *ends, *(stop_ids if options.ignore_eos else ())])
+    ruled = msgspec.structs.replace(
+        chosen, logit_bias=tuple(biases.added.items()), bad_words=tuple((id,) for id in forbidden),
+        stop_token_ids=() if options.ignore_eos else stop_ids,
+    )  # fmt: skip
+    if not options.n_probs:
+        return ruled
+    scored = needed(options.n_probs, options.post_sampling_probs, ruled)
+    return msgspec.structs.replace(ruled, logprobs=min(scored, context.vocab_size))

@@ -1,0 +1,210 @@
+"""Whole answers in llama.cpp's shape, and the events of a stream, whose last one for each answer has `"stop": true`."""
+
+import time
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from frontend.api.llama_cpp import response_types as types
+from frontend.api.llama_cpp.options import Options, Wanted
+from frontend.api.llama_cpp.probabilities import told
+from frontend.api.receipts.receipt import receipt_of
+from frontend.api.requests.encoding import to_json
+from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.errors import SluiceError
+from frontend.request import Delta, Finish, TokenLogprob, Usage
+from shared.messages import Sampling, Timings
+
+STOP_TYPES: dict[Finish, types.StopType] = {Finish.EOS: "eos", Finish.LENGTH: "limit"}
+
+
+class Answer:
+    """What is known of one answer so far."""
+
+    def __init__(self, context: ResponseContext, index: int) -> None:
+        self._context, self._index = context, index
+        self._wanted: Wanted = context.request.format_data
+        self._prompt = index // context.request.n
+        self._texts: list[str] = []
+        self._ids: list[int] = []
+        self._scores: list[TokenLogprob] = []
+        self._last: Delta | None = None
+        self._timings = Timings()
+        self.has_break = False
+
+    @property
+    def options(self) -> Options:
+        return self._wanted.options
+
+    @property
+    def evaluated(self) -> int:
+        return len(self._context.request.prompts[self._prompt])
+
+    def add(self, delta: Delta) -> None:
+        """Adds a delta. Keeps its text and ids only if the answer is written in one piece."""
+        self._last = delta
+        self._timings = delta.timings or self._timings
+        self.has_break = self.has_break or any("\n" in text for text in delta.texts)
+        if not self._context.request.stream:
+            self._texts += delta.texts
+            self._ids += delta.ids
+            self._scores += delta.logprobs or ()
+
+    def progress(self) -> types.LlamaCppProgress:
+        return types.LlamaCppProgress(
+            total=self.evaluated, cache=self._timings.cached_tokens, processed=self.evaluated,
+            time_ms=self._timings.prefill_ms,
+        )  # fmt: skip
+
+    def timings(self, predicted: int, decode_ms: float) -> types.LlamaCppTimings:
+        cached = self._timings.cached_tokens
+        computed = self.evaluated - cached
+        prompt_ms = self._timings.prefill_ms
+        return types.LlamaCppTimings(
+            cache_n=cached,
+            prompt_n=computed,
+            prompt_ms=round(prompt_ms, 3),
+            prompt_per_token_ms=_ratio(prompt_ms, computed),
+            prompt_per_second=_ratio(1e3 * computed, prompt_ms),
+            predicted_n=predicted,
+            predicted_ms=round(decode_ms, 3),
+            predicted_per_token_ms=_ratio(decode_ms, predicted),
+            predicted_per_second=_ratio(1e3 * predicted, decode_ms),
+        )
+
+    def probabilities(self, scores: list[TokenLogprob]) -> list[types.LlamaCppProbability] | UnsetType:
+        options = self.options
+        if not options.n_probs:
+            return UNSET
+        sampling = self._context.request.sampling
+        return told(scores, options.n_probs, options.post_sampling_probs, sampling, self._context.tokenizer)
+
+    def finished(self) -> Any:
+        """Returns the whole answer, or what the last event of a stream has. Raises SluiceError if it has no end."""
+        last = self._last
+        if last is None or last.finish is None:
+            raise SluiceError(f"answer {self._index} has no end")
+        request, wanted, usage = self._context.request, self._wanted, last.usage or Usage(0, 0)
+        word = last.stop if isinstance(last.stop, str) else ""
+        full = usage.completion_tokens >= request.sampling.max_tokens and wanted.to_the_end
+        whole = types.LlamaCppCompletion(
+            index=self._index,
+            content="".join(self._texts),
+            tokens=self._ids if self.options.return_tokens else [],
+            model=request.model,
+            tokens_predicted=usage.completion_tokens,
+            tokens_evaluated=self.evaluated,
+            generation_settings=settings(request.sampling, wanted, last.seed, request.stops),
+            prompt=wanted.prompts[self._prompt],
+            has_new_line=self.has_break,
+            truncated=last.finish is Finish.LENGTH and full,
+            stop_type="word" if word else STOP_TYPES.get(last.finish, "eos"),
+            stopping_word=word,
+            tokens_cached=usage.cached_tokens,
+            timings=self.timings(usage.completion_tokens, self._timings.decode_ms),
+            completion_probabilities=UNSET if request.stream else self.probabilities(self._scores),
+            receipt=receipt_of(self._context, last),
+        )
+        return _selected(whole, self.options.response_fields) if self.options.response_fields else whole
+
+
+def settings(sampling: Sampling, wanted: Wanted, seed: int | None, stops: tuple[str, ...]) -> types.LlamaCppSettings:
+    """Describes how an answer is made. seed: that of the answer, None if none was drawn yet"""
+    options = wanted.options
+    biases = [types.LlamaCppBias(token=id, bias=bias) for id, bias in sampling.logit_bias]
+    biases += [types.LlamaCppBias(token=id, bias="-inf") for id in wanted.forbidden]
+    limit = options.limit if options.limit < 0 else sampling.max_tokens
+    return types.LlamaCppSettings(
+        n_ctx=wanted.n_ctx, seed=-1 if seed is None else seed, temperature=sampling.temperature, top_k=sampling.top_k,
+        top_p=sampling.top_p, min_p=sampling.min_p, repeat_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty, frequency_penalty=sampling.frequency_penalty, stop=list(stops),
+        max_tokens=limit, n_predict=limit, ignore_eos=options.ignore_eos, stream=options.stream, logit_bias=biases,
+        n_probs=options.n_probs, grammar=wanted.grammar, samplers=list(options.order),
+        timings_per_token=options.timings_per_token, post_sampling_probs=options.post_sampling_probs,
+    )  # fmt: skip
+
+
+def _selected(whole: types.LlamaCppCompletion, fields: list[str]) -> dict[str, Any]:
+    """Returns the fields of those paths; one that is not there is left out."""
+    found: dict[str, Any] = {}
+    plain = msgspec.to_builtins(whole)
+    for path in fields:
+        value: Any = plain
+        for name in path.split("/"):
+            value = value.get(name, UNSET) if isinstance(value, dict) else UNSET
+        if value is not UNSET:
+            found[path] = value
+    return found
+
+
+def _ratio(amount: float, of: float) -> float:
+    return round(amount / of, 3) if of else 0.0
+
+
+class EventWriter:
+    """Writes a stream."""
+
+    def __init__(self, context: ResponseContext) -> None:
+        self._answers = answers(context)
+        self._decoding = [0.0] * len(self._answers)  # when each answer's first tokens came
+        self._counts = [0] * len(self._answers)
+        self._now = 0.0  # when the deltas came that are being written
+
+    def write(self, deltas: list[Delta]) -> bytes:
+        return b"".join([_event(one) for delta in deltas for one in self._objects(delta)])
+
+    def end(self) -> bytes:
+        return b""
+
+    def _objects(self, delta: Delta) -> list[Any]:
+        answer = self._answers[delta.index]
+        first = not self._counts[delta.index]
+        self._now = time.perf_counter()
+        answer.add(delta)
+        objects: list[Any] = []
+        if first and answer.options.return_progress:
+            objects.append(self._part(answer, delta.index, "", [], prompt_progress=answer.progress()))
+        if delta.ids:
+            self._decoding[delta.index] = self._decoding[delta.index] or self._now
+            objects += self._parts(answer, delta)
+        return objects if delta.finish is None else [*objects, answer.finished()]
+
+    def _parts(self, answer: Answer, delta: Delta) -> list[types.LlamaCppPart]:
+        """Returns an event for each token if its probabilities are told, else one for all."""
+        if not answer.options.n_probs:
+            self._counts[delta.index] += len(delta.ids)
+            return [self._part(answer, delta.index, delta.text, delta.ids)]
+        parts = []
+        for id, text, score in zip(delta.ids, delta.texts, delta.logprobs or (), strict=False):
+            self._counts[delta.index] += 1
+            scores = answer.probabilities([score])
+            parts.append(self._part(answer, delta.index, text, [id], completion_probabilities=scores))
+        return parts
+
+    def _part(self, answer: Answer, index: int, text: str, ids: list[int], **more: Any) -> types.LlamaCppPart:
+        if answer.options.timings_per_token:
+            since = self._now - self._decoding[index] if self._decoding[index] else 0.0
+            more["timings"] = answer.timings(self._counts[index], 1e3 * since)
+        return types.LlamaCppPart(
+            index=index, content=text, tokens=ids, tokens_predicted=self._counts[index],
+            tokens_evaluated=answer.evaluated, **more,
+        )  # fmt: skip
+
+
+def answers(context: ResponseContext) -> list[Answer]:
+    return [Answer(context, index) for index in range(len(context.request.prompts) * context.request.n)]
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + to_json(value) + b"\n\n"
+
+
+async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+    """Writes the answer to a single prompt as an object, and several answers as an array."""
+    every = answers(context)
+    async for deltas in arriving:
+        for delta in deltas:
+            every[delta.index].add(delta)
+    done = [one.finished() for one in every]
+    return to_json(done[0] if len(done) == 1 else done)

@@ -1,0 +1,96 @@
+"""The probabilities of an answer's tokens: as the model gave them or, after sampling, as they were drawn from.
+
+The worker tells log-probabilities before penalties, biases and samplers. What samplers make of them can be computed
+here if the likeliest tokens suffice for it: if there are no penalties and no rules about tokens, and `top_k` is small.
+At temperature 0 the drawn token has all of the probability, whatever else applies.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from frontend.api.llama_cpp import response_types as types
+from frontend.errors import Unprocessable
+from frontend.request import TokenLogprob
+from frontend.text.tokenizer import Tokenizer
+from shared.messages import Sampling
+
+MAX_SCORED = 128
+LOWEST = -3.4028234663852886e38  # llama.cpp's value for minus infinity: the lowest float32
+
+Ranked = Sequence[tuple[int, float]]  # ids, and log-probabilities or probabilities, most likely first
+
+
+def needed(wanted: int, after: bool, sampling: Sampling) -> int:
+    """Returns how many of the likeliest tokens the worker has to score.
+
+    wanted: how many are told
+    after: whether they are told as they are after sampling
+
+    Raises Unprocessable if what is after sampling cannot be computed.
+    """
+    if not after or not sampling.temperature:
+        return wanted
+    adjusted = sampling.penalized or sampling.has_token_rules or sampling.logit_bias or sampling.grammar
+    if not adjusted and 0 < sampling.top_k <= MAX_SCORED:
+        return max(wanted, sampling.top_k)
+    if not adjusted and _is_plain(sampling):
+        return wanted
+    raise Unprocessable(
+        f"`post_sampling_probs` needs `temperature` 0 or, without penalties, biases and grammars, `top_k` from 1 to "
+        f"{MAX_SCORED} or only a temperature of 1",
+        param="post_sampling_probs", code="unsupported_field",
+    )  # fmt: skip
+
+
+def _is_plain(sampling: Sampling) -> bool:
+    return (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (1.0, 0, 1.0, 0.0)
+
+
+def told(
+    tokens: Iterable[TokenLogprob], wanted: int, after: bool, sampling: Sampling, tokenizer: Tokenizer
+) -> list[types.LlamaCppProbability]:
+    """Returns what an answer tells of each token."""
+    return [_after(one, wanted, sampling, tokenizer) if after else _before(one, wanted, tokenizer) for one in tokens]
+
+
+def _before(token: TokenLogprob, wanted: int, tokenizer: Tokenizer) -> types.LlamaCppProbability:
+    top = [types.LlamaCppRival(**_named(id, tokenizer), logprob=_finite(value)) for id, value in token.top[:wanted]]
+    return types.LlamaCppProbability(
+        **_named(token.token_id, tokenizer), logprob=_finite(token.logprob), top_logprobs=top
+    )
+
+
+def _after(token: TokenLogprob, wanted: int, sampling: Sampling, tokenizer: Tokenizer) -> types.LlamaCppProbability:
+    drawn = sampled(token, sampling)
+    top = [types.LlamaCppRival(**_named(id, tokenizer), prob=share) for id, share in drawn[:wanted]]
+    prob = dict(drawn).get(token.token_id, math.exp(min(0.0, token.logprob)))
+    return types.LlamaCppProbability(**_named(token.token_id, tokenizer), prob=prob, top_probs=top)
+
+
+def sampled(token: TokenLogprob, sampling: Sampling) -> Ranked:
+    """Returns the probabilities of the scored tokens after temperature, top-k, top-p and min-p, in this order."""
+    if not sampling.temperature:
+        others = [id for id, _ in token.top if id != token.token_id]
+        return [(token.token_id, 1.0), *[(id, 0.0) for id in others]]
+    if _is_plain(sampling):
+        return [(id, math.exp(value)) for id, value in token.top]
+    top = token.top[: sampling.top_k]
+    peak = top[0][1]
+    weights = [math.exp((value - peak) / sampling.temperature) for _, value in top]
+    kept, reached, enough = 0, 0.0, sampling.top_p * sum(weights)
+    for weight in weights:
+        if (sampling.top_p < 1 and kept and reached >= enough) or weight < sampling.min_p:
+            break
+        kept, reached = kept + 1, reached + weight
+    return [(id, weight / reached) for (id, _), weight in zip(top[:kept], weights, strict=False)]
+
+
+def _named(id: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns the id, its text without parts of characters, and its bytes."""
+    raw = tokenizer.token_text(id).encode() if id in tokenizer.special_ids else tokenizer.token_bytes(id)
+    return {"id": id, "token": raw.decode(errors="ignore"), "bytes": list(raw)}
+
+
+def _finite(logprob: float) -> float:
+    return max(LOWEST, logprob) if logprob == logprob else LOWEST

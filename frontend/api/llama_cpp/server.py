@@ -1,0 +1,59 @@
+"""What llama.cpp's routes tell of the server: its properties, its slots, its adapters.
+
+There are no fixed slots: each request that runs or waits takes one of as many as the workers can hold. A key sees which
+ones its own requests take, and no prompt, and the others look idle.
+"""
+
+from collections.abc import Sequence
+
+from frontend.api.llama_cpp import response_types as types
+from frontend.api.llama_cpp.options import Options, Wanted
+from frontend.api.llama_cpp.output import settings
+from frontend.api.model_context import ModelContext
+from frontend.api.sampling import sampling
+from frontend.workers.stream import Stream
+from shared import build
+from shared.wire.codec import unpack_u32
+
+
+def props(context: ModelContext, slots: int) -> types.LlamaCppProps:
+    """Returns the properties of a server with so many slots."""
+    named = context.tokenizer.named_tokens
+    return types.LlamaCppProps(
+        default_generation_settings=types.LlamaCppDefaults(n_ctx=context.max_seq_len, params=_defaults(context)),
+        total_slots=slots,
+        model_alias=context.model,
+        model_path=context.model,
+        modalities={"vision": False, "audio": False},
+        chat_template=context.tokenizer.templates.get("default", ""),
+        bos_token=named.get("bos_token") or "",
+        eos_token=named.get("eos_token") or "",
+        build_info=f"sluice-{build.version()}",
+    )
+
+
+def _defaults(context: ModelContext) -> types.LlamaCppSettings:
+    options = Options()
+    chosen = sampling(options.fields(), 0, context)
+    return settings(chosen, Wanted(options, (), "", (), True, context.max_seq_len), None, ())
+
+
+def slots(context: ModelContext, total: int, streams: Sequence[Stream]) -> list[types.LlamaCppSlot]:
+    """Lists the slots. streams: those that the client's key may see, each in a slot; the others look idle"""
+    busy = [
+        types.LlamaCppSlot(
+            id=id,
+            n_ctx=context.max_seq_len,
+            is_processing=True,
+            n_prompt_tokens=len(unpack_u32(stream.submit.prompt)),
+            next_token=types.LlamaCppNextToken(n_decoded=len(stream.output)),
+        )
+        for id, stream in enumerate(streams)
+    ]
+    idle = range(len(busy), total)
+    return busy + [types.LlamaCppSlot(id=id, n_ctx=context.max_seq_len, is_processing=False) for id in idle]
+
+
+def adapters() -> list[types.LlamaCppAdapter]:
+    """Lists no adapters, as there are none."""
+    return []

@@ -1,0 +1,62 @@
+"""/tokenize and /detokenize, which vLLM and llama.cpp both have: a body with `content` is llama.cpp's."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from frontend.api import tokenize as vllm
+from frontend.api.model_context import ModelContext, check_ids, check_model
+from frontend.api.openai.chat_input import TokenizeRequest
+from frontend.api.requests.request_model import EXACT
+from frontend.api.requests.request_types import doc
+from frontend.api.requests.response_types import TokenPiece, Tokens
+from frontend.errors import Unprocessable
+from frontend.text.tokenizer import Tokenizer
+
+MAX_PARTS = 4096
+
+
+class AnyTokenizeRequest(TokenizeRequest):
+    content: Annotated[
+        str | Annotated[list[str | Annotated[int, EXACT]], Meta(max_length=MAX_PARTS)] | None,
+        doc("Llama.cpp's: a text, or texts and token ids"),
+    ] = None
+    add_special: Annotated[bool, doc("With `content`: with the tokenizer's special tokens")] = False
+    parse_special: Annotated[bool, doc("With `content`: false: spellings of special tokens are text")] = True
+    with_pieces: Annotated[bool, doc("With `content`: each token as `id` and `piece`")] = False
+
+
+async def any_tokenize(request: AnyTokenizeRequest, context: ModelContext) -> Tokens:
+    """Encodes `content`; a body without it is vLLM's."""
+    if request.content is None:
+        return await vllm.tokenize(request, context)
+    check_model(request.model, context)
+    for name in ("prompt", "messages"):
+        if getattr(request, name) is not None:
+            raise Unprocessable(f"`{name}` cannot go with `content`", param=name, code="conflicting_fields")
+    ids = await _encoded(request, context.tokenizer)
+    check_ids("content", ids, context.vocab_size)
+    tokens: list[int | TokenPiece] = [_piece(id, context.tokenizer) if request.with_pieces else id for id in ids]
+    return Tokens(tokens=tokens, count=len(ids), max_model_len=context.max_seq_len or None)
+
+
+async def _encoded(request: AnyTokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+    """Returns the ids of the texts, and the ids among them. Only what begins with a text gets special tokens before."""
+    parts = [request.content] if isinstance(request.content, str) else request.content or []
+    encode = tokenizer.encode_batch if request.parse_special else tokenizer.encode_plain
+    first, rest = parts[:1], parts[1:]
+    begins = iter(await encode([one for one in first if isinstance(one, str)], request.add_special))
+    follows = iter(await encode([one for one in rest if isinstance(one, str)], False))
+    ids = [id for one in first for id in (next(begins) if isinstance(one, str) else [one])]
+    return ids + [id for one in rest for id in (next(follows) if isinstance(one, str) else [one])]
+
+
+def _piece(id: int, tokenizer: Tokenizer) -> TokenPiece:
+    """Returns a token with its text, or with its bytes if they are only a part of a character."""
+    if id in tokenizer.special_ids:
+        return TokenPiece(id=id, piece=tokenizer.token_text(id))
+    raw = tokenizer.token_bytes(id)
+    try:
+        return TokenPiece(id=id, piece=raw.decode())
+    except UnicodeDecodeError:
+        return TokenPiece(id=id, piece=list(raw))

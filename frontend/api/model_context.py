@@ -1,0 +1,91 @@
+"""Facts about the model that reading a request needs, and checks of a request against them. Knows no API format."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from frontend.api.fingerprint import combined, text_fingerprint
+from frontend.api.recommended import recommended
+from frontend.errors import BadRequest, Unprocessable
+from frontend.output_parser.formats import ModelFormat
+from frontend.text.chat_template import ChatTemplate
+from frontend.text.tokenizer import Tokenizer
+from shared.config import FrontendConfig
+from shared.messages import Limits
+from shared.task import GENERATE, Task
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContext:
+    """Facts about the model that reading a request needs."""
+
+    model: str  # the served name, which responses have
+    max_seq_len: int  # tokens, prompt + output; 0: no limit, or none known before a worker has reported it
+    vocab_size: int
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    stream_format: str = "openai"  # of /v1/completions, if the body names none
+    style: ModelFormat = field(default_factory=ModelFormat)  # how the model writes reasoning and tool calls
+    recommended: Mapping[str, Any] = field(default_factory=dict)  # defaults of sampling fields, by the model's authors
+    names: frozenset[str] = frozenset()  # the model's other names
+    any_name: bool = False  # accept every name
+    task: Task = GENERATE
+    hidden_size: int = 0  # dimensions of an embedding; 0 before a worker has reported it
+    trusts_templates: bool = False  # a request may bring its own chat template
+    special_tokens_in_content: bool = False  # their spellings in messages make special tokens
+    text_fingerprint: str = ""  # of how prompts are made, see fingerprint.py
+
+    @classmethod
+    def of(cls, names: Sequence[str], tokenizer: Tokenizer, config: FrontendConfig) -> Self:
+        """Returns the context before any worker has reported its limits."""
+        style = ModelFormat.of(tokenizer.templates, config.tool_format, config.reasoning_format)
+        defaults = recommended(tokenizer.generation) if config.sampling_defaults == "model" else {}
+        return cls(
+            names[0], 0, tokenizer.vocab_size, tokenizer, ChatTemplate(tokenizer.templates, tokenizer.named_tokens),
+            config.completions_stream_format, style, defaults, frozenset(names), config.any_model_name, tokenizer.task,
+            trusts_templates=config.trust_request_chat_template,
+            special_tokens_in_content=config.special_tokens_in_content,
+            text_fingerprint=text_fingerprint(tokenizer, style, defaults, config.special_tokens_in_content),
+        )  # fmt: skip
+
+    @property
+    def unlimited(self) -> Self:
+        """The context for a prompt that is only counted."""
+        return replace(self, max_seq_len=0)
+
+    def fingerprint_with(self, worker: str) -> str:
+        """Returns the fingerprint of answers that workers with the fingerprint `worker` compute; "" if that is ""."""
+        return combined(worker, self.text_fingerprint) if worker else ""
+
+    def within(self, limits: Limits | None) -> Self:
+        """Returns the context with a worker's limits; unchanged if no worker has reported them."""
+        if limits is None:
+            return self
+        return replace(
+            self, max_seq_len=limits.max_seq_len, vocab_size=limits.vocab_size, hidden_size=limits.hidden_size
+        )
+
+
+def check_model(name: str | None, context: ModelContext) -> None:
+    """Raises Unprocessable for a name that the model does not have. No name means the served one."""
+    if name and name != context.model and name not in context.names and not context.any_name:
+        raise Unprocessable(
+            f"`model`: the model `{name}` does not exist; this server serves `{context.model}`",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def check_task(what: str, tasks: Sequence[str], context: ModelContext) -> None:
+    """Raises BadRequest if the server's task is none of those that `what`, a route or a method, needs."""
+    if context.task.name not in tasks:
+        raise BadRequest(
+            f"{what} needs a server with --task {' or '.join(tasks)}; this one serves --task {context.task.name}",
+            code="task_not_served",
+        )
+
+
+def check_ids(name: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> None:
+    """Raises Unprocessable when an id lies outside the vocabulary."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise Unprocessable(f"`{name}` has token ids outside 0 to {vocab_size - 1}", param=name, code="out_of_range")

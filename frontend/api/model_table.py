@@ -1,0 +1,151 @@
+"""The models that this frontend serves, by their names: each with its tokenizer, its requests and its workers.
+
+Routes look up the model that a request names, and work with what they get. Knows no HTTP.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from frontend.api.model_context import ModelContext
+from frontend.generation.service import Service
+from frontend.observability.model_metrics import ModelMetrics
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.pool import WorkerPool
+from frontend.workers.status import DRAINING, READY, Readiness, not_ready
+from shared.config import FrontendConfig
+from shared.messages import Limits
+
+TAG = ":latest"  # Ollama's clients leave it out or add it
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model: its names, what its prompts are made with, and the service that runs its requests on its workers.
+
+    names: responses have the first
+    config: how prompts are made, and what the output is searched for
+    """
+
+    names: tuple[str, ...]
+    config: FrontendConfig
+    service: Service
+    metrics: ModelMetrics
+
+    @classmethod
+    def of(
+        cls,
+        names: tuple[str, ...],
+        config: FrontendConfig,
+        pool: WorkerPool,
+        tokenizer: asyncio.Future[Tokenizer],
+        metrics: ModelMetrics,
+    ) -> "ServedModel":
+        """Makes the entry of a model whose `tokenizer` may still be loading, and whose pool may not have started."""
+        return cls(names, config, Service(pool, tokenizer, metrics, config.prefix_cache_scope), metrics)
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def pool(self) -> WorkerPool:
+        return self.service.pool
+
+    @property
+    def limits(self) -> Limits | None:
+        """The limits of its workers; None before one has reported them."""
+        welcome = self.pool.membership.welcome
+        return welcome.limits if welcome else None
+
+    @property
+    def context(self) -> ModelContext:
+        """The facts about the model that requests need. Raises Overloaded while the tokenizer is loading."""
+        return self._context.within(self.limits)
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of all ready workers with this frontend; empty while there is none, or if they differ."""
+        return self.fingerprint_with(self.pool.membership.fingerprint)
+
+    def fingerprint_with(self, worker: str) -> str:
+        """Returns the fingerprint of answers that workers with the fingerprint `worker` compute; empty if not known."""
+        return self._context.fingerprint_with(worker) if self.service.has_tokenizer else ""
+
+    def flush_metrics(self) -> None:
+        self.metrics.flush(self.pool.counters, self.pool.membership.statuses())
+
+    @cached_property
+    def _context(self) -> ModelContext:
+        return ModelContext.of(self.names, self.service.tokenizer, self.config)
+
+
+class ModelTable:
+    """All models of a frontend, in the order in which they are listed. There is at least one."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        """Raises ValueError if two models have a name in common."""
+        self._models = tuple(models)
+        self._by_name = {name: model for model in models for name in model.names}
+        if len(self._by_name) < sum(len(set(model.names)) for model in models):
+            raise ValueError("two models have the same name")
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
+
+    @property
+    def first(self) -> ServedModel:
+        """What answers where a request names no model, or one that no model has.
+
+        These routes cannot name one: llama.cpp's /props and /slots, /tokenizer_info, and the task in /ready.
+        """
+        return self._models[0]
+
+    def get(self, name: str) -> ServedModel | None:
+        """Returns the model that has exactly this name."""
+        return self._by_name.get(name)
+
+    def find(self, name: str | None) -> ServedModel:
+        """Returns the model that a request means, whose API format then accepts the name or refuses it in its own words
+        (`check_model`). A name that no model has means the first one, which accepts every name if it is told to.
+        """
+        name = name or ""
+        found = (self.get(written) for written in (name, name.removesuffix(TAG), name + TAG))
+        return next((model for model in found if model is not None), self.first)
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whether requests for every model can be served now and, if not, why."""
+        each = [(model.name, model.service.readiness) for model in self._models]
+        if all(readiness.ready for _, readiness in each):
+            return READY
+        if len(each) == 1:
+            return each[0][1]
+        if all(readiness.code == DRAINING.code for _, readiness in each):
+            return DRAINING
+        return not_ready("; ".join(f"{name}: {readiness.text}" for name, readiness in each if not readiness.ready))
+
+    @property
+    def draining(self) -> bool:
+        return any(model.service.draining for model in self._models)
+
+    def flush_metrics(self) -> None:
+        for model in self._models:
+            model.flush_metrics()
+
+    # the life of the process
+
+    async def start(self) -> None:
+        """Starts the pools of all models. Raises ConfigError if a worker's address cannot be used."""
+        for model in self._models:
+            await model.pool.start()
+
+    async def drain(self, timeout: float) -> None:
+        """Admits nothing more, lets requests of all models finish within `timeout` seconds, then ends the others."""
+        await asyncio.gather(*(model.service.drain(timeout) for model in self._models))
+
+    async def close(self) -> None:
+        """Fails what still runs, and closes all connections to workers."""
+        for model in self._models:
+            await model.pool.close()

@@ -1,0 +1,173 @@
+"""From what an API format has read to a GenerationRequest: the steps that all formats share, in this order.
+
+The prompt is shortened if the request allows it, and has to fit. Then come the limit on new tokens, the budget of
+reasoning, the grammar, the sampling, how to parse the output, and what else is asked for. Each feature is met once, and
+its module is imported by the first request that asks for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from frontend.api.chat.structured_output_fields import StructuredOutput
+from frontend.api.chat.thinking_fields import NO_BUDGET, Budget
+from frontend.api.context_length import check_length
+from frontend.api.model_context import ModelContext
+from frontend.api.requests.request_types import GenerationFields
+from frontend.api.sampling import sampling
+from frontend.api.truncation import truncated
+from frontend.errors import Unprocessable
+from frontend.features import NO_FEATURES, Features
+from frontend.output_parser.calls.tool_syntax import specials_of
+from frontend.output_parser.formats import ParserConfig, Reasoning, with_reasoning
+from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
+from frontend.request import Admission, GenerationRequest, Shown
+from shared.messages import ThinkingBudget
+
+Prompts = Sequence[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What an API format has read in a body that asks for text, besides its prompts."""
+
+    fields: GenerationFields  # how tokens are drawn, and how the request is admitted
+    param: str  # the request field that holds the prompts, for refusals
+    max_tokens: int | None  # the limit on new tokens; None: up to the context's end
+    ends_with_context: bool = False  # an answer may have fewer than `max_tokens` because the context ends
+    n: int = 1
+    logprobs: int | None = None  # those of the output, and of this many of the likeliest tokens
+    tool_choice: ToolChoice | None = None  # None: all of the output is text, whatever it looks like
+    form: Sequence[StructuredOutput] = ()  # at most one is right
+    budget: Budget = NO_BUDGET
+    features: Features = NO_FEATURES  # those that only this API format has
+    format_data: Any = None
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """The functions that the prompt shows."""
+        return self.tool_choice.functions if self.tool_choice else ()
+
+
+async def prepare(
+    reading: Reading, prompts: Prompts, context: ModelContext, begins: Reasoning = Reasoning.DONE
+) -> GenerationRequest:
+    """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field.
+
+    begins: the state of reasoning where the output begins
+    """
+    fields, whole, kept = reading.fields, prompts, getattr(reading.fields, "truncate_prompt_tokens", None)
+    prompts = [truncated(ids, reading.max_tokens, kept, context) for ids in whole]
+    most = _most_tokens(reading, prompts, context)
+    budget = _budget(reading.budget, begins, most, context)
+    grammar = await _grammar(reading, len(prompts), begins, context)
+    prompt_logprobs = getattr(fields, "prompt_logprobs", None)
+    chosen = sampling(
+        fields, most, context, logprobs=reading.logprobs, grammar=grammar, thinking=budget,
+        prompt_logprobs=prompt_logprobs is not None or (reading.logprobs is not None and bool(reading.features.echo)),
+        prompt_top=prompt_logprobs or 0,
+    )  # fmt: skip
+    if budget is not None:
+        from frontend.api.chat.thinking_budget import check_budget
+
+        check_budget(chosen)
+    return GenerationRequest(
+        tuple(prompts), chosen, stops=fields.stops, n=reading.n, stream=fields.stream, model=context.model,
+        parser_config=_parser_config(reading, begins, context),
+        features=_features(reading, whole, prompts, most, context),
+        shown=shown(fields), admission=admission(fields), format_data=reading.format_data,
+    )  # fmt: skip
+
+
+def _most_tokens(reading: Reading, prompts: Prompts, context: ModelContext) -> int:
+    """Returns the limit on new tokens. Raises ContextLengthExceeded for a prompt that leaves no room for them."""
+    asked = reading.max_tokens
+    needed = 1 if asked is None else min(1, asked) if reading.ends_with_context else asked
+    for ids in prompts:
+        check_length(reading.param, len(ids), needed, context)
+    room = context.max_seq_len - max(map(len, prompts))
+    if asked is None:
+        return room
+    return min(room, asked) if reading.ends_with_context else asked
+
+
+def _budget(budget: Budget, begins: Reasoning, most: int, context: ModelContext) -> ThinkingBudget | None:
+    tokens, param = budget
+    if tokens is None:
+        return None
+    from frontend.api.chat.thinking_budget import thinking_budget
+
+    return thinking_budget(tokens, param, begins, most, context)
+
+
+async def _grammar(reading: Reading, prompts: int, begins: Reasoning, context: ModelContext) -> str:
+    """Builds the grammar of the whole output; empty if it is free."""
+    text_grammar, tool_choice = "", reading.tool_choice
+    if reading.form:
+        from frontend.api.chat.structured_output import grammar
+
+        text_grammar = await grammar(reading.form, prompts * reading.n)
+    if tool_choice is None or not (tool_choice.functions or (text_grammar and begins is not Reasoning.DONE)):
+        return text_grammar
+    from frontend.api.chat.tools import answer_grammar
+
+    return await answer_grammar(tool_choice, begins, text_grammar, _specials(context), context)
+
+
+def _parser_config(reading: Reading, begins: Reasoning, context: ModelContext) -> ParserConfig | None:
+    """Returns how to parse the output; None if it is plain text."""
+    tool_choice = reading.tool_choice
+    if tool_choice is None:
+        return None
+    found = context.style.parser_config(
+        begins, tool_choice.callable_functions, must_call=tool_choice.mode is Mode.REQUIRED, specials=_specials(context)
+    )
+    return with_reasoning(found, getattr(reading.fields, "separate_reasoning", True))
+
+
+def _specials(context: ModelContext) -> dict[str, int]:
+    """Returns what of the model's format of output is a special token."""
+    return context.tokenizer.special_ids_of(specials_of(context.style.tool_format, context.style.tags))
+
+
+def _features(reading: Reading, whole: Prompts, prompts: Prompts, most: int, context: ModelContext) -> Features:
+    """Returns what the request asks for besides text. whole: the prompts before they were shortened"""
+    fields, asked = reading.fields, dict[str, Any]()
+    if reading.features.echo:  # a prompt that was shortened is not what the client wrote
+        texts = zip(reading.features.echo, whole, prompts, strict=True)
+        asked["echo"] = tuple([text if all is some else "" for text, all, some in texts])
+    if getattr(fields, "continue_from", None) is not None:
+        from frontend.api.chat.continuation import continued_ids
+
+        asked["continued"] = continued_ids(fields, prompts, most, context)
+    if (top := getattr(fields, "prompt_logprobs", None)) is not None:
+        if fields.stream:
+            raise Unprocessable(
+                "`prompt_logprobs` are not available in a stream", param="prompt_logprobs", code="conflicting_fields"
+            )
+        asked["prompt_logprobs"] = top
+    if fields.receipt:
+        import frontend.api.receipts.making  # noqa: F401, so that its absence does not show at the answer's end only
+
+        asked["receipt"] = True
+    return replace(reading.features, **asked) if asked else reading.features
+
+
+def admission(fields: GenerationFields) -> Admission:
+    return Admission(fields.cache_salt or "", fields.deadline_ms or 0, fields.priority)
+
+
+def shown(fields: GenerationFields) -> Shown:
+    """Returns what a request asks to see. A field that its API format lacks has the default."""
+    asks, options = partial(getattr, fields), fields.stream_options
+    return Shown(
+        usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.continuous_usage_stats),
+        timings=fields.timings,
+        ids=asks("return_token_ids", False),
+        tokens_as_ids=asks("return_tokens_as_token_ids", False),
+        stop=asks("include_stop_str_in_output", False) or asks("no_stop_trim", False),
+        specials=not asks("skip_special_tokens", True),
+        reasoning=asks("include_reasoning", True) and not getattr(asks("reasoning", None), "exclude", False),
+    )

@@ -1,0 +1,11 @@
+"""The base of all request and response types, and how JSON becomes them.
+
+request_model       the base of all request types, and the refusals that name a field
+decoding            decodes a body into its type, or refuses it
+unknown_fields      refuses or ignores fields that no type knows, and tells
+request_types       the fields that the formats share, as types
+request_schema      a request type as a JSON schema
+response_types      the base of all response types
+keyword_struct      structs with keyword-only fields
+encoding            values as JSON
+"""

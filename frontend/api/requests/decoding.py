@@ -1,0 +1,318 @@
+"""Decodes a request body into its type, or refuses it with an error that names the field.
+
+A body that is written as its type says is decoded by msgspec in one pass. Every other body is read field by field in
+Python, by the same type. That second reading accepts what msgspec does not: null for a field with a default, 8.0 for
+an integer, an object without its optional type, and the harmless values of features that are not supported. It refuses
+everything else: with BadRequest for a wrong JSON type, a missing field or an empty array, with Unprocessable for a
+value out of range and an unsupported field. Its caller decides about unknown fields: it refuses or drops them.
+
+Knows no API format and no field.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import chain
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect as nodes
+
+from frontend.api.requests.request_model import (
+    LARGEST,
+    SMALLEST,
+    TYPE_NAMES,
+    FieldError,
+    RequestModel,
+    alternatives,
+    bare,
+    out_of_range,
+    type_info,
+    wrong_type,
+)
+from frontend.errors import BadRequest, Unprocessable
+
+NODE_KINDS: Mapping[type[nodes.Type], type] = {
+    nodes.BoolType: bool,
+    nodes.IntType: int,
+    nodes.FloatType: float,
+    nodes.StrType: str,
+    nodes.LiteralType: str,
+    nodes.ListType: list,
+    nodes.DictType: dict,
+    nodes.StructType: dict,
+}
+TOKEN_ID_DIGITS = 10
+
+Request = TypeVar("Request", bound=RequestModel)
+OnUnknown = Callable[[str], None]  # called with the path of an unknown field, which is dropped if nothing is raised
+Reader = Callable[[Any, str, OnUnknown], Any]
+
+
+def refuse_unknown(path: str) -> None:
+    raise Unprocessable(f"unknown field `{path}`", param=path, code="unknown_field")
+
+
+def decode(body: bytes, kind: type[Request], on_unknown: OnUnknown = refuse_unknown) -> Request:
+    """Returns the body as `kind`. Raises BadRequest or Unprocessable."""
+    try:
+        request: Request = _decoder(kind).decode(body)
+        return request
+    except msgspec.ValidationError:
+        return _read_body(decode_json(body), kind, on_unknown)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise _not_json(exc) from None
+
+
+def convert(body: Mapping[str, Any], kind: type[Request]) -> Request:
+    """Does the same as `decode` for a body that is already decoded, or was never JSON."""
+    try:
+        return msgspec.convert(body, kind, str_keys=True)
+    except msgspec.ValidationError:
+        return _read_body(body, kind, refuse_unknown)
+
+
+def decode_json(body: bytes) -> Any:
+    """Returns the body as plain Python values. Raises BadRequest."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise _not_json(exc) from None
+
+
+@cache
+def _decoder(kind: type[Request]) -> msgspec.json.Decoder[Request]:
+    return msgspec.json.Decoder(kind)
+
+
+@cache
+def _object_reader(kind: type[RequestModel]) -> Reader:
+    return _of_object(type_info(kind))
+
+
+def _not_json(exc: Exception) -> BadRequest:
+    return BadRequest(f"the body is not JSON: {exc}")
+
+
+def _read_body(body: Any, kind: type[Request], on_unknown: OnUnknown) -> Request:
+    if not isinstance(body, dict):
+        raise BadRequest(f"the body must be a JSON object, not {TYPE_NAMES.get(type(body), 'something else')}")
+    request: Request = _object_reader(kind)(body, "", on_unknown)
+    return request
+
+
+# a reader for each type of value: a function of the value, its path, and what to do about unknown fields within it
+
+
+def reader(node: nodes.Type) -> Reader:
+    """Returns a function that reads a value, not null, of the type that `node` describes."""
+    options = list(alternatives(node))
+    if not options:
+        return _refuse
+    if isinstance(bare(options[0]), nodes.AnyType):
+        return lambda value, path, unknown: value
+    readers: dict[type, Reader] = {}
+    for option in options:
+        readers |= _by_json_type(option)
+    structs = [one for one in map(bare, options) if isinstance(one, nodes.StructType)]
+    if len(structs) > 1:
+        readers[dict] = _of_tagged(structs)
+    expected = _expected(options)
+
+    def read(value: Any, path: str, unknown: OnUnknown) -> Any:
+        if (fitting := readers.get(type(value))) is None:
+            raise wrong_type(path, value, expected)
+        return fitting(value, path, unknown)
+
+    return read
+
+
+def _refuse(value: Any, path: str, unknown: OnUnknown) -> Any:
+    raise Unprocessable(f"`{path}` is not supported by this server", param=path, code="unsupported_field")
+
+
+def _by_json_type(option: nodes.Type) -> dict[type, Reader]:
+    """Returns a reader for each JSON type that the value may have. JSON has one kind of number: an integer may be
+    written as 8.0, unless it must be exact, and a number as 8."""
+    match node := bare(option):
+        case nodes.IntType(ge=low, le=high):
+            exact = isinstance(option, nodes.Metadata) and "exact" in (option.extra or {})
+            integer = _of_integer(low, high)
+            return {int: integer} if exact else {int: integer, float: integer}
+        case nodes.FloatType(ge=low, le=high):
+            number = _of_number(low or 0.0, high or LARGEST)
+            return {int: number, float: number}
+        case nodes.LiteralType(values=values):
+            return {str: _of_literal(values)}
+        case nodes.StrType(min_length=least, max_length=most, pattern=pattern):
+            return {str: _of_string(bool(least), most, pattern)}
+        case nodes.ListType():
+            return {list: _of_array(node)}
+        case nodes.DictType(key_type=nodes.IntType() | nodes.Metadata()):
+            return {dict: _of_token_ids(node)}
+        case nodes.StructType():
+            return {dict: _of_object(node)}
+    return {NODE_KINDS[type(node)]: lambda value, path, unknown: value}
+
+
+def _expected(options: Sequence[nodes.Type]) -> str:
+    words = list(dict.fromkeys(map(_described, options)))
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _described(node: nodes.Type) -> str:
+    node = bare(node)
+    if not isinstance(node, nodes.ListType):
+        return TYPE_NAMES[NODE_KINDS[type(node)]]
+    entries = [TYPE_NAMES[NODE_KINDS[type(bare(one))]].split()[1] + "s" for one in alternatives(node.item_type)]
+    return "an array of " + " or ".join(dict.fromkeys(entries))
+
+
+def _of_integer(low: int | None, high: int | None) -> Reader:
+    def read(value: float, path: str, unknown: OnUnknown) -> int:
+        if isinstance(value, float) and not value.is_integer():
+            raise wrong_type(path, value, "an integer")
+        whole = int(value)
+        if low is not None and whole < low:
+            raise out_of_range(path, whole, f"at least {low}")
+        if high is not None and whole > high:
+            raise out_of_range(path, whole, f"at most {high}")
+        return whole
+
+    return read
+
+
+def _of_number(low: float, high: float) -> Reader:
+    least = "greater than 0" if low == SMALLEST else f"at least {low:g}"
+
+    def read(value: float, path: str, unknown: OnUnknown) -> float:
+        if not low <= value <= high:
+            raise out_of_range(path, value, f"{least} and at most {high:g}")
+        return float(value)
+
+    return read
+
+
+def _of_literal(values: Sequence[Any]) -> Reader:
+    def read(value: str, path: str, unknown: OnUnknown) -> str:
+        if value not in values:
+            raise out_of_range(path, value, f"one of {', '.join(values)}")
+        return value
+
+    return read
+
+
+def _of_string(some: bool, most: int | None, pattern: str | None) -> Reader:
+    def read(value: str, path: str, unknown: OnUnknown) -> str:
+        if some and not value:
+            raise out_of_range(path, value, "a string that is not empty")
+        if most is not None and len(value) > most:
+            raise Unprocessable(f"`{path}` may have at most {most} characters", param=path, code="out_of_range")
+        if pattern and not re.search(pattern, value):
+            raise out_of_range(path, value, f"a string of the form {pattern[1:-2]}")
+        return value
+
+    return read
+
+
+def _of_array(node: nodes.ListType) -> Reader:
+    """Returns the reader of an array. Its refusals name the entry (`messages[2].role`) if entries are objects, else
+    the array."""
+    item, most = reader(node.item_type), node.max_length
+    objects = any(isinstance(bare(one), nodes.StructType) for one in alternatives(node.item_type))
+
+    def read(value: list[Any], path: str, unknown: OnUnknown) -> list[Any]:
+        if node.min_length and not value:
+            raise BadRequest(f"`{path}` is empty", param=path, code="empty_prompt")
+        if most is not None and len(value) > most:
+            raise Unprocessable(f"`{path}` may have at most {most} entries", param=path, code="out_of_range")
+        return [item(entry, f"{path}[{i}]" if objects else path, unknown) for i, entry in enumerate(value)]
+
+    return read
+
+
+def _of_token_ids(node: nodes.DictType) -> Reader:
+    item = reader(node.value_type)
+
+    def read(value: dict[Any, Any], path: str, unknown: OnUnknown) -> dict[int, Any]:
+        for key in map(str, value):
+            if not (key.isascii() and key.isdigit() and len(key) <= TOKEN_ID_DIGITS):
+                raise out_of_range(path, key, "an object whose keys are token ids")
+        return {int(key): item(entry, path, unknown) for key, entry in value.items()}
+
+    return read
+
+
+def _of_tagged(structs: Sequence[nodes.StructType]) -> Reader:
+    field = str(structs[0].tag_field)
+    readers = {str(struct.tag): _of_object(struct) for struct in structs}
+    default = next((str(struct.tag) for struct in structs if struct.cls.DEFAULT_TYPE), None)  # type: ignore[attr-defined]
+    kind: Any = structs[0].cls
+
+    def read(value: dict[str, Any], path: str, unknown: OnUnknown) -> Any:
+        tag = default if value.get(field) is None else value[field]
+        if tag is None:
+            raise _missing(f"{path}.{field}")
+        _check_tag(tag, list(readers), kind, f"{path}.{field}")
+        return readers[tag](value, path, unknown)
+
+    return read
+
+
+def _check_tag(tag: Any, known: Sequence[str], kind: type[RequestModel], path: str) -> None:
+    if type(tag) is not str:
+        raise wrong_type(path, tag, "a string")
+    if tag in known:
+        return
+    expected = f"one of {', '.join(known)}" if len(known) > 1 else known[0]
+    if kind.UNKNOWN_TYPE == "out_of_range":
+        raise out_of_range(path, tag, expected)
+    message = f"`{path}` must be {expected}: {tag!r:.80} is not supported by this server"
+    raise Unprocessable(message, param=path, code=kind.UNKNOWN_TYPE)
+
+
+def _missing(path: str) -> BadRequest:
+    return BadRequest(f"`{path}` is missing", param=path, code="missing_field")
+
+
+def _of_object(node: nodes.StructType) -> Reader:
+    kind: Any = node.cls
+    readers = {field.encode_name: reader(field.type) for field in node.fields}
+    required = [field.encode_name for field in node.fields if field.required]
+    types = _literal_types(node)
+
+    def read(value: dict[str, Any], path: str, unknown: OnUnknown) -> Any:
+        prefix = f"{path}." if path else ""
+        if types and (tag := value.get("type")) is not None:  # an object of another type has other fields
+            _check_tag(tag, types, kind, f"{prefix}type")
+        for name, entry in value.items():
+            if name in kind.ONLY:
+                _check_only(prefix + name, entry, kind.ONLY[name])
+            elif name not in readers and name != node.tag_field:
+                unknown(prefix + name)
+        for name in required:
+            if value.get(name) is None:
+                raise _missing(prefix + name)
+        fields = {name: entry for name, entry in value.items() if entry is not None and name in readers}
+        try:
+            return kind(**{name: readers[name](entry, prefix + name, unknown) for name, entry in fields.items()})
+        except FieldError as error:
+            raise error.at(prefix) from None
+
+    return read
+
+
+def _literal_types(node: nodes.StructType) -> list[str]:
+    """Returns the values that the object's field `type` may have, if it has one."""
+    nested = [alternatives(field.type) for field in node.fields if field.encode_name == "type"]
+    return [str(value) for one in chain(*nested) if isinstance(one, nodes.LiteralType) for value in one.values]
+
+
+def _check_only(path: str, value: Any, harmless: Sequence[Any]) -> None:
+    """Accepts only values that leave the unsupported feature off."""
+    if value is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in harmless):
+        return
+    allowed = " or ".join(msgspec.json.encode(one).decode() for one in harmless)
+    raise Unprocessable(
+        f"`{path}` is not supported by this server, except as {allowed}", param=path, code="unsupported_field"
+    )

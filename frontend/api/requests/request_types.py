@@ -1,0 +1,203 @@
+"""The fields that API formats share, as types; each format's own request types build on them.
+
+A field's type says what it accepts, its default and, in `doc(...)`, what it means. The API description
+and the tables of docs/api.md are made from these types.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, TypeAlias
+
+from msgspec import Meta
+
+from frontend.api.requests.request_model import LARGEST, MOST, SMALLEST, FieldError, RequestModel
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 4096  # of all of a request together: the automaton that finds them takes 0.3 KB a character
+MAX_SALT_CHARS = 256
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+
+
+def doc(description: str) -> Meta:
+    return Meta(description=description)
+
+
+Text = Annotated[str, Meta(min_length=1)]
+Count = Annotated[int, Meta(ge=0, le=MOST)]
+Positive = Annotated[int, Meta(ge=1, le=MOST)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+PositiveShare = Annotated[float, Meta(ge=SMALLEST, le=1)]
+Temperature = Annotated[float, Meta(ge=0, le=LARGEST)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
+TopK = Annotated[int, Meta(ge=-1, le=MOST)]
+Rivals = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]  # how many likely tokens to report in addition to the chosen one
+TokenIds = Annotated[list[Count], Meta(max_length=1024)]
+TextIds = Annotated[list[Count], Meta(max_length=1 << 24)]  # of a whole prompt or answer
+STOPS = f"Texts that end the answer, of {MAX_STOP_CHARS} characters in all; they are not part of it"
+StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+StopTexts = Annotated[list[StopText], Meta(max_length=MAX_STOPS)]
+Salt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)]
+SaltField = Annotated[Salt | None, doc("The prefix cache is shared only with requests of the same salt")]
+Ignored = Annotated[Any, doc("Accepted, no effect")]
+Refused: TypeAlias = None  # a field that is known and not supported: only null is accepted
+
+ModelName = Annotated[str | None, doc("A served name, see `/v1/models`; absent or empty: the served model")]
+TemplateArguments = Annotated[dict[str, Any] | None, doc("Variables that are passed to the model's chat template")]
+IncludeReasoning = Annotated[bool, doc("false: the answer is without its reasoning, which usage counts all the same")]
+SeparateReasoning = Annotated[bool, doc("false: reasoning stays in the text, as the model wrote it")]
+TopLogprobs = Annotated[
+    Rivals | None, doc("The number of the likeliest tokens with each; a chat needs `logprobs`, too")
+]
+ChoiceCount = Annotated[
+    int, Meta(ge=1, le=MAX_CHOICES), doc("Answers to each prompt; their seeds are `seed`, `seed` + 1, …")
+]
+_LOW64, _HIGH64 = -(1 << 63), (1 << 64) - 1
+_Seed = Annotated[int, Meta(extra_json_schema={"minimum": _LOW64, "maximum": _HIGH64})]
+
+
+def check_stops(field: str, stops: Sequence[str] | None) -> None:
+    """Raises FieldError if the stop strings of a request are too long together. field: its name for them"""
+    if stops and not isinstance(stops, str) and sum(map(len, stops)) > MAX_STOP_CHARS:
+        raise FieldError(field, f"may have at most {MAX_STOP_CHARS} characters in all")
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class ResponseStreamOptions(StreamOptions):
+    continuous_usage_stats: Refused = None  # type: ignore[assignment]
+
+
+class GenerationFields(RequestModel):
+    """The fields of every format that generates. An absent sampling field has the model's default."""
+
+    temperature: Annotated[Temperature | None, doc("0: the likeliest token; higher values draw more randomly")] = None
+    top_p: Annotated[
+        PositiveShare | None, doc("Draw from the likeliest tokens that together have this probability")
+    ] = None
+    top_k: Annotated[TopK | None, doc("Draw from this many of the likeliest tokens; null, 0 and -1: from all")] = None
+    seed: Annotated[
+        _Seed | None, doc("The same seed gives the same bytes; absent: drawn, and reported in the answer")
+    ] = None
+    min_tokens: Annotated[Count | None, doc("The model may not end its answer before this many tokens")] = None
+    ignore_eos: Annotated[bool | None, doc("Continue until `max_tokens` where the model would end")] = None
+    stop_token_ids: Annotated[TokenIds | None, doc("Token ids that end the answer")] = None
+    stream: Annotated[bool, doc("Answer in server-sent events")] = False
+    stream_options: Annotated[
+        StreamOptions | None,
+        doc("`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk"),
+    ] = None
+    timings: Annotated[
+        bool, doc("Add `timings`: queue, prefill and decode in ms, cached tokens, time between tokens (p50, p99)")
+    ] = False
+    cache_salt: SaltField = None
+    priority: Annotated[
+        int, Meta(ge=-MOST - 1, le=MOST), doc("Lower goes first, among requests of one API key's name")
+    ] = 0
+    deadline_ms: Annotated[
+        Positive | None, doc("Time limit from the request's arrival; then 504, or the stream's error event")
+    ] = None
+    receipt: Annotated[bool, doc("Add `receipt`, with which `/v1/receipts/verify` checks the answer")] = False
+    user: Ignored = None
+    metadata: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts that end the answer."""
+        return ()
+
+    def __post_init__(self) -> None:
+        # msgspec's Meta takes only bounds within int64
+        if self.seed is not None and not _LOW64 <= self.seed <= _HIGH64:
+            raise FieldError("seed", f"must be a signed or unsigned integer of 64 bits, got {self.seed!r:.80}")
+
+
+JsonSchemaValue = dict[str, Any] | bool | str
+_Choices = Annotated[list[str], Meta(max_length=4096)]
+_Bias = Annotated[float, Meta(ge=-100, le=100)]
+_AllowedIds = Annotated[list[Count], Meta(max_length=1 << 20)]
+_BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(max_length=256)]
+_Kept = Annotated[int, Meta(ge=-1, le=MOST)]
+_TokenId = Annotated[int, Meta(ge=0, le=9_999_999_999)]  # checked against the vocabulary where that is known
+
+
+class StructuredOutputs(RequestModel):
+    """vLLM's newer names of the `guided_` fields."""
+
+    json: JsonSchemaValue | None = None
+    json_object: bool = False
+    regex: Text | None = None
+    choice: _Choices | None = None
+    grammar: Text | None = None
+    structural_tag: dict[str, Any] | Text | None = None
+
+
+class OpenAIFields(GenerationFields):
+    """The fields of OpenAI's formats, with those of vLLM and SGLang."""
+
+    # Features of other servers that are not supported, with the values that leave them off.
+    ONLY: ClassVar = {
+        **dict.fromkeys(("use_beam_search", "early_stopping"), (False,)),
+        "stream_reasoning": (True,),
+        "logits_processors": ([],),
+        "length_penalty": (1.0,),
+    }
+
+    min_p: Annotated[Share | None, doc("Draw from tokens at least this share as likely as the likeliest")] = None
+    repetition_penalty: Annotated[Factor | None, doc("Above 1: divides down tokens of the prompt and the answer")] = (
+        None
+    )
+    presence_penalty: Annotated[Penalty | None, doc("Subtracted from the logit of every token in the answer")] = None
+    frequency_penalty: Annotated[
+        Penalty | None, doc("Subtracted from a token's logit for each time it is in the answer")
+    ] = None
+    logit_bias: Annotated[dict[_TokenId, _Bias] | None, doc("Token ids and what is added to their logits")] = None
+    stop: Annotated[StopText | StopTexts | None, doc(STOPS)] = None
+    guided_json: Annotated[JsonSchemaValue | None, doc("A JSON schema (or its text) that the answer keeps to")] = None
+    guided_regex: Annotated[Text | None, doc("A regular expression that the whole answer matches")] = None
+    guided_choice: Annotated[_Choices | None, doc("The answer is one of these texts")] = None
+    guided_grammar: Annotated[Text | None, doc("A grammar (Lark or GBNF) that the answer keeps to")] = None
+    structured_outputs: Annotated[StructuredOutputs | None, doc("The same by vLLM's newer names")] = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    allowed_token_ids: Annotated[_AllowedIds | None, doc("The answer has no tokens but these")] = None
+    bad_words: Annotated[
+        _BadWords | None, doc("Texts that the answer does not have, at the start of a word or not")
+    ] = None
+    include_stop_str_in_output: Annotated[bool, doc("The answer ends with the stop text that ended it")] = False
+    no_stop_trim: Annotated[bool, doc("SGLang's name of `include_stop_str_in_output`")] = False
+    skip_special_tokens: Annotated[bool, doc("false: the text shows special tokens, but not those that end it")] = True
+    spaces_between_special_tokens: Annotated[bool, doc("No effect: there are no such spaces")] = True
+    truncate_prompt_tokens: Annotated[
+        _Kept | None,
+        doc("Keep only this many tokens, the last, of the prompt; -1: as many as leave room for the answer"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_stops("stop", self.stop)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class TokenDetailFields(OpenAIFields):
+    """The fields of completions and chat that ask for tokens in addition to text."""
+
+    return_token_ids: Annotated[bool, doc("Add `token_ids`, and the prompt's as `prompt_token_ids`")] = False
+    return_tokens_as_token_ids: Annotated[bool, doc("Log-probabilities name tokens as `token_id:ID`")] = False
+    prompt_logprobs: Annotated[
+        Rivals | None,
+        doc("Log-probabilities of the prompt's tokens, and of this many of the likeliest; not in streams"),
+    ] = None
+    grammar: Annotated[Text | None, doc("Llama.cpp's name of `guided_grammar`")] = None
+    json_schema: Annotated[JsonSchemaValue | None, doc("Llama.cpp's name of `guided_json`")] = None

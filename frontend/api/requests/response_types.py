@@ -1,0 +1,153 @@
+"""The base of all response types, and the responses of the routes that generate nothing.
+
+A response is a Struct; `schemas` makes its JSON Schema for /openapi.json. An optional field that is UNSET is left out.
+Streams write the same types; the parts of a chunk that do not change are encoded once.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, dataclass_transform
+
+import msgspec
+from msgspec import UNSET, Meta
+from msgspec import inspect as nodes
+
+from frontend.api.requests.keyword_struct import KeywordStructMeta
+from shared.task import TaskName
+
+Count = Annotated[int, Meta(ge=0)]
+
+
+@dataclass_transform(kw_only_default=True)  # for type checkers
+class ResponseModel(msgspec.Struct, metaclass=KeywordStructMeta):
+    """Base of all responses and their parts."""
+
+
+class Timings(ResponseModel):
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    cached_tokens: Count
+    inter_token_p50_ms: float
+    inter_token_p99_ms: float
+
+
+class Model(ResponseModel):
+    """The served model, with OpenAI's fields, then Anthropic's. Lengths are null until a worker has reported them."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: Count
+    owned_by: str = "sluice"
+    root: str
+    parent: None = None
+    max_model_len: Count | None
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    max_input_tokens: Count | None
+    fingerprint: Annotated[str | None, Meta(description="Equal on servers that give equal answers")]
+
+
+class ModelList(ResponseModel):
+    object: Literal["list"] = "list"
+    data: list[Model]
+    has_more: bool = False
+    first_id: str
+    last_id: str
+
+
+class TokenPiece(ResponseModel):
+    id: Count
+    piece: Annotated[str | list[Count], Meta(description="A text, or the bytes of a part of a character")]
+
+
+class Tokens(ResponseModel):
+    tokens: Annotated[list[Count | TokenPiece], Meta(description="Ids or, with `with_pieces`, objects")]
+    count: Count
+    max_model_len: Count | None
+
+
+class Prompt(ResponseModel):
+    prompt: str
+    content: Annotated[str, Meta(description="The same by llama.cpp's name")]
+
+
+class TokenizerInfo(ResponseModel):
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+    vocab_size: Count
+
+
+class Health(ResponseModel):
+    status: Literal["ok"] = "ok"
+    model_loaded: bool
+
+
+class Version(ResponseModel):
+    version: str
+
+
+class PrefixCacheReset(ResponseModel):
+    workers: Count
+
+
+class Ready(ResponseModel):
+    status: Literal["ready"] = "ready"
+    task: TaskName
+    chat: Annotated[bool, Meta(description="Whether the model has a chat template")]
+
+
+class NotReady(ResponseModel):
+    status: Literal["not_ready"] = "not_ready"
+    reason: str
+    progress: float
+
+
+def schemas(types: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns JSON Schemas (2020-12) of response types by component name, with the types that they refer to.
+
+    types: a Struct or a union of Structs for each name.
+    """
+    shapes, components = msgspec.json.schema_components(types.values(), ref_template="#/components/schemas/{name}")
+    for struct in _structs(types.values()):
+        _require_all(struct, components[struct.__name__])
+    named = {name: shape for name, shape in zip(types, shapes, strict=True) if "$ref" not in shape}
+    return {**components, **named}
+
+
+def _structs(types: Iterable[Any]) -> set[type[msgspec.Struct]]:
+    found: set[type[msgspec.Struct]] = set()
+
+    def visit(node: Any) -> None:
+        match node:
+            case nodes.StructType(cls=cls, fields=fields):
+                if cls not in found:
+                    found.add(cls)
+                    for field in fields:
+                        visit(field.type)
+            case nodes.UnionType(types=parts):
+                for part in parts:
+                    visit(part)
+            case nodes.ListType(item_type=item):
+                visit(item)
+            case nodes.DictType(value_type=value):
+                visit(value)
+
+    for kind in types:
+        visit(nodes.type_info(kind))
+    return found
+
+
+def _require_all(struct: type[msgspec.Struct], schema: dict[str, Any]) -> None:
+    """Marks as required every field that a response always has: also one with a default, unless that is left out."""
+    left_out = struct.__struct_config__.omit_defaults
+    schema["required"] = [
+        field.encode_name
+        for field in msgspec.structs.fields(struct)
+        if field.default is not UNSET and (field.required or not left_out)
+    ] + ([struct.__struct_config__.tag_field] if struct.__struct_config__.tag_field else [])
+    for shape in schema["properties"].values():
+        shape.pop("default", None)

@@ -1,0 +1,105 @@
+"""The life of a request that generates: read, parse, start the generation, write the response.
+
+Knows HTTP; the API format of the route knows what the request and the response look like.
+"""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from frontend.api.api_formats import ApiFormat, api_format
+from frontend.api.app_state import AppState
+from frontend.api.model_context import check_task
+from frontend.api.response_context import ResponseContext
+from frontend.api.rooms import missing_modules_refused
+from frontend.generation.generation import Generation
+from frontend.observability.access_log import RequestRecord
+from frontend.server.middleware import API_FORMAT, CLOSED, DIRECT, RECORD, REQUEST_ID, SEND, client_error
+from frontend.server.sse import EventStream, RecordedWriter
+
+T = TypeVar("T")
+
+
+async def generate(app: AppState, request: Request) -> Response:
+    body = await app.body(request)
+    begun = time.perf_counter()
+    record: RequestRecord = request.scope[RECORD]
+    chosen = request.scope[API_FORMAT] = api_format(request.scope["path"], body, app.config)
+    record.api_format = chosen.NAME
+    if app.config.record_text:
+        record.body = body
+    decoded = app.decode(request, body, chosen.REQUEST)
+    model = app.model_of(decoded)
+    await model.service.wait_for_handshake()
+    context = model.context
+    check_task(request.scope["path"], ("generate",), context)
+    with missing_modules_refused():
+        generation_request = await chosen.parse(decoded, context)
+    if isinstance(generation_request, bytes):  # the answer to a request that needs no generation
+        return Response(generation_request, media_type="application/json")
+    if record.tenant:
+        generation_request = generation_request.admitted(tenant=record.tenant)
+    record.generation_request = generation_request
+    with missing_modules_refused():
+        generation = await while_connected(request, model.service.start(generation_request, begun))
+    record.generation = generation
+    fingerprint = app.sign(request, model, generation.fingerprint)
+    response_context = ResponseContext(
+        generation_request, context.tokenizer, chosen.PREFIX, fingerprint, request.scope["path"], app.signer
+    )
+    if generation_request.stream:
+        return _stream(app, request, chosen, response_context, generation)
+    try:
+        answer = await while_connected(request, chosen.complete(response_context, generation.deltas()))
+    finally:
+        generation.close()
+    if app.config.record_text:
+        record.answer.append(answer)
+    return Response(answer, media_type="application/json")
+
+
+def _stream(
+    app: AppState, request: Request, chosen: ApiFormat, context: ResponseContext, generation: Generation
+) -> Response:
+    request_id = request.scope[REQUEST_ID]
+    writer = chosen.stream_writer(context)
+    if app.config.record_text:
+        writer = RecordedWriter(writer, request.scope[RECORD].answer)
+    return EventStream(
+        generation,
+        writer,
+        stream_error=lambda exc: chosen.stream_error(client_error(exc, request_id), request_id, context),
+        close=lambda: generation.close(request.scope.get(CLOSED, "client")),
+        keepalive_s=app.config.keepalive_s,
+        framing=chosen.FRAMING,
+        send=request.scope[SEND],
+        direct=request.scope.get(DIRECT),
+    )
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Returns the result of `work`. If the client disconnects first, cancels `work` and raises ClientDisconnect."""
+    here = asyncio.current_task()
+    disconnected = False
+
+    async def watch() -> None:
+        nonlocal disconnected
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        disconnected = True
+        if here is not None:
+            here.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if disconnected and here is not None and not here.uncancel():
+            raise ClientDisconnect from None
+        raise
+    finally:
+        watching.cancel()

@@ -1,0 +1,329 @@
+"""The published description of the HTTP interface (OpenAPI 3.1), made of the types that requests are decoded into.
+
+Knows each route's request type and the shape of its answer; a test compares its routes with the app's.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from frontend.api.anthropic import response_types as anthropic
+from frontend.api.anthropic.messages_input import MessageCountRequest, MessageRequest
+from frontend.api.llama_cpp import paths as llama_cpp
+from frontend.api.llama_cpp.tokenize import AnyTokenizeRequest
+from frontend.api.ollama import chat as ollama_chat
+from frontend.api.ollama import embed as ollama_embed
+from frontend.api.ollama import embeddings as ollama_embeddings
+from frontend.api.ollama import generate as ollama_generate
+from frontend.api.ollama import models as ollama_models
+from frontend.api.ollama import response_types as ollama
+from frontend.api.openai import response_types as openai
+from frontend.api.openai import responses_types as responses
+from frontend.api.openai.chat_input import ChatRequest
+from frontend.api.openai.completions_input import CompletionRequest
+from frontend.api.openai.responses_input import ResponseCountRequest, ResponseRequest
+from frontend.api.pooling import embeddings, logprobs, rerank, score
+from frontend.api.pooling import response_types as pooling
+from frontend.api.receipts.claim import Verification, VerifyRequest
+from frontend.api.requests import response_types
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.requests.request_schema import Schema, request_schema
+from frontend.api.tokenize import DetokenizeRequest
+from frontend.observability.stats import Stats
+from shared.build import version
+
+REQUESTS: Mapping[str, type[RequestModel]] = {
+    "CompletionRequest": CompletionRequest,
+    "ChatCompletionRequest": ChatRequest,
+    "ResponseRequest": ResponseRequest,
+    "InputRequest": ResponseCountRequest,
+    "MessageRequest": MessageRequest,
+    "CountRequest": MessageCountRequest,
+    "EmbeddingRequest": embeddings.EmbeddingRequest,
+    "LogprobsRequest": logprobs.LogprobsRequest,
+    "ScoreRequest": score.ScoreRequest,
+    "RerankRequest": rerank.RerankRequest,
+    "VerifyRequest": VerifyRequest,
+    "TokenizeRequest": AnyTokenizeRequest,
+    "DetokenizeRequest": DetokenizeRequest,
+    "OllamaChatRequest": ollama_chat.OllamaChatRequest,
+    "OllamaTextRequest": ollama_generate.OllamaTextRequest,
+    "EmbedRequest": ollama_embed.EmbedRequest,
+    "OneEmbeddingRequest": ollama_embeddings.OneEmbeddingRequest,
+    "ShowRequest": ollama_models.ShowRequest,
+    **llama_cpp.REQUESTS,
+}
+RESPONSES: Mapping[str, Any] = {
+    "Completion": openai.Completion,
+    "CompletionChunk": openai.CompletionChunk,
+    "ChatCompletion": openai.ChatCompletion,
+    "ChatCompletionChunk": openai.ChatCompletionChunk,
+    "TokenEvent": openai.TokenEvent,
+    "DoneEvent": openai.DoneEvent,
+    "ErrorEvent": openai.ErrorEvent,
+    "OpenAIError": openai.OpenAIError,
+    "Response": responses.Response,
+    "ResponseEvent": responses.ResponseEvent,
+    "InputTokens": responses.InputTokens,
+    "Message": anthropic.Message,
+    "MessageEvent": anthropic.MessageEvent,
+    "InputTokenCount": anthropic.InputTokenCount,
+    "AnthropicError": anthropic.AnthropicError,
+    "Embeddings": pooling.Embeddings,
+    "ScoredTokensList": pooling.ScoredTokensList,
+    "Scores": pooling.Scores,
+    "Ranking": pooling.Ranking,
+    "OllamaChat": ollama.OllamaChat,
+    "OllamaText": ollama.OllamaText,
+    "OllamaEmbeddings": ollama.OllamaEmbeddings,
+    "OllamaEmbedding": ollama.OllamaEmbedding,
+    "OllamaModels": ollama.OllamaModels,
+    "OllamaProcesses": ollama.OllamaProcesses,
+    "OllamaShown": ollama.OllamaShown,
+    "OllamaVersion": ollama.OllamaVersion,
+    "OllamaError": ollama.OllamaError,
+    **llama_cpp.RESPONSES,
+    "Verification": Verification,
+    "Tokens": response_types.Tokens,
+    "Prompt": response_types.Prompt,
+    "TokenizerInfo": response_types.TokenizerInfo,
+    "Model": response_types.Model,
+    "ModelList": response_types.ModelList,
+    "Health": response_types.Health,
+    "Version": response_types.Version,
+    "PrefixCacheReset": response_types.PrefixCacheReset,
+    "Ready": response_types.Ready,
+    "NotReady": response_types.NotReady,
+    "Stats": Stats,
+}
+NOT_SUPPORTED = "Not supported: only values that leave the feature off are accepted"
+
+ERRORS = {
+    400: "Not JSON, a wrong type, an empty prompt, or not acceptable; the message names the field",
+    401: "The API key is missing or wrong",
+    403: "A web page of another site sent the request, or the route needs a server with API keys",
+    408: "The request did not arrive in time",
+    413: "The body is too large",
+    404: "The model of that name is not served",
+    422: "On /v1/completions, instead of 400 and 404: well-formed but not acceptable",
+    431: "The request's line and headers are too large",
+    500: "A fault of the server; the message has the id under which it is logged",
+    501: "The model cannot do what the route is for",
+    503: "Too busy, or no model is loaded yet; `Retry-After` says when to try again",
+    504: "The request did not end within its `deadline_ms`",
+}
+STRICT = {"CompletionRequest"}  # refuses unknown fields, with 422; the other requests ignore them
+UNABLE = {"InfillRequest"}  # refused with 501 where the model cannot
+EARLY = {408, 431}  # refused before a route is known, so in no API format's envelope
+REQUEST_ID = {"X-Request-Id": {"description": "Sent back, or made up", "schema": {"type": "string"}}}
+RETRY_AFTER = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}
+
+
+def document() -> dict[str, Any]:
+    """Returns the whole description, ready to be written as JSON."""
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Sluice", "version": version(), "description": "Serves an open-weight language model."},
+        "paths": {
+            **_generating(),
+            **_pooling(),
+            **_counting(),
+            **_ollama(),
+            **llama_cpp.paths(_post, _get, ref),
+            **_reporting(),
+        },
+        "security": [{}, {"bearer": []}, {"key": []}],
+        "components": {
+            "schemas": {
+                **{name: _request(name, kind) for name, kind in REQUESTS.items()},
+                **response_types.schemas(RESPONSES),
+            },
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+            },
+        },
+    }
+
+
+def _request(name: str, kind: type[RequestModel]) -> dict[str, Any]:
+    """Returns the schema of a body, each of its fields with a description."""
+    body = request_schema(kind)
+    body = body if name in STRICT else _open_to_more(body)
+    fields = {name: {"description": NOT_SUPPORTED, **shape} for name, shape in body["properties"].items()}
+    return {**body, "properties": fields}
+
+
+def _open_to_more(shape: Any) -> Any:
+    """Returns a schema that takes unknown fields, which are ignored."""
+    match shape:
+        case dict():
+            entries = shape.items()
+            return {name: _open_to_more(one) for name, one in entries if (name, one) != ("additionalProperties", False)}
+        case list():
+            return [_open_to_more(one) for one in shape]
+    return shape
+
+
+def ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _generating() -> dict[str, Any]:
+    """Returns the routes that answer at once or, with `stream`, in server-sent events."""
+    openai_error, anthropic_error = ref("OpenAIError"), ref("AnthropicError")
+    either = {"anyOf": [openai_error, ref("ErrorEvent")]}  # depends on the body's `stream_format`
+    typed = [ref(name) for name in ("TokenEvent", "DoneEvent", "ErrorEvent")]
+    events = {"anyOf": [ref("CompletionChunk"), openai_error, *typed]}
+    chunks = {"anyOf": [ref("ChatCompletionChunk"), openai_error]}
+    steps = {"anyOf": [ref("ResponseEvent"), openai_error]}
+    parts = {"anyOf": [ref("MessageEvent"), anthropic_error]}
+    chat = ("Answer a chat", "ChatCompletionRequest", "ChatCompletion", openai_error, chunks)
+    response = ("Answer a chat, in OpenAI's newer format", "ResponseRequest", "Response", openai_error, steps)
+    return {
+        "/v1/completions": _post("Continue a text", "CompletionRequest", "Completion", either, events),
+        "/v1/chat/completions": _post(*chat),
+        "/chat/completions": _post(*chat, operation="ChatCompletionRequestUnversioned"),
+        "/v1/responses": _post(*response),
+        "/responses": _post(*response, operation="ResponseRequestUnversioned"),
+        "/v1/messages": _post("Answer a chat, as Anthropic does", "MessageRequest", "Message", anthropic_error, parts),
+    }
+
+
+def _pooling() -> dict[str, Any]:
+    """Returns the routes that answer with vectors or scores, which servers with other tasks refuse."""
+    error = ref("OpenAIError")
+    score = ("Score how relevant texts are to others", "ScoreRequest", "Scores", error)
+    rank = ("Order documents by their relevance to a query", "RerankRequest", "Ranking", error)
+    arrays = _post("Score the tokens of texts", "LogprobsRequest", "ScoredTokensList", error)
+    binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    arrays["post"]["responses"]["200"]["content"] |= binary  # with `"encoding_format": "bytes"`
+    return {
+        "/v1/logprobs": arrays,
+        "/v1/embeddings": _post("Texts as vectors", "EmbeddingRequest", "Embeddings", error),
+        "/v1/score": _post(*score),
+        "/score": _post(*score, operation="ScoreRequestUnversioned"),
+        "/v1/rerank": _post(*rank),
+        "/v2/rerank": _post(*rank, operation="RerankRequestV2"),
+        "/rerank": _post(*rank, operation="RerankRequestUnversioned"),
+        "/v1/reranking": _post(*rank, operation="RerankingRequest"),
+        "/reranking": _post(*rank, operation="RerankingRequestUnversioned"),
+    }
+
+
+def _ollama() -> dict[str, Any]:
+    """Returns the routes of Ollama's API."""
+    error = ref("OllamaError")
+    lines = "application/x-ndjson"
+    chat, text = ({"anyOf": [ref(name), error]} for name in ("OllamaChat", "OllamaText"))
+    return {
+        "/api/chat": _post("Answer a chat, as Ollama does", "OllamaChatRequest", "OllamaChat", error, chat, lines),
+        "/api/generate": _post("Answer a text", "OllamaTextRequest", "OllamaText", error, text, lines),
+        "/api/embed": _post("Texts as vectors", "EmbedRequest", "OllamaEmbeddings", error),
+        "/api/embeddings": _post("A text as a vector", "OneEmbeddingRequest", "OllamaEmbedding", error),
+        "/api/tags": _get("The model that is served", _json(ref("OllamaModels")), error=error),
+        "/api/ps": _get("The model, if it is loaded", _json(ref("OllamaProcesses")), error=error),
+        "/api/show": _post("What the model is and can do", "ShowRequest", "OllamaShown", error),
+        "/api/version": _get("The version of Ollama's API", _json(ref("OllamaVersion")), error=error),
+    }
+
+
+def _counting() -> dict[str, Any]:
+    openai_error, anthropic_error = ref("OpenAIError"), ref("AnthropicError")
+    return {
+        "/v1/responses/input_tokens": _post(
+            "Count a response's input tokens", "InputRequest", "InputTokens", openai_error
+        ),
+        "/v1/messages/count_tokens": _post(
+            "Count a message's tokens", "CountRequest", "InputTokenCount", anthropic_error
+        ),
+        "/v1/receipts/verify": _post("Check the receipt of an answer", "VerifyRequest", "Verification", openai_error),
+        "/tokenize": _post("Text or a chat as token ids", "TokenizeRequest", "Tokens", openai_error),
+        "/detokenize": _post("Token ids as text", "DetokenizeRequest", "Prompt", openai_error),
+    }
+
+
+def _reporting() -> dict[str, Any]:
+    """Returns the routes that are only read: pages, health, statistics, the model."""
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    error = ref("OpenAIError")
+    missing = {"404": _answer("Nothing of that name", _json(error))}
+    later = {"503": _answer(ERRORS[503], _json(error), RETRY_AFTER)}
+    busy = {"503": _answer("Not now, and why", _json(ref("NotReady")), RETRY_AFTER)}
+    page = {"text/html": {"schema": {"type": "string"}}}
+    files = {kind: {"schema": {"type": "string"}} for kind in ("text/html", "text/css", "text/javascript")}
+    prometheus = {"text/plain": {"schema": {"type": "string"}}}
+    return {
+        "/": _open(_get("The playground", page)),
+        "/web/{name}": _open(_get("The playground's files", files, missing)) | {"parameters": [name]},
+        "/health": _open(_get("Whether the process runs", _json(ref("Health")))),
+        "/v1/health": _open(_get("The same as /health", _json(ref("Health")))),
+        "/ready": _open(_get("Whether a request would be served now", _json(ref("Ready")), busy)),
+        "/ping": _open(_get("The same as /health", _json(ref("Health")))),
+        "/version": _get("The server's version", _json(ref("Version"))),
+        "/reset_prefix_cache": _reset(),
+        "/stats": _get("What the scheduler does", _json(ref("Stats"))),
+        "/metrics": _get("The same and more, for Prometheus", prometheus),
+        "/openapi.json": _get("This description", _json({"type": "object"})),
+        "/tokenizer_info": _get("The tokenizer's special tokens and chat template", _json(ref("TokenizerInfo")), later),
+        "/v1/models": _get("The model that is served", _json(ref("ModelList"))),
+        "/models": _get("The same as /v1/models", _json(ref("ModelList"))),
+        "/v1/models/{name}": _get("One model", _json(ref("Model")), missing) | {"parameters": [name]},
+    }
+
+
+def _post(
+    summary: str,
+    takes: str,
+    gives: str,
+    error: Schema,
+    events: Schema | None = None,
+    stream: str = "text/event-stream",
+    *,
+    operation: str = "",
+) -> dict[str, Any]:
+    """Describes a POST route.
+
+    operation: its id; the name of the request's type if empty
+    events: the schema of the JSON of each event of a stream, for which OpenAPI 3.1 has no keyword
+    stream: the media type of a stream
+    """
+    content = _json(ref(gives))
+    if events is not None:
+        content[stream] = {"x-event-data": events}
+    answers = {"200": _answer("Done", content)}
+    for status in ERRORS.keys() - {404 if takes in STRICT else 422, 0 if takes in UNABLE else 501}:
+        reason = ERRORS[status]
+        words = ref("OpenAIError") if status in EARLY else error
+        answers[str(status)] = _answer(reason, _json(words), RETRY_AFTER if status == 503 else {})
+    body = {"required": True, "content": _json(ref(takes))}
+    return {"post": {"summary": summary, "operationId": operation or takes, "requestBody": body, "responses": answers}}
+
+
+def _get(
+    summary: str, content: dict[str, Any], more: Mapping[str, Any] | None = None, error: Schema | None = None
+) -> dict[str, Any]:
+    said = _json(error or ref("OpenAIError"))
+    denied = {str(status): _answer(ERRORS[status], said) for status in (401, 403, 431, 500)}
+    return {"get": {"summary": summary, "responses": {"200": _answer("Done", content), **denied, **(more or {})}}}
+
+
+def _reset() -> dict[str, Any]:
+    error = _json(ref("OpenAIError"))
+    answers = {str(status): _answer(ERRORS[status], error) for status in (401, 403, 431, 500, 503)}
+    done = _answer("Done; by how many workers", _json(ref("PrefixCacheReset")))
+    return {"post": {"summary": "Empty the prefix caches of all workers", "responses": {"200": done, **answers}}}
+
+
+def _open(path: dict[str, Any]) -> dict[str, Any]:
+    """Marks a route as needing no API key."""
+    path["get"]["security"] = []
+    del path["get"]["responses"]["401"]
+    return path
+
+
+def _json(shape: Schema) -> dict[str, Any]:
+    return {"application/json": {"schema": shape}}
+
+
+def _answer(reason: str, content: Mapping[str, Any], headers: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    return {"description": reason, "content": content, "headers": {**REQUEST_ID, **(headers or {})}}

@@ -1,0 +1,81 @@
+"""The life of a request for vectors or scores: read, parse, compute, write the response."""
+
+import time
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.api.app_state import AppState
+from frontend.api.llama_cpp import embedding as llama_cpp_embedding
+from frontend.api.model_context import ModelContext, check_task
+from frontend.api.ollama import embed as ollama_embed
+from frontend.api.ollama import embeddings as ollama_embeddings
+from frontend.api.pooling import embeddings, logprobs, rerank, score
+from frontend.api.pooling.response_types import Binary
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.api.routes.generate import while_connected
+from frontend.errors import SluiceError
+from frontend.generation.windows import Windows
+from frontend.observability.access_log import RequestRecord
+from frontend.request import GenerationRequest
+from frontend.server.middleware import API_FORMAT, RECORD
+
+
+class PoolingFormat(Protocol):
+    """The interface of a module that handles one format."""
+
+    NAME: str  # in logs and traces
+    PREFIX: str  # of a response's id
+
+    @property
+    def TASKS(self) -> tuple[str, ...]: ...  # --task of a server that answers on the route
+    @property
+    def REQUEST(self) -> type[RequestModel]: ...  # the type that a body is decoded into
+
+    async def parse(self, request: Any, context: ModelContext, /) -> GenerationRequest: ...
+    async def complete(self, context: ResponseContext, arriving: AsyncDeltas) -> bytes | Binary: ...
+    def status(self, exc: SluiceError, /) -> int: ...
+    def error(self, exc: SluiceError, request_id: str) -> bytes: ...
+
+
+POOLING_FORMATS: Mapping[str, PoolingFormat] = {
+    "/v1/embeddings": embeddings,
+    "/v1/logprobs": logprobs,
+    "/v1/score": score,
+    "/score": score,
+    "/v1/rerank": rerank,
+    "/v2/rerank": rerank,
+    "/rerank": rerank,
+    "/v1/reranking": rerank,
+    "/reranking": rerank,
+    "/api/embed": ollama_embed,
+    "/api/embeddings": ollama_embeddings,
+    "/embedding": llama_cpp_embedding,
+    "/embeddings": llama_cpp_embedding,
+}
+
+
+async def pool(app: AppState, request: Request) -> Response:
+    body, begun = await app.body(request), time.perf_counter()
+    record: RequestRecord = request.scope[RECORD]
+    chosen = request.scope[API_FORMAT] = POOLING_FORMATS[request.scope["path"]]
+    record.api_format = chosen.NAME
+    decoded = app.decode(request, body, chosen.REQUEST)
+    model = app.model_of(decoded)
+    await model.service.wait_for_handshake()
+    context = model.context
+    check_task(request.scope["path"], chosen.TASKS, context)
+    asked = (await chosen.parse(decoded, context)).admitted(tenant=record.tenant)
+    record.generation_request = asked
+    windows = record.generation = Windows(model.service, asked, begun)
+    response_context = ResponseContext(asked, context.tokenizer, chosen.PREFIX)
+    async with aclosing(windows.deltas()) as arriving:
+        answer = await while_connected(request, chosen.complete(response_context, arriving))
+    app.sign(request, model, windows.fingerprint)
+    if isinstance(answer, Binary):
+        return Response(answer.data, headers=answer.headers, media_type="application/octet-stream")
+    return Response(answer, media_type="application/json")

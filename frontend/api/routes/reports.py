@@ -1,0 +1,119 @@
+"""The routes that report: whether the server is well, what it does, which model it has, what its interface is."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.api import tokenize
+from frontend.api.app_state import AppState, json_response
+from frontend.api.llama_cpp import server as llama_cpp
+from frontend.api.model_table import ServedModel
+from frontend.api.ollama import models as ollama
+from frontend.api.requests.response_types import Health, NotReady, Ready, Version
+from frontend.api.routes import models, openapi
+from frontend.errors import Overloaded
+from frontend.observability import stats as statistics
+from frontend.observability.access_log import RequestRecord
+from frontend.server.middleware import RECORD
+from frontend.workers.status import ConnectionState
+from shared import build
+
+SERVING = (ConnectionState.READY, ConnectionState.DRAINING)  # the model is loaded
+
+
+async def health(app: AppState, request: Request) -> Response:
+    pools = [model.pool.membership.statuses() for model in app.models]
+    loaded = all(any(worker.state in SERVING for worker in workers) for workers in pools)
+    return json_response(Health(model_loaded=loaded))
+
+
+async def ready(app: AppState, request: Request) -> Response:
+    readiness = app.models.readiness
+    if readiness.ready:
+        context = app.models.first.context
+        return json_response(Ready(task=context.task.name, chat=bool(context.template)))
+    pools = [model.pool.membership.statuses() for model in app.models]
+    progress = min(
+        max((worker.status.progress for worker in workers if worker.status), default=0.0) for workers in pools
+    )
+    return json_response(NotReady(reason=readiness.text, progress=progress), 503, {"Retry-After": "1"})
+
+
+async def version(app: AppState, request: Request) -> Response:
+    return json_response(Version(version=build.version()))
+
+
+async def stats(app: AppState, request: Request) -> Response:
+    pools = [
+        statistics.Pool(model.pool.membership.statuses(), model.name, model.fingerprint_with) for model in app.models
+    ]
+    return json_response(statistics.stats(pools, app.models.draining))
+
+
+async def metrics(app: AppState, request: Request) -> Response:
+    app.models.flush_metrics()
+    return Response(app.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def document(app: AppState, request: Request) -> Response:
+    return json_response(openapi.document())
+
+
+async def model_list(app: AppState, request: Request) -> Response:
+    return json_response(models.model_list(app.models, app.created))
+
+
+async def model(app: AppState, request: Request) -> Response:
+    return json_response(models.find_model(request.path_params["name"], app.models, app.created))
+
+
+async def tokenizer_info(app: AppState, request: Request) -> Response:
+    return json_response(tokenize.info(app.models.first.context))
+
+
+async def ollama_tags(app: AppState, request: Request) -> Response:
+    return json_response(ollama.tags([model.context for model in app.models], app.created))
+
+
+async def ollama_processes(app: AppState, request: Request) -> Response:
+    return json_response(ollama.running([model.context for model in app.models]))
+
+
+async def ollama_show(app: AppState, request: Request) -> Response:
+    decoded = app.decode(request, await app.body(request), ollama.ShowRequest)
+    context = app.models.find(decoded.model or decoded.name).context
+    return json_response(ollama.show(decoded, context, app.created))
+
+
+async def ollama_version(app: AppState, request: Request) -> Response:
+    return json_response(ollama.version())
+
+
+async def llama_cpp_props(app: AppState, request: Request) -> Response:
+    model = app.models.first
+    return json_response(llama_cpp.props(model.context, _slots(model)))
+
+
+async def llama_cpp_slots(app: AppState, request: Request) -> Response:
+    """Lists the slots; with `?fail_on_no_slot=1`, raises Overloaded if none is free."""
+    record: RequestRecord = request.scope[RECORD]
+    model = app.models.first
+    context, total = model.context, _slots(model)
+    statuses = [worker.status for worker in model.pool.membership.statuses() if worker.status]
+    taken = sum(one.running + one.waiting for one in statuses)
+    if request.query_params.get("fail_on_no_slot") and 0 < model.pool.places() <= taken:
+        raise Overloaded("no slot is available", code="queue_full", retry_after=1.0)
+    own = [
+        choice.stream
+        for generation in model.service.generations
+        for choice in generation.choices
+        if not choice.done and choice.stream.submit.tenant == record.tenant
+    ]
+    return json_response(llama_cpp.slots(context, total, own))
+
+
+def _slots(model: ServedModel) -> int:
+    return max(1, model.pool.places())
+
+
+async def llama_cpp_adapters(app: AppState, request: Request) -> Response:
+    return json_response(llama_cpp.adapters())

@@ -1,0 +1,62 @@
+"""How tokens are drawn: from the fields of a request, by the names of OpenAI's API, to what a worker is told."""
+
+from typing import Any
+
+from frontend.api.model_context import ModelContext, check_ids
+from frontend.api.requests.request_model import SMALLEST
+from frontend.api.requests.request_types import GenerationFields
+from frontend.errors import Unprocessable
+from frontend.text.tokenizer import Tokenizer
+from shared.messages import Sampling
+
+SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
+    "min_tokens", "stop_token_ids", "ignore_eos", "logit_bias", "allowed_token_ids", "bad_words",
+)  # fmt: skip
+
+
+def sampling(request: GenerationFields, max_tokens: int, context: ModelContext, **more: Any) -> Sampling:
+    """Makes the wire's Sampling. An absent field has the checkpoint's recommendation or else Sampling's default.
+
+    more: the fields that only some API formats have
+    """
+    given = {name: value for name in SAMPLING if (value := getattr(request, name, None)) is not None}
+    values = {name: _for_worker(name, value, context) for name, value in {**context.recommended, **given}.items()}
+    if values.get("min_tokens", 0) > max_tokens:
+        raise Unprocessable("`min_tokens` is more than the tokens asked for", param="min_tokens", code="out_of_range")
+    return Sampling(max_tokens=max_tokens, **values, **more)
+
+
+def _for_worker(name: str, value: Any, context: ModelContext) -> Any:
+    match name:
+        case "seed":
+            return value % (1 << 64)  # the same integer of 64 bits, as unsigned
+        case "top_k":
+            # 0 and -1: from all tokens; a number above the vocabulary's means the same, and may not fit the wire
+            return min(value, context.vocab_size) if value > 0 else 0
+        case "stop_token_ids":
+            check_ids(name, value, context.vocab_size)
+            return tuple(value)
+        case "allowed_token_ids":
+            if not value:
+                raise Unprocessable(f"`{name}` is empty, so no token is allowed", param=name, code="out_of_range")
+            check_ids(name, value, context.vocab_size)
+            return tuple(dict.fromkeys(value))
+        case "bad_words":
+            return _bad_words(value, context.tokenizer)
+        case "logit_bias":
+            check_ids(name, list(value), context.vocab_size)
+            return tuple((token, _float32(bias)) for token, bias in value.items())
+    return _float32(value) if type(value) is float else value
+
+
+def _bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Returns the ids of each word, as it stands at the beginning of a text and after a space."""
+    bare = [word.lstrip() or word for word in words]
+    encoded = tokenizer.encode_now([*bare, *[" " + word for word in bare]], False)
+    return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
+
+
+def _float32(value: float) -> float:
+    """Returns the value, or 0 if it is too small for the worker's float32."""
+    return value if abs(value) >= SMALLEST else 0.0

@@ -1,0 +1,65 @@
+"""The usage and the timings of a response, from the deltas of its choices."""
+
+import time
+
+from msgspec import UNSET, UnsetType
+
+from frontend.api.requests import response_types
+from frontend.request import Delta, GenerationRequest, Usage
+from shared.messages import Timings
+
+
+class Totals:
+    """Folds the deltas of all choices into one usage and one set of timings."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self.request = request
+        self.reasoning_tokens: int | None = None  # set by those who count them
+        self._completion = [0] * (len(request.prompts) * request.n)
+        self._cached: dict[int, int] = {}
+        self._timings: list[Timings] = []
+        self._last: dict[int, float] = {}
+        self._gaps: list[float] = []
+
+    def add(self, delta: Delta) -> None:
+        if self.request.shown.timings and delta.ids:
+            self._tick(delta)
+        if delta.usage is not None:
+            self._completion[delta.index] = delta.usage.completion_tokens
+        if delta.finish is not None and delta.usage is not None:
+            prompt = delta.index // self.request.n
+            cached = delta.usage.cached_tokens
+            self._cached[prompt] = min(cached, self._cached.get(prompt, cached))
+        if delta.timings is not None:
+            self._timings.append(delta.timings)
+
+    def _tick(self, delta: Delta) -> None:
+        now = time.perf_counter()
+        last = self._last.get(delta.index)
+        self._last[delta.index] = now
+        if last is not None:
+            self._gaps += [(now - last) * 1e3 / len(delta.ids)] * len(delta.ids)
+
+    @property
+    def usage(self) -> Usage:
+        """A prompt counts once, however many choices continue it."""
+        request, cached = self.request, sum(self._cached.values())
+        return Usage(request.prompt_tokens, sum(self._completion), cached, request.brought, self.reasoning_tokens)
+
+    @property
+    def timings(self) -> response_types.Timings | UnsetType:
+        """Times of the slowest choice, if requested. Inter-token times are those that this process measured."""
+        if not self.request.shown.timings:
+            return UNSET
+        gaps = sorted(self._gaps) or [0.0]
+        return response_types.Timings(
+            queue_ms=self._slowest("queue_ms"),
+            prefill_ms=self._slowest("prefill_ms"),
+            decode_ms=self._slowest("decode_ms"),
+            cached_tokens=sum(self._cached.values()),
+            inter_token_p50_ms=round(gaps[len(gaps) // 2], 3),
+            inter_token_p99_ms=round(gaps[len(gaps) * 99 // 100], 3),
+        )
+
+    def _slowest(self, part: str) -> float:
+        return round(max((getattr(timings, part) for timings in self._timings), default=0.0), 3)

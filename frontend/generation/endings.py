@@ -1,0 +1,26 @@
+"""What the last delta has for features that wait for the end: a receipt's ids, a vector, a prompt's scores."""
+
+from frontend.features import Features
+from frontend.generation.choice import Choice, Extra
+from frontend.request import Delta
+
+
+def endings(features: Features) -> list[Extra]:
+    """Returns the extras of the features that are asked for."""
+    asked = ((features.receipt, _output), (features.pooling, _vector), (features.scored, _scores))
+    return [extra for wanted, extra in asked if wanted]
+
+
+def _output(choice: Choice, delta: Delta) -> None:
+    if delta.finish is not None:
+        delta.add().output = choice.stream.output[: choice.text.consumed]
+
+
+def _vector(choice: Choice, delta: Delta) -> None:
+    if delta.finish is not None:
+        delta.add().vector = choice.stream.vector
+
+
+def _scores(choice: Choice, delta: Delta) -> None:
+    if delta.finish is not None:
+        delta.add().scores = choice.logprobs

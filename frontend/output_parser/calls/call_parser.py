@@ -1,0 +1,131 @@
+"""Finds calls in an output: text with calls in it or, where `tool_syntax` says so, calls and nothing else."""
+
+from frontend.output_parser.calls.argument_scanners import scanner_of
+from frontend.output_parser.calls.calls import Calls
+from frontend.output_parser.calls.prefix import Prefix, PrefixMatch, find_prefix, partial_tag, prefixes_of
+from frontend.output_parser.calls.tool_syntax import SYNTAX
+from frontend.output_parser.events import Event, Text
+from frontend.output_parser.formats import ParserConfig
+
+
+class CallParser:
+    """The body of an output that may call functions."""
+
+    def __init__(self, parser_config: ParserConfig) -> None:
+        syntax = SYNTAX[parser_config.tool_format]
+        self._names = parser_config.function_names
+        self._must_call = parser_config.must_call
+        self._tag = syntax.tag
+        self._prefixes = prefixes_of(syntax)
+        self._after_call = [*syntax.tail.split(), *syntax.closing.split()]
+        self._text = ""  # text that is not decided yet
+        self._suffix: list[str] = []  # the words after the last call that may still follow
+        self._within = False  # the last call was not followed by the end of calls
+        self._any_text = False  # the output has text
+        self._after_a_call = False  # nothing but white space has followed the last call
+        self.calls = Calls(lambda name: scanner_of(syntax, parser_config.kinds, name))
+
+    def feed(self, text: str) -> list[Event]:
+        self._text += text
+        events: list[Event] = []
+        while self._step(events):
+            pass
+        return events
+
+    def finish(self) -> list[Event]:
+        text, self._text = self._text, ""
+        if self.calls.open:
+            return self.calls.held()
+        if self._suffix or (self._after_a_call and not text.strip()):
+            return []
+        return self._cut_off(text)
+
+    def _cut_off(self, text: str) -> list[Event]:
+        """Ends the output. A call that has only begun is dropped or, if its name is complete, has no arguments."""
+        at, prefixes = self._candidate(text)
+        certain = self._must_call or self.calls.begun > 0  # what may become a call is one
+        if at is None and certain:
+            at = len(text) - len(text.lstrip())
+        found = find_prefix(text[at:], prefixes, self._prefixes.ahead) if at is not None else None
+        certain = certain or bool(self._tag and text.startswith(self._tag, at))
+        if at is None or found is None or not certain:
+            return [Text(text)] if text else []
+        events: list[Event] = [Text(before)] if (before := text[:at].rstrip()) else []
+        return events + ([self.calls.begin(found.name)] if found.name in self._names else [])
+
+    def _step(self, events: list[Event]) -> bool:
+        """Parses the next part; returns whether another step may find more."""
+        if self.calls.open:
+            return self._feed_arguments(events)
+        if self._suffix:
+            return self._skip_suffix()
+        return self._find_call(events)
+
+    def _find_call(self, events: list[Event]) -> bool:
+        if self._after_a_call and not self._text.strip():
+            return False
+        at, prefixes = self._candidate(self._text)
+        if at is None:
+            return self._emit_text(len(self._text) - _blanks_and_partial_tag(self._text, self._tag), events)
+        found = find_prefix(self._text[at:], prefixes, self._prefixes.ahead)
+        if found is not None and found.end is None:
+            return self._emit_text(len(self._text[:at].rstrip()), events)
+        if found is None or found.name not in self._names:
+            self._within = False
+            no_call = len(self._tag) if self._tag and self._text.startswith(self._tag, at) else 1
+            return self._emit_text(at + no_call, events, more=True)
+        self._begin(at, found, events)
+        return True
+
+    def _begin(self, at: int, found: PrefixMatch, events: list[Event]) -> None:
+        before, rest = self._text[:at].rstrip(), self._text[at:]
+        self._text = before
+        self._emit_text(len(before), events)
+        self._text = rest[found.end :]
+        events.append(self.calls.begin(found.name))
+
+    def _candidate(self, text: str) -> tuple[int | None, tuple[Prefix, ...]]:
+        """Returns where a call may begin, and the prefixes that it may have: right after a call, at a tag or, in a
+        format without tags, at the beginning of the output."""
+        start = len(text) - len(text.lstrip())
+        if self._within and find_prefix(text[start:], self._prefixes.later, self._prefixes.ahead) is not None:
+            return start, self._prefixes.later
+        if not self._tag:
+            return (None if self._any_text or self.calls.begun else start), self._prefixes.first
+        at = text.find(self._tag)
+        return (at if at >= 0 else None), self._prefixes.first
+
+    def _emit_text(self, end: int, events: list[Event], more: bool = False) -> bool:
+        text, self._text = self._text[:end], self._text[end:]
+        if text:
+            self._any_text, self._within, self._after_a_call = True, False, False
+            events.append(Text(text))
+        return more
+
+    def _feed_arguments(self, events: list[Event]) -> bool:
+        found, self._text = self.calls.feed(self._text)
+        events += found
+        if self.calls.open:
+            return False
+        self._any_text = self._any_text or self.calls.broke
+        self._within = self._after_a_call = not self.calls.broke
+        self._suffix = [] if self.calls.broke else list(self._after_call)
+        return True
+
+    def _skip_suffix(self) -> bool:
+        """Drops the words after the last call that are present; what follows is another call or text."""
+        text, word = self._text.lstrip(), self._suffix[0]
+        if text.startswith(word):
+            self._text = text[len(word) :]
+            self._suffix.pop(0)
+            self._within = bool(self._suffix) or not self._after_call
+            return True
+        if word.startswith(text):
+            return False
+        self._suffix.clear()
+        return True
+
+
+def _blanks_and_partial_tag(text: str, tag: str) -> int:
+    """Returns the length of `partial_tag` and of the white space before it: nothing waits for an empty `tag`."""
+    return len(text) - len(text[: len(text) - partial_tag(text, tag)].rstrip()) if tag else 0

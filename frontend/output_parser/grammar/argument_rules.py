@@ -1,0 +1,268 @@
+"""The rules for the arguments of a call, in the form of each format: what a function's schema allows, and no more.
+
+Parameters stand in the schema's order. Where a form writes a string without JSON's quotes, lengths and lists of values
+are enforced; other keywords for strings are refused for a strict function, and otherwise left to the model.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from frontend.errors import Unprocessable
+from frontend.output_parser.calls.tool_syntax import BARE_QUOTE, Form, ParameterTags, ToolCallSyntax
+from frontend.output_parser.grammar.lark import ANY, Rules, W, either, escaped, joined
+from frontend.output_parser.parameter_kinds import Kind, kind_of, resolved, types_of
+from frontend.output_parser.tool_choice import Function
+from frontend.text import grammar_builder
+from frontend.text.closed_schema import closed
+
+DEFINITIONS = ("$defs", "definitions")
+KNOWN_OF_STRINGS = {
+    "type", "enum", "const", "minLength", "maxLength", "title", "description", "default", "examples", "$comment",
+    "anyOf", "oneOf", "$ref", "nullable", *DEFINITIONS,
+}  # fmt: skip
+COMBINING = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "patternProperties", "$ref")
+PYTHON_WAYS = {"boolean": '"True" | "False"', "null": '"None"'}
+STRING_IN_PYTHON = r"'([^'\\\n]|\\['\\ntr])*'"
+
+
+def argument_rules(syntax: ToolCallSyntax, function: Function, rules: Rules) -> str:
+    """Adds the rules for a function's arguments; returns the expression that matches them.
+
+    Raises Unprocessable if the schema of a strict function cannot be enforced.
+    """
+    writer = _Writer(function, rules)
+    match syntax.form:
+        case Form.TAGS if syntax.tags is not None:
+            return writer.tagged(syntax.tags)
+        case Form.PYTHON:
+            return writer.python()
+        case Form.BARE:
+            return writer.bare()
+    return writer.json(function.parameters, root=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A named member of an object: its sequence in the grammar, and whether it must be there."""
+
+    rule: str
+    required: bool
+
+
+class _Writer:
+    """Writes the rules for one function."""
+
+    def __init__(self, function: Function, rules: Rules) -> None:
+        self._function = function
+        self._rules = rules
+        try:
+            self._root = closed(function.parameters)
+        except RecursionError as error:
+            self._refuse(str(error))
+        self._references: dict[str, str] = {}  # the rule of each reference that is being or has been written
+        if function.strict and (found := [key for key in COMBINING if key in self._root]):
+            self._refuse(f"{found[0]} at its top is not supported in this model's format of calls")
+
+    def json(self, schema: Any, root: bool = True) -> str:
+        """Returns a rule of JSON. root: whether the schema may refer to definitions of the function's schema."""
+        if root and isinstance(schema, dict):
+            schema = {**{key: self._root[key] for key in DEFINITIONS if key in self._root}, **schema}
+        function = self._function
+        body = grammar_builder.embedded(schema, function.param, lenient=not function.strict)
+        return self._rules.add("json", f"%json {body}")
+
+    # for parameters between tags
+
+    def tagged(self, tags: ParameterTags) -> str:
+        """Returns the rule of parameters between tags."""
+
+        def named(name: str, schema: Any) -> str:
+            value = self._tagged_value(schema, tags)
+            return f"{joined((tags.key[0], name, tags.key[1]), self._rules.specials, W)} {value}"
+
+        parts = [one.rule if one.required else f"({one.rule})?" for one in self._members(self._root, named)]
+        if self._open_ended(self._root):
+            name = self._rules.add("NAME", rf'/[^<>="\s]+/{self._other_names(self._root)}')
+            key = f"{joined(tags.key[:1], self._rules.specials, W)} {name} {joined(tags.key[1:], self._rules.specials)}"
+            parts.append(f"({key} {self._tagged_value({}, tags)})*")
+        return " ".join([*parts, joined((tags.end,), self._rules.specials, W)])
+
+    def _tagged_value(self, schema: Any, tags: ParameterTags) -> str:
+        opening = joined(tags.value[:1], self._rules.specials, W) + " " if tags.value[0] else ""
+        return opening + (r"/\n/ " if tags.lines else "") + self._alternatives(schema, tags)
+
+    def _alternatives(self, schema: Any, tags: ParameterTags) -> str:
+        """Returns the expression that matches a value and the tag after it."""
+        plain = resolved(schema, self._root)
+        line, end = r"\n" if tags.lines else "", tags.value[1]
+        closing = joined(("\n" if tags.lines else "", end), self._rules.specials)
+        inner = [one for key in ("anyOf", "oneOf") for one in plain.get(key) or ()]
+        if (values := _values(plain)) is not None:
+            texts = either(one if isinstance(one, str) else _json_text(one) for one in values)
+            return f"/{texts}/ {closing}"
+        match kind_of(schema, self._root):
+            case Kind.JSON:
+                return f"{self.json(schema)} {closing}"
+            case Kind.EITHER if inner and not any(map(self._is_free, inner)):
+                return f"({' | '.join(self._alternatives(one, tags) for one in inner)})"
+        self._check_string(plain)
+        length = _length(plain)
+        return self._rules.until(end, f"{length}{line}" if length else ANY)
+
+    def _is_free(self, schema: Any) -> bool:
+        """Whether a value may be any string."""
+        plain = resolved(schema, self._root)
+        return kind_of(plain, self._root) is not Kind.JSON and _values(plain) is None
+
+    # for Python's keyword arguments
+
+    def python(self) -> str:
+        """Returns the rule of Python's keyword arguments. Values are JSON, which the parser takes for literals, or have
+        Python's own words and strings."""
+
+        def named(name: str, schema: Any) -> str:
+            quoted = resolved(schema, self._root)
+            free = self._is_free(schema) and kind_of(quoted, self._root) is Kind.TEXT and not _length(quoted)
+            types = types_of(schema, self._root) if _values(quoted) is None else frozenset()
+            ways = [self.json(schema), *[words for one, words in PYTHON_WAYS.items() if one in types]]
+            ways += [f"/{STRING_IN_PYTHON}/"] * (free and KNOWN_OF_STRINGS.issuperset(quoted))
+            return f"/{escaped(name)} ?= ?/ ({' | '.join(ways)})"
+
+        other = None
+        if self._open_ended(self._root):
+            name = self._rules.add("NAME", rf"/[A-Za-z_]\w*/{self._other_names(self._root)}")
+            other = f'{name} "=" {self.json({})}'
+        return f'"(" {self._listed(self._members(self._root, named), other, "/, ?/")} ")"'
+
+    # for Gemma's objects
+
+    def bare(self) -> str:
+        """Returns the rule of an object whose names have no quotes."""
+        return self._bare_object(self._root)
+
+    def _bare_object(self, schema: Mapping[str, Any]) -> str:
+        def named(name: str, value: Any) -> str:
+            return f"/{escaped(name)}:/ {self._bare_value(value)}"
+
+        other = None
+        if self._open_ended(schema):
+            name = self._rules.add("NAME", rf"/[A-Za-z_]\w*/{self._other_names(schema)}")
+            other = f'{name} ":" {self._bare_value({})}'
+        return f'"{{" {self._listed(self._members(schema, named), other, "/, ?/")} "}}"'
+
+    def _bare_value(self, schema: Any) -> str:
+        """Returns the rule of a value; references become rules, as they may lead back."""
+        reference = schema.get("$ref", "") if isinstance(schema, dict) else ""
+        if not reference:
+            return self._rules.add("value", self._bare_alternatives(resolved(schema, self._root)))
+        if reference not in self._references:
+            name = self._references[reference] = self._rules.name("value")
+            self._rules.lines.append(f"{name}: {self._bare_alternatives(resolved(schema, self._root))}")
+        return self._references[reference]
+
+    def _bare_alternatives(self, schema: Mapping[str, Any]) -> str:
+        if (values := _values(schema)) is not None:
+            return " | ".join(self._bare_constant(one) for one in values)
+        for key in ("anyOf", "oneOf"):
+            if isinstance(schema.get(key), list):
+                return " | ".join(self._bare_value(one) for one in schema[key])
+        types = schema.get("type")
+        if isinstance(types, list):
+            return " | ".join(self._bare_type(one, schema) for one in types)
+        if isinstance(types, str):
+            return self._bare_type(types, schema)
+        if "properties" in schema or "items" in schema:
+            return self._bare_type("object" if "properties" in schema else "array", schema)
+        return self._anything()
+
+    def _bare_type(self, name: str, schema: Mapping[str, Any]) -> str:
+        match name:
+            case "string":
+                self._check_string(schema)
+                quote = joined((BARE_QUOTE,), self._rules.specials)
+                return f"{quote} {self._rules.until(BARE_QUOTE, _length(schema) or ANY)}"
+            case "object":
+                return self._bare_object(schema)
+            case "array":
+                return self._bare_array(schema)
+        return self.json({**schema, "type": name})
+
+    def _bare_array(self, schema: Mapping[str, Any]) -> str:
+        item = self._bare_value(schema.get("items", {}))
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if most == 0:
+            return '"[" "]"'
+        more = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
+        return f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"'
+
+    def _bare_constant(self, value: Any) -> str:
+        if isinstance(value, str):
+            return joined((BARE_QUOTE, value, BARE_QUOTE), self._rules.specials)
+        return self.json({"const": value})
+
+    def _anything(self) -> str:
+        """Returns the rule of any value."""
+        if "any" not in self._references:
+            self._references["any"] = self._rules.name("value")
+            types = ("string", "number", "boolean", "null", "array", "object")
+            body = " | ".join(self._bare_type(one, {}) for one in types)
+            self._rules.lines.append(f"{self._references['any']}: {body}")
+        return self._references["any"]
+
+    # for all forms
+
+    def _members(self, schema: Mapping[str, Any], named: Callable[[str, Any], str]) -> list[_Member]:
+        required = schema.get("required", ())
+        properties = schema.get("properties") or {}
+        return [_Member(self._rules.add("member", named(name, one)), name in required)
+                for name, one in properties.items()]  # fmt: skip
+
+    def _listed(self, members: list[_Member], other: str | None, comma: str) -> str:
+        """Returns the expression that matches a list of members with commas between them.
+
+        other: a member that is not named, of which any number may follow
+        """
+        tail = self._rules.add("rest", f"({comma} {other})*") if other else '""'
+        first = [f"{other} {tail}", '""'] if other else ['""']
+        for one in reversed(members):
+            own = f"{one.rule} {tail}"
+            first = [own] if one.required else [own, *first]
+            rest = f"{comma} {one.rule}" if one.required else f"({comma} {one.rule})?"
+            tail = self._rules.add("rest", f"{rest} {tail}")
+        return f"({' | '.join(first)})"
+
+    def _open_ended(self, schema: Mapping[str, Any]) -> bool:
+        """Whether an object may have members that the schema does not name."""
+        return schema.get("additionalProperties", True) is not False
+
+    def _other_names(self, schema: Mapping[str, Any]) -> str:
+        properties = schema.get("properties")
+        return f" & ~/{either(properties)}/" if properties else ""
+
+    def _check_string(self, schema: Mapping[str, Any]) -> None:
+        unknown = sorted(set(schema) - KNOWN_OF_STRINGS) if self._function.strict else []
+        if unknown and kind_of(schema, self._root) is not Kind.JSON:
+            self._refuse(f"{unknown[0]} of a string is not supported in this model's format of calls")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        param = self._function.param
+        raise Unprocessable(f"`{param}` cannot be enforced: {reason}", param=param, code="invalid_grammar")
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """Returns the values that a schema lists, if it does."""
+    if "const" in schema:
+        return [schema["const"]]
+    return schema["enum"] if isinstance(schema.get("enum"), list) and schema["enum"] else None
+
+
+def _length(schema: Mapping[str, Any]) -> str:
+    """Returns a regex of the lengths that a string may have; empty if it may have any."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    return f"(?s:.{{{least},{'' if most is None else most}}})" if least or most is not None else ""
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,69 @@
+"""Which host names a server answers to, against DNS rebinding.
+
+A page of evil.example can let its name resolve to 127.0.0.1. Its requests then reach a server on this machine, and to
+the browser they are of the page's own site, so origins.py cannot tell. The page cannot change `Host`, however, which
+still has its name.
+"""
+
+import ipaddress
+from collections.abc import Collection
+
+from starlette.datastructures import Headers
+
+from frontend.errors import Forbidden
+from shared.config import FrontendConfig
+from shared.config.declaration import words
+
+
+class Hosts:
+    """Names of this machine (localhost, 127.0.0.1, [::1]), and the `allowed` ones."""
+
+    def __init__(self, allowed: Collection[str]) -> None:
+        """
+        allowed: names such as api.example.com; *.example.com for those that end so; * for all
+        """
+        names = [name.lower() for name in allowed]
+        self._all = "*" in names
+        self._names = frozenset(names)
+        self._endings = tuple(name[1:] for name in names if name.startswith("*."))
+
+    @classmethod
+    def of(cls, config: FrontendConfig) -> "Hosts":
+        """Makes those of `--allowed-hosts`. Without the flag all are allowed where no stranger can come in by a name.
+
+        This is so with API keys, which a foreign page does not have, and on an address that is not loopback, which
+        other machines reach by names that the server does not know.
+        """
+        open_to_pages = is_loopback(config.host) and not config.keyed
+        return cls(words(config.allowed_hosts) or ([] if open_to_pages else ["*"]))
+
+    def check(self, headers: Headers) -> None:
+        """Raises Forbidden if `Host` has another name. Browsers always send one; HTTP/1.0 may have none."""
+        host = headers.get("host")
+        if self._all or host is None:
+            return
+        name = _name(host)
+        if name not in self._names and not name.endswith(self._endings) and not is_loopback(name):
+            raise Forbidden(
+                "this server does not answer to the name in Host; --allowed-hosts lists the names that may be used",
+                code="host_not_allowed",
+            )
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a host name or an address without a port means the machine itself."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _name(host: str) -> str:
+    """Returns the name in a `Host`, without port and brackets, in lower case; "" if it has none."""
+    if host.startswith("["):
+        name, bracket, port = host[1:].partition("]")
+        return name if bracket and (not port or (port[0] == ":" and port[1:].isdecimal())) else ""
+    name, colon, port = host.partition(":")
+    return name.removesuffix(".").lower() if not colon or port.isdecimal() or not port else ""

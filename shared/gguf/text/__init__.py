@@ -1,0 +1,6 @@
+"""A file's metadata as tokenizer.json and the settings of text.
+
+tokenizer       tokenizer.json
+pre_tokenizers  how byte-level BPE splits text, by tokenizer.ggml.pre
+text_settings   tokenizer_config.json and generation_config.json
+"""

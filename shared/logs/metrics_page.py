@@ -1,0 +1,82 @@
+"""Makes the metrics pages of frontends and workers: adds the labels that every series has, and `sluice_build_info`.
+
+A page is made of collectors of prometheus-client. Their series get their common labels when the page is read, so the
+code that counts does not carry these along.
+"""
+
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from shared.build import commit, version
+
+MODEL_LABEL = "model_name"  # the first name that a model is served as
+BUILD_INFO = "sluice_build_info"  # with every prefix: it says which server this is
+
+
+class Collector(Protocol):
+    """A registry, or what can be registered in one."""
+
+    def collect(self) -> Iterable[Metric]: ...
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What dashboards of another server expect of its metrics, besides their prefix."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)  # the labels of every series
+    reasons: Mapping[str, str] = field(default_factory=dict)  # our `finished_reason` → theirs
+
+    def reason(self, ours: str) -> str:
+        return self.reasons.get(ours, ours)
+
+
+# vLLM numbers its engines within a process, and does not distinguish how an answer that is complete has ended.
+NAMINGS = {"vllm:": Naming({"engine": "0"}, {"eos": "stop", "pooled": "stop", "checked": "stop"})}
+
+
+def naming(prefix: str) -> Naming:
+    """Returns what belongs to a --metrics-prefix."""
+    return NAMINGS.get(prefix, Naming())
+
+
+class MetricsPage:
+    """Everything that one process exports.
+
+    model_name: the name under which the model is served; a label of every series, unless empty
+    packages: the packages whose versions `sluice_build_info` states
+    """
+
+    def __init__(self, sources: Sequence[Collector], prefix: str, model_name: str, packages: Sequence[str]) -> None:
+        versions = {"version": version(), "commit": commit(), "python": platform.python_version()}
+        versions |= {package: version(package) for package in packages}
+        self._sources = [*sources, _Build(versions)]
+        self._labels = {**({MODEL_LABEL: model_name} if model_name else {}), **naming(prefix).labels}
+
+    def collect(self) -> Iterator[Metric]:
+        for source in self._sources:
+            for family in source.collect():
+                samples = family.samples
+                family.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in samples]
+                yield family
+
+    def registry(self) -> CollectorRegistry:
+        """Returns a registry with this page alone."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return registry
+
+
+class _Build:
+    def __init__(self, versions: Mapping[str, str]) -> None:
+        self._versions = versions
+
+    def collect(self) -> Iterator[Metric]:
+        names, values = [*self._versions], [*self._versions.values()]
+        build = GaugeMetricFamily(BUILD_INFO, "Always 1; the labels are the versions that run.", labels=names)
+        build.add_metric(values, 1.0)
+        yield build

@@ -1,0 +1,59 @@
+"""Checks that others cannot read a file of secrets, nor write to the cache whose files are trusted.
+
+Knows owners and modes; reads no file.
+"""
+
+import errno
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+
+def is_open_to_others(path: Path | str) -> bool:
+    """Returns whether a file of secrets may be read by more users than it should. Raises OSError.
+
+    Only we may read our own file (ssh has the same rule). Another user's file, such as a mounted secret, must not be
+    open to all.
+    """
+    info = os.stat(path)
+    return bool(stat.S_IMODE(info.st_mode) & (0o077 if info.st_uid == os.geteuid() else 0o007))
+
+
+def cache_folder() -> Path:
+    """Returns the folder for what can be made again, in the user's cache; it may not exist.
+
+    A user without a home has one among the temporary files.
+    """
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "sluice"
+    try:
+        return Path.home() / ".cache" / "sluice"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"sluice-{os.geteuid()}"
+
+
+def private_cache() -> Path:
+    """Returns the cache folder, which is made with mode 0700 if needed. What it holds, such as compiled code, is used.
+
+    Raises OSError if it cannot be made, if somebody else owns it or the link to it, or if others can write to it.
+    """
+    folder = cache_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not (is_trusted(folder) and _is_closed(folder)):
+        raise PermissionError(errno.EPERM, "other users can write to it", str(folder))
+    return folder
+
+
+def is_trusted(path: Path) -> bool:
+    """Returns whether a path, and the link if it is one, belong to this user or the system's. Raises OSError."""
+    return all(info.st_uid in (os.geteuid(), 0) for info in (path.lstat(), path.stat()))
+
+
+def _is_closed(folder: Path) -> bool:
+    """Takes all permissions for a folder of this user from others. Returns whether only its owner can write to it."""
+    if stat.S_IMODE(folder.stat().st_mode) & 0o077:
+        with suppress(OSError):  # the folder is the system's, or its file system has no permissions
+            folder.chmod(0o700)
+    return not stat.S_IMODE(folder.stat().st_mode) & 0o022

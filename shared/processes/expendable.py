@@ -1,0 +1,247 @@
+"""Work that may crash, hang or take all memory, in a child process whose end costs one call.
+
+An `Expendable` keeps one child that runs one function, call after call, and starts another after the child has ended.
+The parent enforces the time, the child's own limits the memory and the stack. Arguments and results are msgpack, in
+frames of a 4-byte length and a body, over a pair of sockets. The child imports only what the function's module imports.
+"""
+
+import importlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+START_S = 60.0  # the time in which a new child must import its function
+STACK_KIB = 2048  # the stack of the thread that runs the function
+KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "SYSTEMROOT")
+CHILD = "from shared.processes.expendable import main; main()"
+
+
+class Lost(Exception):
+    """The call did not return, because its child has ended. The message ends a sentence about the input: "it …"."""
+
+
+class TookTooLong(Lost):
+    """The call exceeded its time. On a machine with less load it might not have."""
+
+
+class Killed(Lost):
+    """Something else ended the child; the input is probably not the cause."""
+
+
+class Raised(Exception):
+    """The function raised an exception in the child; the message has its type and text. The child goes on."""
+
+
+class NotStarted(Exception):
+    """No child process could be started; the message says why."""
+
+
+class Expendable:
+    """One function in a child process. Threads may share it: calls run one after another. The child ends with it."""
+
+    def __init__(self, function: str, *, megabytes: int, stack_kib: int = STACK_KIB) -> None:
+        """
+        function: `module:name`
+        megabytes: how much memory (MiB) calls may take beyond what the child takes after its imports
+        stack_kib: the stack of the thread that runs the function, in KiB
+        """
+        self._arguments = (function, str(megabytes), str(stack_kib))
+        self._megabytes = megabytes
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+
+    @property
+    def pid(self) -> int:
+        """The child's process id; 0 while there is none."""
+        child = self._child
+        return child.process.pid if child else 0
+
+    def call(self, *arguments: Any, seconds: float) -> Any:
+        """Returns the function's result. Blocks; a wait for another thread's call is not limited.
+
+        seconds: how long the call may take, without the start of a child
+
+        Raises:
+            Lost: the call ended its child, or took too long.
+            Raised: the function raised an exception.
+            NotStarted: there is no child.
+        """
+        with self._lock:
+            if self._child is not None and self._child.has_left():  # between two calls: no caller's fault
+                self._child.end()
+                self._child = None
+            child = self._child = self._child or _Child(self._arguments)
+            try:
+                child.wait_until_started()
+                succeeded, is_last, result = child.ask(arguments, seconds)
+            except (OSError, EOFError) as error:
+                self._child = None
+                raise self._lost(child.end(), error, seconds) from None
+            except BaseException:
+                self._child = None
+                child.end()
+                raise
+            if is_last:
+                self._child = None
+                child.end()
+        if not succeeded:
+            raise Raised(result)
+        return result
+
+    def _lost(self, code: int, error: Exception, seconds: float) -> Lost:
+        if isinstance(error, TimeoutError):
+            return TookTooLong(f"it takes longer than {seconds:.1f} s")
+        if code in (-signal.SIGSEGV, -signal.SIGBUS):
+            return Lost("it is nested, or its references are chained, too deeply")
+        if code == -signal.SIGABRT:
+            return Lost(f"it takes more than {self._megabytes} MB of memory")
+        return Killed(f"the process that examined it ended ({code})")
+
+    def close(self) -> None:
+        """Ends the child. A later call starts another."""
+        with self._lock:
+            child, self._child = self._child, None
+            if child:
+                child.end()
+
+
+class _Child:
+    """The parent's end of one child."""
+
+    def __init__(self, arguments: tuple[str, ...]) -> None:
+        environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
+        environment |= {
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            "MALLOC_ARENA_MAX": "1",
+        }
+        self._has_started = False
+        self._socket, theirs = socket.socketpair()
+        try:  # thrown away: what a library prints may hold a client's text
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(
+                [sys.executable, "-P", "-c", CHILD, *arguments],
+                stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env=environment, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            self._socket.close()
+            raise NotStarted(f"no child process could be started: {error}") from error
+        finally:
+            theirs.close()
+        self._finish = weakref.finalize(self, _finish, self.process, self._socket)
+
+    def wait_until_started(self) -> None:
+        """Returns when the child has imported its function. Raises NotStarted if it cannot."""
+        if self._has_started:
+            return
+        try:
+            self._has_started = _receive(self._socket, time.monotonic() + START_S)
+        except (OSError, EOFError) as error:
+            raise NotStarted(f"no child process could be started: {error}") from error
+
+    def ask(self, arguments: tuple[Any, ...], seconds: float) -> Any:
+        deadline = time.monotonic() + seconds
+        self._socket.settimeout(seconds)
+        _send(self._socket, (seconds, arguments))
+        return _receive(self._socket, deadline)
+
+    def end(self) -> int:
+        """Ends the child if it runs; returns its exit code, negative for a signal that had ended it."""
+        with suppress(subprocess.TimeoutExpired):  # a child's connection ends shortly before the child does
+            if self.has_left():
+                self.process.wait(1.0)
+        self._finish()
+        return int(self.process.returncode)
+
+    def has_left(self) -> bool:
+        """Whether the child has closed its end. Ask only while no result is expected."""
+        self._socket.settimeout(0)
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+
+def _finish(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    connection.close()
+    process.kill()
+    process.wait()
+
+
+def _send(connection: socket.socket, value: Any) -> None:
+    body = msgspec.msgpack.encode(value)
+    connection.sendall(len(body).to_bytes(4, "big") + body)
+
+
+def _receive(connection: socket.socket, deadline: float | None = None) -> Any:
+    """Returns the next frame's value. Raises TimeoutError past the deadline, EOFError if the other side has ended."""
+    size = int.from_bytes(_read(connection, 4, deadline), "big")
+    return msgspec.msgpack.decode(_read(connection, size, deadline))
+
+
+def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        if deadline is not None:
+            connection.settimeout(max(1e-3, deadline - time.monotonic()))
+        piece = connection.recv(min(size - len(data), 1 << 20))
+        if not piece:
+            raise EOFError("the connection has ended")
+        data += piece
+    return bytes(data)
+
+
+# in the child
+
+
+def main() -> None:
+    """The child: reads calls from standard input, a socket, until the parent closes it."""
+    name, megabytes, stack_kib = sys.argv[1:]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager sends it to all; the parent drains, and needs us
+    threading.stack_size(int(stack_kib) << 10)
+    serving = threading.Thread(target=_serve, args=(name, int(megabytes)))
+    serving.start()
+    serving.join()
+
+
+def _serve(name: str, megabytes: int) -> None:
+    connection = socket.socket(fileno=0)
+    module, _, attribute = name.partition(":")
+    function = getattr(importlib.import_module(module), attribute)
+    limit = _address_space() + (megabytes << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    _send(connection, True)
+    while True:
+        try:
+            seconds, arguments = _receive(connection)
+        except (OSError, EOFError):
+            return
+        signal.setitimer(signal.ITIMER_REAL, seconds + 1.0)  # ends a child whose parent has died
+        try:
+            succeeded, result = True, function(*arguments)
+        except MemoryError:
+            os.abort()
+        except BaseException as error:  # a panic in Rust is no Exception
+            succeeded, result = False, f"{type(error).__name__}: {error}"
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        is_last = _address_space() > limit - (megabytes << 19)  # this child holds on to half of it: start another
+        _send(connection, (succeeded, is_last, result))
+        if is_last:
+            return
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()

@@ -1,0 +1,43 @@
+"""Builds a grammar with llguidance, to find out whether it can be built. It may end the process: see `expendable`.
+
+llguidance follows nesting and references on the stack, and has no limit for them. Building needs the same stack with
+any vocabulary or none; so what succeeds here on a small stack cannot overflow a larger one later. The parent needs
+only the constants: the library is imported in the child.
+"""
+
+from functools import cache
+from typing import Any
+
+ERROR = f"{__name__}:error"
+COMPILE = f"{__name__}:compile_with_bytes"
+SECONDS = 5.0  # for one grammar
+MEGABYTES = 512
+
+
+def error(grammar: str) -> str:
+    """Returns the library's message about a grammar; empty if it is valid."""
+    from llguidance import LLMatcher
+
+    return str(LLMatcher.validate_grammar(grammar, limits=_limits()))
+
+
+def compile_with_bytes(grammar: str) -> None:
+    """Builds a grammar, then compiles it for a vocabulary of single bytes, so that its costs show."""
+    from llguidance import LLMatcher
+
+    if not error(grammar):  # else the compiler will say so
+        matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=_limits())
+        matcher.compute_bitmask()
+
+
+@cache
+def _bytes() -> Any:
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
+
+
+def _limits() -> Any:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(verbose_errors=False)

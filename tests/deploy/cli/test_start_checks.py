@@ -1,0 +1,46 @@
+"""deploy/cli/start_checks.py: every mistake is found in the launcher, and told once."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.cli.start_checks import check_before_start
+from deploy.supervisor.child_command import DEMO_MODEL, CliError
+from shared.config import ConfigError, Settings, with_values
+
+DEMO = {"model": str(DEMO_MODEL), "run_dir": "/tmp/none"}
+
+
+def check(**values: object) -> None:
+    check_before_start(with_values(Settings(), DEMO | values))
+
+
+def test_good_settings_pass(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("sk-a\n")
+    (tmp_path / "keys").chmod(0o600)
+    (tmp_path / "template").write_text("{{ messages }}")
+    check(api_keys=str(tmp_path / "keys"), chat_template=str(tmp_path / "template"))
+
+
+@pytest.mark.parametrize("flag", ["api_keys", "ssl_certfile", "chat_template"])
+def test_missing_file_is_an_error_of_its_flag(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--{flag.replace('_', '-')}.* /no/such"):
+        check(**{flag: "/no/such"})
+
+
+def test_file_with_wrong_contents_is_an_error_of_its_flag(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("{% if %}")
+    with pytest.raises(ConfigError, match=r"^--chat-template .* does not compile: line 1"):
+        check(chat_template=str(path))
+    with pytest.raises(ConfigError, match=r"^--ssl-certfile .* hold no certificate"):
+        check(ssl_certfile=str(path))
+    with pytest.raises(ConfigError, match=r"^--curve-dir"):
+        check(worker_addresses="tcp://127.0.0.1:1", curve_dir=str(tmp_path))
+
+
+def test_folder_without_weights_is_code_3_unless_workers_are_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match=r"^--model: .* is empty") as caught:
+        check(model=str(tmp_path))
+    assert caught.value.code == 3
+    check(model=str(tmp_path), workers=0, worker_addresses="ipc:///tmp/none")

@@ -1,0 +1,49 @@
+"""Biases by id and by text."""
+
+from typing import Any
+
+import pytest
+
+from frontend.api.llama_cpp import logit_bias
+from frontend.api.requests.request_model import FieldError
+from frontend.errors import Unprocessable
+from frontend.text.tokenizer import Tokenizer
+from tests.fakes import context
+
+
+@pytest.mark.parametrize(
+    ("biases", "added", "forbidden"),
+    [
+        ([[64, 1.5], ["bc", -2]], {64: 1.5, 65: -2.0, 66: -2.0}, []),
+        ({"64": 1.5, "bc": -2}, {64: 1.5, 65: -2.0, 66: -2.0}, []),
+        ([[64, False], ["b", 1]], {65: 1.0}, [64]),
+        ({"ab": False, "64": 3}, {64: 3.0}, [65]),
+        ([], {}, []),
+        (None, {}, []),
+    ],
+)
+async def test_texts_stand_for_their_tokens_and_later_entries_replace_earlier_ones(
+    tokenizer: Tokenizer, biases: Any, added: dict[int, float], forbidden: list[int]
+) -> None:
+    logit_bias.check(biases)
+    found = await logit_bias.by_token(biases, context(tokenizer))
+    assert (found.added, found.forbidden) == (added, forbidden)
+
+
+@pytest.mark.parametrize(
+    "biases",
+    [[[1]], [[1, 2, 3]], [[-1, 1]], [[1.5, 1]], [[True, 1]], [[1, True]], [[1, 101]], {"a": "b"}, [["a", "b"]]],
+)
+def test_entries_that_are_no_pairs_are_refused(biases: Any) -> None:
+    with pytest.raises(FieldError, match="`logit_bias` must"):
+        logit_bias.check(biases)
+
+
+def test_too_many_entries_are_refused() -> None:
+    with pytest.raises(FieldError, match="at most"):
+        logit_bias.check({str(id): 1.0 for id in range(5000)})
+
+
+async def test_id_outside_the_vocabulary_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(Unprocessable, match="`logit_bias`"):
+        await logit_bias.by_token([[999, 1.0]], context(tokenizer))

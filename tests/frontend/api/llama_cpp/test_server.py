@@ -1,0 +1,77 @@
+"""What /props, /slots and /lora-adapters tell, and to whom."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from frontend.text.tokenizer import Tokenizer
+from shared.messages import Limits, Welcome
+from tests.fakes import MODEL, FakePool
+from tests.frontend.serving import app_over, http_client, until
+
+
+async def test_properties(tokenizer: Tokenizer) -> None:
+    async with http_client(FakePool(), tokenizer) as http:
+        props = (await http.get("/props")).json()
+        models = (await http.get("/models")).json()
+    assert (props["total_slots"], props["model_alias"], props["is_sleeping"]) == (1, MODEL, False)
+    assert props["default_generation_settings"]["n_ctx"] == 512
+    assert props["default_generation_settings"]["params"]["temperature"] == 1.0
+    assert props["default_generation_settings"]["params"]["n_predict"] == -1
+    assert (props["eos_token"], props["chat_template"]) == ("", tokenizer.templates["default"])
+    assert [one["id"] for one in models["data"]] == [MODEL]
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+async def test_health_needs_no_key(tokenizer: Tokenizer, tmp_path: Path, path: str) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-one one\n")
+    keys.chmod(0o600)
+    async with http_client(FakePool(), tokenizer, api_keys=str(keys)) as http:
+        answer = await http.get(path)
+    assert (answer.status_code, answer.json()["status"]) == (200, "ok")
+
+
+async def test_slots_show_a_key_only_its_own_requests(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-one one\nsk-two two\n")
+    keys.chmod(0o600)
+    pool = FakePool()
+    transport = httpx.ASGITransport(app_over(pool, tokenizer, api_keys=str(keys)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        own, other = ({"x-api-key": key} for key in ("sk-one", "sk-two"))
+        asking = asyncio.create_task(http.post("/completion", json={"prompt": "Hi"}, headers=own))
+        await until(lambda: pool.submitted)
+        pool.send_tokens(pool.submitted[0].stream, [64])
+        mine, theirs = [(await http.get("/slots", headers=header)).json() for header in (own, other)]
+        pool.end(pool.submitted[0].stream)
+        assert (await asking).json()["content"] == "a"
+        after = (await http.get("/slots", headers=own)).json()
+    assert mine == [
+        {"id": 0, "n_ctx": 512, "speculative": False, "is_processing": True, "n_prompt_tokens": 3,
+         "next_token": {"n_decoded": 1}}
+    ]  # fmt: skip
+    assert theirs == after == [{"id": 0, "n_ctx": 512, "speculative": False, "is_processing": False}]
+
+
+@pytest.mark.parametrize(("places", "status"), [(0, 200), (4, 200), (3, 503)])
+async def test_full_server_has_no_slot(tokenizer: Tokenizer, places: int, status: int) -> None:
+    limits = Limits(512, tokenizer.vocab_size, (265,), max_sequences=places)
+    pool = FakePool(welcome=Welcome(1, 1, 4711, MODEL, "", limits))  # runs two sequences, and one waits
+    async with http_client(pool, tokenizer) as http:
+        assert (await http.get("/slots?fail_on_no_slot=1")).status_code == status
+        assert len((await http.get("/slots")).json()) == max(1, places)
+
+
+async def test_there_are_no_adapters(tokenizer: Tokenizer) -> None:
+    async with http_client(FakePool(), tokenizer) as http:
+        assert (await http.get("/lora-adapters")).json() == []
+
+
+async def test_server_that_is_loading_says_so_in_llama_cpps_words(tokenizer: Tokenizer) -> None:
+    async with http_client(FakePool(), None) as http:
+        for path in ("/props", "/slots"):
+            answer = await http.get(path)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (503, "unavailable_error")

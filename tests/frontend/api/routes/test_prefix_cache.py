@@ -1,0 +1,41 @@
+"""/reset_prefix_cache: who may, and what it answers. What it does: tests/e2e/test_neighbours.py."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers import prefix_reset
+from tests.fakes import FakePool
+from tests.frontend.serving import app_over
+
+
+async def reset(app: object, client: str, **headers: str) -> httpx.Response:
+    transport = httpx.ASGITransport(app, client=(client, 1))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://sluice") as http:
+        return await http.post("/reset_prefix_cache", headers=headers)
+
+
+@pytest.mark.parametrize("client", ["127.0.0.1", "::1", "10.0.0.7", ""])
+async def test_without_keys_nobody_may_wherever_the_request_comes_from(tokenizer: Tokenizer, client: str) -> None:
+    pool = FakePool()
+    answer = await reset(app_over(pool, tokenizer), client)  # a proxy on this host looks like this host
+    assert answer.status_code == 403 and pool.resets == 0
+    assert "--api-key" in answer.json()["error"]["message"]
+
+
+async def test_with_keys_everyone_with_a_key_may(tokenizer: Tokenizer) -> None:
+    pool = FakePool()
+    app = app_over(pool, tokenizer, api_key="sk-one,sk-two")
+    assert (await reset(app, "127.0.0.1")).status_code == 401
+    assert (await reset(app, "10.0.0.7", Authorization="Bearer sk-two")).status_code == 200
+    assert pool.resets == 1
+
+
+async def test_worker_that_does_not_confirm_is_503(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_reset.reset_prefix_caches, "__defaults__", (0.05,))
+    pool = FakePool(deaf=True)
+    app = app_over(pool, tokenizer, api_key="sk-one")
+    answer = await asyncio.wait_for(reset(app, "127.0.0.1", Authorization="Bearer sk-one"), 30)
+    assert answer.status_code == 503 and "1 of 1 workers" in answer.json()["error"]["message"]

@@ -1,0 +1,26 @@
+"""Which scanner a format has."""
+
+from frontend.output_parser.calls.argument_scanners import scanner_of
+from frontend.output_parser.calls.json_stream import JsonObjectScanner
+from frontend.output_parser.calls.literal_arguments import LiteralArguments
+from frontend.output_parser.calls.tagged_arguments import TaggedArguments
+from frontend.output_parser.calls.tool_syntax import SYNTAX, Form
+from frontend.output_parser.formats import ToolFormat
+from frontend.output_parser.parameter_kinds import Kind
+
+SCANNERS = {
+    Form.JSON: JsonObjectScanner, Form.TAGS: TaggedArguments, Form.PYTHON: LiteralArguments,
+    Form.BARE: LiteralArguments,
+}  # fmt: skip
+
+
+def test_scanner_follows_from_the_form() -> None:
+    for syntax in SYNTAX.values():
+        assert type(scanner_of(syntax, {}, "f")) is SCANNERS[syntax.form]
+
+
+def test_scanner_knows_the_kinds_of_its_function() -> None:
+    scanner = scanner_of(SYNTAX[ToolFormat.QWEN_XML], {"f": {"n": Kind.JSON}, "g": {}}, "f")
+    assert scanner.feed("<parameter=n>\n1\n</parameter>\n</function>") == '{"n": 1}'
+    scanner = scanner_of(SYNTAX[ToolFormat.QWEN_XML], {"f": {"n": Kind.JSON}, "g": {}}, "g")
+    assert scanner.feed("<parameter=n>\n1\n</parameter>\n</function>") == '{"n": "1"}'

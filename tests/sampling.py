@@ -1,0 +1,111 @@
+"""Which tests `make test` draws from, and how: the whole suite needs up to half an hour of two cores.
+
+`make test` passes `--sample DAY`. Of the tests in the tables below it then runs only so many, drawn anew each day, so
+that the days together run all. `make test FULL=1`, and pytest without `--sample`, run everything. What is in no table
+always runs.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+
+CASES = {  # folder, file or function -> how many parametrized cases of each test function run
+    "tests/bench/simulate/test_modes.py": 2,
+    "tests/deploy/supervisor/test_recovery.py": 1,
+    "tests/docs/test_docs.py": 1,
+    "tests/e2e": 2,
+    "tests/faults": 1,
+    "tests/frontend/api/openai/test_chat_output.py": 4,
+    "tests/frontend/api/requests/test_request_schema.py": 40,
+    "tests/frontend/api/chat/test_tools.py": 5,
+    "tests/frontend/output_parser": 6,
+    "tests/frontend/server/test_http_protocol.py": 4,
+    "tests/frontend/test_main.py": 1,
+    "tests/shared/gguf": 3,
+    "tests/worker/kernels": 2,
+    "tests/worker/kernels/cpu": 4,
+    "tests/worker/model": 3,
+    "tests/worker/model/test_cpu_decoder.py": 6,
+    "tests/worker/model/test_cpu_decoder_bounds.py": 8,
+    "tests/worker/model/test_decoder.py": 4,
+    "tests/worker/run": 4,
+    "tests/worker/test_eight_bit_cache.py": 2,
+    "tests/worker/test_matrix.py": 3,
+    "tests/worker/test_windowed_cache.py": 2,
+}
+TESTS = {  # file or function -> how many of all its tests run, after the draw above; 0: only FULL=1 runs them
+    "tests/bench/gpu/test_command.py::test_gpu_command_runs_all_sections_on_the_cpu": 0,
+    "tests/bench/gpu/test_driver.py": 3,
+    "tests/bench/test_main.py": 2,
+    "tests/deploy/supervisor/test_recovery.py": 2,
+    "tests/e2e/test_branches.py": 2,
+    "tests/e2e/test_contract_busy.py": 1,
+    "tests/e2e/test_drafts.py": 1,
+    "tests/e2e/test_fields.py": 5,
+    "tests/e2e/test_gguf.py": 2,
+    "tests/e2e/test_grammar.py": 2,
+    "tests/e2e/test_llm.py": 3,
+    "tests/e2e/test_modes.py": 1,
+    "tests/e2e/test_neighbours.py": 1,
+    "tests/e2e/test_pool.py": 1,
+    "tests/e2e/test_pooling.py": 2,
+    "tests/e2e/test_serve.py": 4,
+    "tests/e2e/test_tools.py": 5,
+    "tests/faults/test_faults.py": 2,
+    "tests/frontend/workers/test_pool.py": 8,
+    "tests/real": 1,
+    "tests/wire/test_repair.py": 3,
+    "tests/wire/test_round_trip.py": 4,
+    "tests/worker/gpu/test_rehearsal.py": 0,
+    "tests/worker/kernels/cpu/test_amx.py": 2,
+    "tests/worker/kernels/cpu/test_sanitized.py": 0,
+    "tests/worker/kernels/gpu/test_compile.py::test_every_kernel_compiles_for_a_gpu_in_bf16": 0,
+    "tests/worker/kernels/gpu/experts/test_experts.py": 3,
+    "tests/worker/kernels/gpu/attention/test_key_splits.py": 1,
+    "tests/worker/kernels/gpu/test_program_order.py": 2,
+    "tests/worker/kernels/gpu/attention/test_work_items.py": 2,
+    "tests/worker/kernels/test_attention.py": 8,
+    "tests/worker/kernels/test_operations.py": 4,
+    "tests/worker/kernels/test_quantize_dynamic.py": 4,
+    "tests/worker/kernels/recurrent/test_short_conv.py": 3,
+    "tests/worker/kernels/test_sample.py": 6,
+    "tests/worker/model/checkpoint/test_staging.py": 2,
+    "tests/worker/run/checks/test_kernel_check.py": 4,
+}
+
+
+def left_out(names: Sequence[str], day: str, cases: Mapping[str, int], tests: Mapping[str, int]) -> set[str]:
+    """The names that the sample of a day leaves out.
+
+    The draw depends on the day and the names alone, so all processes of one run draw the same.
+
+    Args:
+        names: pytest's node ids, `tests/x/test_y.py::test_z[case]`.
+        day: any text; another one draws another sample.
+        cases: the first table above.
+        tests: the second one.
+    """
+    kept = _drawn(sorted(names), day, cases, key=_function)
+    return set(names).difference(_drawn(kept, day, tests, key=lambda name: _row(name, tests) or name))
+
+
+def _drawn(names: Sequence[str], day: str, table: Mapping[str, int], key: Callable[[str], str]) -> list[str]:
+    """`names` in order, of each group that has one key as many as the table's row for that key keeps."""
+    kept: list[str] = []
+    for group, members in groupby(sorted(names, key=key), key=key):
+        together = list(members)
+        row = _row(group, table)
+        most = len(together) if row is None else min(table[row], len(together))
+        kept += random.Random(f"{day} {group}").sample(together, most)
+    return sorted(kept)
+
+
+def _function(name: str) -> str:
+    return name.partition("[")[0]
+
+
+def _row(name: str, table: Mapping[str, int]) -> str | None:
+    """The longest key of the table that names this test, its function, file or a folder above."""
+    return max(
+        (key for key in table if f"{name}/".startswith((f"{key}/", f"{key}::", f"{key}["))), key=len, default=None
+    )

@@ -1,0 +1,150 @@
+"""shared/logs/metrics_page.py: the pages of frontends and workers together, as Prometheus reads them."""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from frontend.api.app import create_app
+from frontend.api.model_table import ModelTable, ServedModel
+from frontend.observability.metrics import PrometheusMetrics
+from frontend.request import Finish
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.discovery import Discovery
+from frontend.workers.pool import WorkerPool
+from shared.config import FrontendConfig, WireConfig
+from shared.messages import Status
+from shared.wire.address import parse_all
+from tests.fakes import READY_STATUS
+from tests.fakes import tokenizer as small_tokenizer
+from tests.wire.harness import Worker, until
+from worker.observability.metrics import Metrics
+
+DOCS = Path(__file__).parents[3] / "docs/metrics.md"
+NAME = "org/model"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return small_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+class Ready:
+    def status(self) -> Status:
+        return READY_STATUS
+
+
+def samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            yield sample.name, sample.labels, sample.value
+
+
+def sums(pages: list[str]) -> Counter[str]:
+    """`sum by (__name__)` over all targets."""
+    total: Counter[str] = Counter()
+    for page in pages:
+        for name, _, value in samples(page):
+            total[name] += value
+    return total
+
+
+def names(pages: list[str]) -> set[str]:
+    return {family.name for page in pages for family in text_string_to_metric_families(page)}
+
+
+def worker_page(metrics: Metrics, source: Ready | Worker) -> str:
+    return generate_latest(metrics.scrape_registry(source)).decode()
+
+
+async def pages_after(
+    tmp_path: Path, tokenizer: Tokenizer, bodies: list[dict[str, object]]
+) -> tuple[list[str], list[str]]:
+    """Sends the bodies to two frontends in turn, which share two workers; returns the pages of both kinds."""
+    async with AsyncExitStack() as stack:
+        folders = [tmp_path / "a", tmp_path / "b"]
+        for folder in folders:
+            folder.mkdir(mode=0o700)
+        workers = [stack.enter_context(Worker(f, model=NAME, tokenizer_hash=tokenizer.hash)) for f in folders]
+        loaded = asyncio.get_running_loop().create_future()
+        loaded.set_result(tokenizer)
+        clients = []
+        for _ in range(2):
+            pool = WorkerPool(WireConfig(), Discovery(parse_all(",".join(f"ipc://{f}" for f in folders))))
+            await pool.start()
+            stack.push_async_callback(pool.close)
+            await until(lambda pool=pool: sum(worker.ready for worker in pool.membership.statuses()) == 2)
+            config, metrics = FrontendConfig(access_log="off"), PrometheusMetrics(names=[NAME])
+            model = ServedModel.of((NAME,), config, pool, loaded, metrics.models[NAME])
+            transport = httpx.ASGITransport(create_app(config, ModelTable([model]), metrics))
+            clients.append(
+                await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://localhost"))
+            )
+        answers = await asyncio.gather(
+            *(clients[i % 2].post("/v1/completions", json=body) for i, body in enumerate(bodies))
+        )
+        assert [answer.status_code for answer in answers] == [200] * len(bodies), answers[0].text
+        await until(lambda: not any(worker.scheduler.has_work for worker in workers))
+        frontends = [(await client.get("/metrics")).text for client in clients]
+    return frontends, [worker_page(worker.metrics, worker) for worker in workers]
+
+
+async def test_sums_over_two_frontends_and_two_workers_are_what_was_sent(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    bodies = [{"model": NAME, "prompt": [5] * (3 + i), "max_tokens": 4 + i % 3, "ignore_eos": True} for i in range(24)]
+    frontends, workers = await pages_after(tmp_path, tokenizer, bodies)
+    total = sums(frontends + workers)
+    generated = sum(4 + i % 3 for i in range(24))
+    assert total["sluice_request_success_total"] == total["sluice_e2e_request_latency_seconds_count"] == 24
+    assert total["sluice_prompt_tokens_total"] == total["sluice_request_prompt_tokens_sum"] == sum(range(3, 27))
+    assert total["sluice_generation_tokens_total"] == total["sluice_sampled_tokens_total"] == generated
+    assert total["sluice_request_generation_tokens_sum"] == generated
+    assert total["sluice_request_inference_time_seconds_count"] == 24
+    assert total["sluice_num_requests_running"] == total["sluice_num_requests_waiting"] == 0
+    for page in frontends + workers:
+        counted = sums([page])
+        assert counted["sluice_request_success_total"] == 12 or counted["sluice_sampled_tokens_total"] > 0
+        assert counted["sluice_build_info"] == 1
+        assert {labels.get("model_name") for _, labels, _ in samples(page)} == {NAME}
+    assert names(frontends) & names(workers) == {"sluice_build_info"}
+
+
+def test_build_info_states_the_versions_that_run() -> None:
+    [labels] = [labels for name, labels, _ in samples(worker_page(Metrics(), Ready())) if name == "sluice_build_info"]
+    assert labels.keys() == {"version", "commit", "python", "torch"}
+    assert labels["torch"][0].isdigit() and re.fullmatch("([0-9a-f]{12})?", labels["commit"])
+
+
+def test_pages_with_the_prefix_of_vllm_have_its_names_and_labels() -> None:
+    frontend = PrometheusMetrics("vllm:", [NAME])
+    for finish in Finish:
+        frontend.models[NAME].finished(finish, 1.0)
+    pages = [frontend.text().decode(), worker_page(Metrics("vllm:", NAME, 16), Ready())]
+    found = {name: (labels, value) for page in pages for name, labels, value in samples(page)}
+    own = {"model_name": NAME, "engine": "0"}
+    assert found["vllm:num_requests_running"] == (own, 2) and found["vllm:num_requests_waiting"] == (own, 1)
+    assert found["vllm:kv_cache_usage_perc"] == (own, pytest.approx(3 / 7))
+    assert found["vllm:cache_config_info"] == (own | {"block_size": "16", "num_gpu_blocks": "10"}, 1)
+    ended = {labels["finished_reason"]: n for name, labels, n in samples(pages[0]) if "request_success_total" in name}
+    assert ended == {"stop": len(Finish) - 1, "length": 1}
+    assert names(pages[:1]) & names(pages[1:]) == {"sluice_build_info"}
+
+
+def test_documented_names_of_vllm_are_exported_where_the_table_says() -> None:
+    table = DOCS.read_text().partition("## vLLM's dashboards")[2]
+    rows = re.findall(r"^\| `vllm:(\S+)` \| (frontend|worker) \|", table, re.MULTILINE)
+    pages = {
+        "frontend": PrometheusMetrics("vllm:").text().decode(),
+        "worker": worker_page(Metrics("vllm:"), Ready()),
+    }
+    assert len(rows) > 15
+    for name, process in rows:
+        assert f"vllm:{name}".removesuffix("_total") in {
+            name.removesuffix("_total") for name in names([pages[process]])
+        }

@@ -1,0 +1,42 @@
+"""shared/wire/address.py, and the settings that name workers."""
+
+import pytest
+
+from shared.config import ConfigError, Settings, with_values
+from shared.settings_check import check
+from shared.wire.address import parse
+
+
+@pytest.mark.parametrize(
+    ("text", "requests", "events"),
+    [
+        ("tcp://gpu:5700", "tcp://gpu:5700", "tcp://gpu:5701"),
+        ("tcp://[::1]:5", "tcp://[::1]:5", "tcp://[::1]:6"),
+        ("ipc:///run/a/", "ipc:///run/a/requests.sock", "ipc:///run/a/events.sock"),
+    ],
+)
+def test_parse_names_both_sockets(text: str, requests: str, events: str) -> None:
+    assert (parse(text).requests, parse(text).events) == (requests, events)
+
+
+@pytest.mark.parametrize("text", ["gpu:5700", "tcp://gpu", "tcp://gpu:65535", "tcp://:1", "ipc://a", "http://a:1"])
+def test_invalid_address_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--worker-addresses.*tcp://HOST:PORT or ipc:///FOLDER, not"):
+        check(with_values(Settings(), {"worker_addresses": text, "insecure": True}))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"workers": 0}, "--workers 0 needs"),
+        ({"worker_addresses": "tcp://a:1"}, "--curve-dir"),
+        (
+            {"workers": 2, "request_address": "ipc:///a", "event_address": "ipc:///b"},
+            "cannot be combined with --workers",
+        ),
+        ({"workers_file": "f", "request_address": "ipc:///a"}, "cannot be combined with --workers-file"),
+    ],
+)
+def test_contradictory_worker_settings_are_named(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check(with_values(Settings(), values))

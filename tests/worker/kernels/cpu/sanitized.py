@@ -1,0 +1,50 @@
+"""Runs pytest on a library that AddressSanitizer watches.
+
+The sanitizer's runtime has to be loaded before Python. Torch's tensors then lie between guarded bytes, too: a read or
+write beyond an array on the stack, or beyond a tensor, ends the process with a report and the code FAULT.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from worker.kernels.cpu import limits
+
+FAULT = 99
+SANITIZE = ("-fsanitize=address", "-O1", "-g1", "-fno-omit-frame-pointer")
+LIBRARY, BEYOND = "SLUICE_SANITIZED_LIBRARY", "SLUICE_SANITIZED_BEYOND"
+
+
+def compiled(folder: Path) -> Path:
+    """Compiles the library into a folder."""
+    from worker.kernels.cpu import build
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "COMMON", (*build.COMMON, *SANITIZE))
+        return build._compile(os.environ.get("CC", "gcc"), folder)
+
+
+def run(library: Path, *arguments: str, beyond: str = "") -> "subprocess.CompletedProcess[str]":
+    """Runs pytest on a compiled library. beyond: a limit that product and tests shall believe to be one larger"""
+    named = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    environment = {"LD_PRELOAD": named.stdout.strip(), "ASAN_OPTIONS": f"detect_leaks=0:exitcode={FAULT}"}
+    command = [sys.executable, "-m", __name__, "-q", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(
+        command, env=os.environ | environment | {LIBRARY: str(library), BEYOND: beyond}, capture_output=True, text=True
+    )
+
+
+def main() -> int:
+    if name := os.environ[BEYOND]:  # before other modules copy it
+        setattr(limits, name, getattr(limits, name) + 1)
+    from worker.kernels.cpu import library
+
+    library.build = lambda: Path(os.environ[LIBRARY])
+    return pytest.main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

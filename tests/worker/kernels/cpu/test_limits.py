@@ -1,0 +1,27 @@
+"""The bounds of arrays are stated once, in csrc/model_limits.h."""
+
+import re
+from pathlib import Path
+
+import torch
+
+from worker.kernels.cpu import bindings, limits
+from worker.kernels.cpu.build import SOURCES
+
+
+def test_limits_are_defined_in_one_file_and_read_from_it() -> None:
+    header = (SOURCES / "model_limits.h").read_text()
+    for name in ("MAX_HEAD_DIM", "MAX_KEY_ELEMENTS", "MAX_TAPS", "MAX_CHOSEN"):
+        others = [path for path in Path(SOURCES).rglob("*.[ch]") if re.search(rf"define {name}\b", path.read_text())]
+        assert [path.name for path in others] == ["model_limits.h"]
+        assert f"#define {name} {getattr(limits, name)} " in header
+
+
+def test_cache_beyond_the_limits_is_not_for_the_library() -> None:
+    def supports(heads: int, head_dim: int) -> bool:
+        cache = torch.empty(1, 1, heads, head_dim)
+        return bindings.supports_cache(torch.float32, cache, head_dim)
+
+    assert supports(1, limits.MAX_HEAD_DIM) == bindings.available(torch.float32)
+    assert not supports(1, limits.MAX_HEAD_DIM + 2)
+    assert not supports(1 + limits.MAX_KEY_ELEMENTS // 64, 64)

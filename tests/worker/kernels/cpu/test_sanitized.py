@@ -1,0 +1,28 @@
+"""The C library under AddressSanitizer: no size that a config may have makes it touch memory beyond its arrays."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.worker.kernels.cpu import sanitized
+from tests.worker.kernels.harness.cpu_tiers import needs_library
+
+pytestmark = needs_library
+TESTS = "tests/worker/model/test_cpu_decoder_bounds.py"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sanitized.compiled(tmp_path_factory.mktemp("library"))
+
+
+def test_sizes_at_the_bounds_stay_within_their_arrays(library: Path) -> None:
+    done = sanitized.run(library, TESTS, "-k", "not emulated")
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:] + done.stderr[-6000:]
+
+
+@pytest.mark.parametrize(("limit", "model"), [("MAX_CHOSEN", "experts"), ("MAX_TAPS", "taps")])
+def test_size_beyond_a_bound_is_reported(library: Path, limit: str, model: str) -> None:
+    """Were it not, the test above could not fail."""
+    done = sanitized.run(library, TESTS, "-k", f"{model} and not emulated", "-s", beyond=limit)
+    assert done.returncode == sanitized.FAULT and "AddressSanitizer" in done.stderr, done.stdout[-2000:]

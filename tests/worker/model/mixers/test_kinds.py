@@ -1,0 +1,62 @@
+"""Kinds of mixers: one model may mix them, and a kind that is missing is named."""
+
+import sys
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from tests.checkpoints import Checkpoints
+from tests.worker.kernels.harness.cpu_tiers import needs_library
+from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
+from worker.model.checkpoint.checkpoint import UnsupportedModel
+from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
+from worker.model.decoder import Decoder
+from worker.model.layer import Layer
+from worker.model.mixers.kinds import KINDS, mixer
+
+
+def mixing(checkpoints: Checkpoints, dtype: torch.dtype) -> Decoder:
+    """Layers of LFM2, then those of Granite 4 and of Qwen3.5 that have a state, with the settings of LFM2."""
+    first, *others = (decoder_of(checkpoints(kind), dtype=dtype) for kind in ("lfm2", "granite-hybrid", "qwen3_5"))
+    layers, kinds = list(first.weights.layers), list(first.spec.layers)
+    for other in others:
+        both = zip(other.weights.layers, other.spec.layers, strict=True)
+        recurrent = [(layer, replace(kind, rope=0)) for layer, kind in both if kind.recurrent]
+        layers += [layer for layer, _ in recurrent]
+        kinds += [kind for _, kind in recurrent]
+    spec = replace(first.spec, layers=tuple(kinds))
+    return Decoder(spec, replace(first.weights, layers=layers), first.max_positions)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_model_mixes_all_kinds_with_the_same_bits_in_c(checkpoints: Checkpoints, dtype: torch.dtype) -> None:
+    decoder = mixing(checkpoints, dtype)
+    assert {layer.mixer for layer in decoder.spec.layers} == {*KINDS}
+    caches = [cache_for(decoder, tokens=256) for _ in range(2)]
+    fast = fastest_decoder(decoder, caches[1])
+    assert isinstance(fast, CpuDecoder)
+    with torch.inference_mode():
+        plain, ours = (
+            all_logits(one, cache, prompts_of([5, 40, 17]), 16)
+            for one, cache in zip((decoder, fast), caches, strict=True)
+        )
+    assert all(map(torch.equal, ours, plain)) and all(logits.isfinite().all() for logits in ours)
+    for a, b in zip(caches[0].states.values(), caches[1].states.values(), strict=True):
+        assert torch.equal(a.tail[1:7].nan_to_num(), b.tail[1:7].nan_to_num())
+
+
+def test_a_missing_kind_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "worker.model.mixers.mamba2", None)
+    with pytest.raises(UnsupportedModel, match=r"Mamba-2 layers are not supported .* worker.model.mixers.mamba2"):
+        mixer("mamba2")
+
+
+def test_weights_of_a_kind_name_it() -> None:
+    assert all(mixer(kind).stored.weights.kind == kind for kind in KINDS)  # type: ignore[attr-defined]
+
+
+def test_layer_has_few_fields() -> None:
+    """What only some kinds have is in the records of their weights."""
+    assert len(fields(Layer)) <= 10

@@ -1,0 +1,57 @@
+"""Lanes of page tables: each sequence keeps its own, and only new pages are sent."""
+
+from array import array
+
+import pytest
+import torch
+
+from shared.messages import Sampling
+from worker.run.graphs import page_lanes
+from worker.run.graphs.page_lanes import PageLanes
+from worker.schedule.sequence import Chunk, Sequence
+
+CPU = torch.device("cpu")
+
+
+def chunk(first_page: int, length: int) -> Chunk:
+    pages = [array("i", range(first_page, first_page + 4))]
+    sequence = Sequence((b"f", first_page), [0] * length, 1, Sampling(9), 0, pages=pages)
+    return Chunk(sequence, length - 1, 1, True)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The cells of the tables that are sent, of each time."""
+    cells: list[list[int]] = []
+    to_device = page_lanes.to_device
+
+    def counting(values, device):  # type: ignore[no-untyped-def]
+        cells.append(values[0].tolist())
+        return to_device(values, device)
+
+    monkeypatch.setattr(page_lanes, "to_device", counting)
+    return cells
+
+
+def test_sequence_that_stays_sends_no_page_when_others_come_and_go(sent: list[list[int]]) -> None:
+    lanes, (a, b, c) = PageLanes(2, 4, 1, CPU), (chunk(first, 20) for first in (10, 20, 30))
+    assert lanes.lanes_of([a, b], 16) == [0, 1] and len(sent[0]) == 4
+    assert lanes.lanes_of([b], 16) == [1]
+    assert lanes.lanes_of([c, b], 16) == [0, 1] and sent[1:] == [[0, 1]], "the lane of a is given to c"
+    assert lanes.tables[0].tolist() == [[30, 31, 0, 0], [20, 21, 0, 0], [0] * 4]
+
+
+def test_growing_sequence_sends_its_new_page_only(sent: list[list[int]]) -> None:
+    lanes, one = PageLanes(2, 4, 1, CPU), chunk(10, 32)
+    lanes.lanes_of([one], 16)
+    grown = Chunk(one.sequence, 32, 1, True)
+    assert lanes.lanes_of([grown], 16) == lanes.lanes_of([grown], 16) == [0]
+    assert sent == [[0, 1], [2]] and lanes.tables[0][0].tolist() == [10, 11, 12, 0]
+
+
+def test_preempted_sequence_gets_its_new_pages(sent: list[list[int]]) -> None:
+    lanes, one = PageLanes(1, 4, 1, CPU), chunk(10, 20)
+    lanes.lanes_of([one], 16)
+    one.sequence.pages = [array("i", range(50, 54))]
+    (lane,) = lanes.lanes_of([one], 16)
+    assert lanes.tables[0][lane][:2].tolist() == [50, 51]

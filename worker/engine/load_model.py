@@ -1,0 +1,120 @@
+"""Loads a model by its name: what its files say, and its weights on a device. It builds no cache and no scheduler."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.hf_hub import Progress
+from shared.task import Task, TaskError, read_task
+from worker.engine.formats import Formats, choose_formats
+from worker.engine.load_weights import load_weights
+from worker.kv_cache.gpu_memory import GpuMemoryReader
+from worker.kv_cache.sizing import longest_sequence
+from worker.model.checkpoint.checkpoint import CheckpointError, read_config, resolve, tokenizer_ends, weight_files
+from worker.model.checkpoint.content_hash import ContentHashes
+from worker.model.decoder import Decoder
+from worker.model.families.families import spec_from_config
+from worker.model.layer import Weights
+from worker.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What the files of a model say, without its weights, and the formats that fit the flags and the device."""
+
+    folder: Path
+    task: Task
+    tokenizer_hash: str
+    spec: ModelSpec
+    formats: Formats
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in the memory of its device. gpu: None on the CPU. hashes: of the files of its weights."""
+
+    files: ModelFiles
+    weights: Weights
+    gpu: GpuMemoryReader | None
+    hashes: ContentHashes
+
+    def decoder(self, max_positions: int) -> Decoder:
+        """Makes a decoder for sequences up to this length, whose operations are not compared with others yet."""
+        return Decoder(self.files.spec, self.weights, max_positions)
+
+
+def find_model(
+    model: ModelConfig,
+    worker: WorkerConfig,
+    device: torch.device,
+    on_download: Progress = lambda done, total: None,
+    *,
+    prefer_cache: bool = False,
+) -> ModelFiles:
+    """Finds or downloads the checkpoint, and reads everything but its weights.
+
+    prefer_cache: use the checkpoint in the cache, even if the hub has a newer one. Raises ConfigError and
+    CheckpointError.
+    """
+    folder = resolve(model.model, model.revision, prefer_cache=prefer_cache, on_progress=on_download)
+    task, tokenizer_hash = _task(folder, model.task), _tokenizer_hash(folder)
+    spec = _spec(folder, task)
+    formats = choose_formats(spec, worker, device)
+    longest_sequence(spec, model, worker)  # raises before the weights are read
+    return ModelFiles(folder, task, tokenizer_hash, spec, formats, device)
+
+
+def load_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_progress: Progress) -> LoadedModel:
+    """Loads the weights. Raises CheckpointError, and ConfigError when the memory of the device is too small."""
+    device = files.device
+    gpu = GpuMemoryReader(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
+    hashes = ContentHashes(weight_files(files.folder), worker.weights_cache)
+    with explain_out_of_memory(gpu):
+        weights = load_weights(files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress)
+    return LoadedModel(files, weights, gpu, hashes)
+
+
+def _task(folder: Path, wanted: str) -> Task:
+    try:
+        return read_task(folder, wanted)
+    except TaskError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _spec(folder: Path, task: Task) -> ModelSpec:
+    spec = spec_from_config(read_config(folder), task)
+    return replace(spec, eos_ids=tuple(dict.fromkeys((*spec.eos_ids, *tokenizer_ends(folder)))))
+
+
+def _tokenizer_hash(folder: Path) -> str:
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        raise CheckpointError(f"{folder}: tokenizer.json is missing")
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@contextmanager
+def explain_out_of_memory(gpu: GpuMemoryReader | None) -> Iterator[None]:
+    """Turns every error that means "out of memory" into a ConfigError that names the settings to change."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:  # raised by torch, by the driver through CUDA or Triton, or by the system
+        if not any(words in str(error) for words in ("out of memory", "allocate memory")):
+            raise
+        name = gpu.name if gpu else "the device"
+        raise ConfigError(
+            f"{name} has no room for this model with these settings ({_first_sentences(error)}): end what else runs "
+            "there, or lower --kv-cache-gb, --max-seq-len, --max-step-tokens or --max-batch-size, or serve a smaller "
+            "model"
+        ) from error
+
+
+def _first_sentences(error: Exception) -> str:
+    """Returns the first two sentences of the first line of the message: in them, PyTorch names the cause."""
+    return ". ".join(str(error).split("\n")[0].split(". ")[:2])

@@ -1,0 +1,52 @@
+"""A request as its frontend knows it: its sequence, and what was sent besides tokens, so that it can be sent again."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shared import messages as m
+from worker.engine.step_builder import StepBuilder
+from worker.schedule.sequence import Sequence
+
+if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.run.pooling import PromptVector
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """An admitted request; kept for some time after its end."""
+
+    sequence: Sequence
+    end: m.End | None = None
+    logprobs: list[m.Logprobs] = field(default_factory=list)
+    vector: "PromptVector | None" = None  # of a request with `pooling`, until it ends
+    pooled: m.Pooled | None = None  # its result
+
+    def send_again(self, builder: StepBuilder, offset: int) -> None:
+        """Adds the output from token `offset` on, and the End if the request has ended."""
+        sequence, id = self.sequence, self.sequence.key[1]
+        builder.admitted.append(m.Admitted(id, sequence.seed))
+        builder.logprobs += [lp for lp in self.logprobs if lp.prompt or lp.start + len(lp.chosen) // 4 > offset]
+        builder.add(id, offset, sequence.tokens[sequence.prompt_len + offset :])
+        if self.pooled is not None:
+            builder.pooled.append(self.pooled)
+        if self.end is not None:
+            builder.ends.append(self.end)
+
+    def finish_vector(self, builder: StepBuilder) -> tuple[m.Outcome, str]:
+        """Adds the vector of a request whose prompt is computed. Returns how the request ends, and why if it failed."""
+        assert self.vector is not None
+        try:
+            self.pooled = m.Pooled(self.sequence.key[1], self.vector.values())
+        except ValueError as error:
+            return m.Outcome.ERROR, str(error)
+        builder.pooled.append(self.pooled)
+        return m.Outcome.POOLED, ""
+
+
+def new_record(sequence: Sequence) -> RequestRecord:
+    """Returns the record of a request that is about to be queued."""
+    if sequence.pooling is None:
+        return RequestRecord(sequence)
+    from worker.run.pooling import PromptVector
+
+    return RequestRecord(sequence, vector=PromptVector(sequence.pooling))

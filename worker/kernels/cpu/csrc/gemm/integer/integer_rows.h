@@ -1,0 +1,161 @@
+/* Turns bf16 inputs into integers of 16 bits, for products with codes that stand for small integers.
+ *
+ * A block of inputs shares a power of two. A number keeps all of its 8 bits unless it is more than 2^7 times smaller
+ * than the largest of its block. The rest loses less than the largest number lost when it was rounded to bf16.
+ *
+ * A block consists of parts, each of inputs whose codes share a scale: of whole groups, or of a part of one that is
+ * longer than a block. The sum of a part's products is an integer of 32 bits, hence exact in any order. */
+#pragma once
+#include "gemm/strips.h"
+
+#define MAX_INTEGER_BLOCK 128 /* inputs of a block: 128 * 255 * 2^15 fits in 32 bits, also with an offset */
+#define MAX_PARTS (MAX_INTEGER_BLOCK / CODE_BLOCK)
+
+/* Rows as integers. Blocks and parts are numbered over all of K. */
+typedef struct {
+    int32_t *pairs;  /* each strip of rows as [K / 2][its rows]: inputs i and i + 4 of an octet, i = 0 to 3 */
+    int32_t *starts; /* [parts][rows]: the first value of the sum of products, for codes that have an offset */
+    float *scales;   /* [blocks][rows]: the number for which 1 stands; NaN if the block has an infinity or a NaN */
+    uint8_t *table;  /* [16]: the integers, none of them negative, that the weight's four-bit codes stand for */
+} IntegerRows;
+
+/* A block of inputs of a weight. */
+typedef struct {
+    long from, count;         /* inputs [from, from + count) */
+    long group, parts, inputs; /* the group of its first part; its parts, of `inputs` inputs each (the last: or fewer) */
+    long part;                /* the number of its first part */
+} IntegerBlock;
+
+/* Whether the product of g multiplies integers. */
+INLINE int multiplies_integers(const Gemm *g) {
+    return g->x_bf16 && (g->weight->kind == INTEGER4 || g->weight->kind == INT8);
+}
+
+/* Returns K with zeros up to a whole block of codes. */
+INLINE long integer_depth(const Weight *w) { return ceil_div(w->k, CODE_BLOCK) * CODE_BLOCK; }
+
+/* Returns the block that begins at input `from`; it is empty at the end. part: the number of its first part. */
+INLINE IntegerBlock block_at(const Weight *w, long from, long part) {
+    IntegerBlock b = {.from = from, .group = from / w->group, .part = part};
+    long most = MAX_INTEGER_BLOCK / w->group * w->group, group_left = (b.group + 1) * w->group - from;
+    b.count = min_long(most ? most : min_long(MAX_INTEGER_BLOCK, group_left), integer_depth(w) - from);
+    b.inputs = min_long(most ? most : b.count, w->group);
+    b.parts = b.count ? ceil_div(b.count, b.inputs) : 0;
+    return b;
+}
+
+/* Returns the block after b. */
+INLINE IntegerBlock block_after(const Weight *w, IntegerBlock b) {
+    return block_at(w, b.from + b.count, b.part + b.parts);
+}
+
+/* Returns how many groups end in a block; the first of them is b.group. */
+INLINE long groups_ending(const Weight *w, IntegerBlock b) {
+    return b.from + b.count == min_long((b.group + b.parts) * w->group, integer_depth(w)) ? b.parts : b.parts - 1;
+}
+
+/* Every block has at least one part, so there are at most as many blocks. */
+INLINE long count_parts(const Weight *w) {
+    long parts = 0;
+    for (IntegerBlock b = block_at(w, 0, 0); b.from < w->k; b = block_after(w, b)) parts = b.part + b.parts;
+    return parts;
+}
+
+static size_t integer_rows_bytes(const Gemm *g, long rows) {
+    return 16 + rows * (integer_depth(g->weight) * sizeof(int16_t) + count_parts(g->weight) * 2 * sizeof(int32_t));
+}
+
+INLINE IntegerRows integer_rows(const Gemm *g, char *buffer, long rows) {
+    IntegerRows x = {.table = (uint8_t *)buffer, .pairs = (int32_t *)(buffer + 16)};
+    x.starts = x.pairs + rows * integer_depth(g->weight) / 2;
+    x.scales = (float *)(x.starts + rows * count_parts(g->weight));
+    return x;
+}
+
+/* Returns the unit of a weight's integers, 1 or 0.5: four-bit codes may stand for halves. */
+INLINE float integer_unit(const Weight *w) {
+    for (int i = 0; w->kind == INTEGER4 && i < 16; i++)
+        if (w->values[i] != (float)(int)w->values[i]) return 0.5f;
+    return 1.0f;
+}
+
+/* Writes the table of four-bit codes. Returns by how much its integers are larger than those the codes stand for. */
+INLINE int32_t fill_table(const Weight *w, float unit, uint8_t *table) {
+    float lowest = 0;
+    if (w->kind != INTEGER4) return 0;
+    for (int i = 0; i < 16; i++) lowest = w->values[i] < lowest ? w->values[i] : lowest;
+    for (int i = 0; i < 16; i++) table[i] = (uint8_t)((w->values[i] - lowest) / unit);
+    return (int32_t)(-lowest / unit);
+}
+
+/* Returns the bits of the largest magnitude among `length` numbers, a multiple of 16. */
+INLINE bf16 largest_magnitude(const bf16 *x, long length) {
+    __m256i largest = _mm256_setzero_si256();
+    for (long k = 0; k < length; k += 16) {
+        __m256i numbers = _mm256_loadu_si256((const __m256i *)(x + k));
+        largest = _mm256_max_epu16(largest, _mm256_and_si256(numbers, _mm256_set1_epi16(0x7fff)));
+    }
+    __m128i half = _mm_max_epu16(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    return ~_mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(half, _mm_set1_epi16(-1))), 0);
+}
+
+/* Returns an octet of bf16 numbers times `factor`, rounded to the nearest integers. */
+INLINE __m256i octet_of_integers(const bf16 *x, __m256 factor) {
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x));
+    return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)), factor));
+}
+
+INLINE float power_of_two(int biased_exponent) {
+    uint32_t bits = (uint32_t)biased_exponent << 23;
+    float power;
+    __builtin_memcpy(&power, &bits, sizeof power);
+    return power;
+}
+
+/* Returns what 1 stands for in a block of `length` inputs, and the factor that turns inputs into integers. */
+INLINE float block_scale(const bf16 *x, long length, float *factor) {
+    bf16 largest = largest_magnitude(x, length);
+    int exponent = max_long(largest >> 7, 15), finite = largest < 0x7f80;
+    *factor = finite ? power_of_two(268 - exponent) : 0;
+    return finite ? power_of_two(exponent - 14) : __builtin_nanf("");
+}
+
+/* Converts `length` inputs of a row, a multiple of 16, and returns the sum of the integers. pairs: where the first pair
+ * goes; the next is `rows` further. */
+INLINE int32_t convert_part(const bf16 *x, long length, float factor, long rows, int32_t *pairs) {
+    __m256i sums = _mm256_setzero_si256();
+    for (long k = 0; k < length; k += 8, pairs += 4 * rows) {
+        __m256i integers = octet_of_integers(x + k, _mm256_set1_ps(factor));
+        sums = _mm256_add_epi32(sums, integers);
+        __m128i upper = _mm_slli_epi32(_mm256_extracti128_si256(integers, 1), 16);
+        __m128i paired = _mm_blend_epi16(_mm256_castsi256_si128(integers), upper, 0xaa);
+        pairs[0] = _mm_extract_epi32(paired, 0), pairs[rows] = _mm_extract_epi32(paired, 1);
+        pairs[2 * rows] = _mm_extract_epi32(paired, 2), pairs[3 * rows] = _mm_extract_epi32(paired, 3);
+    }
+    int32_t of_lanes[8], sum = 0;
+    _mm256_storeu_si256((__m256i *)of_lanes, sums);
+    for (int i = 0; i < 8; i++) sum += of_lanes[i];
+    return sum;
+}
+
+/* Converts a block of rows x [rows, K]. */
+static void convert_rows(const Gemm *g, const bf16 *x, const Strips *s, long rows, IntegerRows to) {
+    const Weight *w = g->weight;
+    float unit = integer_unit(w), factor;
+    int32_t offset = fill_table(w, unit, to.table);
+    for (long i = 0; i < s->count; i++)
+        for (long r = 0; r < s->strip[i].rows; r++, x += w->k) {
+            long row = s->strip[i].row + r, strip_rows = s->strip[i].rows, number = 0;
+            int32_t *pairs = to.pairs + s->strip[i].row * integer_depth(w) / 2 + r;
+            for (IntegerBlock b = block_at(w, 0, 0); b.from < w->k; b = block_after(w, b), number++) {
+                bf16 inputs[MAX_INTEGER_BLOCK] = {0};
+                memcpy(inputs, x + b.from, min_long(b.count, w->k - b.from) * sizeof(bf16));
+                to.scales[number * rows + row] = block_scale(inputs, b.count, &factor) * unit;
+                for (long p = 0, k = 0; p < b.parts; p++, k += b.inputs) {
+                    int32_t sum = convert_part(inputs + k, min_long(b.inputs, b.count - k), factor, strip_rows,
+                                               pairs + (b.from + k) / 2 * strip_rows);
+                    to.starts[(b.part + p) * rows + row] = -offset * sum;
+                }
+            }
+        }
+}

@@ -1,0 +1,223 @@
+"""Attention on GPUs: divides the work between the Triton kernels of split_attention.py and prefill_attention.py.
+
+A row is one query token. So a sequence with one row is a decode (or a prompt or chunk of one token).
+
+The bits of a row never depend on the batch, the chunking, padding or the division of work. The keys of a row are cut at
+absolute positions: into splits (`split_start`), and splits into blocks of BLOCK_N. `attend_block` computes each split
+from an empty state (online softmax over its blocks, in order), and `merge_softmax` merges the splits, in order. A
+block or split without visible keys changes nothing, to the bit: it multiplies by one and adds zero. For a sequence with
+few rows (decodes, drafts, a short turn behind a long cached prefix), different programs compute the splits and store
+their results, which are then merged. For a sequence with more rows, which has tiles enough to keep the GPU busy, one
+program computes and merges all splits of a tile, with the same functions in the same order. `divide_work` chooses how
+many rows are few. A sink enters the sum of a row last, after all splits.
+
+The two kernels that attend differ in the height of their tile, but not in the computation of a row: its matrix products
+come from the same instruction (64 rows for a group of four warps, as many columns, 16 deep), over the same columns in
+the same order, and its maximum and sum from the same four threads. Where four warps cannot hold 64 rows of two
+accumulators (head sizes above 128), and without tensor cores (float32), both kernels use the same tile.
+
+The host knows bounds of lengths only, and a CUDA graph is replayed with any lengths. So the programs find their work on
+the device (work_items.py), and a loose bound costs memory for partial results, and a few programs that end at once.
+
+online_softmax.py defines m_i, l_i, acc, `scale` and `cap_scale`. Without sinks or a soft cap, sinks_ptr or cap_scale is
+None, and nothing is compiled for them.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+from torch import Tensor
+
+from worker.kernels.gpu.attention.key_splits import count_splits
+from worker.kernels.gpu.attention.online_softmax import LOG2_E
+from worker.kernels.gpu.attention.prefill_attention import _prefill_kernel
+from worker.kernels.gpu.attention.split_attention import _combine_kernel, _split_kernel
+from worker.kernels.gpu.attention.work_items import sequence_block
+from worker.kernels.gpu.launch.dependent_launch import pdl_options
+from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
+from worker.kernels.gpu.products.tile_table import cdiv
+from worker.kernels.gpu.products.tiles import multiprocessors, shared_memory
+
+SPLIT_SIZE = 256  # positions of the shortest splits (see key_splits.py); a multiple of every block_n
+SHORT_SPLITS = 32  # later splits are longer (key_splits.py), which bounds the partial results in memory
+SPLIT_ROWS = 64  # sequences with up to this many rows are split even in steps with many rows
+PARTIAL_BYTES = 256 << 20  # memory for partial results; one row of each sequence is split even if that takes more
+SPLIT_PROGRAMS = 4  # programs of _split_kernel for each multiprocessor, which runs two at a time
+COMBINE_PROGRAMS = 32  # programs of _combine_kernel for each multiprocessor, which runs as many at a time
+SPLITS_AT_ONCE = 8  # partial results that a program reads at once while it merges them
+FIVE_STAGES_FROM = 160 << 10  # bytes of shared memory; five stages take up to 132 KiB, three up to 99
+NO_FP_FUSION = {"enable_fp_fusion": False}  # every kernel rounds multiplications and additions as written
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tile sizes of the two kernels that attend, with their warps and pipeline stages.
+
+    block_n: keys of a block. prefill_m, split_m: rows of a tile, which are query rows times heads of a group.
+    overlaps: whether registers and shared memory suffice for prefill whose softmax overlaps with products.
+    """
+
+    block_n: int
+    prefill_m: int
+    prefill_warps: int
+    split_m: int
+    split_warps: int
+    stages: int
+    overlaps: bool = False
+
+
+def choose_tiles(head: int, group: int, dtype: torch.dtype, shared_memory: int) -> Tiles:
+    """Returns the tiles, chosen for an H200.
+
+    There are five pipeline stages because keys and values are loaded two blocks ahead, and their page ids two blocks
+    before that. A GPU with less shared memory than FIVE_STAGES_FROM loads them one block ahead.
+
+    shared_memory: bytes that a program may have. It decides the last two fields only, which change no bits.
+    """
+    tiles = _large_tiles(head, group, dtype)
+    if shared_memory >= FIVE_STAGES_FROM:
+        return tiles
+    return replace(tiles, stages=min(tiles.stages, 3), overlaps=False)
+
+
+def _large_tiles(head: int, group: int, dtype: torch.dtype) -> Tiles:
+    group_rows = triton.next_power_of_2(group)
+    if dtype == torch.float32:
+        return Tiles(32, max(16, group_rows), 4, max(16, group_rows), 4, 1)
+    if head > 256:  # more rows, or more stages, need more registers and shared memory than there are
+        return Tiles(32, max(32, group_rows), 8, max(16, group_rows), 8, 2)
+    if head > 128:
+        return Tiles(32, max(64, group_rows), 8, max(64, group_rows), 8, 5)
+    return Tiles(
+        128 if head <= 64 else 64, max(128, group_rows), 8, max(64, group_rows), 4 if group_rows <= 64 else 8, 5, True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Says what is launched for a step. It depends on shapes and bounds, and no field affects the bits.
+
+    max_rows: sequences with up to this many rows are split, longer ones are not. places: the number of
+    rows whose partial results fit into memory, with max_splits splits each. Programs are counted for each key/value
+    head, or for each head if they combine; with 0 programs the kernel is not launched.
+    """
+
+    max_rows: int
+    places: int
+    max_splits: int
+    split_programs: int
+    combine_programs: int
+    prefill_programs: int
+
+
+def divide_work(
+    tokens: int, sequences: int, heads: int, kv_heads: int, head: int, max_splits: int, tiles: Tiles, processors: int
+) -> Division:
+    """Divides the work of `tokens` rows of `sequences` sequences between kernels. processors: multiprocessors."""
+    group = heads // kv_heads
+    prefill_rows, split_rows = tiles.prefill_m // group, tiles.split_m // group
+    most_rows = max(sequences, PARTIAL_BYTES // (4 * max_splits * heads * (head + 2)))
+    max_rows = tokens if tokens <= most_rows else most_rows // sequences
+    if tokens > sequences and kv_heads * (tokens // prefill_rows) >= processors:  # enough tiles without splits
+        max_rows = min(max_rows, SPLIT_ROWS) if sequences > 1 else 0
+    places = min(tokens, sequences * max_rows)
+    # A tile of a window sees at most one split more than a row.
+    items = (places // split_rows + min(sequences, places)) * (max_splits + 1)
+    return Division(
+        max_rows, places, max_splits,
+        split_programs=min(items, cdiv(SPLIT_PROGRAMS * processors, kv_heads)),
+        combine_programs=min(places, cdiv(COMBINE_PROGRAMS * processors, heads)),
+        prefill_programs=tokens // prefill_rows + min(sequences, tokens // (max_rows + 1)) if tokens > max_rows else 0,
+    )  # fmt: skip
+
+
+def attention_triton(
+    q: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    page_table: Tensor,
+    max_kv_len: int,
+    *,
+    scale: float,
+    window: int,
+    sinks: Tensor | None = None,
+    softcap: float = 0.0,
+    options: GpuOptions = NO_OPTIONS,
+) -> Tensor:
+    """Computes the same as `attention_torch`. max_kv_len: at least every seq_len.
+
+    Sequences without rows, and rows after those of all sequences, are padding: the output of such rows is undefined.
+    Reads no tensor on the host: shapes and max_kv_len decide what is launched, but never affect the bits.
+    """
+    tokens, heads, head = q.shape
+    page, kv_heads = cache_k.shape[1:3]
+    sequences = len(seq_lens)
+    assert q.stride()[1:] == (head, 1) and 0 < sequences <= tokens and scale > 0 and softcap >= 0
+    assert sinks is None or (sinks.shape == (heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous())
+    _check_caches(q, cache_k, cache_v)
+    _check_layout(query_start_loc, seq_lens, page_table)
+    out = torch.empty(tokens, heads, head, dtype=q.dtype, device=q.device)
+    tiles = choose_tiles(head, heads // kv_heads, q.dtype, shared_memory(q.device))
+    max_splits = count_splits(max_kv_len, window, SPLIT_SIZE, SHORT_SPLITS)
+    work = divide_work(tokens, sequences, heads, kv_heads, head, max_splits, tiles, multiprocessors(q.device))
+    common: dict[str, int | bool] = NO_FP_FUSION | pdl_options(options) | {
+        "HEADS": heads, "HEAD": head, "SPLIT_SIZE": SPLIT_SIZE, "SHORT_SPLITS": SHORT_SPLITS, "UNIFORM": window > 0,
+        "BLOCK_S": sequence_block(sequences), "BLOCK_D": max(16, triton.next_power_of_2(head)),
+    }  # fmt: skip
+    attending = common | {"KV_HEADS": kv_heads, "PAGE": page, "BLOCK_N": tiles.block_n, "num_stages": tiles.stages}
+    lengths = query_start_loc, seq_lens
+    scale_log2, cap_scale = (softcap or scale) * LOG2_E.value, scale / softcap if softcap else None
+    window_size = window or 1 << 30
+    numbers = scale_log2, window_size, cap_scale, page_table.stride(0), q.stride(0), sequences, work.max_rows
+    if work.prefill_programs:
+        _prefill_kernel[(kv_heads, work.prefill_programs)](
+            q, cache_k, cache_v, out, sinks, *lengths, page_table, *numbers,
+            ROWS=tiles.prefill_m // (heads // kv_heads), BLOCK_M=tiles.prefill_m, num_warps=tiles.prefill_warps,
+            OVERLAP=options.softmax_overlap and tiles.overlaps and cache_k.dtype == q.dtype, **attending,
+        )  # fmt: skip
+    if work.split_programs:
+        arrivals = _arrivals(options, tokens, sequences, work.places * kv_heads)
+        partial = _partial_results(work.places * work.max_splits * heads, head, q.device)
+        merged = (None, None) if arrivals is None else (out, sinks)
+        _split_kernel[(kv_heads, work.split_programs)](
+            q, cache_k, cache_v, *partial, *merged, arrivals, *lengths, page_table, *numbers, work.max_splits,
+            ROWS=tiles.split_m // (heads // kv_heads), SPLITS_AT_ONCE=SPLITS_AT_ONCE, BLOCK_M=tiles.split_m,
+            num_warps=tiles.split_warps, **attending,
+        )  # fmt: skip
+        if arrivals is None:
+            _combine_kernel[(heads, work.combine_programs)](
+                *partial, out, sinks, *lengths, scale_log2, window_size, sequences, work.max_rows, work.max_splits,
+                SPLITS_AT_ONCE=SPLITS_AT_ONCE, num_warps=1, **common,
+            )  # fmt: skip
+    return out
+
+
+def _partial_results(count: int, head: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns memory for m_i, l_i and acc."""
+    m_i, l_i = (torch.empty(count, dtype=torch.float32, device=device) for _ in "ml")
+    return m_i, l_i, torch.empty(count * head, dtype=torch.float32, device=device)
+
+
+def _arrivals(options: GpuOptions, tokens: int, sequences: int, counters: int) -> Tensor | None:
+    """Returns the counters of finished splits if the last program of a tile is to merge them, which suits decodes.
+
+    It would take long for tiles of many rows, which _combine_kernel merges in parallel.
+    """
+    last = options.last_combine and tokens == sequences and options.arrivals is not None
+    return options.arrivals if last and options.arrivals is not None and counters <= len(options.arrivals) else None
+
+
+def _check_caches(q: Tensor, cache_k: Tensor, cache_v: Tensor) -> None:
+    assert cache_v.shape == cache_k.shape and cache_k.shape[3] == q.shape[2] and q.shape[1] % cache_k.shape[2] == 0
+    assert cache_k.is_contiguous() and cache_v.is_contiguous()
+    assert cache_k.dtype == cache_v.dtype and cache_k.dtype in (q.dtype, torch.float8_e4m3fn)
+
+
+def _check_layout(query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor) -> None:
+    sequences = len(seq_lens)
+    assert query_start_loc.shape == (sequences + 1,) and page_table.shape[0] == sequences and page_table.stride(1) == 1
+    assert query_start_loc.is_contiguous() and seq_lens.is_contiguous()
+    assert query_start_loc.dtype == seq_lens.dtype == page_table.dtype == torch.int32

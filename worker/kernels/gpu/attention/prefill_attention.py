@@ -1,0 +1,89 @@
+"""The Triton kernel for attention in which one program attends to all keys of a tile of rows, split by split."""
+
+import triton
+import triton.language as tl
+
+from worker.kernels.gpu.attention.key_splits import begins_split
+from worker.kernels.gpu.attention.online_softmax import add_sink, attend_block, empty_softmax, merge_softmax
+from worker.kernels.gpu.attention.overlapped_attention import attend_overlapped
+from worker.kernels.gpu.attention.work_items import find_item, list_tiles
+from worker.kernels.gpu.launch.dependent_launch import start_dependent
+
+
+@triton.jit
+def _attend(
+    q, k_ptr, v_ptr, page_table_ptr, query_positions, first_position, last_position, begin, scale, window, cap_scale,
+    TOKEN: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Attends to the keys begin .. last_position, split by split. begin: a multiple of BLOCK_N.
+
+    q [M, D] is at query_positions [M]; the positions of valid rows lie in first_position .. last_position.
+    Returns two partial softmaxes: of all splits but the last one, and of the last one.
+    """
+    m_i, l_i, acc = empty_softmax(BLOCK_M, BLOCK_D)
+    m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)
+    for start in range(begin, last_position + 1, BLOCK_N):
+        # This must not be at the end of the loop body: there Triton reads acc_j without waiting for its product.
+        if begins_split(start, SPLIT_SIZE, SHORT_SPLITS, UNIFORM):
+            m_i, l_i, acc = merge_softmax(m_i, l_i, acc, m_j, l_j, acc_j, scale)
+            m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)
+        m_j, l_j, acc_j = attend_block(
+            q, m_j, l_j, acc_j, k_ptr, v_ptr, page_table_ptr, query_positions, first_position, last_position,
+            start, last_position + 1, scale, window, cap_scale, TOKEN, HEAD, PAGE, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
+    return m_i, l_i, acc, m_j, l_j, acc_j
+
+
+@triton.jit(do_not_specialize=["window", "page_table_stride", "sequences", "max_rows"])
+def _prefill_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, sinks_ptr, query_start_loc_ptr, seq_lens_ptr, page_table_ptr,
+    scale, window, cap_scale, page_table_stride, q_stride, sequences, max_rows,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Attends for sequences with more than max_rows rows.
+
+    One program computes ROWS rows of one sequence for the query heads of one key/value head.
+    OVERLAP: whether the softmax overlaps with products.
+    """
+    start_dependent(PDL)
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    ends = list_tiles(query_start_loc_ptr, sequences, max_rows, ROWS, BLOCK_S)
+    kv_head, item = tl.program_id(0), tl.max(ends, axis=0) - 1 - tl.program_id(1)  # first the rows with most keys
+    if item >= 0:
+        sequence, tile = find_item(ends, item)
+        sequence = sequence.to(tl.int64)
+        begin_row = tl.load(query_start_loc_ptr + sequence)
+        q_len = tl.load(query_start_loc_ptr + sequence + 1) - begin_row
+        first_row = tile * ROWS
+        context_len = tl.load(seq_lens_ptr + sequence) - q_len
+        m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+        row, head = first_row + m // GROUP, kv_head * GROUP + m % GROUP
+        valid = (m < ROWS * GROUP) & (row < q_len)
+        mask = valid[:, None] & (d < HEAD)[None, :]
+        token = begin_row.to(tl.int64) + row
+        q = tl.load(q_ptr + token[:, None] * q_stride + head[:, None] * HEAD + d[None, :], mask=mask, other=0.0)
+        last_row = tl.minimum(first_row + ROWS, q_len) - 1
+        begin = tl.maximum(context_len + first_row - window + 1, 0) // BLOCK_N * BLOCK_N
+        keys = k_ptr + kv_head * HEAD, v_ptr + kv_head * HEAD, page_table_ptr + sequence * page_table_stride
+        positions = context_len + row, context_len + first_row, context_len + last_row, begin
+        numbers = scale, window, cap_scale
+        if OVERLAP:
+            m_i, l_i, acc, m_j, l_j, acc_j = attend_overlapped(
+                q, *keys, *positions, *numbers,
+                KV_HEADS * HEAD, HEAD, PAGE, SPLIT_SIZE, SHORT_SPLITS, UNIFORM, BLOCK_M, BLOCK_D, BLOCK_N,
+            )  # fmt: skip
+        else:
+            m_i, l_i, acc, m_j, l_j, acc_j = _attend(
+                q, *keys, *positions, *numbers,
+                KV_HEADS * HEAD, HEAD, PAGE, SPLIT_SIZE, SHORT_SPLITS, UNIFORM, BLOCK_M, BLOCK_D, BLOCK_N,
+            )  # fmt: skip
+        m_i, l_i, acc = merge_softmax(m_i, l_i, acc, m_j, l_j, acc_j, scale)
+        if sinks_ptr is not None:
+            l_i = add_sink(m_i, l_i, sinks_ptr, head, scale)
+        out = (acc / tl.where(valid, l_i, 1.0)[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + (token[:, None] * HEADS + head[:, None]) * HEAD + d[None, :], out, mask=mask)

@@ -1,0 +1,74 @@
+"""Lists the work of attention's programs on the device: the host knows only bounds of the lengths of sequences.
+
+A fixed number of programs walks a list of work items that no program stores: each computes from the lengths how many
+items every sequence has, and adds them up (`ends`). Item i belongs to the first entry whose end is greater than i. A
+sequence without rows (padding) has no items, so a bound far above the real lengths causes none either.
+
+A sequence of up to `max_rows` rows is split: an item is one split of its keys for one tile of its rows. A longer one is
+not, and an item is one tile of its rows with all their keys.
+"""
+
+import triton
+import triton.language as tl
+
+from worker.kernels.gpu.attention.key_splits import kind_start, split_index
+
+FEW, MANY = 32, 256  # numbers of sequences: a kernel is compiled for up to each, and for powers of two above
+
+
+def sequence_block(sequences: int) -> int:
+    """Returns the number of sequences, padding included, for which a program computes its list."""
+    return FEW if sequences <= FEW else max(MANY, triton.next_power_of_2(sequences))
+
+
+@triton.jit
+def find_item(ends, item):
+    """Returns the entry of an item, and the item's index within the entry."""
+    before = ends <= item
+    return tl.sum(before.to(tl.int32), axis=0), item - tl.max(tl.where(before, ends, 0), axis=0)
+
+
+@triton.jit
+def count_rows(query_start_loc_ptr, sequences, sequence):
+    """Returns the number of rows of each sequence, and 0 for those that do not exist."""
+    exists = sequence < sequences
+    begin = tl.load(query_start_loc_ptr + sequence, mask=exists, other=0)
+    return tl.load(query_start_loc_ptr + sequence + 1, mask=exists, other=0) - begin
+
+
+@triton.jit
+def list_tiles(query_start_loc_ptr, sequences, max_rows, ROWS: tl.constexpr, BLOCK_S: tl.constexpr):
+    """Returns ends [BLOCK_S] of the tiles of ROWS rows of each sequence that has more than max_rows rows."""
+    q_len = count_rows(query_start_loc_ptr, sequences, tl.arange(0, BLOCK_S))
+    return tl.cumsum(tl.where(q_len > max_rows, tl.cdiv(q_len, ROWS), 0), axis=0)
+
+
+@triton.jit
+def list_split_rows(query_start_loc_ptr, sequences, max_rows, BLOCK_S: tl.constexpr):
+    """Returns ends [BLOCK_S] of the rows of each sequence that has at most max_rows rows."""
+    q_len = count_rows(query_start_loc_ptr, sequences, tl.arange(0, BLOCK_S))
+    return tl.cumsum(tl.where(q_len <= max_rows, q_len, 0), axis=0)
+
+
+@triton.jit
+def list_splits(
+    query_start_loc_ptr, seq_lens_ptr, sequences, max_rows, window,
+    ROWS: tl.constexpr, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Returns ends [KINDS * BLOCK_S] of the splits of each sequence that has at most max_rows rows, for tiles of ROWS.
+
+    Entry k * BLOCK_S + s has the splits of sequence s of the k-th longest kind. So the longest splits of all sequences
+    are first in the list, and programs that get one less item than others get less of the short ones.
+    """
+    KINDS: tl.constexpr = 1 if UNIFORM else 4  # three, and one without splits: a power of two
+    entry = tl.arange(0, KINDS * BLOCK_S)
+    sequence = entry % BLOCK_S
+    q_len = count_rows(query_start_loc_ptr, sequences, sequence)
+    seq_len = tl.load(seq_lens_ptr + sequence, mask=sequence < sequences, other=0)
+    first = split_index(tl.maximum(seq_len - q_len + 1 - window, 0), SPLIT_SIZE, SHORT_SPLITS, UNIFORM)
+    last = split_index(tl.maximum(seq_len - 1, 0), SPLIT_SIZE, SHORT_SPLITS, UNIFORM)
+    begin = tl.maximum(first, kind_start(entry // BLOCK_S, SHORT_SPLITS, UNIFORM))
+    end = tl.minimum(last + 1, kind_start(entry // BLOCK_S - 1, SHORT_SPLITS, UNIFORM))
+    splits = tl.where(q_len <= max_rows, tl.maximum(end - begin, 0), 0)
+    return tl.cumsum(splits * tl.cdiv(q_len, ROWS), axis=0)

@@ -1,0 +1,141 @@
+"""Runs the experts of a layer in Triton kernels: router, grouping, grouped products, and the sum over a row's experts.
+
+The host never asks the device, and no size depends on the router's choice, so a CUDA graph can hold all kernels.
+
+With few slots, most of them have an expert of their own, so each is a tile, and only the chosen experts are read. With
+more, slots are grouped by expert once for both products. A row's bits are the same in both ways: an element is one
+chain of additions over K, whatever the tile (linear.py), and a row's results are added in the order of its slots.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.kernels.experts import Experts, PackedExperts
+from worker.kernels.gpu.experts.grouped_linear import grouped_linear_triton
+from worker.kernels.gpu.experts.quantized_grouped_linear import can_be_gated, quantized_grouped_linear_triton
+from worker.kernels.gpu.experts.routing import (
+    Groups,
+    choose_experts_triton,
+    count_loads_triton,
+    group_slots_triton,
+)
+from worker.kernels.gpu.products import tiles
+from worker.kernels.gpu.products.quantized_linear import fitted
+from worker.kernels.gpu.products.tile_table import Tile
+from worker.kernels.gpu.rowwise.act_and_mul import act_and_mul_triton
+from worker.kernels.linear import linear
+from worker.kernels.rowwise.activate import ACTIVATIONS, Activation
+
+MAX_SLOTS = 1 << 16  # computed together: bounds the memory of the experts' float32 results
+BLOCK = 1024
+
+
+@triton.jit
+def _combine_experts_kernel(
+    results_ptr, weights_ptr, add_ptr, gate_ptr, out_ptr, size, add_stride,
+    CHOSEN: tl.constexpr, ADD: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Adds the weighted results of a row's slots in order, after `add`, and rounds once. Computes a block of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < size
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    if ADD:
+        total = tl.load(add_ptr + row * add_stride + column, mask=mask, other=0.0).to(tl.float32)
+        if GATE:
+            total *= 1.0 / (1.0 + tl.exp(-tl.load(gate_ptr + row)))
+    for slot in tl.static_range(CHOSEN):
+        result = tl.load(results_ptr + (row * CHOSEN + slot) * size + column, mask=mask, other=0.0)
+        total += tl.load(weights_ptr + row * CHOSEN + slot) * result
+    tl.store(out_ptr + row * size + column, total.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def experts_triton(
+    h: Tensor,
+    layer: Experts,
+    chosen: int,
+    activation: Activation,
+    *,
+    normalized: bool,
+    router_input: Tensor | None = None,
+    add: Tensor | None = None,
+    add_gate: Tensor | None = None,
+) -> Tensor:
+    """Computes the same as `experts_torch` in worker/kernels/experts.py: [T, H] in h's dtype."""
+    assert activation in ACTIVATIONS and len(h)
+    logits = linear(h if router_input is None else router_input, layer.router, fp32_out=True)
+    numbers, weights = choose_experts_triton(logits, chosen, normalized=normalized, scales=layer.scales)
+    if layer.loads is not None:
+        count_loads_triton(numbers, layer.loads)
+    out, rows = torch.empty_like(h, memory_format=torch.contiguous_format), max(1, MAX_SLOTS // chosen)
+    for begin in range(0, len(h), rows):
+        part = slice(begin, begin + rows)
+        results = _multiply(h[part], layer, logits.shape[1], numbers[part], activation)
+        _combine(results, weights[part], _rows(add, part), _rows(add_gate, part), out[part])
+    return out
+
+
+def _rows(x: Tensor | None, part: slice) -> Tensor | None:
+    return None if x is None else x[part]
+
+
+def _multiply(h: Tensor, layer: Experts, count: int, numbers: Tensor, activation: Activation) -> Tensor:
+    """Returns the results of the rows' experts, not yet weighted: [T * chosen, H] float32."""
+    rows, chosen = numbers.shape
+    is_sorted = rows * chosen > max(chosen, count // 2)
+    tile_rows = _tile_rows(layer, rows * chosen, count, h) if is_sorted else tiles.EXPERT_TILE_ROWS[0]
+    groups = group_slots_triton(numbers, count, tile_rows, is_sorted=is_sorted)
+    inner = _linear(h, layer.gate_up, groups, tile_rows, activation, h.dtype)
+    return _linear(inner, layer.down, groups, tile_rows, None, torch.float32)
+
+
+def _tile_rows(layer: Experts, slots: int, count: int, h: Tensor) -> int:
+    """Returns the rows of tiles that fit in shared memory in both products."""
+    rows = tiles.expert_tile_rows(slots, count, h.dtype)
+    sizes = [_fitting_rows(layer.gate_up, rows, 2, h), _fitting_rows(layer.down, rows, 1, h)]
+    return min(sizes)
+
+
+def _fitting_rows(packed: PackedExperts, rows: int, products: int, x: Tensor) -> int:
+    if packed.codes is None:
+        return rows
+    products = products if can_be_gated(packed.codes) else 1
+    fitting = fitted(_tile(packed, rows, products, x), products, packed.codes.packed, x).rows
+    return rows if fitting == rows else _fitting_rows(packed, fitting, products, x)
+
+
+def _linear(
+    x: Tensor, packed: PackedExperts, groups: Groups, tile_rows: int, activation: Activation | None, dtype: torch.dtype
+) -> Tensor:
+    """Returns the product of each slot with its expert's weight, or act(gate) * up of the product, in `dtype`."""
+    if packed.codes is not None and activation is not None and not can_be_gated(packed.codes):
+        return act_and_mul_triton(_linear(x, packed, groups, tile_rows, None, dtype), activation)
+    tile = _tile(packed, tile_rows, 1 if activation is None else 2, x)
+    if packed.codes is not None:
+        return quantized_grouped_linear_triton(
+            x, packed.codes, packed.bias, groups, tile, activation=activation, dtype=dtype
+        )
+    return grouped_linear_triton(
+        x, packed.weight, packed.bias, packed.scale, groups, tile,
+        activation=activation, dtype=dtype, dynamic=packed.dynamic,
+    )  # fmt: skip
+
+
+def _tile(packed: PackedExperts, rows: int, products: int, x: Tensor) -> Tile:
+    columns = packed.weight.shape[1] if packed.codes is None else packed.codes.rows
+    tokens = packed.weight.dtype if packed.dynamic else x.dtype
+    return tiles.choose_expert_tile(rows, columns // products, products, tokens)
+
+
+def _combine(results: Tensor, weights: Tensor, add: Tensor | None, gate: Tensor | None, out: Tensor) -> None:
+    """Writes the sum of the weighted results to out [T, H]. See `experts`."""
+    rows, size = out.shape
+    assert add is None or (add.shape == out.shape and add.stride(1) == 1)
+    assert gate is None or (gate.shape == (rows, 1) and gate.is_contiguous() and gate.dtype == torch.float32)
+    _combine_experts_kernel[(rows, triton.cdiv(size, BLOCK))](
+        results, weights, out if add is None else add, weights if gate is None else gate, out,
+        size, out.stride(0) if add is None else add.stride(0),
+        CHOSEN=weights.shape[1], ADD=add is not None, GATE=gate is not None, BLOCK=BLOCK, enable_fp_fusion=False,
+    )  # fmt: skip

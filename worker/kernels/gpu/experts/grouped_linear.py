@@ -1,0 +1,129 @@
+"""Triton kernels for one linear of many experts, with weights of 16 or 8 bits: each slot is multiplied by its expert.
+
+The products are like those of linear.py, but K is one chain: many experts keep a GPU busy without splitting it. So a
+slot has the same bits in every tile; `linear_triton` gives these bits, too, if the expert's weight has a single chain.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.kernels.gpu.experts.routing import TABLE_COLUMNS, Groups, load_group
+from worker.kernels.gpu.products import tiles
+from worker.kernels.gpu.products.chains import (
+    accumulate_chain,
+    accumulate_gated_chain,
+    apply_scales,
+    load_bias,
+    load_scales,
+    tile_index,
+)
+from worker.kernels.gpu.products.linear import kernel_view
+from worker.kernels.gpu.products.tile_table import Tile, cdiv
+from worker.kernels.gpu.rowwise.act_and_mul import act_times_up
+from worker.kernels.gpu.rowwise.quantize import quantize_tokens_triton
+
+
+@triton.jit(do_not_specialize=["tiles"])
+def _grouped_linear_kernel(
+    x_ptr, weight_ptr, bias_ptr, scale_ptr, token_scale_ptr, out_ptr, numbers_ptr, order_ptr, table_ptr,
+    tiles, columns, depth, x_stride,
+    SLOTS_PER_ROW: tl.constexpr, COLUMNS: tl.constexpr, SORTED: tl.constexpr, BIAS: tl.constexpr,
+    EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Multiplies up to BLOCK_M slots of an expert by BLOCK_N rows of its weight in each program."""
+    tile, tile_n = tile_index(tl.program_id(0), tiles, tl.cdiv(columns, BLOCK_N), GROUP)
+    m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    expert, slots, rows = load_group(numbers_ptr, order_ptr, table_ptr, tile, m, COLUMNS, SORTED)
+    if rows == 0:
+        return
+    first_n = (tile_n * BLOCK_N).to(tl.int64)
+    mask_m, mask_n = m < rows, n < columns - first_n
+    first_row, x_rows = expert * columns + first_n, slots // SLOTS_PER_ROW
+    x_ptrs = x_ptr + x_rows[None, :] * x_stride + k[:, None]
+    weight_ptrs = weight_ptr + first_row * depth + n[:, None] * depth + k[None, :]
+    scale = load_scales(scale_ptr + first_row, n, mask_n, FORMAT or DYNAMIC)
+    token_scale = load_scales(token_scale_ptr, x_rows, mask_m, DYNAMIC)
+    acc = accumulate_chain(
+        weight_ptrs, x_ptrs, mask_n, mask_m, 0, depth, depth, scale, token_scale, EVEN, FORMAT, DYNAMIC,
+        BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    if BIAS:
+        acc += load_bias(bias_ptr + first_row, n, mask_n)
+    out_ptrs = out_ptr + slots[None, :] * columns + first_n + n[:, None]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask_n[:, None] & mask_m[None, :])
+
+
+@triton.jit(do_not_specialize=["tiles"])
+def _grouped_gated_linear_kernel(
+    x_ptr, weight_ptr, bias_ptr, scale_ptr, token_scale_ptr, out_ptr, numbers_ptr, order_ptr, table_ptr,
+    tiles, columns, depth, x_stride,
+    SLOTS_PER_ROW: tl.constexpr, COLUMNS: tl.constexpr, SORTED: tl.constexpr, BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Computes act(x @ gate) * (x @ up). An expert's weight holds `columns` rows of gate, then the rows of up."""
+    tile, tile_n = tile_index(tl.program_id(0), tiles, tl.cdiv(columns, BLOCK_N), GROUP)
+    m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    expert, slots, rows = load_group(numbers_ptr, order_ptr, table_ptr, tile, m, COLUMNS, SORTED)
+    if rows == 0:
+        return
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    first_n = (tile_n * BLOCK_N).to(tl.int64)
+    mask_m, mask_n = m < rows, n < columns - first_n
+    first_row, x_rows = expert * 2 * columns + first_n, slots // SLOTS_PER_ROW
+    x_ptrs = x_ptr + x_rows[None, :] * x_stride + k[:, None]
+    gate_ptrs = weight_ptr + first_row * depth + n[:, None] * depth + k[None, :]
+    up_ptrs = gate_ptrs + columns.to(tl.int64) * depth
+    gate, up = accumulate_gated_chain(
+        gate_ptrs, up_ptrs, x_ptrs, mask_n, mask_m, depth, EVEN, FORMAT, BLOCK_M, BLOCK_N, BLOCK_K
+    )
+    token_scale = load_scales(token_scale_ptr, x_rows, mask_m, DYNAMIC)
+    gate_scale = load_scales(scale_ptr + first_row, n, mask_n, FORMAT or DYNAMIC)
+    up_scale = load_scales(scale_ptr + first_row + columns, n, mask_n, FORMAT or DYNAMIC)
+    gate = apply_scales(gate, gate_scale, token_scale, FORMAT, DYNAMIC)
+    up = apply_scales(up, up_scale, token_scale, FORMAT, DYNAMIC)
+    if BIAS:
+        gate += load_bias(bias_ptr + first_row, n, mask_n)
+        up += load_bias(bias_ptr + first_row + columns, n, mask_n)
+    out_ptrs = out_ptr + slots[None, :] * columns + first_n + n[:, None]
+    tl.store(out_ptrs, act_times_up(gate.to(dtype), up.to(dtype), ACTIVATION), mask=mask_n[:, None] & mask_m[None, :])
+
+
+def grouped_linear_triton(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    groups: Groups,
+    tile: Tile,
+    *,
+    activation: str | None,
+    dtype: torch.dtype,
+    dynamic: bool = False,
+) -> Tensor:
+    """Returns x @ weight[expert].T + bias[expert] for each slot, [slots, N] in `dtype`.
+
+    x [slots / n, K]: each of its rows belongs to n slots. weight [E, N, K], bias and scale [E, N]. scale: given if the
+    weight is int8 or float8_e4m3fn. dynamic: whether tokens are quantized to that format too. activation: if given,
+    the result is act(gate) * up, [slots, N / 2], of the first and the second half of the product's columns.
+    """
+    (_, stacked, depth), slots = weight.shape, groups.numbers.numel()
+    assert weight.is_contiguous() and x.stride(1) == 1 and x.shape[1] == depth and slots % len(x) == 0
+    per_row, columns, products = slots // len(x), stacked if activation is None else stacked // 2, 1 + bool(activation)
+    out = torch.empty(slots, columns, dtype=dtype, device=x.device)
+    x, token_scale = quantize_tokens_triton(x, weight.dtype) if dynamic else (x, None)
+    gate: dict[str, Any] = {} if activation is None else {"ACTIVATION": activation}
+    kernel = _grouped_linear_kernel if activation is None else _grouped_gated_linear_kernel
+    kernel[(groups.tiles * cdiv(columns, tile.columns),)](
+        x, kernel_view(weight, dynamic), *(x if one is None else one for one in (bias, scale, token_scale)), out,
+        groups.numbers, groups.order, groups.table, groups.tiles, columns, depth, x.stride(0),
+        SLOTS_PER_ROW=per_row, COLUMNS=TABLE_COLUMNS, SORTED=groups.is_sorted, BIAS=bias is not None, **gate,
+        num_warps=tile.warps, num_stages=tiles.stages_that_fit(tile, products * tile.columns, x, weight),
+        enable_fp_fusion=False, **tiles.tile_constants(tile, columns, depth, x.dtype, weight.dtype),
+    )  # fmt: skip
+    return out

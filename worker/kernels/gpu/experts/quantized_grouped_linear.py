@@ -1,0 +1,126 @@
+"""Triton kernels for one linear of many experts, with weights of four or eight bits in groups.
+
+The products have the bits that grouped_linear.py gives with the dequantized weights.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.kernels.gpu.experts.packed_experts import ExpertCodes
+from worker.kernels.gpu.experts.routing import TABLE_COLUMNS, Groups, load_group
+from worker.kernels.gpu.products.chains import load_bias, tile_index
+from worker.kernels.gpu.products.code_chains import accumulate_chain, accumulate_gated_chain, code_offsets, row_words
+from worker.kernels.gpu.products.packed_codes import ROWS
+from worker.kernels.gpu.products.quantized_linear import fitted, launch_options, operands
+from worker.kernels.gpu.products.tile_table import Tile, cdiv
+from worker.kernels.gpu.rowwise.act_and_mul import act_times_up
+
+
+@triton.jit(do_not_specialize=["tiles"])
+def _quantized_grouped_linear_kernel(
+    x_ptr, codes_ptr, scale_ptr, minimum_ptr, table_ptr, bias_ptr, out_ptr, numbers_ptr, order_ptr, groups_ptr,
+    tiles, columns, depth, x_stride, expert_rows, weight_rows,
+    SLOTS_PER_ROW: tl.constexpr, COLUMNS: tl.constexpr, SORTED: tl.constexpr, BIAS: tl.constexpr,
+    FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Multiplies up to BLOCK_M slots of an expert by BLOCK_N rows of its weight in each program.
+
+    expert_rows: the rows of an expert, and the padding of its last tile; weight_rows: the rows of all experts.
+    """
+    tile, tile_n = tile_index(tl.program_id(0), tiles, tl.cdiv(columns, BLOCK_N), GROUP)
+    m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, FORMAT.part_inputs)
+    expert, slots, rows = load_group(numbers_ptr, order_ptr, groups_ptr, tile, m, COLUMNS, SORTED)
+    if rows == 0:
+        return
+    first_n = (tile_n * BLOCK_N).to(tl.int64)
+    mask_m, mask_n, loaded_n = m < rows, n < columns - first_n, n < expert_rows - first_n
+    first_row, x_rows = expert * expert_rows + first_n, slots // SLOTS_PER_ROW
+    x_ptrs = x_ptr + x_rows[None, :] * x_stride + k[:, None]
+    codes_ptrs = codes_ptr + first_row * row_words(depth, FORMAT) + code_offsets(n, depth, FORMAT)
+    scale_ptrs, minimum_ptrs = scale_ptr + first_row + n, minimum_ptr + first_row + n
+    acc = accumulate_chain(
+        codes_ptrs, scale_ptrs, minimum_ptrs, table_ptr, x_ptrs, loaded_n, mask_m, 0, depth, depth, weight_rows,
+        FORMAT, EVEN, EVEN_K, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    if BIAS:
+        acc += load_bias(bias_ptr + expert * columns + first_n, n, mask_n)
+    out_ptrs = out_ptr + slots[None, :] * columns + first_n + n[:, None]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask_n[:, None] & mask_m[None, :])
+
+
+@triton.jit(do_not_specialize=["tiles"])
+def _quantized_grouped_gated_linear_kernel(
+    x_ptr, codes_ptr, scale_ptr, minimum_ptr, table_ptr, bias_ptr, out_ptr, numbers_ptr, order_ptr, groups_ptr,
+    tiles, columns, depth, x_stride, expert_rows, weight_rows,
+    SLOTS_PER_ROW: tl.constexpr, COLUMNS: tl.constexpr, SORTED: tl.constexpr, BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr, FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Computes act(x @ gate) * (x @ up). An expert's weight holds `columns` rows of gate, then the rows of up."""
+    tile, tile_n = tile_index(tl.program_id(0), tiles, tl.cdiv(columns, BLOCK_N), GROUP)
+    m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, FORMAT.part_inputs)
+    expert, slots, rows = load_group(numbers_ptr, order_ptr, groups_ptr, tile, m, COLUMNS, SORTED)
+    if rows == 0:
+        return
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    first_n = (tile_n * BLOCK_N).to(tl.int64)
+    mask_m, mask_n = m < rows, n < columns - first_n
+    first_row, x_rows = expert * expert_rows + first_n, slots // SLOTS_PER_ROW
+    x_ptrs = x_ptr + x_rows[None, :] * x_stride + k[:, None]
+    gate_ptrs = codes_ptr + first_row * row_words(depth, FORMAT) + code_offsets(n, depth, FORMAT)
+    up_ptrs = gate_ptrs + columns.to(tl.int64) * row_words(depth, FORMAT)
+    scale_ptrs, minimum_ptrs = scale_ptr + first_row + n, minimum_ptr + first_row + n
+    gate, up = accumulate_gated_chain(
+        gate_ptrs, up_ptrs, scale_ptrs, minimum_ptrs, columns, table_ptr, x_ptrs, mask_n, mask_m, depth, weight_rows,
+        FORMAT, EVEN, EVEN_K, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    if BIAS:
+        first_bias = expert * 2 * columns + first_n
+        gate += load_bias(bias_ptr + first_bias, n, mask_n)
+        up += load_bias(bias_ptr + first_bias + columns, n, mask_n)
+    out_ptrs = out_ptr + slots[None, :] * columns + first_n + n[:, None]
+    tl.store(out_ptrs, act_times_up(gate.to(dtype), up.to(dtype), ACTIVATION), mask=mask_n[:, None] & mask_m[None, :])
+
+
+def quantized_grouped_linear_triton(
+    x: Tensor,
+    weight: ExpertCodes,
+    bias: Tensor | None,
+    groups: Groups,
+    tile: Tile,
+    *,
+    activation: str | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Returns x @ weight[expert].T + bias[expert] for each slot, [slots, N] in `dtype`.
+
+    x, bias, activation and the result are as in `grouped_linear_triton`. tile: must fit, see `fitted`. An activation
+    needs a weight that `can_be_gated`.
+    """
+    packed, slots, depth = weight.packed, groups.numbers.numel(), weight.packed.shape[1]
+    assert x.stride(1) == 1 and x.shape[1] == depth and slots % len(x) == 0
+    columns, products = weight.rows if activation is None else weight.rows // 2, 1 + bool(activation)
+    out = torch.empty(slots, columns, dtype=dtype, device=x.device)
+    fitting = fitted(tile, products, packed, x)
+    assert fitting.rows == tile.rows, "the groups are of the tile's rows"
+    options = launch_options(fitting, products, packed, x)
+    options["EVEN"] = (columns if activation else weight.padded_rows) % tile.columns == 0
+    gate: dict[str, Any] = {} if activation is None else {"ACTIVATION": activation}
+    kernel = _quantized_grouped_linear_kernel if activation is None else _quantized_grouped_gated_linear_kernel
+    kernel[(groups.tiles * cdiv(columns, tile.columns),)](
+        x, *operands(packed), x if bias is None else bias, out, groups.numbers, groups.order, groups.table,
+        groups.tiles, columns, depth, x.stride(0), weight.padded_rows, packed.padded_rows,
+        SLOTS_PER_ROW=slots // len(x), COLUMNS=TABLE_COLUMNS, SORTED=groups.is_sorted, BIAS=bias is not None,
+        **gate, **options,
+    )  # fmt: skip
+    return out
+
+
+def can_be_gated(weight: ExpertCodes) -> bool:
+    """Whether one kernel computes both products of a gated linear: gate ends where a tile of rows ends."""
+    return weight.rows % (2 * ROWS) == 0

@@ -1,0 +1,168 @@
+"""Triton kernels that choose the experts of each row and group the rows by expert, without asking the device.
+
+A slot is one of the `chosen` experts of a row: slot s belongs to row s // chosen. The kernels that multiply compute
+tiles of slots with the same expert. How many tiles an expert needs is known only on the device, so the host launches as
+many as could be needed, and the programs read from a table which slots they have.
+
+Nothing here affects the bits of a row but its own logits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.kernels.gpu.sampling.softmax_weights import LOW_31_BITS, LOWEST_INT64, sortable_bits
+
+BLOCK_SLOTS, BLOCK_TILES = 2048, 64
+TABLE_COLUMNS = 3  # columns of the table of tiles: expert, first place in `order`, number of slots
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The slots of a step in tiles of one expert each. Unless `is_sorted`, a tile is one slot."""
+
+    numbers: Tensor  # [T, chosen] int32: the expert of each slot
+    order: Tensor  # [T * chosen] int32: slots by expert, each expert's in ascending order; unused unless sorted
+    table: Tensor  # [tiles, TABLE_COLUMNS] int32; unused unless sorted
+    tiles: int
+    is_sorted: bool
+
+
+@triton.jit
+def _choose_experts_kernel(
+    logits_ptr, scales_ptr, numbers_ptr, weights_ptr, experts, stride,
+    CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Chooses the experts of one row in each program."""
+    row = tl.program_id(0).to(tl.int64)
+    expert, slot = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_C)
+    exists = expert < experts
+    logits = tl.load(logits_ptr + row * stride + expert, mask=exists, other=float("-inf"))
+    keys = (sortable_bits(logits).to(tl.int64) << 32) | (expert ^ LOW_31_BITS)  # of equal logits, the lower number
+    keys = tl.where(exists, keys, LOWEST_INT64)
+    numbers = tl.zeros((BLOCK_C,), dtype=tl.int32)
+    chosen = tl.full((BLOCK_C,), float("-inf"), dtype=tl.float32)
+    for index in range(CHOSEN):
+        best = tl.max(keys, axis=0)
+        number = ((best & LOW_31_BITS) ^ LOW_31_BITS).to(tl.int32)
+        numbers = tl.where(slot == index, number, numbers)
+        bits = (best >> 32).to(tl.int32)
+        logit = (bits ^ ((bits >> 31) & LOW_31_BITS)).to(tl.float32, bitcast=True)
+        chosen = tl.where(slot == index, logit, chosen)
+        keys = tl.where(expert == number, LOWEST_INT64, keys)
+    highest = tl.sum(tl.where(slot == 0, chosen, 0.0), axis=0)
+    weights = tl.where(slot < CHOSEN, tl.exp(chosen - highest), 0.0)
+    total = tl.sum(weights if NORMALIZED else tl.where(exists, tl.exp(logits - highest), 0.0), axis=0)
+    tl.store(numbers_ptr + row * CHOSEN + slot, numbers, mask=slot < CHOSEN)
+    weights = tl.div_rn(weights, total)
+    if scales_ptr is not None:
+        weights *= tl.load(scales_ptr + numbers, mask=slot < CHOSEN, other=0.0)
+    tl.store(weights_ptr + row * CHOSEN + slot, weights, mask=slot < CHOSEN)
+
+
+@triton.jit
+def _load_numbers(numbers_ptr, at, slots):
+    """Loads the experts of slots, a number that no expert has beyond the last."""
+    return tl.load(numbers_ptr + at, mask=at < slots, other=LOW_31_BITS)
+
+
+@triton.jit(do_not_specialize=["slots"])
+def _group_slots_kernel(
+    numbers_ptr, order_ptr, table_ptr, slots,
+    COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """Lists the slots and the tiles of one expert in each program.
+
+    Its tiles begin at first // TILE_ROWS + expert, where `first` counts the slots of experts before it. So each expert
+    has room for all of its tiles, and for at most one that stays empty, whatever the others need.
+    """
+    expert = tl.program_id(0)
+    at = tl.arange(0, BLOCK_S)
+    before, own = tl.zeros((BLOCK_S,), dtype=tl.int32), tl.zeros((BLOCK_S,), dtype=tl.int32)
+    for start in range(0, slots, BLOCK_S):
+        numbers = _load_numbers(numbers_ptr, start + at, slots)
+        before += (numbers < expert).to(tl.int32)
+        own += (numbers == expert).to(tl.int32)
+    first, count = tl.sum(before, axis=0), tl.sum(own, axis=0)
+    begin, end = first // TILE_ROWS + expert, (first + count) // TILE_ROWS + expert + 1
+    for start in range(begin, end, BLOCK_T):
+        tile = start + tl.arange(0, BLOCK_T)
+        done = (tile - begin) * TILE_ROWS
+        entry, mask = table_ptr + tile * COLUMNS, tile < end
+        tl.store(entry, tl.zeros((BLOCK_T,), dtype=tl.int32) + expert, mask=mask)
+        tl.store(entry + 1, first + done, mask=mask)
+        tl.store(entry + 2, tl.minimum(tl.maximum(count - done, 0), TILE_ROWS), mask=mask)
+    place = first
+    for start in range(0, slots, BLOCK_S):
+        is_own = (_load_numbers(numbers_ptr, start + at, slots) == expert).to(tl.int32)
+        tl.store(order_ptr + place + tl.cumsum(is_own, axis=0) - 1, start + at, mask=is_own != 0)
+        place += tl.sum(is_own, axis=0)
+
+
+@triton.jit(do_not_specialize=["slots"])
+def _count_loads_kernel(numbers_ptr, loads_ptr, slots, BLOCK_S: tl.constexpr):
+    """Adds the number of slots of one expert in each program. Sums of integers have no order."""
+    expert = tl.program_id(0)
+    own = tl.zeros((BLOCK_S,), dtype=tl.int32)
+    for start in range(0, slots, BLOCK_S):
+        own += (_load_numbers(numbers_ptr, start + tl.arange(0, BLOCK_S), slots) == expert).to(tl.int32)
+    tl.atomic_add(loads_ptr + expert, tl.sum(own, axis=0).to(tl.int64))
+
+
+@triton.jit
+def load_group(numbers_ptr, order_ptr, table_ptr, tile, m, COLUMNS: tl.constexpr, SORTED: tl.constexpr):
+    """Returns the expert of a tile, its slots [M] (both int64), and how many of the slots exist. See Groups."""
+    if SORTED:
+        entry = table_ptr + tile * COLUMNS
+        expert, first, rows = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+        slots = tl.load(order_ptr + first + m, mask=m < rows, other=0)
+    else:
+        expert, slots, rows = tl.load(numbers_ptr + tile), tile + tl.zeros_like(m), 1
+    return expert.to(tl.int64), slots.to(tl.int64), rows
+
+
+def choose_experts_triton(
+    logits: Tensor, chosen: int, *, normalized: bool, scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Computes the same as `choose_experts` in worker/kernels/experts.py. The numbers are int32.
+
+    A row of NaNs gets NaNs as weights, and numbers of experts that exist.
+    """
+    rows, experts = logits.shape
+    assert rows and chosen <= experts and logits.stride(1) == 1 and logits.dtype == torch.float32
+    assert scales is None or (scales.shape == (experts,) and scales.dtype == torch.float32 and scales.is_contiguous())
+    numbers = torch.empty(rows, chosen, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(rows, chosen, device=logits.device)
+    _choose_experts_kernel[(rows,)](
+        logits, scales, numbers, weights, experts, logits.stride(0), CHOSEN=chosen, NORMALIZED=normalized,
+        BLOCK_E=triton.next_power_of_2(experts), BLOCK_C=triton.next_power_of_2(chosen),
+        num_warps=1 if experts <= 256 else 4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return numbers, weights
+
+
+def group_slots_triton(numbers: Tensor, experts: int, tile_rows: int, *, is_sorted: bool) -> Groups:
+    """Groups the slots of numbers [T, chosen] (int32, each below `experts`) in tiles of at most `tile_rows` slots.
+
+    Without `is_sorted`, nothing is launched, and each slot is a tile.
+    """
+    slots = numbers.numel()
+    if not is_sorted:
+        return Groups(numbers, numbers, numbers, slots, False)
+    tiles = slots // tile_rows + experts
+    order = torch.empty(slots, dtype=torch.int32, device=numbers.device)
+    table = torch.empty(tiles, TABLE_COLUMNS, dtype=torch.int32, device=numbers.device)
+    _group_slots_kernel[(experts,)](
+        numbers, order, table, slots,
+        COLUMNS=TABLE_COLUMNS, TILE_ROWS=tile_rows, BLOCK_S=BLOCK_SLOTS, BLOCK_T=BLOCK_TILES, num_warps=8,
+    )  # fmt: skip
+    return Groups(numbers, order, table, tiles, True)
+
+
+def count_loads_triton(numbers: Tensor, loads: Tensor) -> None:
+    """Adds to loads [E] int64 how often each expert was chosen in numbers [T, chosen]."""
+    assert loads.dtype == torch.int64 and loads.is_contiguous()
+    _count_loads_kernel[(len(loads),)](numbers, loads, numbers.numel(), BLOCK_S=BLOCK_SLOTS, num_warps=8)

@@ -1,0 +1,123 @@
+"""A Triton kernel for linear_add_norm: a product of few rows, whose last program adds the residual and norms the sum.
+
+A program stores its partial sums (split_k.py), and counts itself in `arrivals`. The program that finds all others
+counted reads all partial sums, which are in the L2 cache, and computes the norm as the kernel of norm.py would. It sets
+the counter back for the next launch.
+
+The bits are the same as with two kernels. A norm adds the squares of a row in an order that depends on the number of
+warps, so this kernel has as many warps as the kernel of norm.py. The last program computes one row after another, so it
+is used for few rows.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.kernels.gpu.launch.dependent_launch import (
+    launch_dependents,
+    prefetch_to_l2,
+    product_options,
+    wait_for_kernels,
+)
+from worker.kernels.gpu.launch.options import GpuOptions
+from worker.kernels.gpu.products import tiles
+from worker.kernels.gpu.products.chains import accumulate_chain, load_bias
+from worker.kernels.gpu.products.tile_table import Tile, cdiv
+from worker.kernels.gpu.rowwise.norm import add_norm_row, norm_options, norm_warps
+
+MAX_ROWS = 2
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _linear_norm_kernel(
+    x_ptr, weight_ptr, bias_ptr, partials_ptr, arrivals_ptr, x_norm_ptr, residual_ptr, norm_ptr, out_ptr, sum_ptr,
+    rows, columns, depth, chain, x_stride, eps, residual_scale,
+    BIAS: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr, CHAINS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    X_NORM: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, LAYER: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr, PREFETCH: tl.constexpr,
+):  # fmt: skip
+    """Program (i, j) computes chain j of BLOCK_N columns for all rows. See _linear_kernel and _rms_norm_kernel."""
+    launch_dependents(PDL)
+    first_n, part = tl.program_id(0).to(tl.int64) * BLOCK_N, tl.program_id(1)
+    m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    mask_m, mask_n = m < rows, n < columns - first_n
+    begin = part * chain
+    end = min(begin + chain, depth)
+    prefetch_to_l2(weight_ptr + first_n * depth + begin, depth, columns - first_n, end - begin, BLOCK_N, PREFETCH)
+    wait_for_kernels(PDL)
+    acc = accumulate_chain(
+        weight_ptr + first_n * depth + n[:, None] * depth + k[None, :], x_ptr + m[None, :] * x_stride + k[:, None],
+        mask_n, mask_m, begin, end, depth, 0.0, 0.0, EVEN, FORMAT, DYNAMIC, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    if BIAS:  # noqa: SIM102  # BIAS is a constant, `part` is not
+        if part == 0:
+            acc += load_bias(bias_ptr + first_n, n, mask_n)
+    at = partials_ptr + part * rows * columns + first_n + m[None, :] * columns + n[:, None]
+    tl.store(at, acc, mask=mask_n[:, None] & mask_m[None, :])
+    tl.debug_barrier()  # all threads have stored before one of them counts the program
+    programs = tl.num_programs(0) * tl.num_programs(1)
+    if tl.atomic_add(arrivals_ptr, 1, sem="acq_rel", scope="gpu") == programs - 1:
+        tl.atomic_xchg(arrivals_ptr, 0)
+        for row in range(rows):
+            add_norm_row(
+                partials_ptr + row * columns, x_norm_ptr, residual_ptr, norm_ptr, out_ptr, sum_ptr, row,
+                rows * columns, columns, eps, residual_scale, CHAINS, X_NORM, True, NORM, OFFSET, LAYER, BLOCK, ".cg",
+            )  # fmt: skip
+
+
+def can_add_norm(x: Tensor, weight: Tensor) -> bool:
+    """Whether the kernel computes this product: one of few rows that gives partial sums."""
+    if len(x) > MAX_ROWS or x.dtype != weight.dtype or tiles.is_single_chain(weight):
+        return False
+    tile = norm_tile(x, weight)
+    return tiles.needs_split_k(len(x), tile.count(len(x), len(weight)), tile)
+
+
+def norm_tile(x: Tensor, weight: Tensor) -> Tile:
+    """Returns the tile of the product: the usual one, with 16 tokens for each four warps, which share them."""
+    tile = tiles.choose_tile(len(x), *weight.shape, x.dtype, tiles.kind_of(x.device, plain=True))
+    return replace(tile, rows=max(tile.rows, 4 * norm_warps(len(weight))))
+
+
+def linear_add_norm_triton(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    *,
+    offset: bool,
+    x_norm: Tensor | None,
+    scale: float,
+    options: GpuOptions,
+) -> tuple[Tensor, Tensor]:
+    """Returns add_rms_norm_triton(linear_triton(x, weight, bias, split_k=True), residual, norm, ...), with its bits.
+
+    For arguments that `can_add_norm` accepts, with options whose `arrivals` are given.
+    """
+    rows, (columns, depth) = len(x), weight.shape
+    assert options.arrivals is not None and residual.shape == (rows, columns) and residual.is_contiguous()
+    chain = tiles.chain_length(columns, depth)
+    chains = cdiv(depth, chain)
+    tile = norm_tile(x, weight)
+    partials = torch.empty(chains, rows, columns, dtype=torch.float32, device=x.device)
+    total = torch.empty_like(residual)
+    out = total if norm is None else torch.empty_like(residual)
+    constants: dict[str, Any] = tiles.tile_constants(tile, columns, depth, x.dtype) | norm_options(
+        columns, norm, x_norm, offset=offset
+    )
+    del constants["GROUP"]
+    _linear_norm_kernel[(cdiv(columns, tile.columns), chains)](
+        x, weight, x if bias is None else bias, partials, options.arrivals, out if x_norm is None else x_norm,
+        residual, out if norm is None else norm, out, total,
+        rows, columns, depth, chain, x.stride(0), eps, scale,
+        BIAS=bias is not None, CHAINS=chains, num_stages=tiles.stages_that_fit(tile, tile.columns, x, weight),
+        **constants, **product_options(options, tile.rows),
+    )  # fmt: skip
+    return out, total

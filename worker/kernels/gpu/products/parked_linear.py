@@ -1,0 +1,117 @@
+"""A Triton kernel for linear with tiles so large that registers hold one sum of each element only.
+
+A product whose K is split into several chains needs two sums at a time: the chain that is computed, and the chains
+before it. A tile of 256 x 128 has no registers for the second. So the sum of the finished chains waits in memory: a
+program writes it at the end of a chain, and adds it at the end of the next one. Additions have the
+same order as in linear.py, so the bits are the same.
+
+Each multiprocessor has one program, which computes one tile after another. So on an H200 the waiting sums take 17 MB,
+which fit in its L2 cache of 50 MB.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.kernels.gpu.products.chains import accumulate_chain, load_bias, load_scales, tile_index
+from worker.kernels.gpu.products.tile_table import Tile
+from worker.kernels.gpu.products.tiles import multiprocessors
+
+
+@triton.jit
+def _quarters(acc):
+    """Returns the tokens of acc [N, M] in four parts [N, M / 4]. They stay in their registers."""
+    first, second = _halves(acc)
+    return _halves(first) + _halves(second)
+
+
+@triton.jit
+def _halves(acc):
+    return tl.split(tl.permute(tl.reshape(acc, (acc.shape[0], 2, acc.shape[1] // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def _park(acc, parked_ptr, waiting):
+    """Adds acc [N, M] to the sum that waits, if `waiting`, and stores it. A quarter at a time needs few registers."""
+    parts = _quarters(acc)
+    for index in tl.static_range(4):
+        pointers = _parked_pointers(parts[index], parked_ptr, index)
+        total = tl.load(pointers, mask=waiting, other=-0.0) + parts[index]  # -0.0 + x is x for every x
+        tl.debug_barrier()
+        tl.store(pointers, total)
+        tl.debug_barrier()
+
+
+@triton.jit
+def _parked_pointers(part, parked_ptr, index: tl.constexpr):
+    n, m = tl.arange(0, part.shape[0]), tl.arange(0, part.shape[1])
+    return parked_ptr + index * part.shape[0] * part.shape[1] + n[:, None] + m[None, :] * part.shape[0]
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _parked_linear_kernel(
+    x_ptr, weight_ptr, bias_ptr, scale_ptr, token_scale_ptr, parked_ptr, out_ptr, rows, columns, depth, chain, x_stride,
+    BIAS: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Multiplies BLOCK_M tokens by BLOCK_N rows of weights for each tile of the program. See _linear_kernel."""
+    m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    parked_ptr += tl.program_id(0) * (BLOCK_M * BLOCK_N)
+    tiles_m, tiles_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
+    for tile in range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
+        tile_m, tile_n = tile_index(tile, tiles_m, tiles_n, GROUP)
+        first_m, first_n = (tile_m * BLOCK_M).to(tl.int64), (tile_n * BLOCK_N).to(tl.int64)
+        mask_m, mask_n = m < rows - first_m, n < columns - first_n
+        x_ptrs = x_ptr + first_m * x_stride + m[None, :] * x_stride + k[:, None]
+        weight_ptrs = weight_ptr + first_n * depth + n[:, None] * depth + k[None, :]
+        scale = load_scales(scale_ptr + first_n, n, mask_n, FORMAT or DYNAMIC)
+        token_scale = load_scales(token_scale_ptr + first_m, m, mask_m, DYNAMIC)
+        last = (tl.cdiv(depth, chain) - 1) * chain
+        for begin in range(0, last, chain):
+            acc = accumulate_chain(
+                weight_ptrs, x_ptrs, mask_n, mask_m, begin, begin + chain, depth, scale, token_scale,
+                EVEN, FORMAT, DYNAMIC, BLOCK_M, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
+            if BIAS:
+                acc += tl.where(begin == 0, load_bias(bias_ptr + first_n, n, mask_n), -0.0)
+            _park(acc, parked_ptr, begin > 0)
+        acc = accumulate_chain(
+            weight_ptrs, x_ptrs, mask_n, mask_m, last, depth, depth, scale, token_scale, EVEN, FORMAT, DYNAMIC,
+            BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        _store(acc, parked_ptr, out_ptr + (first_m * columns + first_n), mask_n, rows - first_m, columns)
+
+
+@triton.jit
+def _store(acc, parked_ptr, out_ptr, mask_n, rows, columns):
+    """Adds acc [N, M] to the sum that waits, and stores it as the result."""
+    parts = _quarters(acc)
+    n, m = tl.arange(0, parts[0].shape[0]), tl.arange(0, parts[0].shape[1])
+    for index in tl.static_range(4):
+        total = tl.load(_parked_pointers(parts[index], parked_ptr, index)) + parts[index]
+        row = index * parts[index].shape[1] + m
+        mask = mask_n[:, None] & (row < rows)[None, :]
+        tl.store(out_ptr + row[None, :] * columns + n[:, None], total.to(out_ptr.dtype.element_ty), mask=mask)
+        tl.debug_barrier()
+
+
+def launch_parked(
+    tile: Tile,
+    count: int,
+    operands: Sequence[Tensor],
+    out: Tensor,
+    sizes: tuple[int, int, int, int, int],
+    constants: Mapping[str, Any],
+) -> None:
+    """Computes a product of `count` tiles that has several chains.
+
+    operands: x, weight, bias, scale and token scale; sizes: rows, columns, depth, chain and stride of x; as in
+    linear.py.
+    """
+    programs = min(count, multiprocessors(out.device))
+    parked = torch.empty(programs * tile.rows * tile.columns, dtype=torch.float32, device=out.device)
+    _parked_linear_kernel[(programs,)](*operands, parked, out, *sizes, **constants)

@@ -1,0 +1,190 @@
+"""Which tiles matrix products use, as data: rules for every device, and tiles that were measured on a device.
+
+A rule names the rows of the product up to which it holds, what must be true of the weight, and the tile. The first rule
+that holds decides. The rules follow from the sizes of an H200. `python -m bench gpu --only sweep` measures better tiles
+on the device that it runs on, and writes them in the format of measured_tiles.json, which this file reads. That file
+has no entries yet: nobody has measured.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+NUM_SMS = 132  # multiprocessors of an H200, for which the tiles are chosen; other GPUs give the same bits
+ANY = 1 << 62  # number of rows
+Chains = Literal["auto", "together", "split", "parked"]
+Product = Literal["linear", "gated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a matrix product is divided among programs. No field may affect the bits.
+
+    chains: how the chains of K are computed where there are several. together: by one program, with two sums in its
+    registers. parked: by one program, with the sum of finished chains in memory (parked_linear.py). split: by a program
+    each, where the caller adds the partial sums, else together. auto: split if there are too few programs otherwise.
+    """
+
+    rows: int  # tokens
+    columns: int  # columns of the product, which are rows of the weight
+    warps: int
+    stages: int
+    chains: Chains = "auto"
+
+    def count(self, rows: int, columns: int) -> int:
+        return cdiv(rows, self.rows) * cdiv(columns, self.columns)
+
+    def busiest_sm_elements(self, rows: int, columns: int) -> int:
+        """Returns the number of elements that the multiprocessor with the most programs computes."""
+        return cdiv(self.count(rows, columns), NUM_SMS) * self.rows * self.columns
+
+
+def cdiv(a: int, b: int) -> int:
+    """Returns a / b, rounded up. triton.cdiv takes twenty times as long."""
+    return -(-a // b)
+
+
+class DeviceKind(NamedTuple):
+    """A kind of GPU. name: torch's name, or "" where measured tiles do not count. capability: such as 90 for Hopper."""
+
+    name: str
+    capability: int
+
+
+HOPPER = DeviceKind("", 90)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The facts about a product that rules read. columns: of the result, or of gate if gate and up are multiplied
+    together.
+
+    split: whether the caller takes partial sums, so that chains may have programs of their own.
+    """
+
+    rows: int
+    columns: int
+    chains: int  # the chains of K
+    even: bool  # whether whole tiles cover the weight
+    capability: int = 90  # compute capability of the device
+    split: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A tile for products of at most `rows` rows.
+
+    programs: the least and the greatest number of programs, with one for each chain. single: whether K must be one
+    chain, or must be several. even: whether whole tiles must cover the weight. instead: another tile, and by how much
+    busier than with that one the busiest multiprocessor may be. capabilities: of the devices for which the tile
+    compiles without spilled registers; empty: of all.
+    """
+
+    rows: int
+    tile: Tile
+    programs: tuple[int, int] = (0, ANY)
+    single: bool | None = None
+    even: bool = False
+    instead: tuple[Tile, float] | None = None
+    capabilities: tuple[int, ...] = ()
+
+    def holds(self, shape: Shape) -> bool:
+        least, most = self.programs
+        programs = self.tile.count(shape.rows, shape.columns) * shape.chains
+        fits = shape.rows <= self.rows and least <= programs <= most and (shape.even or not self.even)
+        fits = fits and (not self.capabilities or shape.capability in self.capabilities)
+        fits = fits and (self.tile.chains != "split" or shape.split)
+        return fits and self.single in (None, shape.chains == 1) and self._busy_enough(shape)
+
+    def _busy_enough(self, shape: Shape) -> bool:
+        if self.instead is None:
+            return True
+        other, factor = self.instead
+        busiest = self.tile.busiest_sm_elements(shape.rows, shape.columns)
+        return busiest <= factor * other.busiest_sm_elements(shape.rows, shape.columns)
+
+
+SQUARE, SMALL = Tile(128, 128, 8, 4), Tile(128, 64, 4, 3)
+FEW_ROWS = (  # several programs fit on a multiprocessor, and keep enough of the weight under way to read at full speed
+    Rule(16, Tile(16, 64, 4, 8), programs=(0, 2 * NUM_SMS)), Rule(16, Tile(16, 64, 4, 6)),
+    Rule(32, Tile(32, 64, 4, 8), programs=(0, 2 * NUM_SMS)), Rule(32, Tile(32, 64, 4, 6)),
+    # reading the tokens once per tile now costs as much as the weights
+    Rule(64, Tile(64, 128, 4, 4), programs=(96, ANY)), Rule(64, Tile(64, 64, 4, 6)),
+    # a program for each chain of half a square tile: the squares alone are fewer than the multiprocessors
+    Rule(256, Tile(128, 64, 4, 4, "split"), single=False, capabilities=(80, 90, 100)),
+)  # fmt: skip
+LARGE = (
+    Rule(128, SQUARE),
+    Rule(ANY, Tile(256, 128, 8, 4), (2 * NUM_SMS, ANY), single=True, even=True, capabilities=(90, 100)),
+)
+RULES: Mapping[tuple[Product, str], tuple[Rule, ...]] = {  # the rules by product and format of the tokens
+    ("linear", ""): (*FEW_ROWS, *LARGE, Rule(ANY, SQUARE)),
+    # fp8 keeps a second sum of each element: too many registers for large tiles
+    ("linear", "float8_e4m3fn"): (*FEW_ROWS, Rule(ANY, SQUARE)),
+    ("linear", "float32"): (Rule(16, Tile(16, 64, 4, 3)), Rule(ANY, Tile(64, 64, 4, 3))),  # without tensor cores
+    ("gated", ""): (
+        Rule(16, Tile(16, 64, 4, 6)), Rule(32, Tile(32, 64, 4, 5)), Rule(64, Tile(64, 64, 4, 4)),
+        Rule(ANY, SQUARE, instead=(SMALL, 1.25)), Rule(ANY, SMALL),
+    ),
+    ("gated", "float32"): (Rule(16, Tile(16, 64, 4, 3)), Rule(ANY, Tile(32, 64, 4, 3))),
+}  # fmt: skip
+
+
+def default_tile(product: Product, dtype: str, shape: Shape) -> Tile:
+    """Returns the tile by the rules. dtype: the format of the tokens, as `format_name` writes it."""
+    rules = RULES.get((product, dtype)) or RULES[product, ""]
+    return next(rule.tile for rule in rules if rule.holds(shape))
+
+
+CANDIDATES: Mapping[Product, tuple[Tile, ...]] = {  # the tiles that a sweep compares: all compile without spills
+    "linear": (
+        *(Tile(rows, 64, 4, stages) for rows in (16, 32) for stages in (6, 8)),
+        Tile(16, 128, 4, 5), Tile(32, 128, 4, 5), Tile(64, 64, 4, 4), Tile(64, 64, 4, 6), Tile(64, 128, 4, 3),
+        Tile(64, 128, 4, 4), Tile(64, 128, 8, 4), Tile(64, 256, 8, 4), Tile(128, 64, 4, 3), Tile(128, 64, 4, 4),
+        Tile(128, 128, 8, 3), SQUARE, Tile(128, 256, 8, 3), Tile(128, 256, 8, 4),
+        Tile(256, 128, 8, 3), Tile(256, 128, 8, 4),
+    ),
+    "gated": (
+        *(Tile(rows, 64, 4, stages) for rows in (16, 32) for stages in (4, 5, 6)), Tile(64, 64, 4, 3),
+        Tile(64, 64, 4, 4), Tile(64, 128, 8, 4), SMALL, Tile(128, 64, 4, 4), Tile(128, 128, 8, 3), SQUARE,
+    ),
+}  # fmt: skip
+PARKED_ELEMENTS = 256 * 128  # with as many, registers do not hold a second sum
+
+
+def candidates(product: Product, shape: Shape) -> Iterator[Tile]:
+    """Yields tiles for a sweep: those with neither far more rows than the product nor many times fewer."""
+    for tile in CANDIDATES[product]:
+        if not min(shape.rows, 512) // 4 <= tile.rows < max(32, 2 * shape.rows):
+            continue
+        for chains in _ways(tile, shape):
+            yield Tile(tile.rows, tile.columns, tile.warps, tile.stages, chains)
+
+
+def _ways(tile: Tile, shape: Shape) -> tuple[Chains, ...]:
+    if shape.chains == 1:
+        return ("auto",)
+    together: Chains = "parked" if tile.rows * tile.columns >= PARKED_ELEMENTS else "together"
+    return (together, "split")
+
+
+Measured = Mapping[str, Mapping[str, list[list[Any]]]]  # device → product → [rows up to which it holds, *Tile]
+MEASURED: Measured = json.loads(Path(__file__).with_name("measured_tiles.json").read_text())
+
+
+def product_name(product: Product, dtype: str, columns: int, depth: int) -> str:
+    """Names a product in measured_tiles.json. columns: rows of the weight, half of them if it has gate and up."""
+    return f"{product} {dtype} {columns}x{depth}"
+
+
+def measured_tile(table: Measured, device: str, name: str, rows: int) -> Tile | None:
+    """Returns the tile that was fastest for the next larger number of rows that was measured, or for the largest."""
+    entries = table.get(device, {}).get(name, [])
+    fields = next((fields for most, *fields in entries if rows <= most), entries[-1][1:] if entries else None)
+    return None if fields is None else Tile(*fields)
+
+
+def measured_entry(rows: int, tile: Tile) -> list[Any]:
+    return [rows, *astuple(tile)]

@@ -1,0 +1,120 @@
+"""Triton kernel for qkv_rope_write: one program moves some heads of one token from the qkv projection to q and the
+cache.
+
+It computes the same as the kernels of norm.py, rotary.py and store_kv.py in order, with their roundings: a normed value
+is rounded to the dtype before it is rotated. No multiplication is fused into an addition (norm.py has none
+either), so a head has the same bits whether or not qkv is split-K partial sums.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.kernels.gpu.launch.dependent_launch import pdl_options, start_dependent
+from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
+from worker.kernels.gpu.rowwise.norm import apply_weight
+from worker.kernels.gpu.rowwise.split_k import load_split_k, split_k_shape
+from worker.kernels.gpu.rowwise.store_kv import check_caches, to_cache_dtype
+
+ELEMENTS_PER_PROGRAM = 1024
+
+
+@triton.jit
+def _qkv_rope_write_kernel(
+    qkv_ptr, q_weight_ptr, k_weight_ptr, v_weight_ptr, cos_ptr, sin_ptr, positions_ptr, slot_mapping_ptr,
+    out_ptr, cache_k_ptr, cache_v_ptr,
+    token_stride, partial_stride, q_heads, kv_heads, eps,
+    SPLIT_K: tl.constexpr, NORM: tl.constexpr, V_NORM: tl.constexpr, NORM_LAST: tl.constexpr, OFFSET: tl.constexpr,
+    CLAMP: tl.constexpr,
+    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    start_dependent(PDL)
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    HALF: tl.constexpr = HEAD // 2
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    column = tl.arange(0, BLOCK_D)[None, :]
+    is_low_half = column < HALF
+    partner_column = tl.where(is_low_half, column + HALF, column - HALF)  # the other element of each rotated pair
+    is_q, is_k = head < q_heads, (head >= q_heads) & (head < q_heads + kv_heads)
+    is_v = (head >= q_heads + kv_heads) & (head < q_heads + 2 * kv_heads)
+    in_head = column < HEAD
+    mask = (is_q | is_k | is_v)[:, None] & in_head
+    head_offsets = qkv_ptr + token * token_stride + head[:, None] * HEAD
+    x = load_split_k(head_offsets + column, mask, partial_stride, dtype, SPLIT_K)  # [heads, D]
+    unrotated, partner = x, load_split_k(head_offsets + partner_column, mask, partial_stride, dtype, SPLIT_K)
+    if NORM and not NORM_LAST:
+        x_fp32 = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x_fp32 * x_fp32, axis=1) / HEAD + eps)[:, None]
+        weight = tl.load(q_weight_ptr + column, mask=in_head, other=0.0)
+        weight_k = tl.load(k_weight_ptr + column, mask=in_head, other=0.0)
+        x = apply_weight(x_fp32 * scale, tl.where(is_q[:, None], weight, weight_k), dtype, OFFSET)
+        weight = tl.load(q_weight_ptr + partner_column, mask=in_head, other=0.0)
+        weight_k = tl.load(k_weight_ptr + partner_column, mask=in_head, other=0.0)
+        partner = apply_weight(partner.to(tl.float32) * scale, tl.where(is_q[:, None], weight, weight_k), dtype, OFFSET)
+    if V_NORM:
+        weight = tl.load(v_weight_ptr + column, mask=in_head, other=0.0)
+        squares = unrotated.to(tl.float32) * unrotated.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(squares, axis=1) / HEAD + eps)[:, None]
+        unrotated = apply_weight(unrotated.to(tl.float32) * scale, weight, dtype, OFFSET)
+    table_offsets = tl.load(positions_ptr + token) * HEAD + column
+    cos = tl.load(cos_ptr + table_offsets, mask=in_head, other=0.0)
+    sin = tl.load(sin_ptr + table_offsets, mask=in_head, other=0.0)
+    partner_sin = partner.to(tl.float32) * sin
+    rotated = (x.to(tl.float32) * cos + tl.where(is_low_half, -partner_sin, partner_sin)).to(dtype)
+    if NORM and NORM_LAST:
+        x_fp32 = rotated.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x_fp32 * x_fp32, axis=1) / HEAD + eps)[:, None]
+        weight = tl.load(q_weight_ptr + column, mask=in_head, other=0.0)
+        weight_k = tl.load(k_weight_ptr + column, mask=in_head, other=0.0)
+        rotated = apply_weight(x_fp32 * scale, tl.where(is_q[:, None], weight, weight_k), dtype, OFFSET)
+    tl.store(out_ptr + (token * q_heads + head)[:, None] * HEAD + column, rotated, mask=is_q[:, None] & in_head)
+    slot = tl.load(slot_mapping_ptr + token) * kv_heads - q_heads
+    k_at = (slot + head)[:, None] * HEAD + column
+    tl.store(cache_k_ptr + k_at, to_cache_dtype(rotated, cache_k_ptr, CLAMP), mask=is_k[:, None] & in_head)
+    v_at = (slot - kv_heads + head)[:, None] * HEAD + column
+    tl.store(cache_v_ptr + v_at, to_cache_dtype(unrotated, cache_v_ptr, CLAMP), mask=is_v[:, None] & in_head)
+
+
+def qkv_rope_write_triton(
+    qkv: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    *,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    v_norm: Tensor | None = None,
+    eps: float,
+    offset: bool,
+    dtype: torch.dtype,
+    norm_last: bool = False,
+    options: GpuOptions = NO_OPTIONS,
+) -> Tensor:
+    tokens, width = qkv.shape[-2:]
+    kv_heads, size = cache_k.shape[2:]
+    q_heads = width // size - 2 * kv_heads
+    split_k, partial_stride = split_k_shape(qkv, 2, dtype)
+    assert (q_heads + 2 * kv_heads) * size == width and q_heads > 0 and size % 2 == 0 and qkv.stride(-1) == 1
+    assert positions.shape == slot_mapping.shape == (tokens,)
+    assert positions.is_contiguous() and slot_mapping.is_contiguous()
+    assert positions.dtype == slot_mapping.dtype == torch.int64
+    assert cos.shape == sin.shape and cos.shape[1] == size and cos.is_contiguous() and sin.is_contiguous()
+    assert cos.dtype == sin.dtype == torch.float32 and (q_norm is None) == (k_norm is None)
+    assert all(one is None or (one.shape == (size,) and one.is_contiguous()) for one in (q_norm, k_norm, v_norm))
+    out = torch.empty(tokens, q_heads, size, dtype=dtype, device=qkv.device)
+    block_d = triton.next_power_of_2(size)
+    block_h = max(1, ELEMENTS_PER_PROGRAM // block_d)
+    _qkv_rope_write_kernel[(tokens, -(-(q_heads + 2 * kv_heads) // block_h))](
+        qkv, q_norm if q_norm is not None else out, k_norm if k_norm is not None else out,
+        v_norm if v_norm is not None else out, cos, sin, positions, slot_mapping, out, cache_k, cache_v,
+        qkv.stride(-2), partial_stride, q_heads, kv_heads, eps,
+        SPLIT_K=split_k, NORM=q_norm is not None, V_NORM=v_norm is not None, NORM_LAST=norm_last, OFFSET=offset,
+        CLAMP=check_caches(cache_k, cache_v, dtype), HEAD=size, BLOCK_D=block_d, BLOCK_H=block_h,
+        num_warps=4, enable_fp_fusion=False, **pdl_options(options),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,128 @@
+"""The gated delta rule (Gated DeltaNet, arXiv 2412.06464): a layer whose sequences have a state of fixed size, no K/V.
+
+For each value head of a sequence the state is a matrix S [key_dim, value_dim]. A token with query q, key k, value v,
+decay g and strength beta changes it and reads it:
+
+    S = g * S;  S = S + k (beta * (v - S^T k))^T;  output = S^T q
+
+Before that, queries, keys and values pass a short causal convolution over the last `taps` tokens and SiLU; q and k are
+scaled to length 1. Afterwards the output has an RMS norm over each head, and is multiplied by SiLU of its gate.
+
+The state advances token by token in every implementation. So a token's result is the same whether it is computed as a
+decode or within a prompt chunk of any length, and a step only needs the state at its first token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker.kernels.recurrent.recurrent_state import RecurrentState, StateSlots, padded_numbers
+from worker.kernels.recurrent.recurrent_torch import convolve, read_matrices, sequences, write_matrices
+
+LENGTH_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetShape:
+    """The sizes of a layer. Consecutive value heads share a key head."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int  # inputs of the convolution
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Width of queries, keys and values, which are next to each other."""
+        return 2 * self.keys + self.values
+
+    @property
+    def projected(self) -> Sequence[int]:
+        """Widths of the two parts of the projected input: queries, keys and values; output gates."""
+        return self.channels, self.values
+
+    @property
+    def gates(self) -> Sequence[int]:
+        """Widths of two more projections of the input: b, which gives beta; a, which gives the decay."""
+        return self.value_heads, self.value_heads
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        return self.taps - 1, self.channels
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """Returns how many matrices S a state has, their rows and columns."""
+        return self.value_heads, self.key_dim, self.value_dim
+
+    @property
+    def memory(self) -> int:
+        return padded_numbers(self.matrices)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetWeights:
+    """The small weights of a layer."""
+
+    conv: Tensor  # [taps, channels] float32
+    decay: Tensor  # [value_heads] float32, negative: -exp(A_log)
+    dt_bias: Tensor  # [value_heads] float32
+    norm: Tensor  # [value_dim]
+
+
+def delta_net_torch(
+    projected: Tensor,
+    gates: Tensor,
+    weights: DeltaNetWeights,
+    shape: DeltaNetShape,
+    state: RecurrentState,
+    slots: StateSlots,
+    eps: float,
+) -> Tensor:
+    """Returns the gated output [T, values] in the dtype of `projected`, and writes the new state of every sequence.
+
+    projected [T, sum of shape.projected], gates [T, sum of shape.gates]. The memory of a slot is [value_heads,
+    key_dim, value_dim], then padding; the other forms order its numbers in their own way.
+    """
+    mixed, z = projected.split_with_sizes(shape.projected, dim=1)
+    b, a = gates.split_with_sizes(shape.gates, dim=1)
+    beta, decay = b.float().sigmoid(), (weights.decay * F.softplus(a.float() + weights.dt_bias)).exp()
+    out = torch.empty_like(z, dtype=torch.float32).unflatten(1, (shape.value_heads, shape.value_dim))
+    for sequence in sequences(slots):
+        rows, memory = sequence.rows, read_matrices(state, sequence.read, shape.matrices)
+        qkv = F.silu(convolve(mixed, weights.conv, state, sequence))
+        out[rows], memory = _advance(qkv, decay[rows], beta[rows], shape, memory)
+        write_matrices(state, sequence.write, memory)
+    normed = out * torch.rsqrt(out.square().mean(2, keepdim=True) + eps) * weights.norm.float()
+    return (normed.flatten(1) * F.silu(z.float())).to(projected.dtype)
+
+
+def _advance(qkv: Tensor, decay: Tensor, beta: Tensor, shape: DeltaNetShape, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the output [rows, value_heads, value_dim] and the state after the last row."""
+    q, k, v = qkv.split_with_sizes((shape.keys, shape.keys, shape.values), dim=1)
+    repeats = shape.value_heads // shape.key_heads
+    q, k = (_unit(x.unflatten(1, (shape.key_heads, -1))).repeat_interleave(repeats, dim=1) for x in (q, k))
+    v, outputs = v.unflatten(1, (shape.value_heads, -1)), []
+    for row in range(len(qkv)):
+        memory = memory * decay[row, :, None, None]
+        recalled = torch.einsum("hkv,hk->hv", memory, k[row])
+        delta = (v[row] - recalled) * beta[row, :, None]
+        memory = memory + k[row, :, :, None] * delta[:, None, :]
+        outputs.append(torch.einsum("hkv,hk->hv", memory, q[row] * shape.key_dim**-0.5))
+    return torch.stack(outputs), memory
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + LENGTH_EPS)

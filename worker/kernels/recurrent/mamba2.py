@@ -1,0 +1,116 @@
+"""Mamba-2 (arXiv 2405.21060): a layer whose sequences have a state of fixed size, no K/V.
+
+For each head of a sequence the state is a matrix S [state_size, head_dim]. A token with input x [head_dim], step dt,
+and vectors b and c [state_size], which the heads of a group share, changes it and reads it:
+
+    S = exp(dt * A) * S + b (dt * x)^T;  output = S^T c + D * x
+
+Before that, x, b and c pass a short causal convolution over the last `taps` tokens and SiLU; dt passes softplus.
+Afterwards the output is multiplied by SiLU of its gate, and has an RMS norm over the heads of a group.
+
+The state advances token by token in every implementation, as in delta_net.py and for the same reason.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker.kernels.recurrent.recurrent_state import RecurrentState, StateSlots, padded_numbers
+from worker.kernels.recurrent.recurrent_torch import convolve, read_matrices, sequences, write_matrices
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Shape:
+    """The sizes of a layer. Consecutive heads belong to a group."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+    taps: int  # inputs of the convolution
+
+    @property
+    def values(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> Sequence[int]:
+        """Widths of x, b and c, which are next to each other."""
+        return self.values, self.groups * self.state_size, self.groups * self.state_size
+
+    @property
+    def channels(self) -> int:
+        return sum(self.mixed)
+
+    @property
+    def projected(self) -> Sequence[int]:
+        """Widths of the parts of the projected input, besides dt: output gates; x, b and c."""
+        return self.values, self.channels
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        return self.taps - 1, self.channels
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """Returns how many matrices S a state has, their rows and columns."""
+        return self.heads, self.state_size, self.head_dim
+
+    @property
+    def memory(self) -> int:
+        return padded_numbers(self.matrices)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Weights:
+    """The small weights of a layer."""
+
+    conv: Tensor  # [taps, channels] float32
+    conv_bias: Tensor  # [channels] float32
+    decay: Tensor  # [heads] float32, negative: A = -exp(A_log)
+    dt_bias: Tensor  # [heads] float32
+    skip: Tensor  # [heads] float32: D
+    norm: Tensor  # [values]
+
+
+def mamba2_torch(
+    projected: Tensor,
+    steps: Tensor,
+    weights: Mamba2Weights,
+    shape: Mamba2Shape,
+    state: RecurrentState,
+    slots: StateSlots,
+    eps: float,
+) -> Tensor:
+    """Returns the gated output [T, values] in the dtype of `projected`, and writes the new state of every sequence.
+
+    projected [T, sum of shape.projected], steps [T, heads]: dt before its bias. The memory of a slot is [heads,
+    state_size, head_dim], then padding; the other forms order its numbers in their own way.
+    """
+    gates, mixed = projected.split_with_sizes(shape.projected, dim=1)
+    dt, out = F.softplus(steps.float() + weights.dt_bias), torch.empty_like(gates, dtype=torch.float32)
+    for sequence in sequences(slots):
+        rows, memory = sequence.rows, read_matrices(state, sequence.read, shape.matrices)
+        convolved = F.silu(convolve(mixed, weights.conv, state, sequence) + weights.conv_bias)
+        out[rows], memory = _advance(convolved, dt[rows], weights, shape, memory)
+        write_matrices(state, sequence.write, memory)
+    gated = (out * F.silu(gates.float())).unflatten(1, (shape.groups, -1))
+    normed = gated * torch.rsqrt(gated.square().mean(2, keepdim=True) + eps)
+    return (normed.flatten(1) * weights.norm.float()).to(projected.dtype)
+
+
+def _advance(
+    mixed: Tensor, dt: Tensor, weights: Mamba2Weights, shape: Mamba2Shape, memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the output [rows, values] and the state after the last row. mixed [rows, channels], dt [rows, heads]."""
+    x, b, c = mixed.split_with_sizes(shape.mixed, dim=1)
+    x, repeats, outputs = x.unflatten(1, (shape.heads, -1)), shape.heads // shape.groups, []
+    b, c = (part.unflatten(1, (shape.groups, -1)).repeat_interleave(repeats, dim=1) for part in (b, c))
+    for row in range(len(mixed)):
+        decay = (dt[row] * weights.decay).exp()[:, None, None]
+        memory = memory * decay + b[row, :, :, None] * (dt[row, :, None] * x[row])[:, None, :]
+        outputs.append(torch.einsum("hnp,hn->hp", memory, c[row]) + weights.skip[:, None] * x[row])
+    return torch.stack(outputs).flatten(1), memory

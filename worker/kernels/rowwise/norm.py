@@ -1,0 +1,52 @@
+"""Computes the norm of the last dimension, alone or after adding the residual.
+
+It is an RMS norm if the weight is a vector [H]. If the weight is [2, H], it is a layer norm, which subtracts the mean
+first, and the second row is its bias.
+
+Model families round in two ways: Llama and Qwen round the normalised value before multiplying it by the weight; Gemma
+(`offset`) multiplies by `1 + weight` in fp32 and rounds once. `1 + weight` is never stored, because bf16 would lose
+bits. Layer norms multiply and add in fp32 and round once.
+"""
+
+import torch
+from torch import Tensor
+
+from worker.kernels.split_k import sum_split_k
+
+
+def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> Tensor:
+    """Returns x / rms(x) * weight over the last dimension, computed in fp32, or the layer norm if weight is [2, H].
+
+    x [T, H] or [T, heads, D], whose tokens may be strided; weight [H] or [D]. Returns x's shape and dtype, contiguous.
+    offset: of RMS norms only.
+    """
+    x_fp32 = x.float()
+    if weight.ndim == 2:
+        centred = x_fp32 - x_fp32.mean(-1, keepdim=True)
+        normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+        return (normed * weight[0].float() + weight[1].float()).to(x.dtype)
+    normed = x_fp32 * torch.rsqrt(x_fp32.square().mean(-1, keepdim=True) + eps)
+    if offset:
+        return (normed * (1.0 + weight.float())).to(x.dtype)
+    return weight * normed.to(x.dtype)
+
+
+def add_rms_norm_torch(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    *,
+    offset: bool = False,
+    x_norm: Tensor | None = None,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Returns (rms_norm(s), s) with s = scale * x + residual, rounded to the dtype first, as in Hugging Face models.
+
+    x [T, H], or its split-K partial sums (see split_k.py); residual [T, H]; weight [H], or [2, H] for a layer norm, or
+    None: then the first result is s, too; x_norm: the weight of a norm that is applied to x first.
+    """
+    x = sum_split_k(x, residual.ndim, residual.dtype)
+    x = x if x_norm is None else rms_norm_torch(x, x_norm, eps, offset=offset)
+    total = (x.float() * scale + residual.float()).to(residual.dtype)
+    return total if weight is None else rms_norm_torch(total, weight, eps, offset=offset), total

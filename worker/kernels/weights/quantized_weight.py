@@ -1,0 +1,192 @@
+"""Defines in PyTorch weights whose numbers are codes of four or eight bits. The codes of a group share a scale.
+
+    weight[n, k] = values[codes[n, k]] * scale[n, k // group_size] + minimum[n, k // group_size]
+
+Every quantized format becomes this one record while a checkpoint is read: int8 and int4 with or without zero points,
+GPTQ, AWQ, MXFP4, NF4, and the block formats of GGUF. `dequantize` defines it. A product with such a weight is the
+product with the dequantized weight, up to rounding: a GPU kernel rounds each number of the weight once to the format in
+which it multiplies; the C library multiplies the codes and applies a group's scale to the sum of its products
+(cpu/csrc/gemm/groups.h). Inputs keep their format, except that CPUs without AMX turn bfloat16 into integers of 16 bits
+where codes stand for integers (cpu/csrc/gemm/integer/integer_rows.h). Every row of a batch sees the same weight.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from worker.kernels.weights.by_rows import by_rows
+
+
+@dataclass(frozen=True, slots=True)
+class CodeMap:
+    """Says which number each code stands for. `values` has an entry for every code of `bits` bits."""
+
+    name: str
+    bits: int
+    values: tuple[float, ...]
+
+
+def _signed(bits: int) -> tuple[float, ...]:
+    """Returns the numbers of two's complement: 0, 1, …, -2, -1."""
+    half = 1 << (bits - 1)
+    return tuple(float(code - 2 * half if code >= half else code) for code in range(2 * half))
+
+
+def _e4m3() -> tuple[float, ...]:
+    """Returns the numbers of float8_e4m3fn. Its two NaNs become 0: checkpoints do not contain them."""
+    return tuple(torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(0.0).tolist())
+
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+INT4 = CodeMap("int4", 4, _signed(4))
+INT8 = CodeMap("int8", 8, _signed(8))
+E4M3 = CodeMap("e4m3", 8, _e4m3())
+E2M1 = CodeMap("e2m1", 4, (*_E2M1, *(-value for value in _E2M1)))  # MXFP4, NVFP4
+NF4 = CodeMap(  # the quantiles of a normal distribution that QLoRA defines
+    "nf4", 4,
+    (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)  # fmt: skip
+IQ4_NL = CodeMap(  # the values of llama.cpp's IQ4_NL and IQ4_XS
+    "iq4_nl", 4,
+    (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A weight [N, K] in few bits. Groups are `group_size` consecutive codes of a row; the last may be shorter.
+
+    input_order: if given, codes[:, k] belongs to input input_order[k] of the layer (GPTQ's act-order).
+    """
+
+    codes: Tensor  # [N, K] uint8, one code each
+    code_map: CodeMap
+    scale: Tensor  # [N, groups] float32
+    minimum: Tensor | None  # [N, groups] float32
+    group_size: int  # a multiple of 16, or at least K: one group per row
+    input_order: Tensor | None = None  # [K] int64, a permutation
+
+    def __post_init__(self) -> None:
+        n, k = self.codes.shape
+        groups = (n, -(-k // self.group_size))
+        assert self.codes.dtype == torch.uint8 and (self.group_size % 16 == 0 or self.group_size >= k)
+        assert self.scale.shape == groups and self.scale.dtype == torch.float32
+        assert self.minimum is None or (self.minimum.shape == groups and self.minimum.dtype == torch.float32)
+        assert self.input_order is None or self.input_order.shape == (k,)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, k = self.codes.shape
+        return n, k
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.codes.is_cuda
+
+    def rows(self, index: Tensor | slice) -> "QuantizedWeight":
+        """Returns the weight that consists of the rows that `index` selects, in its order."""
+        minimum = None if self.minimum is None else self.minimum[index]
+        return replace(self, codes=self.codes[index], scale=self.scale[index], minimum=minimum)
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """Returns the weight [N, K], computed in float32, rounded once to `dtype`, inputs in the layer's order."""
+        n, k = self.shape
+        values = torch.tensor(self.code_map.values).to(self.codes.device)
+        weight = torch.empty(n, k, dtype=dtype, device=self.codes.device)
+        to = slice(None) if self.input_order is None else self.input_order
+
+        def convert(part: slice) -> None:
+            codes = self.codes[part]
+            numbers = codes.view(torch.int8).float() if self.code_map is INT8 else values[codes.int()]
+            numbers *= self._by_input(self.scale[part])
+            if self.minimum is not None:
+                numbers += self._by_input(self.minimum[part])
+            weight[part, to] = numbers.to(dtype)
+
+        by_rows(n, k, convert, on_gpu=self.is_cuda)
+        return weight
+
+    def _by_input(self, by_group: Tensor) -> Tensor:
+        """Returns [rows, K] with the entry of each input's group."""
+        return by_group.repeat_interleave(self.group_size, dim=1)[:, : self.codes.shape[1]]
+
+
+def stack(parts: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
+    """Concatenates weights with the same inputs by rows. Neighbours in the same format become one weight."""
+    stacked = [parts[0]]
+    for part in parts[1:]:
+        if _alike(stacked[-1], part):
+            stacked[-1] = _joined(stacked[-1], part)
+        else:
+            stacked.append(part)
+    return stacked
+
+
+def _alike(a: QuantizedWeight, b: QuantizedWeight) -> bool:
+    same_format = (a.code_map, a.group_size, a.minimum is None) == (b.code_map, b.group_size, b.minimum is None)
+    if a.input_order is None or b.input_order is None:
+        return same_format and a.input_order is b.input_order
+    return same_format and torch.equal(a.input_order, b.input_order)
+
+
+def _joined(a: QuantizedWeight, b: QuantizedWeight) -> QuantizedWeight:
+    minimum = None if a.minimum is None or b.minimum is None else torch.cat((a.minimum, b.minimum))
+    return replace(a, codes=torch.cat((a.codes, b.codes)), scale=torch.cat((a.scale, b.scale)), minimum=minimum)
+
+
+def quantize_groups(weight: Tensor, code_map: CodeMap, group_size: int) -> QuantizedWeight:
+    """Quantizes weight [N, K] symmetrically to INT4 or INT8: round to nearest, one scale for each group.
+
+    With few codes, a scale that clips the largest number of a group may serve the others better. For each group, the
+    scale with the smallest squared error among CLIPPING times the largest number is chosen. Scales are numbers that
+    bfloat16 has, which kernels read and multiply faster; a scale that is off by 0.2 % costs next to no accuracy.
+    """
+    n, k = weight.shape
+    groups = -(-k // group_size)
+    codes = torch.empty(n, k, dtype=torch.uint8, device=weight.device)
+    scale = torch.empty(n, groups, device=weight.device)
+
+    def convert(part: slice) -> None:
+        x = torch.nn.functional.pad(weight[part].float(), (0, groups * group_size - k)).view(-1, groups, group_size)
+        steps, rounded = _best_steps(x, code_map.bits), torch.empty_like(x)
+        _round(x, steps, code_map.bits, out=rounded)
+        codes[part] = _as_codes(rounded.to(torch.int8).flatten(1)[:, :k], code_map.bits)
+        scale[part] = steps.squeeze(2)
+
+    by_rows(n, k, convert, on_gpu=weight.is_cuda)
+    return QuantizedWeight(codes, code_map, scale, None, group_size)
+
+
+CLIPPING = {4: (1.0, 0.94, 0.88, 0.82, 0.76), 8: ()}  # bits → tried fractions of the largest number
+
+
+def _best_steps(x: Tensor, bits: int) -> Tensor:
+    """Returns the scales [rows, groups, 1] for numbers [rows, groups, size]."""
+    largest = (x.abs().amax(dim=2, keepdim=True) / ((1 << (bits - 1)) - 1)).clamp(min=torch.finfo(torch.float32).tiny)
+    best, chosen, error = torch.full_like(largest, torch.inf), _in_bfloat16(largest), torch.empty_like(x)
+    for clip in CLIPPING[bits]:
+        steps = _in_bfloat16(largest * clip)
+        _round(x, steps, bits, out=error)
+        distance = torch.linalg.vector_norm(error.mul_(steps).sub_(x), dim=2, keepdim=True)
+        chosen = torch.where(distance < best, steps, chosen)
+        best = torch.minimum(distance, best)
+    return chosen
+
+
+def _in_bfloat16(scale: Tensor) -> Tensor:
+    return scale.bfloat16().float()
+
+
+def _round(x: Tensor, steps: Tensor, bits: int, *, out: Tensor) -> None:
+    """Computes in place which signed code is nearest to each number, as float32."""
+    half = 1 << (bits - 1)
+    torch.mul(x, 1 / steps, out=out).round_().clamp_(-half, half - 1)
+
+
+def _as_codes(numbers: Tensor, bits: int) -> Tensor:
+    """Returns the codes of INT4 or INT8 for int8 numbers."""
+    return numbers.view(torch.uint8) & ((1 << bits) - 1)

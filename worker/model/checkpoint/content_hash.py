@@ -1,0 +1,129 @@
+"""The SHA-256 of a checkpoint's files of weights, computed while the weights are loaded.
+
+The hub's cache names its files by their SHA-256. Any other file is read once: a folder keeps the hashes of large files
+by their path, size and times, so that the next start reads none.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from shared.private_files import private_cache
+
+log = logging.getLogger("sluice.load")
+
+KEPT = "content-hashes.json"
+SHA256 = re.compile(r"[0-9a-f]{64}")
+LOWEST_PRIORITY = 19  # a thread with this priority computes where the threads that load leave a processor idle
+POLL_S = 0.2
+KEPT_BYTES = 16 << 20  # a smaller file is read in less than the time that keeping its hash takes
+
+
+class ContentHashes:
+    """The hashes of files, computed by threads that end with the process."""
+
+    def __init__(self, files: Sequence[Path], keep_in: str = "") -> None:
+        """Starts to hash. keep_in: the folder that keeps hashes; the user's cache if it is empty."""
+        self._kept = _Kept(_file(keep_in))
+        self._hashes: dict[Path, Future[str]] = {file: Future() for file in files}
+        self._left = deque(files)
+        for _ in range(min(len(files), os.cpu_count() or 1)):
+            threading.Thread(target=self._run, name="content-hash", daemon=True).start()
+
+    def wait(self, on_progress: Callable[[], None] = lambda: None) -> list[str]:
+        """Returns the hashes in an order that does not depend on names. Raises OSError if a file cannot be read.
+
+        on_progress: called at least every POLL_S seconds
+        """
+        while wait(self._hashes.values(), POLL_S).not_done:
+            on_progress()
+        return sorted(each.result() for each in self._hashes.values())
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)  # of this thread only
+        with suppress(IndexError):
+            while file := self._left.popleft():
+                try:
+                    self._hashes[file].set_result(self._hash(file))
+                except OSError as error:
+                    self._hashes[file].set_exception(error)
+
+    def _hash(self, file: Path) -> str:
+        before = _identity(file)
+        found = _named_by_hub(file) or self._kept.get(file, before)
+        if not found:
+            with file.open("rb", buffering=0) as opened:
+                found = hashlib.file_digest(opened, "sha256").hexdigest()
+            if before[0] >= KEPT_BYTES and _identity(file) == before:  # nobody has written to it meanwhile
+                self._kept.put(file, before, found)
+        return found
+
+
+def _file(given: str) -> Path | None:
+    """Returns the file of hashes; None if it would lie in a cache that others can write to."""
+    try:
+        return (Path(given) if given else private_cache()) / KEPT
+    except OSError as error:
+        log.warning("hashes of weights are not kept: %s: %s", error.filename, error.strerror)
+        return None
+
+
+def _named_by_hub(file: Path) -> str:
+    """Returns the hash that a file of the hub's cache is named by; empty for any other file."""
+    target = file.resolve()
+    return target.name if target.parent.name == "blobs" and SHA256.fullmatch(target.name) else ""
+
+
+def _identity(file: Path) -> list[int]:
+    stat = file.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
+class _Kept:
+    """The file of hashes. A failure to write it costs only time."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+
+    def get(self, file: Path, identity: list[int]) -> str:
+        """Returns the hash of the file; empty if it is not known."""
+        match self._read().get(str(file.resolve())):
+            case {"identity": known, "sha256": str(found)} if known == identity:
+                return found
+        return ""
+
+    def put(self, file: Path, identity: list[int], sha256: str) -> None:
+        with self._lock:
+            entries = {name: entry for name, entry in self._read().items() if Path(name).exists()}
+            self._write(entries | {str(file.resolve()): {"identity": identity, "sha256": sha256}}, file)
+
+    def _write(self, entries: dict[str, Any], file: Path) -> None:
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as written:
+                json.dump(entries, written, indent=1)
+            os.replace(written.name, self.path)
+        except OSError as error:
+            log.warning("the hash of %s cannot be kept in %s: %s", file.name, self.path, error.strerror)
+
+    def _read(self) -> dict[str, Any]:
+        if self.path is None:
+            return {}
+        try:
+            entries = json.loads(self.path.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return entries if isinstance(entries, dict) else {}

@@ -1,0 +1,35 @@
+"""Checks the tensors of a checkpoint against those of a model, without reading one."""
+
+from collections.abc import Sequence
+
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.stored_weight import StoredWeight, WeightSource
+
+
+def check_tensors(source: WeightSource, weights: Sequence[StoredWeight], prefix: str, unread: tuple[str, ...]) -> int:
+    """Checks the names, shapes and formats of the tensors, and returns how many bytes will be read.
+
+    weights: all that the model needs, as often as each is read. prefix: what the names of the model's tensors begin
+    with. unread: what the names of tensors begin with that may be there although they are not needed.
+
+    Raises CheckpointError when a tensor is missing, superfluous, misshaped or stored in another format.
+    """
+    tensors = source.tensors
+    read = [tensor for weight in weights for tensor in weight.tensors()]
+    expected = {tensor.name: tensor for tensor in read}
+    for name, tensor in expected.items():
+        if name not in tensors:
+            raise CheckpointError(f"{tensors.folder}: tensor {name} is missing")
+        if tensors.shape(name) != tensor.shape:
+            raise CheckpointError(
+                f"{tensors.where(name)}: tensor {name} has shape {list(tensors.shape(name))}; "
+                f"by the model's config it is {list(tensor.shape)}"
+            )
+        if (stored := tensors.format(name)) not in tensor.formats:
+            raise CheckpointError(
+                f"{tensors.where(name)}: tensor {name} is stored as {stored}; supported are {', '.join(tensor.formats)}"
+            )
+    for name in sorted(set(tensors.names()) - expected.keys()):
+        if name.startswith(prefix) and not name.endswith(source.ignored) and not name.startswith(unread):
+            raise CheckpointError(f"{tensors.where(name)}: tensor {name} does not belong to this model")
+    return sum(tensors.nbytes(tensor.name) for tensor in read)

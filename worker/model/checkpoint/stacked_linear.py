@@ -1,0 +1,41 @@
+"""Describes the linears of a checkpoint that are one linear in memory."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.model.checkpoint.stored_weight import PlainWeight, Shape
+
+WEIGHT, BIAS = ".weight", ".bias"
+
+
+@dataclass(frozen=True, slots=True)
+class StackedLinear:
+    """Describes linears of the checkpoint whose rows are concatenated into one linear."""
+
+    modules: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: int
+    bias: bool
+    order: Tensor | None = None  # the row order in memory, None if it is that of the checkpoint; moves stay in a module
+    transposed: bool = False  # whether the checkpoint stores plain numbers as [inputs, outputs]
+    exact: bool = False  # whether the weight is kept in full precision in any case
+    apart: int = 0  # so many rows of the first module, the last ones in memory, are a linear of their own
+
+    def orders(self, device: torch.device) -> list[Tensor | slice]:
+        """Returns an index for each module that selects its rows in the order in memory."""
+        if self.order is None:
+            return [slice(None)] * len(self.modules)
+        starts = [sum(self.rows[:i]) for i in range(len(self.rows))]
+        parts = self.order.to(device).split_with_sizes(self.rows)
+        return [part - start for part, start in zip(parts, starts, strict=True)]
+
+    def weights(self, prefix: str) -> list[tuple[str, Shape, bool]]:
+        """Returns the arguments of WeightSource.weight for each module: name, shape, whether it is transposed."""
+        parts = zip(self.modules, self.rows, strict=True)
+        return [(f"{prefix}{module}{WEIGHT}", (rows, self.columns), self.transposed) for module, rows in parts]
+
+    def biases(self, prefix: str) -> list[PlainWeight]:
+        parts = zip(self.modules, self.rows, strict=True)
+        return [PlainWeight(f"{prefix}{module}{BIAS}", (rows,)) for module, rows in parts] if self.bias else []

@@ -1,0 +1,170 @@
+"""What weights.py needs of a checkpoint: tensors by name, and for each weight how the checkpoint stores it.
+
+A `WeightSource` is a checkpoint of any file format whose tensors have the names that Hugging Face gives them. It says
+how each weight is stored: as one tensor of plain numbers, or in few bits, which `read` returns as a QuantizedWeight.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker.kernels.weights.quantize import Kind
+from worker.kernels.weights.quantize import quantize as quantize_rows
+from worker.kernels.weights.quantized_weight import E4M3, INT8, CodeMap, QuantizedWeight, quantize_groups
+from worker.model.checkpoint.checkpoint import CheckpointError
+
+PLAIN = ("F32", "BF16", "F16")  # formats of numbers that are read without a scale
+BY_ROW: dict[CodeMap, Kind] = {INT8: "int8", E4M3: "fp8"}  # the code maps that quantize.py has, too
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedTensor:
+    """A tensor that a checkpoint must hold. formats: the names of formats that it may be stored in."""
+
+    name: str
+    shape: Shape
+    formats: tuple[str, ...] = PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Describes few bits: what codes mean, how many inputs share a scale (0: a row), whether there are minimums."""
+
+    code_map: CodeMap
+    group_size: int = 0
+    minimum: bool = False
+
+    @property
+    def shared(self) -> str:
+        """What has one scale, for the log."""
+        return f"{self.group_size} values" if self.group_size else "row"
+
+    def nbytes(self, shape: Shape, scale_bytes: int = 4) -> int:
+        """Returns how many bytes a weight of this shape takes in memory: codes, scales and minimums.
+
+        scale_bytes: of one scale or minimum.
+        """
+        rows, columns = shape
+        groups = -(-columns // (self.group_size or columns))
+        return rows * (-(-columns * self.code_map.bits // 8) + groups * scale_bytes * (1 + self.minimum))
+
+    def quantize(self, weight: Tensor) -> QuantizedWeight:
+        """Quantizes a weight [N, K] of any float format: round to nearest, no minimums."""
+        if self.group_size:
+            return quantize_groups(weight, self.code_map, self.group_size)
+        values, scale = quantize_rows(weight, BY_ROW[self.code_map])
+        return QuantizedWeight(values.view(torch.uint8), self.code_map, scale[:, None], None, weight.shape[1])
+
+
+class ReadTensor(Protocol):
+    """Reads a stored tensor to the device as numbers of `dtype`, and counts the progress. Stored order, no scales."""
+
+    def __call__(self, name: str, shape: Shape, dtype: torch.dtype) -> Tensor: ...
+
+
+class StoredWeight(Protocol):
+    """Describes how a checkpoint stores one weight."""
+
+    @property
+    def name(self) -> str:
+        """The name in Hugging Face checkpoints, `model.layers.0.self_attn.q_proj.weight`, also if no tensor has it."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def layout(self) -> Layout | None:
+        """How the weight is kept in few bits; None if it is stored as plain numbers."""
+
+    def tensors(self) -> Sequence[ExpectedTensor]:
+        """Returns the tensors that store the weight, in the order in which they are read."""
+
+    def read(self, read: ReadTensor, dtype: torch.dtype) -> Tensor | QuantizedWeight:
+        """Reads the weight: a tensor of `dtype`, or a QuantizedWeight if there is a layout.
+
+        Raises CheckpointError when the stored numbers are impossible.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeight:
+    """A weight, or a vector such as a norm, that is stored as one tensor of plain numbers.
+
+    transposed: whether a weight [N, K] is stored as [K, N].
+    """
+
+    name: str
+    shape: Shape
+    transposed: bool = False
+
+    @property
+    def layout(self) -> None:
+        return None
+
+    def tensors(self) -> Sequence[ExpectedTensor]:
+        return [ExpectedTensor(self.name, self.shape[::-1] if self.transposed else self.shape)]
+
+    def read(self, read: ReadTensor, dtype: torch.dtype) -> Tensor:
+        (stored,) = self.tensors()
+        numbers = read(stored.name, stored.shape, dtype)
+        return numbers.T.contiguous() if self.transposed else numbers
+
+
+class StoredTensors(Protocol):
+    """Tensors of a checkpoint by name."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    def names(self) -> list[str]: ...
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def where(self, name: str) -> Path:
+        """Returns the file that holds a tensor, or the folder if no file holds it."""
+
+    def shape(self, name: str) -> Shape: ...
+
+    def format(self, name: str) -> str:
+        """Returns the name of the format that a tensor is stored in: F32, BF16, F16 or another one."""
+
+    def nbytes(self, name: str) -> int:
+        """Returns the size of a stored tensor in bytes."""
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Announces which tensors will be copied next, in that order, so that they can be read ahead."""
+
+    def copy(self, name: str, into: Tensor) -> None:
+        """Copies a stored tensor into contiguous memory of the same shape, on any device and of any dtype."""
+
+
+def check_finite(numbers: Tensor, name: str, tensors: StoredTensors) -> Tensor:
+    """Returns the numbers. Raises CheckpointError if one is NaN or infinite."""
+    if not bool(numbers.isfinite().all()):
+        raise CheckpointError(f"{tensors.where(name)}: tensor {name} contains a number that is not finite")
+    return numbers
+
+
+class WeightSource(Protocol):
+    """A checkpoint that says how it stores each weight."""
+
+    @property
+    def tensors(self) -> StoredTensors: ...
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Endings of the names of tensors that belong to the model, but are not read."""
+
+    def weight(self, name: str, shape: Shape, transposed: bool = False) -> StoredWeight:
+        """Returns how the weight `name` is stored. Weights of linears, the embedding and the head are asked for.
+
+        transposed: whether plain numbers are stored as [K, N]; codes are not.
+        """
+
+    def close(self) -> None: ...

@@ -1,0 +1,282 @@
+"""Makes a ModelSpec from a Hugging Face config and the row of its model family (family_table.py).
+
+The module reads both spellings of rotary settings (`rope_parameters`, and the older `rope_theta` + `rope_scaling` +
+`rope_local_base_freq`), of windows (`layer_types`, and the older patterns) and of the number of experts
+(`num_local_experts` and `num_experts`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shared.task import GENERATE, Task
+from worker.kernels.rowwise.act_and_mul import CLAMP, SWIGLU_ALPHA
+from worker.kernels.rowwise.activate import GATED, PLAIN, Activation
+from worker.model.checkpoint.checkpoint import UnsupportedModel
+from worker.model.config_values import check_outline, check_values, counted, shown
+from worker.model.families.family_defaults import COMMON
+from worker.model.families.family_table import FAMILIES
+from worker.model.families.gemma4_layers import layer_inputs
+from worker.model.families.rope_settings import NO_ROPE, rope_spec
+from worker.model.families.spec_bounds import check_spec
+from worker.model.family import FULL, SLIDING, Config, Family
+from worker.model.feed_forward.kinds import feed_forward
+from worker.model.mixers.kinds import mixer
+from worker.model.quantization.methods import method_of
+from worker.spec import ExpertsSpec, LayerSpec, ModelSpec, QueryScaling, RopeSpec
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu2": "relu2",
+    "xielu": "xielu",
+}  # fmt: skip
+DTYPES = ("float32", "bfloat16", "float16")
+SERVED: Mapping[str, tuple[Any, ...]] = {  # settings of which only some values are supported, and these values
+    "use_bidirectional_attention": (None, False, "vision"),  # vision: between the tokens of an image
+    "is_causal": (None, True), "conv_bias": (False, None), "clip_qkv": (None,),
+    "attn_output_gate": (True, None), "output_gate_type": ("swish", None),
+    "swiglu_limit": (CLAMP, None), "swiglu_alpha": (SWIGLU_ALPHA, None), "scoring_func": ("softmax", None),
+}  # fmt: skip
+COUNTS = ("decoder_sparse_step", "full_attention_interval")
+# multimodal model_type → the family of its text model, if `text_config` names none
+TEXT_MODELS = {
+    "gemma3": "gemma3_text", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text", "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"
+}  # fmt: skip
+GENERATORS = ("forcausallm", "forconditionalgeneration")  # the names of classes that generate text end so
+
+
+def spec_from_config(config: Config, task: Task = GENERATE) -> ModelSpec:
+    """Returns the spec of a model. config: its config.json as a dict, in any spelling since transformers 4.40.
+
+    task: what the model is served for: an embedding needs no head, so that the embedding may stand for it, and a score
+        may come from a classification head.
+
+    Raises UnsupportedModel for an unsupported family, rotary kind or activation, and for a config that lacks a size,
+    states an impossible value (config_values.py), or has sizes that the kernels do not hold (spec_bounds.py).
+    Raises CheckpointError for an unsupported quantization.
+    """
+    check_outline(config)
+    model_type, inner = config.get("model_type"), config.get("text_config") or {}
+    check_outline(inner)
+    name = str(inner.get("model_type") or TEXT_MODELS[model_type] if model_type in TEXT_MODELS else model_type)
+    family = FAMILIES.get(name)
+    if family is None:
+        supported = ", ".join(sorted([*FAMILIES, *TEXT_MODELS]))
+        shown = repr(model_type) if model_type == name else f"{model_type!r} around a {name!r}"
+        raise UnsupportedModel(f"model_type {shown} is not supported; supported are {supported}")
+    if task.name == "generate":
+        _check_generates(config.get("architectures") or ())
+    stated = {**COMMON, **family.defaults, **config, **inner}
+    check_values(stated)
+    try:
+        stated |= {common: stated[own] for common, own in family.names.items()}
+        spec = _spec(name, family, stated | {**family.derived(stated)})
+    except KeyError as error:
+        raise UnsupportedModel(f"the config of this {name} model lacks {error.args[0]!r}") from error
+    check_spec(spec, stated["num_hidden_layers"])
+    return replace(spec, labels=task.labels, tied=not task.labels and (spec.tied or task.name == "embed"))
+
+
+def _check_generates(architectures: Sequence[str]) -> None:
+    """Raises UnsupportedModel if the model does not generate text.
+
+    The tensors do not show this: a classifier or an embedder may have all tensors of a tied language model.
+    """
+    if architectures and not any(name.lower().endswith(GENERATORS) for name in architectures):
+        raise UnsupportedModel(
+            f"{', '.join(architectures)} does not generate text: --task generate serves only language models"
+        )
+
+
+def _spec(name: str, family: Family, config: Config) -> ModelSpec:
+    _check_settings(config)
+    heads, head_dim = config["num_attention_heads"], _head_dim(config)
+    layers, ropes = _layers(family, config)
+    method = method_of(config)
+    qkv_bias, o_bias = family.biases(config)
+    factors = Factors.of(family, config, head_dim)
+    return ModelSpec(
+        model_type=name,
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        heads=heads,
+        kv_heads=config["num_key_value_heads"] or heads,
+        head_dim=head_dim,
+        layers=layers,
+        ropes=ropes,
+        max_positions=_max_positions(config, ropes),
+        norm_eps=config["rms_norm_eps"],
+        norm_offset=family.norm_offset,
+        layer_norm=family.layer_norm,
+        norm_bias=family.norm_bias,
+        parallel=family.parallel,
+        pre_norms=family.pre_norms,
+        post_norms=family.post_norms,
+        qk_norm=family.qk_norm,
+        qk_norm_last=family.qk_norm_last,
+        whole_qk_norm=family.whole_qk_norm,
+        value_norm=family.value_norm,
+        layer_scales=family.layer_scales,
+        layer_inputs=layer_inputs(config) if family.layer_inputs else None,
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        mlp_bias=config[family.mlp_bias],
+        sinks=family.sinks,
+        attention_gate=family.attention_gate,
+        experts=_experts(family, config) if any(layer.sparse for layer in layers) else None,
+        activation=_activation(family, config["hidden_act"]),
+        gated=family.gated,
+        attention_scale=factors.attention,
+        embed_scale=factors.embed,
+        residual_scale=factors.residual,
+        query_scaling=_query_scaling(family, config),
+        logit_scale=factors.logit,
+        attention_softcap=config.get("attn_logit_softcapping") or 0.0,
+        logit_softcap=config.get("final_logit_softcapping") or 0.0,
+        tied=config["tie_word_embeddings"],
+        eos_ids=_ids(config["eos_token_id"]),
+        dtype=_dtype(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        stored=None if method is None else method.stored,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """The factors of a ModelSpec of the same names."""
+
+    attention: float
+    embed: float = 1.0
+    residual: float = 1.0
+    logit: float = 1.0
+
+    @classmethod
+    def of(cls, family: Family, config: Config, head_dim: int) -> "Factors":
+        if family.multipliers:
+            if not config["logits_scaling"]:
+                raise UnsupportedModel("logits_scaling 0 is not supported: logits are divided by it")
+            attention, embed = config["attention_multiplier"], config["embedding_multiplier"]
+            return cls(attention, embed, config["residual_multiplier"], 1 / config["logits_scaling"])
+        attention = (config.get("query_pre_attn_scalar") or head_dim) ** -0.5
+        if not config["logit_scale"]:
+            raise UnsupportedModel(f"logit_scale {config['logit_scale']!r} is not supported: it multiplies logits")
+        embed = config["hidden_size"] ** 0.5 if family.scale_embeddings else 1.0
+        return cls(attention, embed, logit=config["logit_scale"])
+
+
+def _query_scaling(family: Family, config: Config) -> QueryScaling | None:
+    settings = _rope_settings(family, config, FULL)
+    beta = settings.get("llama_4_scaling_beta")
+    return QueryScaling(beta, settings["original_max_position_embeddings"]) if beta else None
+
+
+def _head_dim(config: Config) -> int:
+    size = int(config["head_dim"] or config["hidden_size"] // config["num_attention_heads"])
+    if size < 1:
+        raise UnsupportedModel(
+            f"hidden_size {config['hidden_size']} is not supported: it is less than num_attention_heads "
+            f"{config['num_attention_heads']}"
+        )
+    return size
+
+
+def _check_settings(config: Config) -> None:
+    for name, served in SERVED.items():
+        if config.get(name) not in served:
+            raise UnsupportedModel(f"{name} {shown(config[name])} is not supported; supported is {served[0]!r}")
+    for name in COUNTS:
+        if name in config:
+            counted(config, name)
+
+
+def _experts(family: Family, config: Config) -> ExpertsSpec | None:
+    assert family.experts is not None
+    chosen = family.names.get("num_experts_per_tok", "num_experts_per_tok")
+    return feed_forward("experts").sizes(family.experts, chosen, config)
+
+
+def _activation(family: Family, name: str) -> Activation:
+    if name not in ACTIVATIONS:
+        raise UnsupportedModel(f"activation {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
+    if (family.activation or ACTIVATIONS[name]) not in (GATED if family.gated else PLAIN):
+        raise UnsupportedModel(f"activation {name!r} is not supported in feed-forward networks with a gate")
+    return family.activation or ACTIVATIONS[name]
+
+
+def _dtype(name: str) -> str:
+    if name not in DTYPES:
+        raise UnsupportedModel(f"dtype {name!r} is not supported; supported are {', '.join(DTYPES)}")
+    return name
+
+
+def _ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _layers(family: Family, config: Config) -> tuple[tuple[LayerSpec, ...], tuple[RopeSpec, ...]]:
+    """Returns the layers and the rotary tables. Layers with the same rotary settings share a table."""
+    types = config.get("layer_types") or family.layer_types(config)
+    recurrent = family.recurrence and family.recurrence.layer_type
+    known = (FULL, recurrent or SLIDING)
+    if unknown := set(types) - {*known}:
+        raise UnsupportedModel(f"layer type {min(unknown)!r} is not supported; supported are {', '.join(known)}")
+    if FULL not in types and recurrent:
+        raise UnsupportedModel(f"a model without a layer of type {FULL} is not supported")
+    count = config["num_hidden_layers"]
+    states = _states(family, config) if recurrent in types[:count] else {}
+    sparse = [False] * count if family.experts is None else family.experts.sparse(config)
+    details = family.layer_details(config, types[:count])
+    ropes: dict[RopeSpec, int] = {}
+    layers = []
+    for kind, rotates, has_experts, more in zip(types[:count], family.rotates(config), sparse, details, strict=False):
+        settings = _rope(family, config, kind, more.get("head_dim", 0)) if rotates else NO_ROPE
+        rope = ropes.setdefault(settings, len(ropes))
+        window = config["sliding_window"] or 0 if kind == SLIDING else 0
+        layers.append(LayerSpec(window=window, rope=rope, sparse=has_experts, **states.get(kind, {}), **more))
+    return tuple(layers), tuple(ropes)
+
+
+def _states(family: Family, config: Config) -> dict[str, dict[str, Any]]:
+    """Returns the fields of the LayerSpec of recurrent layers, by their type."""
+    row = family.recurrence
+    return {} if row is None else {row.layer_type: {"mixer": row.mixer, "state": mixer(row.mixer).state(config)}}
+
+
+def _max_positions(config: Config, ropes: Sequence[RopeSpec]) -> int:
+    """Returns how many positions the model was trained for, corrected by its rotary scaling.
+
+    longrope uses other factors for texts longer than the original positions, but the length of a text is not known
+    before it ends. Models with longrope are therefore served only up to the original positions.
+    """
+    positions = int(config["max_position_embeddings"])
+    for rope in ropes:
+        match rope.kind:
+            case "longrope":
+                positions = min(positions, rope.original_positions)
+            case "yarn":
+                positions = max(positions, int(rope.original_positions * rope.factor))
+    return positions
+
+
+def _rope(family: Family, config: Config, kind: str, head_dim: int) -> RopeSpec:
+    """head_dim: of layers whose heads are not those of the model."""
+    settings = _rope_settings(family, config, kind)
+    spec = rope_spec(settings, config, head_dim or _head_dim(config), partial=family.partial_rotary)
+    return replace(spec, neighbours=family.rotates_neighbours, head_dim=head_dim)
+
+
+def _rope_settings(family: Family, config: Config, kind: str) -> Config:
+    """Returns the rotary settings of one kind of layer as one flat dict, from the old or the new spelling."""
+    local = family.local_rope and kind == SLIDING
+    theta = config["rope_local_base_freq"] if local else config["rope_theta"]
+    old = {"rope_theta": theta, "partial_rotary_factor": config.get("partial_rotary_factor")}
+    new = config.get("rope_parameters") or family.defaults.get("rope_parameters") or {}
+    if kind in new or FULL in new or SLIDING in new:
+        of_kind = new.get(kind) or {}
+        if not isinstance(of_kind, dict):
+            raise UnsupportedModel(f"rope_parameters: {kind} {str(of_kind)[:80]!r} is not supported; it is an object")
+        return {**old, **of_kind}
+    scaling = {} if local else {**(config.get("rope_scaling") or {}), **new}
+    return {**old, **(scaling or family.scaling)}

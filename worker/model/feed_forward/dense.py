@@ -1,0 +1,93 @@
+"""The MLP: two linears with an activation between them, and often with a gate."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from worker.kernels.linear import PackedLinear
+from worker.model.checkpoint.stacked_linear import StackedLinear
+from worker.model.checkpoint.stored_weight import PlainWeight, Shape
+from worker.model.feed_forward.kinds import FeedForward
+from worker.model.layer_names import LayerNames
+from worker.model.layer_parts import SmallWeight, Step, StoredPart
+from worker.spec import LayerSpec, ModelSpec
+
+SHARED_MLP = "shared_mlp.input_linear"  # of Granite 4: the MLP, or the shared expert where there are others
+FUSED = "mlp.gate_up_proj"
+XIELU: Mapping[str, Shape] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseWeights:
+    """The weights. H: hidden size; I: intermediate size. Each comment begins with the names in checkpoints."""
+
+    kind: ClassVar[str] = "dense"
+    gate_up: PackedLinear  # gate_proj, up_proj: H → 2 I; up_proj: H → I if there is no gate
+    down: PackedLinear  # down_proj: I → H
+    activation: Tensor | None = None  # act_fn: parameters of the activation [4] float32
+
+    @property
+    def first(self) -> PackedLinear:
+        return self.gate_up
+
+    @property
+    def linears(self) -> Iterator[PackedLinear]:
+        yield from (self.gate_up, self.down)
+
+
+def forward(h: Tensor, x: Tensor, own: DenseWeights, step: Step) -> tuple[Tensor, PackedLinear | None]:
+    return inner(h, own, step), own.down
+
+
+def inner(h: Tensor, own: DenseWeights, step: Step) -> Tensor:
+    """Returns the input [T, I] of the last linear."""
+    do, activation = step.do, step.spec.activation
+    if step.spec.gated:
+        return do.gated_linear(h, own.gate_up, activation)
+    return do.activate(do.linear(h, own.gate_up), activation, own.activation)
+
+
+def mlp_linears(module: str, size: int, spec: ModelSpec, *, fused: bool) -> dict[str, StackedLinear]:
+    """Returns the linears of an MLP. module: what their names begin with; size: I; fused: gate and up are one."""
+    apart = ("gate_proj", "up_proj") if spec.gated else ("up_proj",)
+    names = [module + name for name in (("gate_up_proj",) if fused and spec.gated else apart)]
+    rows = ((1 + spec.gated) * size // len(names),) * len(names)
+    gate_up = StackedLinear(tuple(names), rows, spec.hidden_size, spec.mlp_bias)
+    down = StackedLinear((f"{module}down_proj",), (spec.hidden_size,), size, spec.mlp_bias)
+    return {"gate_up": gate_up, "down": down}
+
+
+def linears(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, StackedLinear]:
+    size, fused = layer.intermediate_size or spec.intermediate_size, {FUSED, SHARED_MLP} & names.modules
+    return mlp_linears("mlp.", size, spec, fused=bool(fused))
+
+
+def _small(spec: ModelSpec, layer: LayerSpec, names: LayerNames, prefix: str) -> dict[str, SmallWeight]:
+    if spec.activation != "xielu":
+        return {}
+    parts = [PlainWeight(f"{prefix}mlp.act_fn.{name}", shape) for name, shape in XIELU.items()]
+    return {"activation": SmallWeight(parts, exact=True)}
+
+
+def _make(
+    spec: ModelSpec, layer: LayerSpec, packed: Mapping[str, Any], small: Mapping[str, list[Tensor]], like: Tensor
+) -> DenseWeights:
+    return DenseWeights(**packed, activation=_xielu(*small["activation"]) if small else None)
+
+
+def _xielu(alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """Returns the parameters of xielu (kernels/rowwise/activate.py); a checkpoint has inverses of their softplus."""
+    return torch.cat((softplus(alpha_p), beta + softplus(alpha_n), beta[None], eps[None]))
+
+
+def in_c(own: DenseWeights, spec: ModelSpec) -> dict[str, Any]:
+    return {"gate_up": own.gate_up.cpu, "down": own.down.cpu, "activation": own.activation}
+
+
+FEED_FORWARD = FeedForward(
+    stored=StoredPart(weights=DenseWeights, linears=linears, small=_small, make=_make), forward=forward, in_c=in_c
+)

@@ -1,0 +1,67 @@
+"""Which modules of a checkpoint the experts of a layer consist of, in the spellings that checkpoints use."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from worker.model.checkpoint.stacked_linear import StackedLinear
+from worker.spec import ExpertsSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """The names of the modules, with {} for the number of the expert.
+
+    interleaved: whether rows of gate and up alternate, and plain numbers are stored as [inputs, outputs] (gpt-oss).
+    """
+
+    router: str
+    gate_up: tuple[str, ...]
+    down: str
+    interleaved: bool = False
+
+    @property
+    def of_first(self) -> list[str]:
+        """The modules of the router and of the first expert."""
+        return [self.router, *(module.format(0) for module in (*self.gate_up, self.down))]
+
+
+_DOWN, _FUSED = "mlp.experts.{}.down_proj", ("mlp.experts.{}.gate_up_proj",)
+_MIXTRAL = "block_sparse_moe.experts.{}."
+_GRANITE = "block_sparse_moe.{}put_linear.{{}}"
+SPELLINGS = (
+    Spelling("mlp.gate", ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), _DOWN),  # Qwen; also all of GGUF
+    Spelling("block_sparse_moe.gate", (_MIXTRAL + "w1", _MIXTRAL + "w3"), _MIXTRAL + "w2"),
+    Spelling("block_sparse_moe.router.layer", (_GRANITE.format("in"),), _GRANITE.format("out")),
+    Spelling("mlp.router", _FUSED, _DOWN, interleaved=True),  # gpt-oss
+    Spelling("mlp.gate", _FUSED, _DOWN),  # what transformers 5 has in memory, and may save
+    Spelling("router.proj", ("experts.{}.gate_up_proj",), "experts.{}.down_proj"),  # Gemma 4
+    Spelling("router.proj", ("experts.{}.gate_proj", "experts.{}.up_proj"), "experts.{}.down_proj"),
+)
+
+
+def spelling(modules: Collection[str]) -> Spelling:
+    """Returns how a checkpoint spells experts: as most modules of the router and the first expert are.
+
+    modules: of its layers.
+    """
+    return max(SPELLINGS, key=lambda one: sum(module in modules for module in one.of_first))
+
+
+def router_linear(spec: ExpertsSpec, hidden: int, names: Spelling) -> StackedLinear:
+    return StackedLinear((names.router,), (spec.count,), hidden, spec.router_bias, exact=True)
+
+
+def expert_linears(spec: ExpertsSpec, hidden: int, names: Spelling) -> tuple[list[StackedLinear], list[StackedLinear]]:
+    """Returns gate and up of every expert, and down of every expert."""
+    inner = spec.intermediate_size
+    rows = (2 * inner // len(names.gate_up),) * len(names.gate_up)
+    order = torch.arange(2 * inner).view(inner, 2).T.flatten() if names.interleaved else None
+    gate_up, down = [], []
+    for expert in range(spec.count):
+        both = tuple(module.format(expert) for module in names.gate_up)
+        gate_up.append(StackedLinear(both, rows, hidden, spec.bias, order, names.interleaved))
+        module = (names.down.format(expert),)
+        down.append(StackedLinear(module, (hidden,), inner, spec.bias, transposed=names.interleaved))
+    return gate_up, down

@@ -1,0 +1,89 @@
+"""The only input of the model: the tokens of all sequences of a step, concatenated, without padding or masks.
+
+run/inputs.py builds it from a plan; model/decoder.py and the attention kernels read it. To add a column, declare it
+here, and add the function that computes it to worker/run/column_values.py.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, int32, int64
+
+from worker.kernels.recurrent.recurrent_state import NO_STATE, StateSlots
+from worker.kv_cache.pages import SCRATCH
+from worker.model.inputs.step_columns import Column, Extent, Padding, columns_of
+
+TOKENS, SEQUENCES, BOUNDS, LOGITS = Extent
+SCRATCH_SLOT, COMPUTED = Padding
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardInputs:
+    """The T tokens (rows) of S sequences. Sequence s has the rows query_start_loc[s] .. query_start_loc[s+1] - 1.
+
+    Row query_start_loc[s] + i is at position seq_lens[s] - (query_start_loc[s+1] - query_start_loc[s]) + i. It attends
+    to the K/V of all positions up to and including this one, because its K/V is written before attention. The K/V of
+    position p of sequence s is in page page_table[s, p // page_size] at offset p % page_size. Each group of
+    layers has a page table and slots of its own (worker/kv_cache/groups.py).
+
+    Layers with a recurrent state begin a sequence's rows with the state in its slot of `read_slots`, and write the
+    state after them to its slot of `write_slots`. No slot is both written and read in a step.
+    """
+
+    token_ids: Annotated[Tensor, Column(int64, TOKENS, 0)]
+    positions: Annotated[Tensor, Column(int64, TOKENS, 0, in_c=True)]
+    # where the K/V of the token is written, page * page_size + offset
+    slot_mappings: Annotated[tuple[Tensor, ...], Column(int64, TOKENS, SCRATCH_SLOT, grouped=True, in_c=True)]
+    query_start_loc: Annotated[Tensor, Column(int32, BOUNDS, COMPUTED, in_c=True)]
+    seq_lens: Annotated[Tensor, Column(int32, SEQUENCES, COMPUTED, in_c=True)]  # including the tokens of this step
+    page_tables: tuple[Tensor, ...]  # [S, P] int32; page 0 (scratch) after the last page, and behind a group's window
+    # ascending: the rows whose logits are returned
+    logits_indices: Annotated[Tensor, Column(int64, LOGITS, COMPUTED, in_c=True)]
+    max_kv_len: int  # at least the largest of seq_lens
+    max_pages: tuple[int, ...] = ()  # the highest page in each page table
+    # NO_STATE for a sequence that begins; None without such layers
+    read_slots: Annotated[Tensor | None, Column(int32, SEQUENCES, NO_STATE, recurrent=True, in_c=True)] = None
+    write_slots: Annotated[Tensor | None, Column(int32, SEQUENCES, SCRATCH, recurrent=True, in_c=True)] = None
+
+    @property
+    def state_slots(self) -> StateSlots | None:
+        if self.read_slots is None or self.write_slots is None:
+            return None
+        return StateSlots(self.read_slots, self.write_slots, self.query_start_loc)
+
+    @property
+    def all_logits(self) -> bool:
+        """Whether logits_indices has every row. Compares only shapes, so it does not synchronize with the device."""
+        return len(self.logits_indices) == len(self.token_ids)
+
+    @property
+    def few_logits(self) -> bool:
+        """Whether most rows have no logits, so that dropping them early pays. Compares only shapes, as `all_logits`."""
+        return 2 * len(self.logits_indices) <= len(self.token_ids)
+
+    def only_logits(self) -> "ForwardInputs":
+        """Returns the inputs of the rows with logits alone, each a sequence of one row, for layers that write nothing.
+
+        Does not synchronize with the device.
+        """
+        rows, device = self.logits_indices, self.positions.device
+        sequences = torch.searchsorted(self.query_start_loc, rows, right=True) - 1
+        of = {TOKENS: rows, SEQUENCES: sequences}
+        columns: dict[str, Any] = {
+            name: _picked(getattr(self, name), of[column.extent], grouped=column.grouped)
+            for name, column in COLUMNS.items()
+            if column.extent in of and not column.recurrent
+        }
+        columns |= {name: None for name, column in COLUMNS.items() if column.recurrent}
+        columns["query_start_loc"] = torch.arange(len(rows) + 1, dtype=torch.int32, device=device)
+        columns["seq_lens"] = (columns["positions"] + 1).int()
+        columns["logits_indices"] = torch.arange(len(rows), device=device)
+        return replace(self, **columns, page_tables=tuple(table[sequences] for table in self.page_tables))
+
+
+def _picked(values: Any, indices: Tensor, *, grouped: bool) -> Any:
+    return tuple(each[indices] for each in values) if grouped else values[indices]
+
+
+COLUMNS = columns_of(ForwardInputs)

@@ -1,0 +1,103 @@
+"""What the kinds of mixers and of feed-forward networks have in common: how the loader and the decoder see them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from worker.kernels.experts import PackedExperts
+from worker.kernels.linear import PackedLinear
+from worker.kernels.operations import Operations
+from worker.kv_cache.tensors import KVCache
+from worker.model.checkpoint.stacked_linear import StackedLinear
+from worker.model.checkpoint.stored_weight import PlainWeight
+from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.model.layer_names import LayerNames
+from worker.spec import LayerSpec, ModelSpec
+
+Linears = Iterator[PackedLinear | PackedExperts]
+
+
+@dataclass(frozen=True, slots=True)
+class SmallWeight:
+    """A vector or another small tensor of a layer. parts: the tensors of the checkpoint that it is made of.
+
+    exact: whether they are read as float32 in any case, not in the dtype of the model.
+    """
+
+    parts: Sequence[PlainWeight]
+    exact: bool = False
+
+
+class Made(Protocol):
+    """Makes the weights of a part of a layer.
+
+    packed: its linears by field. small: the tensors of each small weight by field. like: a tensor of the model's
+    dtype and device.
+    """
+
+    def __call__(
+        self, spec: ModelSpec, layer: LayerSpec, packed: Mapping[str, Any], small: Mapping[str, list[Tensor]],
+        like: Tensor,
+    ) -> Any: ...  # fmt: skip
+
+
+def no_stacks(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, Sequence[StackedLinear]]:
+    return {}
+
+
+def nothing_unread(layer: LayerSpec) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPart:
+    """What a checkpoint holds for a part of a layer, and what becomes of it.
+
+    linears: by field of the weights; the rows of one that are `apart` become its field `gates`. stacks: linears of
+    which every expert has one. small: the small weights; the text is what the names of the layer's tensors begin with.
+    unread: modules that a checkpoint may have, but the part does not use.
+    """
+
+    weights: type  # the record that `make` returns
+    linears: Callable[[ModelSpec, LayerSpec, LayerNames], dict[str, StackedLinear]]
+    stacks: Callable[[ModelSpec, LayerSpec, LayerNames], dict[str, Sequence[StackedLinear]]] = no_stacks
+    small: Callable[[ModelSpec, LayerSpec, LayerNames, str], dict[str, SmallWeight]]
+    make: Made
+    unread: Callable[[LayerSpec], tuple[str, ...]] = nothing_unread
+
+    def spelled_linears(self, spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, StackedLinear]:
+        """Returns the linears with the names that the checkpoint has for their modules."""
+        found = self.linears(spec, layer, names)
+        return {
+            field: replace(linear, modules=tuple(map(names.spelled, linear.modules))) for field, linear in found.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What all layers of a forward read."""
+
+    do: Operations
+    spec: ModelSpec
+    ropes: Sequence[tuple[Tensor, Tensor]]  # cos and sin [positions, D] float32 of each table of the spec
+    query_scales: Tensor | None  # [positions] float32
+    inputs: ForwardInputs
+    cache: KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A layer of a decoder, for what the C library reads of it."""
+
+    index: int
+    spec: ModelSpec
+    ropes: Sequence[tuple[Tensor, Tensor]]
+    cache: KVCache
+    dtype: torch.dtype  # of the model
+
+    @property
+    def layer(self) -> LayerSpec:
+        return self.spec.layers[self.index]

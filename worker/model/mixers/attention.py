@@ -1,0 +1,192 @@
+"""Attention: each row attends to the keys and values of the rows before it, which are in the cache."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from worker.kernels.cpu import bindings
+from worker.kernels.cpu.decoder_c import AttentionC
+from worker.kernels.cpu.limits import MAX_HEAD_DIM, MAX_KEY_ELEMENTS
+from worker.kernels.linear import PackedLinear
+from worker.model.checkpoint.checkpoint import UnsupportedModel
+from worker.model.checkpoint.stacked_linear import StackedLinear
+from worker.model.checkpoint.stored_weight import PlainWeight
+from worker.model.layer_names import LayerNames, norm, norm_weights
+from worker.model.layer_parts import Place, SmallWeight, Step, StoredPart
+from worker.model.mixers.kinds import Mixer
+from worker.spec import LayerSpec, ModelSpec
+
+MODULE = "self_attn."
+Q, K, V, FUSED = (f"{MODULE}{name}_proj" for name in ("q", "k", "v", "qkv"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWeights:
+    """The weights. H: hidden size; D: head_dim. Each comment begins with the names in Hugging Face checkpoints."""
+
+    kind: ClassVar[str] = "attention"
+    qkv: PackedLinear  # q_proj, k_proj, v_proj: H → query heads, key heads, value heads; of shared K/V only the first
+    gates: PackedLinear | None = None  # half of q_proj: H → query heads
+    o: PackedLinear  # o_proj: query heads → H
+    q_norm: Tensor | None = None  # q_norm [D], or [query heads * D]: one norm of all heads
+    k_norm: Tensor | None = None  # k_norm
+    v_norm: Tensor | None = None  # ones [D]: of values that are divided by their root mean square
+    sinks: Tensor | None = None  # sinks [query heads] float32: logits of a key whose value is zero
+
+    @property
+    def linears(self) -> Iterator[PackedLinear]:
+        yield from (linear for linear in (self.qkv, self.gates, self.o) if linear is not None)
+
+
+def forward(h: Tensor, own: AttentionWeights, index: int, step: Step, next_weights: Sequence[Tensor]) -> Tensor:
+    do, spec, inputs, kind, kv = step.do, step.spec, step.inputs, step.spec.layers[index], step.cache.layer(index)
+    group = step.cache.group_of[index]
+    gate = None if own.gates is None else do.linear(h, own.gates)
+    shares = kind.shares is not None  # then the layer has query heads only
+    written, k_norm = ([part[:, :, :0] for part in kv], own.q_norm) if shares else (kv, own.k_norm)
+    q = do.qkv_rope_write(
+        do.linear(h, own.qkv, split_k=True), *written, *step.ropes[kind.rope], inputs.positions,
+        inputs.slot_mappings[group], q_norm=own.q_norm, k_norm=k_norm, v_norm=own.v_norm, eps=spec.norm_eps,
+        offset=spec.norm_offset, dtype=h.dtype, norm_last=spec.qk_norm_last,
+    )  # fmt: skip
+    if step.query_scales is not None:
+        q = (q.float() * step.query_scales[inputs.positions, None, None]).to(q.dtype)
+    mixed = do.attention(
+        q, *kv, inputs.query_start_loc, inputs.seq_lens, inputs.page_tables[group], inputs.max_kv_len,
+        scale=spec.attention_scale, window=kind.window, sinks=own.sinks, softcap=spec.attention_softcap,
+        next_weights=next_weights,
+    )  # fmt: skip
+    return mixed.flatten(1) if gate is None else do.output_gate(mixed.flatten(1), gate)
+
+
+def _linears(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, StackedLinear]:
+    kv_heads, head_dim = spec.kv_shape(layer)
+    q, kv = spec.heads * head_dim, kv_heads * head_dim
+    hidden, order = spec.hidden_size, _row_order(spec)
+    if layer.shares is not None:
+        qkv = StackedLinear((Q,), (q,), hidden, spec.qkv_bias)
+    elif layer.key_is_value:
+        qkv = StackedLinear((Q, K, K), (q, kv, kv), hidden, spec.qkv_bias)
+    elif spec.attention_gate:
+        qkv = StackedLinear((Q, K, V), (2 * q, kv, kv), hidden, spec.qkv_bias, order, apart=q)
+    elif FUSED in names.modules:
+        qkv = StackedLinear((FUSED,), (q + 2 * kv,), hidden, spec.qkv_bias, order)
+    else:
+        qkv = StackedLinear((Q, K, V), (q, kv, kv), hidden, spec.qkv_bias, order)
+    o = StackedLinear((f"{MODULE}o_proj",), (hidden,), q, spec.o_bias)
+    return {"qkv": qkv, "o": o}
+
+
+def _small(spec: ModelSpec, layer: LayerSpec, names: LayerNames, prefix: str) -> dict[str, SmallWeight]:
+    found = {}
+    if spec.qk_norm:
+        kv_heads, head_dim = spec.kv_shape(layer)
+        heads = {"q_norm": spec.heads, "k_norm": kv_heads} if layer.shares is None else {"q_norm": spec.heads}
+        for field, count in heads.items():
+            size = (count if spec.whole_qk_norm else 1) * head_dim
+            found[field] = SmallWeight(norm_weights(spec, prefix + names.spelled(MODULE + field), size))
+    if spec.sinks:
+        found["sinks"] = SmallWeight([PlainWeight(f"{prefix}{MODULE}sinks", (spec.heads,))], exact=True)
+    return found
+
+
+def _make(
+    spec: ModelSpec, layer: LayerSpec, packed: Mapping[str, Any], small: Mapping[str, list[Tensor]], like: Tensor
+) -> AttentionWeights:
+    norms: dict[str, Any] = {field: _head_norm(spec, parts) for field, parts in small.items() if field != "sinks"}
+    if spec.value_norm and layer.shares is None:
+        norms["v_norm"] = like.new_ones(spec.kv_shape(layer)[1])
+    return AttentionWeights(**packed, **norms, sinks=small["sinks"][0] if "sinks" in small else None)
+
+
+def _head_norm(spec: ModelSpec, parts: list[Tensor]) -> Tensor:
+    """Returns a norm of queries or keys with its dimensions in the order in memory."""
+    order = None if spec.layer_norm else _head_order(spec)
+    if order is None:
+        return norm(spec, parts)
+    return parts[0].view(-1, spec.head_dim)[:, order.to(parts[0].device)].flatten()
+
+
+def _unread(layer: LayerSpec) -> tuple[str, ...]:
+    """A layer that shares the K/V of another one was trained without the projections that some checkpoints have."""
+    shares = ("k_proj.", "v_proj.", "k_norm.", "v_norm.") if layer.shares is not None else ()
+    return tuple(MODULE + module for module in shares)
+
+
+def _row_order(spec: ModelSpec) -> Tensor | None:
+    """Returns the row order of queries, gates, keys and values in memory; None if it is that of the checkpoint.
+
+    With output gates, the checkpoint has those of a query head after its queries.
+    """
+    head, size = _head_order(spec), spec.head_dim
+    if head is None and not spec.attention_gate:
+        return None
+    plain = torch.arange(size)
+    head = plain if head is None else head
+    step = (1 + spec.attention_gate) * size
+    queries, keys = torch.arange(spec.heads)[:, None] * step, torch.arange(spec.kv_heads)[:, None] * size
+    gates = queries + size + plain if spec.attention_gate else queries[:0]
+    first = spec.heads * step
+    parts = (queries + head, gates, first + keys + head, first + spec.kv_heads * size + keys + plain)
+    return torch.cat([part.flatten() for part in parts])
+
+
+def _head_order(spec: ModelSpec) -> Tensor | None:
+    """Returns the order of the dimensions of a query or key head in memory; None if it is that of the checkpoint.
+
+    The kernels rotate dimension i of a head together with dimension i + D / 2. A checkpoint may rotate only the first R
+    of the D dimensions, and may pair i with i + R / 2, or neighbours with each other. The new order places pairs
+    D / 2 apart and fills the gaps with the other dimensions.
+    """
+    rope, size = spec.ropes[0], spec.head_dim
+    if not rope.rotated and not rope.neighbours:
+        return None
+    rotated = rope.rotated or size
+    gap = (size - rotated) // 2
+    pairs = torch.arange(rotated).view(-1, 2).T if rope.neighbours else torch.arange(rotated).view(2, -1)
+    rest = torch.arange(rotated, size)
+    return torch.cat((pairs[0], rest[:gap], pairs[1], rest[gap:]))
+
+
+def _check(spec: ModelSpec, layer: LayerSpec) -> None:
+    kv_heads, head_dim = spec.kv_shape(layer)
+    if spec.heads % kv_heads:
+        raise UnsupportedModel(
+            f"num_key_value_heads {kv_heads} is not supported: it must divide num_attention_heads {spec.heads}"
+        )
+    if not 2 <= head_dim <= MAX_HEAD_DIM or head_dim % 2:
+        raise UnsupportedModel(
+            f"head_dim {head_dim} is not supported; supported are even numbers from 2 to {MAX_HEAD_DIM}"
+        )
+    if kv_heads * head_dim > MAX_KEY_ELEMENTS:
+        raise UnsupportedModel(
+            f"num_key_value_heads {kv_heads} of head_dim {head_dim} are not supported: the keys of a token have at "
+            f"most {MAX_KEY_ELEMENTS} elements"
+        )
+
+
+def _runs_in_c(place: Place) -> bool:
+    return bindings.supports_cache(place.dtype, place.cache.layer(place.index)[0], place.spec.kv_shape(place.layer)[1])
+
+
+def _in_c(own: AttentionWeights, place: Place) -> dict[str, Any]:
+    layer, cache = place.layer, place.cache
+    (cos, sin), (cache_k, cache_v) = place.ropes[layer.rope], cache.layer(place.index)
+    attention = AttentionC(
+        q_norm=own.q_norm, k_norm=own.k_norm, v_norm=own.v_norm, cos=cos, sin=sin, sinks=own.sinks,
+        cache_k=cache_k, cache_v=cache_v, norm_last=place.spec.qk_norm_last, window=layer.window,
+        group=cache.group_of[place.index], shares=layer.shares is not None,
+    )  # fmt: skip
+    return {"qkv": own.qkv.cpu, "gates": own.gates and own.gates.cpu, "o": own.o.cpu, "attention": attention}
+
+
+MIXER = Mixer(
+    check=_check,
+    stored=StoredPart(weights=AttentionWeights, linears=_linears, small=_small, make=_make, unread=_unread),
+    forward=forward,
+    runs_in_c=_runs_in_c,
+    in_c=_in_c,
+)

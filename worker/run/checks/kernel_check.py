@@ -1,0 +1,236 @@
+"""Checks before serving that the Triton kernels compute the same on this GPU as plain PyTorch.
+
+A compiler or a device may compute wrong results without any error. Therefore a few dummy steps run through layers of
+the loaded model, the first of each kind. Every operation in them runs with Triton and with PyTorch on the same inputs.
+If the results of one operation differ, or it fails, PyTorch computes all operations from then on.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shared.config import WorkerConfig
+from shared.messages import Sampling
+from worker.kernels.experts import clear_choices
+from worker.kernels.operations import TORCH, Operations
+from worker.kernels.recurrent.recurrent_state import RecurrentState
+from worker.kernels.sample import wrong_draws
+from worker.kernels.split_k import sum_split_k
+from worker.kv_cache.sizing import PoolBudget
+from worker.model.decoder import Decoder
+from worker.run.checks.check_inputs import advance, cache_for, first_layers, sequences_of
+from worker.run.inputs import build_inputs
+from worker.run.runner import DeviceBroken
+from worker.run.sampler import sample_rows
+from worker.run.warmup import PLAIN, MemoryGauge, StepLimits, profile_memory
+from worker.schedule.sequence import Chunk, Plan, Sequence
+
+log = logging.getLogger("sluice.load")
+
+CHUNK_LENGTHS = (3, 1, 40, 1, 19, 130, 1, 512, 512, 1)  # of each sequence, step by step; they use all tiles
+SEQUENCE_LENGTHS = (sum(CHUNK_LENGTHS), 70, 30)
+SEQUENCE_SAMPLINGS = (PLAIN, Sampling(1), Sampling(1, top_p=0.9))
+MAX_ROUNDINGS = 4  # how many rounding errors of the format may add up
+STATES = {"delta_net": 4, "mamba2": 4, "short_conv": 2}  # operation with a recurrent state → which argument that is
+MIN_TOLERANCE = 1e-3  # for any format, as a share of the norm of a row
+FP8_TOLERANCE = 2**-3  # for eight-bit K/V, where a number may be rounded the other way
+
+
+def choose_operations(
+    decoder: Decoder, worker: WorkerConfig, length: int, memory: MemoryGauge, on_progress: Callable[[], None]
+) -> tuple[Decoder, PoolBudget]:
+    """Returns the decoder with the operations of --kernels, and the memory that is left for the K/V pool.
+
+    With --kernels auto, the decoder has plain operations if Triton's are wrong on this device. To find how much memory
+    is left, it compiles all kernels and measures the largest step, for sequences of up to `length` tokens.
+
+    Raises torch.OutOfMemoryError, or DeviceBroken if a kernel has left the device unusable.
+    """
+    if worker.kernels == "torch":
+        decoder = decoder.with_operations(TORCH)
+    if worker.kernels != "auto":
+        return decoder, profile_memory(decoder, worker, length, memory, on_progress)
+    name, problem = memory.read().name, find_wrong_operations(decoder, worker, length)
+    on_progress()
+    if not problem:
+        try:
+            return decoder, profile_memory(decoder, worker, length, memory, on_progress)
+        except Exception as error:
+            if _is_out_of_memory(error):
+                raise
+            problem = f"a step fails ({summary(error)})"
+    log.warning(
+        "TRITON'S KERNELS ARE NOT USED: on %s %s. Plain PyTorch serves, which is slower, captures no CUDA graphs, and "
+        "gives bits that may depend on the other requests of a step", name, problem,
+    )  # fmt: skip
+    return _with_torch(decoder, worker, length, memory, on_progress, f"on {name} {problem}")
+
+
+def _with_torch(
+    decoder: Decoder,
+    worker: WorkerConfig,
+    length: int,
+    memory: MemoryGauge,
+    on_progress: Callable[[], None],
+    problem: str,
+) -> tuple[Decoder, PoolBudget]:
+    plain = decoder.with_operations(TORCH)
+    try:
+        return plain, profile_memory(plain, worker, length, memory, on_progress)
+    except Exception as error:
+        if _is_out_of_memory(error):
+            raise
+        raise DeviceBroken(
+            f"{problem}; after that plain PyTorch fails, too ({summary(error)}), as everything does once a kernel has "
+            "left the device unusable: --kernels torch starts without Triton's"
+        ) from error
+
+
+def find_wrong_operations(decoder: Decoder, worker: WorkerConfig, length: int) -> str:
+    """Returns which operations of the decoder differ from the plain ones, and how, or "" if none differs."""
+    both = CompareOperations(decoder.operations, TORCH, decoder.weights.embed.dtype)
+    try:
+        _compare(decoder, worker, length, both)
+    except Exception as error:
+        if not both.problems:
+            log.warning("cannot check whether kernels compute what plain PyTorch does: %s", summary(error))
+    if both.rounded_draws:
+        log.info("%d sampled tokens differ from plain PyTorch's by rounding", both.rounded_draws)
+    return ", ".join(f"{name} {problem}" for name, problem in both.problems.items())
+
+
+class CompareOperations:
+    """Runs each operation in its fast and its plain form. The result is that of the plain form if the two differ."""
+
+    def __init__(self, fast: Operations, plain: Operations, dtype: torch.dtype) -> None:
+        """dtype: the format that the operations compute in."""
+        self.problems: dict[str, str] = {}  # operation → its first problem
+        self.rounded_draws = 0  # how many tokens were drawn differently because numbers were rounded differently
+        self.operations = Operations(**{item.name: partial(self._run, item.name) for item in fields(Operations)})
+        self._fast, self._plain, self._dtype = fast, plain, dtype
+
+    def _run(self, name: str, *args: Any, **options: Any) -> Any:
+        caches = _written(name, args)
+        copies = tuple(cache.clone() for cache in caches)
+        expected = getattr(self._plain, name)(*_writing_to(copies, name, args), **options)
+        try:
+            actual = getattr(self._fast, name)(*args, **options)
+            got, wanted = _outputs(actual, caches), _outputs(expected, copies)
+            if name == "experts":  # where the choice is not clear, both may be right
+                clear = clear_choices(*args[:3])
+                got, wanted = [got[0].where(clear[:, None], 0.0)], [wanted[0].where(clear[:, None], 0.0)]
+            if name == "sample_plain":
+                got = [self._ids(args, got[0], wanted[0])]
+            problem = self._difference(got, wanted)
+        except Exception as error:
+            if _is_out_of_memory(error):
+                raise
+            problem = f"fails ({summary(error)})"
+        if not problem:
+            return actual
+        self.problems.setdefault(name, problem)
+        for cache, copy in zip(caches, copies, strict=True):
+            cache.copy_(copy)
+        return expected
+
+    def _ids(self, args: tuple[Any, ...], got: Tensor, wanted: Tensor) -> Tensor:
+        """Returns the ids that were drawn, but those that rounding explains as the other form drew them."""
+        if torch.equal(got, wanted):
+            return got
+        logits, params, stages = args
+        wrong = wrong_draws(logits, params, stages, got, wanted)
+        self.rounded_draws += int(((got != wanted) & ~wrong).sum())
+        return torch.where(wrong, got, wanted)
+
+    def _difference(self, got: list[Tensor], expected: list[Tensor]) -> str:
+        for actual, wanted in zip(got, expected, strict=True):
+            if not wanted.is_floating_point():
+                if wrong := int((actual != wanted).sum()):
+                    return f"chooses another token for {wrong} of {len(wanted)} rows"
+                continue
+            error = worst_row(sum_split_k(actual, wanted.ndim, wanted.dtype), wanted)
+            tolerance = self._tolerance(wanted.dtype)
+            if not error <= tolerance:
+                return f"is off by {error:.2g} of a row's length, where {tolerance:.2g} may be rounding"
+        return ""
+
+    def _tolerance(self, dtype: torch.dtype) -> float:
+        rounding = MAX_ROUNDINGS * torch.finfo(self._dtype).eps
+        return max(rounding, MIN_TOLERANCE, FP8_TOLERANCE if dtype == torch.float8_e4m3fn else 0.0)
+
+
+def _written(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Returns the tensors that an operation with these arguments writes to: K/V, or recurrent states."""
+    if name in STATES:
+        return args[STATES[name]].tail, args[STATES[name]].memory
+    return args[1:3] if name == "qkv_rope_write" else ()
+
+
+def _writing_to(copies: tuple[Tensor, ...], name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the arguments with copies of the tensors that the operation writes to."""
+    if name in STATES:
+        return *args[: STATES[name]], RecurrentState(*copies), *args[STATES[name] + 1 :]
+    return args[0], *copies, *args[1 + len(copies) :]
+
+
+def worst_row(got: Tensor, expected: Tensor) -> float:
+    """Returns the largest error of a row [R, ...], relative to its norm or to the median norm, whichever is larger.
+
+    NaN counts as an infinite error. Rows that are not finite in `expected` are ignored.
+    """
+    actual, wanted = (x.float().flatten(1) for x in (got, expected))
+    lengths = wanted.norm(dim=1)
+    usable = lengths.isfinite()
+    typical = torch.where(usable, lengths, torch.nan).nanmedian()
+    off = torch.where(usable, (actual - wanted).norm(dim=1), 0.0)
+    shares = torch.where(off == 0, 0.0, off / lengths.maximum(typical))
+    return float(shares.nan_to_num(torch.inf, posinf=torch.inf).max())
+
+
+@torch.inference_mode()
+def _compare(decoder: Decoder, worker: WorkerConfig, length: int, both: CompareOperations) -> None:
+    """Computes steps with prompt chunks across pages, with decodes, and with both, and samples after each step."""
+    limits, device = StepLimits.of(worker, length), decoder.weights.embed.device
+    small = first_layers(decoder, min(length, SEQUENCE_LENGTHS[0]), both.operations)
+    kinds = zip(SEQUENCE_LENGTHS, SEQUENCE_SAMPLINGS, strict=True)
+    sequences = sequences_of(kinds, limits, decoder.spec.vocab_size)
+    cache = cache_for(sequences, small, worker, limits.page_size)
+    for chunks in _steps(sequences, limits.tokens):
+        inputs, _ = build_inputs(chunks, limits.page_size, device, recurrent=bool(cache.states))
+        logits = small.forward(inputs, cache)
+        sample_rows(logits, Plan(chunks).rows, small.spec.eos_ids, both.operations.sample_plain)
+
+
+def _steps(sequences: list[Sequence], max_tokens: int) -> Iterator[list[Chunk]]:
+    """Yields the chunks of each step: at most `max_tokens` tokens in total, but at least one of each sequence."""
+    for chunk_length in CHUNK_LENGTHS:
+        live = [sequence for sequence in sequences if sequence.uncomputed_tokens]
+        if not live:
+            return
+        most = max(1, min(chunk_length, max_tokens // len(live)))
+        chunks = [
+            Chunk(sequence, sequence.computed_tokens, min(most, sequence.uncomputed_tokens), True) for sequence in live
+        ]
+        yield chunks
+        for chunk in chunks:
+            advance(chunk)
+
+
+def _outputs(result: Tensor | tuple[Tensor, ...], caches: tuple[Tensor, ...]) -> list[Tensor]:
+    """Returns the tensors that an operation returned and the caches that it wrote to, with a row per slot or state."""
+    returned = result if isinstance(result, tuple) else (result,)
+    return [*returned, *(cache.flatten(0, max(0, cache.ndim - 3)) for cache in caches)]
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or "out of memory" in str(error)
+
+
+def summary(error: Exception) -> str:
+    """Returns the kind of an error and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:200]

@@ -1,0 +1,106 @@
+"""Finds before serving which products the vendor's library computes with the bits of our kernels (--gpu-options
+library_products).
+
+Each shape of a plain weight is multiplied by random rows, for a few numbers of rows: powers of two, and those of the
+largest steps. The library computes a product from then on only if its bits were ours, and if those of the first row
+were the bits that it has alone.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from shared.config import WorkerConfig, words
+from worker.kernels.library_products import (
+    FEWEST_ROWS,
+    SCARCE,
+    Product,
+    can_be_library,
+    library_linear,
+    product_of,
+    with_library,
+)
+from worker.kernels.linear import PackedLinear, linear
+from worker.model.decoder import Decoder
+from worker.model.layer import Weights
+
+log = logging.getLogger("sluice.load")
+
+OPTION = "library_products"
+MOST_HEAD_ROWS = 512  # a step computes the logits of few rows
+ANY = 1 << 62
+Multiply = Callable[..., Tensor]
+
+
+def with_equal_library_products(decoder: Decoder, worker: WorkerConfig) -> Decoder:
+    """Returns the decoder so that the library computes the products that it computes as we do, if that is wanted."""
+    if OPTION not in words(worker.gpu_options) or worker.kernels == "torch":
+        return decoder
+    return with_checked_library(decoder, row_counts(worker.max_step_tokens, worker.prefill_chunk_size))
+
+
+def with_checked_library(decoder: Decoder, counts: Iterable[int]) -> Decoder:
+    """Returns the decoder so that the library computes those products of `counts` rows that it computes as we do."""
+    for name, value in SCARCE.items():
+        os.environ.setdefault(name, value)
+    problems: dict[Product, str] = {}
+    for packed, most in _shapes(decoder.weights):
+        for product, problem in compare(packed, [count for count in sorted(counts) if count <= most]):
+            problems[product] = problems.get(product, "") or problem
+    equal = frozenset(product for product, problem in problems.items() if not problem)
+    others = {f"{one.columns} x {one.depth} {problem}": None for one, problem in problems.items() if problem}
+    log.info(
+        "the library computes %d products of many rows, with the bits of our kernels%s",
+        len(equal), f"; not those of weights {', '.join(others)}" if others else "",
+    )  # fmt: skip
+    return decoder.with_operations(with_library(decoder.operations, equal))
+
+
+def row_counts(*largest: int) -> set[int]:
+    """Returns the numbers of rows to compare: powers of two up to the largest, and the largest themselves."""
+    powers = {1 << exponent for exponent in range(max(largest).bit_length())}
+    return {count for count in powers | {*largest} if count >= FEWEST_ROWS}
+
+
+@torch.inference_mode()
+def compare(
+    packed: PackedLinear, counts: list[int], ours: Multiply = linear, library: Multiply = library_linear
+) -> Iterator[tuple[Product, str]]:
+    """Yields the products of a weight with `counts` rows, and why the library may not compute each, or "" if it may."""
+    weight = packed.weight
+    generator = torch.Generator(weight.device).manual_seed(0)
+    for rows in counts:
+        x = torch.randn(rows, weight.shape[1], generator=generator, device=weight.device).to(weight.dtype)
+        yield product_of(x, packed), _problem(x, packed, ours, library)
+
+
+def _problem(x: Tensor, packed: PackedLinear, ours: Multiply, library: Multiply) -> str:
+    try:
+        for wide in (False, True):
+            alone, expected = (ours(rows, packed, fp32_out=wide) for rows in (x[:1], x))
+            found = library(x, packed.weight, packed.bias, fp32_out=wide)
+            if not same_bits(found, expected):
+                return "has other bits"
+            if not same_bits(found[:1], alone):
+                return "gives a row other bits than alone"
+    except Exception as error:
+        return f"fails ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]})"
+    return ""
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def _shapes(weights: Weights) -> Iterator[tuple[PackedLinear, int]]:
+    """Yields a weight of each shape, and the most rows that it is multiplied by."""
+    of_layers = (packed for layer in weights.layers for packed in layer.linears if isinstance(packed, PackedLinear))
+    seen: set[tuple[object, ...]] = set()
+    for packed, most in (*((packed, ANY) for packed in of_layers), (weights.head, MOST_HEAD_ROWS)):
+        shape = *packed.weight.shape, packed.bias is None, most
+        if can_be_library(packed) and shape not in seen:
+            seen.add(shape)
+            yield packed, most

@@ -1,0 +1,130 @@
+"""Captures a forward of a fixed shape as a CUDA graph, whose memory is at fixed addresses."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.run.column_values import StepLayout
+from worker.run.graphs.graph_inputs import Blocks, GraphInputs, HostInputs, Pending, inputs_bytes
+from worker.run.graphs.graph_shapes import Shape
+from worker.run.graphs.page_lanes import PageLanes
+
+Forward = Callable[[ForwardInputs], Tensor]
+
+
+class Graph(Protocol):
+    """A captured computation, such as torch.cuda.CUDAGraph."""
+
+    def replay(self) -> None: ...
+
+
+Capture = Callable[[Callable[[], object]], Graph]
+
+
+class EagerGraph:
+    """Replaces a graph on devices without graphs. replay() runs the computation again."""
+
+    def __init__(self, body: Callable[[], object]) -> None:
+        self._body = body
+
+    def replay(self) -> None:
+        self._body()
+
+
+def cuda_capture() -> Capture:
+    """Returns a function that captures CUDA graphs on the current device.
+
+    All graphs share one pool of memory, because they never run at the same time.
+    """
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(body: Callable[[], object]) -> Graph:
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                body()
+        finally:
+            torch.cuda.set_stream(stream)  # after a failed capture, the current stream is that of the capture
+        return graph
+
+    return capture
+
+
+@dataclass(slots=True, eq=False)
+class Captured:
+    """A computation with all inputs and outputs at fixed addresses, and its graph once it is captured."""
+
+    name: str
+    compute: Callable[[], None]  # never waits for the device
+    graph: Graph | None = None
+    captures_left: int = 2  # how many more times a capture may be tried
+
+
+@dataclass(frozen=True, slots=True)
+class StaticMemory:
+    """The memory at fixed addresses that the graphs of all shapes share. A graph reads what is sent before its replay.
+
+    ids: where a step's sampling writes its ids and the next step's forward reads them, if the host does not know them.
+    logits: where a forward writes its logits. Kernels that are launched before the next replay read the logits of this
+    one, because the device runs replays and all other kernels in the order of one stream.
+    """
+
+    blocks: Blocks
+    lanes: PageLanes
+    ids: Tensor  # [most rows] int64
+    logits: Tensor  # [most rows, vocab] float32
+    page_size: int
+    recurrent: bool  # whether layers have a recurrent state
+
+
+@dataclass(slots=True, eq=False)
+class StaticForward:
+    """The forward of one shape: from columns in a block to the first rows of the static logits."""
+
+    shape: Shape
+    memory: StaticMemory
+    forward: Forward
+    captured: Captured = field(init=False)
+    _columns: GraphInputs = field(init=False)
+    _host: list[HostInputs] = field(init=False)
+    _nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        blocks, groups = self.memory.blocks, len(self.memory.lanes.tables)
+        self.captured = Captured(f"the forward of {self.shape}", self.compute)
+        self._columns = GraphInputs.of(blocks.on_device, self.shape, groups)
+        size, scratch, recurrent = self.memory.page_size, self.memory.lanes.scratch, self.memory.recurrent
+        self._host = [
+            HostInputs(block, self.shape, groups, page_size=size, scratch=scratch, recurrent=recurrent)
+            for block in blocks.on_host
+        ]
+        self._nbytes = inputs_bytes(self.shape, groups)
+
+    def fill(self, layout: StepLayout, pending: Pending, lanes: list[int]) -> None:
+        """Sends the inputs of a step for the next compute()."""
+        memory = self.memory
+        self._host[memory.blocks.next()].fill(layout, pending, lanes)
+        memory.blocks.send(self._nbytes)
+
+    def fill_padding(self) -> None:
+        """Sends the inputs of a step that is nothing but padding."""
+        memory = self.memory
+        self._host[memory.blocks.next()].fill_padding()
+        memory.blocks.send(self._nbytes)
+
+    def compute(self) -> None:
+        """Writes the static logits. Never waits for the device."""
+        memory, graph, shape = self.memory, self._columns, self.shape
+        pages = -(-shape.max_kv_len // memory.page_size)
+        columns, sampled = graph.forward_columns(recurrent=memory.recurrent), memory.ids[graph.sources.clamp(min=0)]
+        columns["token_ids"] = torch.where(graph.sources < 0, columns["token_ids"], sampled)
+        inputs = ForwardInputs(
+            **columns,
+            page_tables=tuple(table[:, :pages].index_select(0, graph.lanes) for table in memory.lanes.tables),
+            max_kv_len=shape.max_kv_len,
+        )
+        memory.logits[: shape.rows].copy_(self.forward(inputs))

@@ -1,0 +1,178 @@
+"""Holds the inputs of captured steps as columns at fixed places in one block of memory.
+
+The host fills a block and sends it in one copy. The device reads the same columns from its own block, which steps of
+all shapes share. Rows of a column that a step does not need are padding. In a decode step, these are further sequences
+of one token. In a mixed step, they are the tokens of one further sequence, which is the last of its shape, and
+sequences without tokens. Tokens of padding have id 0 and position 0, read and write the scratch page and the scratch
+slot alone, and no real row reads what they write. So padding costs time and changes no bit of a real row.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.kv_cache.pages import SCRATCH
+from worker.model.inputs.forward_inputs import COLUMNS
+from worker.model.inputs.step_columns import Column, Extent, Padding
+from worker.run.column_values import VALUES, StepLayout
+from worker.run.graphs.graph_shapes import Shape
+
+ALIGN = 128  # in bytes, for the start of each column: kernels are specialized for the alignment of addresses
+KNOWN = -1  # value of `sources`: the token is in `token_ids`
+Pending = tuple[list[int], list[int]]  # rows whose tokens the host does not know, and their indices in the last ids
+
+# the columns that only a block has
+SOURCES = Column(torch.int64, Extent.TOKENS, KNOWN)  # index of the token in the ids of the last step, or KNOWN
+LANES = Column(torch.int32, Extent.SEQUENCES, Padding.COMPUTED)  # rows of the page tables, see page_lanes.py
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInputs:
+    """The columns of a step in a block, as long as its shape says. `columns` has the columns of ForwardInputs."""
+
+    columns: dict[str, list[Tensor]]  # by name: one, or one for each group of layers
+    sources: Tensor
+    lanes: Tensor
+
+    @classmethod
+    def of(cls, block: Tensor, shape: Shape, groups: int) -> "GraphInputs":
+        """Makes views of the columns in a block. block: [inputs_bytes(shape, groups) or more] uint8."""
+        columns: dict[str, list[Tensor]] = {}
+        for name, view in views_of(block, _layout(shape, groups)):
+            columns.setdefault(name, []).append(view)
+        (sources,), (lanes,) = columns.pop("sources"), columns.pop("lanes")
+        return cls(columns, sources, lanes)
+
+    def forward_columns(self, *, recurrent: bool) -> dict[str, Any]:
+        """Returns the columns as fields of ForwardInputs. recurrent: whether layers have a recurrent state."""
+        return {
+            name: tuple(self.columns[name]) if column.grouped else self.columns[name][0]
+            for name, column in COLUMNS.items()
+            if recurrent or not column.recurrent
+        }
+
+
+Columns = Iterator[tuple[str, torch.dtype, int]]  # name, dtype and length of each column of a block
+
+
+def views_of(block: Tensor, layout: Columns) -> Iterator[tuple[str, Tensor]]:
+    """Yields the columns of a block [bytes] uint8 with their names. Each begins at a multiple of ALIGN."""
+    begin = 0
+    for name, dtype, length in layout:
+        yield name, block[begin : begin + length * dtype.itemsize].view(dtype)
+        begin += _aligned(length * dtype.itemsize)
+
+
+def block_bytes(layout: Columns) -> int:
+    return sum(_aligned(length * dtype.itemsize) for _, dtype, length in layout)
+
+
+def inputs_bytes(shape: Shape, groups: int) -> int:
+    return block_bytes(_layout(shape, groups))
+
+
+def _layout(shape: Shape, groups: int) -> Columns:
+    lengths = {
+        Extent.TOKENS: shape.tokens,
+        Extent.SEQUENCES: shape.sequences,
+        Extent.BOUNDS: shape.sequences + 1,
+        Extent.LOGITS: shape.rows,
+    }
+    for name, column in {**COLUMNS, "sources": SOURCES, "lanes": LANES}.items():
+        for _ in range(groups if column.grouped else 1):
+            yield name, column.dtype, lengths[column.extent]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+class Blocks:
+    """A block of memory on the device, and two on the host: one can be filled while the other is still being sent."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self.on_device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self.on_host = [torch.zeros(nbytes, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)]
+        self._sent = [torch.cuda.Event() for _ in range(2)] if on_gpu else []  # type: ignore[no-untyped-call]
+        self._last = 0
+
+    def next(self) -> int:
+        """Returns which host block can be filled. If it is still being sent, waits for that."""
+        self._last = 1 - self._last
+        if self._sent:
+            self._sent[self._last].synchronize()
+        return self._last
+
+    def send(self, nbytes: int) -> None:
+        """Copies the first bytes of the block that next() returned to the device, in stream order."""
+        self.on_device[:nbytes].copy_(self.on_host[self._last][:nbytes], non_blocking=True)
+        if self._sent:
+            self._sent[self._last].record()
+
+
+class HostInputs:
+    """The columns of one shape in a host block, as NumPy arrays."""
+
+    def __init__(
+        self, block: Tensor, shape: Shape, groups: int, *, page_size: int, scratch: int, recurrent: bool
+    ) -> None:
+        """scratch: the lane of padding. recurrent: whether layers have a recurrent state."""
+        views = GraphInputs.of(block, shape, groups)
+        self._shape, self._groups, self._page_size, self._scratch = shape, groups, page_size, scratch
+        self._columns = {name: [view.numpy() for view in found] for name, found in views.columns.items()}
+        self._sources, self._lanes = views.sources.numpy(), views.lanes.numpy()
+        last_slot = SCRATCH * page_size + page_size - 1
+        self._padding = {
+            name: last_slot if column.padding is Padding.SCRATCH_SLOT else column.padding
+            for name, column in COLUMNS.items()
+            if column.padding is not Padding.COMPUTED and (recurrent or not column.recurrent)
+        }
+
+    def fill(self, layout: StepLayout, pending: Pending, lanes: list[int]) -> None:
+        """Fills all columns. lanes: of the sequences."""
+        self._sources[:] = KNOWN
+        self._sources[pending[0]] = pending[1]
+        _put(self._lanes, lanes, self._scratch)
+        for name, padding in self._padding.items():
+            values, columns = VALUES[name](layout), self._columns[name]
+            for column, each in zip(columns, values if COLUMNS[name].grouped else [values], strict=True):
+                _put(column, each, padding)
+        self._put_sequences(layout)
+
+    def fill_padding(self) -> None:
+        """Makes all rows padding."""
+        none, of_none = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        layout = StepLayout(
+            [], self._page_size, self._groups, none, none, positions=none, query_start_loc=np.zeros(1, np.int32),
+            seq_lens=of_none, logits_indices=none,
+        )  # fmt: skip
+        self.fill(layout, ([], []), [])
+
+    def _put_sequences(self, layout: StepLayout) -> None:
+        """Fills the columns whose padding is computed, so that the padding consists of sequences."""
+        query_start_loc, seq_lens, logits_indices = [
+            self._columns[name][0] for name in ("query_start_loc", "seq_lens", "logits_indices")
+        ]
+        tokens = len(layout.positions)
+        if self._shape.mixed:
+            _put(query_start_loc, layout.query_start_loc, tokens)
+            query_start_loc[-1] = self._shape.tokens
+            _put(seq_lens, layout.seq_lens, 0)
+            seq_lens[-1] = self._shape.tokens - tokens
+            _put(logits_indices, layout.logits_indices, self._shape.tokens - 1)
+        else:
+            query_start_loc[:] = np.arange(self._shape.sequences + 1)
+            _put(seq_lens, layout.seq_lens, 1)
+            logits_indices[:] = np.arange(self._shape.rows)
+        assert len(layout.seq_lens) + self._shape.mixed <= self._shape.sequences
+
+
+def _put(column: NDArray[Any], values: NDArray[Any] | list[int], padding: int) -> None:
+    column[: len(values)] = values
+    column[len(values) :] = padding

@@ -1,0 +1,256 @@
+"""Captures steps once as CUDA graphs and replays them: one call for the forward, and one for the sampling.
+
+    inputs in static memory ─ forward graph ─> static logits ─ sampling graph ─> static ids
+                                                      └─ eager sampling and log-probabilities of rows that are not plain
+
+Replayed are all steps that have a shape (graph_shapes.py): decodes, and steps with prompt chunks or drafts. Pooling,
+prompt log-probabilities and steps that are too large run without a graph.
+
+A replay has the bits of the same step without a graph: it runs the same kernels, no kernel lets a row depend on others
+or on padding, and shapes decide what is launched but no bit. Before the first graph serves a request, a self-test
+compares replays with the same steps without graph and padding. If the self-test or a replay fails, graphs are turned
+off.
+
+All shapes are captured before serving. A shape whose capture failed, or for which there was no memory, is captured
+after its first step; if that fails, it is tried once more, and the steps of the shape then run without a graph.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from worker.run.graphs.graph_capture import Capture, Captured, Forward, StaticForward, StaticMemory
+from worker.run.graphs.graph_inputs import Blocks, inputs_bytes
+from worker.run.graphs.graph_sampling import PlainSampling
+from worker.run.graphs.graph_self_test import dummy_decodes, dummy_mixed, same_bits
+from worker.run.graphs.graph_shapes import Shape, Shapes
+from worker.run.graphs.page_lanes import PageLanes
+from worker.run.in_flight import InFlightStep
+from worker.run.inputs import build_inputs, lay_out, lay_out_decodes, pending_tokens
+from worker.run.sampler import is_plain
+from worker.schedule.sequence import Chunk, Plan, Row
+
+log = logging.getLogger("sluice.graphs")
+
+LEAST_FREE = 256 << 20  # bytes: with less free memory, no further graph is captured before serving
+
+
+class StepGraphs:
+    """The graphs of one runner. on: whether graphs may be used. Once it is False, it stays False."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        capture: Capture,
+        sample: Callable[..., Tensor],
+        *,
+        shapes: Shapes,
+        vocab_size: int,
+        page_size: int,
+        groups: int,
+        recurrent: bool,
+        batch_invariant: bool,
+        device: torch.device,
+        count_replayed: Callable[[], None],
+    ) -> None:
+        """sample: samples plain rows, as sample_plain. groups: how many groups of layers have page tables.
+
+        recurrent: whether layers have a recurrent state. batch_invariant: whether padding must not change a bit.
+        count_replayed: called after each replay of a forward, because it does not run the captured Python code.
+        """
+        self.on = True
+        self._forward, self._capture, self._count_replayed = forward, capture, count_replayed
+        self._shapes, self._batch_invariant, self._device = shapes, batch_invariant, device
+        nbytes = max(inputs_bytes(shape, groups) for shape in shapes.all_shapes())
+        self._memory = StaticMemory(
+            Blocks(nbytes, device),
+            PageLanes(shapes.max_batch_size, -(-shapes.longest // page_size), groups, device),
+            ids=torch.zeros(shapes.most_rows, dtype=torch.int64, device=device),
+            logits=torch.zeros(shapes.most_rows, vocab_size, device=device),
+            page_size=page_size,
+            recurrent=recurrent,
+        )
+        self._sampling = PlainSampling(self._memory.logits, self._memory.ids, sample)
+        self._forwards: dict[Shape, StaticForward] = {}
+        self._tested = False
+
+    def launch(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> tuple[Tensor, Tensor | None] | None:
+        """Launches a step, if it has a shape: returns its logits and, if all rows are plain, their sampled ids.
+
+        Both are static memory: read them by kernels or copies that are launched before the next step. rows: those of
+        the plan; the other parameters are those of Runner.launch.
+        """
+        step = self._forward_for(plan, before)
+        if step is None:
+            return None
+        self._fill(step, plan, before)
+        sampling = self._sampling.fill(rows) if rows and all([is_plain(sequence) for sequence, _ in rows]) else None
+        self._run(step.captured)
+        if step.captured.graph is not None:
+            self._count_replayed()
+        if sampling is not None:
+            self._run(sampling)
+        for captured in (step.captured, sampling):
+            if captured is not None and captured.graph is None and captured.captures_left:
+                self._try_capture(captured)
+        count = len(rows)
+        return self._memory.logits[:count], None if sampling is None else self._memory.ids[:count]
+
+    def capture_all(self, free_bytes: Callable[[], int], on_progress: Callable[[], None]) -> None:
+        """Captures every shape before serving, and stops when memory gets short. free_bytes: of the device."""
+        begun, free, count = time.monotonic(), free_bytes(), 0
+        self._self_test()
+        try:
+            for captured in self._ready_to_capture() if self.on else ():
+                if (left := free_bytes()) < LEAST_FREE:
+                    raise torch.OutOfMemoryError(f"{left >> 20} MiB of memory are free")
+                captured.graph = captured.graph or self._capture(captured.compute)
+                count += 1
+                on_progress()
+        except Exception as error:
+            log.warning(
+                "only %d CUDA graphs are captured before serving; further ones are captured while serving, or their "
+                "steps run without a graph, which is slower: %s: %s",
+                count, type(error).__name__, error,
+            )  # fmt: skip
+        log.info(
+            "captured %d CUDA graphs in %.1f s; they take %.2f GiB",
+            count, time.monotonic() - begun, (free - free_bytes()) / (1 << 30),
+        )  # fmt: skip
+
+    def _ready_to_capture(self) -> Iterator[Captured]:
+        """Yields all that can be captured, after kernels for its sizes have run: a capture must not compile any."""
+        ran = set[tuple[int, int]]()
+        for shape in self._shapes.all_shapes():
+            step = self._step(shape)
+            if (shape.tokens, shape.sequences) not in ran:
+                step.fill_padding()
+                step.compute()
+                ran.add((shape.tokens, shape.sequences))
+            yield step.captured
+        for sampling in self._sampling.every():
+            sampling.compute()
+            yield sampling
+
+    def _forward_for(self, plan: Plan, before: InFlightStep | None) -> StaticForward | None:
+        """Returns the forward that the step is padded to, or None if the step must run without a graph."""
+        shape = _shape(self._shapes, plan) if self.on else None
+        if shape is None or (before is not None and len(before.ids) > len(self._memory.ids)):
+            return None
+        if not self._tested:
+            self._self_test()
+        step = self._step(shape)
+        given_up = step.captured.graph is None and not step.captured.captures_left
+        return None if given_up or not self.on else step
+
+    def _step(self, shape: Shape) -> StaticForward:
+        if shape not in self._forwards:
+            self._forwards[shape] = StaticForward(shape, self._memory, self._forward)
+        return self._forwards[shape]
+
+    def _fill(self, step: StaticForward, plan: Plan, before: InFlightStep | None) -> None:
+        memory, chunks = self._memory, plan.chunks
+        if before is not None and before.ids.data_ptr() != memory.ids.data_ptr():
+            memory.ids[: len(before.ids)].copy_(before.ids)
+        size = memory.page_size
+        layout = lay_out(chunks, size)[0] if step.shape.mixed else lay_out_decodes(chunks, size)
+        pending = pending_tokens(chunks, before.plan.chunks if before is not None else [])
+        step.fill(layout, pending, memory.lanes.lanes_of(chunks, size))
+
+    def _run(self, captured: Captured) -> None:
+        if captured.graph is None:
+            return captured.compute()
+        try:
+            captured.graph.replay()
+        except Exception as error:
+            self._turn_off(f"{captured.name} could not be replayed: {type(error).__name__}: {error}")
+            raise
+
+    def _try_capture(self, captured: Captured) -> None:
+        captured.captures_left -= 1
+        try:
+            captured.graph = self._capture(captured.compute)
+        except Exception as error:  # such as a moment without free memory
+            outlook = "it is tried once more" if captured.captures_left else "runs without a graph, which is slower"
+            log.warning(
+                "%s could not be captured as a CUDA graph, and %s: %s: %s",
+                captured.name, outlook, type(error).__name__, error,
+            )  # fmt: skip
+
+    def _turn_off(self, reason: str) -> None:
+        if self.on:
+            log.warning("steps run without CUDA graphs from now on, which is slower: %s", reason)
+        self.on = False
+
+    def _self_test(self) -> None:
+        self._tested = True
+        try:
+            failure = self._test_replays()
+        except Exception as error:
+            failure = f"the first one failed: {type(error).__name__}: {error}"
+        if failure:
+            self._turn_off(failure)
+        else:
+            log.info("steps are replayed as CUDA graphs; a self-test gave the same bits with and without")
+
+    def _test_replays(self) -> str:
+        """Returns how a replay differs from the same step without a graph, or "" if none does."""
+        size, groups, most = self._memory.page_size, len(self._memory.lanes.tables), self._shapes.max_batch_size
+        for kind in (dummy_decodes, dummy_mixed):
+            first, second = kind(size, groups, 0, most), kind(size, groups, 4, most)
+            if first is not None and second is not None and (failure := self._test_replay(first, second)):
+                return failure
+        return ""
+
+    def _test_replay(self, first: Plan, second: Plan) -> str:
+        """Captures dummy steps `first`, replays them with the inputs of `second`, and computes `second` without graphs.
+
+        Both have the same shape. Uses only the scratch page.
+        """
+        shape, logits, ids = _shape(self._shapes, second), self._memory.logits, self._memory.ids
+        if shape is None:
+            return ""
+        rows, step = len(second.rows), self._step(shape)
+        self._fill(step, first, None)
+        sampling = self._sampling.fill(first.rows)
+        for captured in (step.captured, sampling):
+            captured.compute()
+            captured.graph = captured.graph or self._capture(captured.compute)
+        self._fill(step, second, None)
+        self._sampling.fill(second.rows)
+        step.compute()
+        sampling.compute()
+        padded, sampled = logits[:rows].clone(), ids[:rows].clone()
+        inputs, _ = build_inputs(second.chunks, self._memory.page_size, self._device, recurrent=self._memory.recurrent)
+        if self._batch_invariant and not same_bits(self._forward(inputs), padded):
+            return f"padding to {shape} changes the logits"
+        logits.fill_(torch.nan)
+        ids.fill_(-1)
+        self._run(step.captured)
+        self._run(sampling)
+        if not same_bits(logits[:rows], padded):
+            return f"a replay of {shape} computes other logits than the same step without a graph"
+        if not torch.equal(ids[:rows], sampled):
+            return f"a replay of {sampling.name} gives other ids than without a graph"
+        return ""
+
+
+def _shape(shapes: Shapes, plan: Plan) -> Shape | None:
+    """Returns the shape that a step is padded to, or None if it has none."""
+    chunks = plan.chunks
+    if any([_needs_other_rows(chunk) for chunk in chunks]):
+        return None
+    longest = max([chunk.start + chunk.length for chunk in chunks])
+    if all([chunk.length == 1 and chunk.samples for chunk in chunks]):
+        return shapes.decode(len(chunks), longest)
+    return shapes.mixed(plan.tokens, len(chunks), sum([chunk.rows for chunk in chunks]), longest)
+
+
+def _needs_other_rows(chunk: Chunk) -> bool:
+    """Whether more rows have logits, or make a vector, than the rows that are sampled."""
+    sequence = chunk.sequence
+    scored = sequence.sampling.prompt_logprobs and chunk.start < sequence.prompt_len
+    return sequence.pooling is not None or scored

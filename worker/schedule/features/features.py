@@ -1,0 +1,29 @@
+"""Makes the parts of a scheduler that only some models or settings need, and loads their modules only then."""
+
+from typing import TYPE_CHECKING
+
+from worker.kv_cache.pages import PagePool
+from worker.schedule.policy import SchedulerConfig
+
+if TYPE_CHECKING:
+    from worker.schedule.features.speculation import Speculation
+    from worker.schedule.features.states import States
+
+
+def states_of(config: SchedulerConfig, slots: PagePool | None, page_size: int) -> "States | None":
+    """Returns what gives slots for recurrent states to sequences; None if no layer has a state."""
+    if slots is None:
+        return None
+    from worker.schedule.features.states import States
+
+    interval = config.state_checkpoint_tokens if config.prefix_cache else 0
+    return States(slots, page_size, interval, overlap=config.overlap)
+
+
+def speculation_of(config: SchedulerConfig) -> "Speculation | None":
+    """Returns what proposes drafts for decodes; None if sequences have none."""
+    if not config.max_draft_tokens:
+        return None
+    from worker.schedule.features.speculation import Speculation
+
+    return Speculation(config)

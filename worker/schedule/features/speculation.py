@@ -1,0 +1,172 @@
+"""Speculative decoding: proposes draft tokens from the text of the sequence itself, if they are worth computing.
+
+Text repeats itself: names, quotations, code, answers about a document. The drafts are the tokens that followed the last
+occurrence of the same few tokens. They are computed in the same step as the token that they follow. A step of few rows
+takes hardly longer with a few more rows, because most of its time goes into reading weights. A draft is accepted only
+if it equals the id that is sampled for its position, and the bits of logits and random numbers do not depend on drafts.
+Drafts therefore change nothing but the speed, and a rejected draft costs one row.
+
+Drafts take nothing from other sequences: they use the free rows of a tile in a step without prompt chunks, and the free
+slots in the last page of a sequence. K/V that a rejected draft has written is overwritten before it is read.
+"""
+
+from typing import Protocol
+
+from worker.schedule.policy import SchedulerConfig
+from worker.schedule.sequence import TILE, Chunk, Sequence
+
+ROW_COST = 1 / 40  # cost of one more row, as a share of a step
+NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
+INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
+
+INITIAL_ACCEPTANCE = 0.5  # the acceptance rate that is assumed before the first draft
+LEARNING_RATE = 1 / 4  # how far one accepted or rejected draft moves the rate
+RECOVERY_RATE = 1 / 2048  # how far a step without a worthwhile draft moves the rate back, to try drafts again
+
+
+class Drafter(Protocol):
+    """Proposes draft tokens for one sequence."""
+
+    def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
+        """Returns at most `limit` tokens that may follow `tokens`. Between calls, `tokens` may only grow.
+
+        cost: the cost of one draft token, as a share of what an accepted one saves.
+        """
+
+    def record(self, drafted: int, accepted: int) -> None:
+        """Notes that of the `drafted` tokens of the last proposal, the first `accepted` were accepted."""
+
+    def stop(self) -> None:
+        """Makes propose() return no tokens from now on."""
+
+
+class Speculation:
+    """Adds drafts to the decodes of a step, at most `config.max_draft_tokens` per sequence."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.draft_tokens = 0
+        self.accepted_tokens = 0
+        self.drafters: dict[Sequence, Drafter] = {}  # of each sequence that has had a draft, until it leaves
+        self._config = config
+        self._rows = min(TILE, config.max_step_tokens)
+
+    def add_drafts(self, decodes: list[Chunk]) -> list[Chunk]:
+        """Returns the decodes with drafts where possible. Each decode may use the same share of the free rows.
+
+        decodes: all chunks of the step.
+        """
+        free = self._rows - len(decodes)
+        if free <= 0:
+            return decodes
+        cost = ROW_COST * len(decodes)  # the step yields one token per decode; an accepted draft adds one
+        extended = []
+        for left, chunk in zip(range(len(decodes), 0, -1), decodes, strict=True):
+            limit = min(free // left, self._limit(chunk.sequence)) if chunk.samples else 0
+            drafts = self._propose(chunk.sequence, limit, cost) if limit > 0 else ()
+            extended.append(Chunk(chunk.sequence, chunk.start, 1 + len(drafts), True, drafts) if drafts else chunk)
+            free -= len(drafts)
+        return extended
+
+    def record(self, chunk: Chunk, accepted: int) -> None:
+        self.draft_tokens += len(chunk.drafts)
+        self.accepted_tokens += accepted
+        if chunk.sequence in self.drafters:
+            self.drafters[chunk.sequence].record(len(chunk.drafts), accepted)
+
+    def failed(self, sequence: Sequence) -> None:
+        """Notes that a step with drafts of this sequence has failed. It gets no more."""
+        if sequence in self.drafters:
+            self.drafters[sequence].stop()
+
+    def forget(self, sequence: Sequence) -> None:
+        """Forgets what it knows of a sequence that has left for good."""
+        self.drafters.pop(sequence, None)
+
+    def _propose(self, sequence: Sequence, limit: int, cost: float) -> tuple[int, ...]:
+        drafter = self.drafters.get(sequence)
+        if drafter is None:
+            drafter = self.drafters[sequence] = NgramDrafter()
+        return drafter.propose(sequence.tokens, limit, cost)
+
+    def _limit(self, sequence: Sequence) -> int:
+        """Returns how many drafts a sequence may have in this step.
+
+        The step samples one token more than it has drafts, and all of them must fit in the maximum length.
+        """
+        if not sequence.output_len or sequence.in_flight_tokens or not _may_draft(sequence):
+            return 0
+        length, config = len(sequence.tokens), self._config
+        tokens = min(sequence.sampling.max_tokens - sequence.output_len, config.max_seq_len - length) - 1
+        return min(config.max_draft_tokens, sequence.room - length, tokens)
+
+
+def _may_draft(sequence: Sequence) -> bool:
+    """Whether the sequence may have drafts.
+
+    True if each row can be sampled without knowing the ids of earlier rows, and the sequence is not suspected of having
+    crashed a worker.
+    """
+    sampling = sequence.sampling
+    independent = sequence.constraint is None and not sampling.penalized and sampling.logprobs is None
+    return independent and not sequence.history.crashes
+
+
+class NgramDrafter:
+    """Proposes drafts for a sequence. The cost per step does not grow with the sequence, and is tiny if drafts fail."""
+
+    def __init__(self) -> None:
+        self._indexes = [NgramIndex(length) for length in NGRAM_LENGTHS]
+        self._last = self._indexes[0]  # the index that made the last proposal
+
+    def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
+        for index in self._indexes:
+            count = index.draft_length(limit, cost)
+            position = index.find(tokens) if count else None
+            if position is not None:
+                self._last = index
+                following = tokens[position : position + count]
+                return tuple((following * count)[:count])  # if the text that follows is too short, it is repeated
+        return ()
+
+    def record(self, drafted: int, accepted: int) -> None:
+        self._last.record(accepted, rejected=accepted < drafted)
+
+    def stop(self) -> None:
+        self._indexes = []
+
+
+class NgramIndex:
+    """Maps each n-gram of `length` tokens to the position after its last occurrence, and tracks its acceptance rate."""
+
+    def __init__(self, length: int) -> None:
+        self.acceptance = INITIAL_ACCEPTANCE
+        self._length = length
+        self._next = length  # the next position to be indexed
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram → the position after it
+
+    def find(self, tokens: list[int]) -> int | None:
+        """Returns the position after the previous occurrence of the last n-gram of `tokens`, or None.
+
+        Between calls, `tokens` may only grow.
+        """
+        length = self._length
+        for position in range(self._next, min(len(tokens), self._next + INDEXED_PER_STEP)):
+            self._after[tuple(tokens[position - length : position])] = position
+            self._next = position + 1
+        return self._after.get(tuple(tokens[-length:]))
+
+    def draft_length(self, limit: int, cost: float) -> int:
+        """Returns how many tokens to draft. A draft is worth it if its probability of acceptance is above `cost`."""
+        count, probability = 0, self.acceptance
+        while count < limit and probability > cost:
+            count += 1
+            probability *= self.acceptance  # a draft is accepted only if all drafts before it are
+        if not count:
+            self.acceptance += (INITIAL_ACCEPTANCE - self.acceptance) * RECOVERY_RATE
+        return count
+
+    def record(self, accepted: int, *, rejected: bool) -> None:
+        for _ in range(accepted):
+            self.acceptance += (1 - self.acceptance) * LEARNING_RATE
+        if rejected:
+            self.acceptance -= self.acceptance * LEARNING_RATE

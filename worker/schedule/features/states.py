@@ -1,0 +1,117 @@
+"""Gives slots for recurrent states to sequences and takes them back.
+
+Some layers keep a state of fixed size instead of K/V. A slot holds the states of all those layers after a number of
+tokens of a sequence. A step reads one slot of a sequence and writes another, so that it can be repeated or discarded.
+
+A sequence gets all slots of its own when it joins, and uses them in turn. Running sequences therefore never wait for
+slots. States at certain positions, the checkpoints, are published like pages: a published slot is never written again,
+and another one takes its place among the slots of the sequence.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+
+from worker.kv_cache.pages import PagePool
+from worker.kv_cache.slots import slots_per_sequence
+from worker.schedule.records.sequence_states import SequenceStates, slots_of
+from worker.schedule.sequence import Sequence
+
+
+class States:
+    """Gives slots to sequences, from one pool whose pages are the slots.
+
+    page_size: tokens in a page of K/V; interval: tokens between two checkpoints, rounded up to whole pages; 0 means
+    that nothing is published. overlap: whether a step may be launched before the results of the last one are applied.
+    """
+
+    def __init__(self, pool: PagePool, page_size: int, interval: int, *, overlap: bool) -> None:
+        self.pool = pool
+        self._own = slots_per_sequence(overlap=overlap)
+        if pool.usable <= self._own:
+            raise ValueError(f"a sequence needs {self._own + 1} slots, but there are {pool.usable}")
+        self._page_size = page_size
+        self._interval = -(-interval // page_size) * page_size
+
+    def has_room(self, found: int | None) -> bool:
+        """Whether a sequence can join. found: the published slot that it begins with, if there is one."""
+        revived = found is not None and not self.pool.owned(found)
+        return self._own + revived <= self.pool.available
+
+    def claim(self, sequence: Sequence, found: int | None) -> None:
+        """Gives a sequence its slots, after has_room(). Call it when its computed tokens are set."""
+        if found is not None:
+            self.pool.share(found)
+        at = {} if found is None else {sequence.computed_tokens: found}
+        sequence.states = SequenceStates(at, self.pool.acquire(self._own) or [])
+
+    def launched(self, sequence: Sequence, end: int) -> None:
+        """Notes that a step writes the state after `end` tokens to the last free slot of the sequence."""
+        states = slots_of(sequence)
+        states.at[end] = states.free.pop()
+
+    def computed(self, sequence: Sequence, start: int) -> None:
+        """Takes back the state after `start` tokens, and publishes the one after all computed tokens if it should be.
+
+        Call it when the results of a step are applied, after the pages were published.
+        """
+        if start:
+            self._take_back(sequence, start)
+        end = sequence.computed_tokens
+        if self._interval and end % self._page_size == 0 and end == self.next_checkpoint(sequence, end - 1):
+            self._publish(sequence, end)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Takes back the states of steps in flight."""
+        for end in [end for end in slots_of(sequence).at if end > sequence.computed_tokens]:
+            self._take_back(sequence, end)
+
+    def free(self, sequence: Sequence) -> None:
+        states, sequence.states = slots_of(sequence), None
+        self.pool.release([*states.free, *states.at.values()])
+
+    def next_checkpoint(self, sequence: Sequence, position: int) -> int:
+        """Returns after how many tokens, more than `position`, a state is to be published. 0: nothing is published.
+
+        This is a multiple of the interval, or the end of the last full page before the last token of the prompt, where
+        the same prompt and the next turn of a conversation continue. If only the end of a prompt is scored, it is the
+        end of the last full page before that, where other ends of the same prompt continue.
+        """
+        if not self._interval:
+            return 0
+        regular = (position // self._interval + 1) * self._interval
+        scored_from = sequence.scores.start if sequence.scores is not None else 0
+        shared = (scored_from or sequence.prompt_len) - 1
+        last = shared // self._page_size * self._page_size
+        return last if position < last < regular else regular
+
+    def check(self, running: Collection[Sequence]) -> None:
+        """Raises AssertionError unless the owned slots are exactly those of the running sequences."""
+        self.pool.check()
+        owners: Counter[int] = Counter()
+        for sequence in running:
+            computed, in_flight, states = sequence.computed_tokens, sequence.in_flight_tokens, slots_of(sequence)
+            owners.update([*states.at.values(), *states.free])
+            private = [slot for slot in states.at.values() if not self.pool.is_published(slot)]
+            assert len(private) + len(states.free) == self._own, f"{sequence.key} has lost a slot of its own"
+            assert not any(map(self.pool.is_published, states.free)), f"{sequence.key} may write a checkpoint"
+            assert not computed or computed in states.at, f"{sequence.key} has no state to go on from"
+            assert all(computed <= at <= computed + in_flight for at in states.at), f"{sequence.key} keeps states"
+        assert owners == self.pool.owners(), "the owners of slots are not the running sequences"
+
+    def _take_back(self, sequence: Sequence, position: int) -> None:
+        states = slots_of(sequence)
+        slot = states.at.pop(position)
+        if self.pool.is_published(slot):
+            self.pool.release([slot])
+        else:
+            states.free.append(slot)
+
+    def _publish(self, sequence: Sequence, end: int) -> None:
+        states = slots_of(sequence)
+        digest, slot = sequence.prefix.digests[end // self._page_size - 1], states.at[end]
+        if self.pool.find(digest) is not None:
+            return
+        spare = self.pool.acquire(1)  # without one, the state stays private
+        if spare:
+            self.pool.publish(slot, digest)
+            states.free += spare

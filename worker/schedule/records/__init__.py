@@ -1,0 +1,12 @@
+"""What a sequence holds beside its tokens: three records that all have, and one for each feature.
+
+turn                what decides when it is its turn
+history             what has happened to it
+shared_prefix       what it shares through the prefix cache
+constraint          what an output must keep to
+adjustment          penalties, biases and min_tokens
+token_counts        counts the tokens of a sequence, for penalties
+answer_check        compares the output with an answer
+prompt_scores       the tokens of a prompt that are scored
+sequence_states     the slots that one sequence has
+"""

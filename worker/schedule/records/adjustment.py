@@ -1,0 +1,43 @@
+"""What adjusts the logits of a sequence besides its constraint: penalties, biases and min_tokens."""
+
+import sys
+
+from shared.messages import Sampling
+from worker.schedule.records.token_counts import TokenCounts
+
+
+class Adjustment:
+    """How long the logits of a sequence are adjusted, and the counts of its tokens for penalties.
+
+    until: how many tokens the sequence has when nothing adjusts them any more.
+    """
+
+    __slots__ = ("_counts", "until")
+
+    def __init__(self, until: int) -> None:
+        self.until = until
+        self._counts: TokenCounts | None = None
+
+    def counts_before(
+        self, output: int, tokens: list[int], prompt_len: int, answer: list[int] | None = None
+    ) -> TokenCounts:
+        """Counts the tokens that precede output token `output` if all drafts before it are right.
+
+        tokens: prompt and output; answer: what the output is compared with, whose ids are the drafts.
+
+        The result is kept and changes with the next call, which only adds the tokens that are new. If a call asks for
+        fewer tokens than the last one, as after a failed step, everything is counted again.
+        """
+        text, begin = (tokens, prompt_len) if answer is None else (answer, 0)
+        end = len(text) - begin if answer is None else min(output, len(text))
+        if self._counts is None or self._counts.outputs > end:
+            self._counts = TokenCounts(tokens[:prompt_len])
+        self._counts.add(text[begin + self._counts.outputs : begin + end])
+        return self._counts
+
+
+def adjustment(sampling: Sampling, prompt_len: int) -> Adjustment | None:
+    """Returns the adjustment that a request asks for; None if nothing adjusts its logits."""
+    if sampling.penalized or sampling.logit_bias:
+        return Adjustment(sys.maxsize)
+    return Adjustment(prompt_len + sampling.min_tokens) if sampling.min_tokens else None

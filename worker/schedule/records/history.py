@@ -1,0 +1,17 @@
+"""What has happened to a sequence: when it came and got its tokens, and what earlier workers did with it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class History:
+    """The history of a sequence. Times are seconds of the loop's clock; 0 means that it has not happened yet."""
+
+    arrival: float = 0.0
+    admitted: float = 0.0  # when it first got pages
+    first_token: float = 0.0  # when its first token was applied
+    last_token: float = 0.0  # when its latest token was applied
+    preemptions: int = 0
+    crashes: int = 0  # number of worker crashes that it is suspected of having caused
+    resumed: bool = False  # whether a worker that is gone admitted it before
+    original_id: int = 0  # its request id at its first worker; 0 if this is its first worker

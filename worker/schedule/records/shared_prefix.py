@@ -1,0 +1,12 @@
+"""What a sequence shares with others through the prefix cache (worker/kv_cache/prefix_cache.py)."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class SharedPrefix:
+    """The prefix of a sequence, as the prefix cache knows it."""
+
+    salt: str = ""  # only sequences with the same salt share cached prefixes
+    digests: list[bytes] = field(default_factory=list)  # of its full pages
+    cached_tokens: int = 0  # tokens found in the cache at its first admission, those of earlier output, too

@@ -1,0 +1,15 @@
+"""What decides when a sequence's turn comes: its tenant, its priority, its group and its deadline."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Turn:
+    """The place of a sequence in the queue. queue.py and fair_queue.py read it, and keep their accounts in it."""
+
+    group: int = 0  # the same for all sequences of one prompt, see queue.py; 0 if there is no group
+    priority: int = 0  # lower goes first
+    deadline: float = float("inf")  # seconds of the loop's clock
+    tenant: str = ""  # the name of its API key, see fair_queue.py
+    charged_tokens: int = 0  # tokens already counted in its tenant's account
+    preempted_for: bool = False  # whether running sequences were already preempted to admit it

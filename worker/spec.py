@@ -1,0 +1,197 @@
+"""Describes a decoder-only model as data: its sizes, which norms and biases it has, and what each layer attends to.
+
+The spec contains no files (see model/weights.py), no names of Hugging Face (model/families/families.py), no tensors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from worker.kernels.recurrent.recurrent_state import RecurrentShape
+from worker.kernels.rowwise.activate import Activation
+
+ATTENTION = "attention"  # the kind of mixer with K/V
+Activations = Literal["unquantized", "dynamic", "other"]  # dynamic: quantized at run time, with a scale per token
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Describes one table of rotary embeddings. rope.py shows how each kind uses the numbers."""
+
+    kind: str  # default, linear, proportional, llama3, yarn, longrope; none: nothing is rotated
+    theta: float
+    factor: float = 1.0
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 1.0  # llama3
+    original_positions: int = 0  # llama3, yarn: positions before the model was extended
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn: whether the ends of the ramp are rounded to whole dimensions
+    magnitude: float = 1.0  # yarn, longrope: cos and sin are multiplied by it
+    factors: tuple[float, ...] = ()  # longrope: one factor for each pair of dimensions
+    rotated: int = 0  # how many dimensions of a head are rotated, 0 for all; weights.py reorders them
+    neighbours: bool = False  # whether the checkpoint rotates pairs of neighbours; weights.py reorders them
+    pairs: int = 0  # proportional: so many pairs of dimensions rotate, as they would if all did
+    head_dim: int = 0  # of the heads that are rotated, 0 for ModelSpec.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """The properties in which layers differ."""
+
+    window: int  # a row attends to the last `window` positions, including its own; if 0, to all
+    rope: int  # index into ModelSpec.ropes
+    sparse: bool = False  # whether the feed-forward has experts (ModelSpec.experts)
+    mixer: str = ATTENTION  # the kind (model/mixers)
+    state: RecurrentShape | None = None  # the sizes of what the cache keeps in place of K/V; None: it keeps K/V
+    kv_heads: int = 0  # 0 for ModelSpec.kv_heads
+    head_dim: int = 0  # 0 for ModelSpec.head_dim
+    intermediate_size: int = 0  # of the MLP, 0 for ModelSpec.intermediate_size
+    key_is_value: bool = False  # values come from the projection of keys, before its norm and rotation
+    shares: int | None = None  # the layer whose K/V this layer reads; it has none of its own then
+
+    @property
+    def feed_forward(self) -> str:
+        """The kind of the feed-forward network (model/feed_forward)."""
+        return "experts" if self.sparse else "dense"
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether a state takes the place of K/V."""
+        return self.state is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """Describes the mixture of experts of the sparse layers: each row is multiplied by the experts its router chose.
+
+    The shared expert is an MLP that every row uses besides.
+    """
+
+    count: int
+    chosen: int  # experts of a row
+    intermediate_size: int
+    normalized: bool  # whether the weights of a row's experts add up to 1: a softmax over the chosen, not over all
+    router_bias: bool = False
+    bias: bool = False  # whether the linears of experts have biases
+    shared_size: int = 0  # intermediate size of the shared expert, 0 if there is none
+    shared_gated: bool = False  # whether the shared expert's output is multiplied by sigmoid(a linear of the input)
+    beside_mlp: bool = False  # whether sparse layers have the MLP, too, and each of both its own norms (Gemma 4)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredQuantization:
+    """Summarizes how a checkpoint stores quantized linears. Which ones are quantized, and how, is known to its reader.
+
+    kind: int8, fp8, int4 or another format; several are joined by "and".
+    shared: what a scale is for, "a row" or "128 values"; "" if the kind says it.
+    by_row: whether all have eight bits and one scale for all inputs of a row, and nothing else.
+    """
+
+    kind: str
+    shared: str = ""
+    by_row: bool = False
+    activations: Activations = "unquantized"
+
+    @classmethod
+    def of_all(cls, parts: "Sequence[StoredQuantization]") -> "StoredQuantization":
+        """Summarizes parts of a checkpoint that are stored in several ways. Dynamic activations are then ignored."""
+        if len(set(parts)) == 1:
+            return parts[0]
+        kinds, shared = (list(dict.fromkeys(names)) for names in zip(*((p.kind, p.shared) for p in parts), strict=True))
+        plain = all(part.activations == "unquantized" for part in parts)
+        by_row = len(kinds) == 1 and all(part.by_row for part in parts)
+        return cls(" and ".join(kinds), " or ".join(shared), by_row, "unquantized" if plain else "other")
+
+    def __str__(self) -> str:
+        return f"{self.kind}, one scale for {self.shared}" if self.shared else self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputsSpec:
+    """Describes per-layer embeddings: every layer adds to the residual stream what it makes of a vector of its own.
+
+    The vectors of a token come from a table of its own, and from a linear of the embedded token (Gemma 4 E2B, E4B).
+    """
+
+    vocab_size: int
+    size: int  # of the vector of a layer
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """Queries at position p are multiplied by 1 + beta * log(1 + p // positions) (Llama 4, Ministral 3)."""
+
+    beta: float
+    positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Describes a model."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: tuple[LayerSpec, ...]
+    ropes: tuple[RopeSpec, ...]
+    max_positions: int  # how many positions the model was trained for
+    norm_eps: float
+    norm_offset: bool = False  # norms multiply by 1 + w
+    layer_norm: bool = False  # norms subtract the mean (kernels/rowwise/norm.py)
+    norm_bias: bool = False  # norms have biases
+    pre_norms: bool = True  # norms before attention and before the feed-forward
+    post_norms: bool = False  # norms after attention and after the feed-forward, before the residual sum
+    parallel: bool = False  # the feed-forward reads what attention reads, and both are added to the residual stream
+    qk_norm: bool = False  # norms over head_dim on queries and keys, before the rotation
+    qk_norm_last: bool = False  # with qk_norm: after the rotation
+    whole_qk_norm: bool = False  # with qk_norm: one norm over all query heads, and one over all key heads
+    value_norm: bool = False  # each value is divided by its root mean square
+    layer_scales: bool = False  # each layer's output is multiplied by a number of the layer
+    layer_inputs: LayerInputsSpec | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    sinks: bool = False  # attention has one more key per query head, with a learned logit and a value of zero
+    attention_gate: bool = False  # attention's output is multiplied by sigmoid(a linear of the input)
+    experts: ExpertsSpec | None = None
+    attention_scale: float
+    attention_softcap: float = 0.0  # if c is not 0, scaled scores become c * tanh(scores / c)
+    activation: Activation
+    gated: bool = True  # whether the feed-forward has a gate
+    embed_scale: float = 1.0  # rounded to the weights' dtype before it is applied
+    residual_scale: float = 1.0  # of what attention and the feed-forward add to the residual stream
+    query_scaling: QueryScaling | None = None
+    logit_scale: float = 1.0  # logits are multiplied by it
+    logit_softcap: float = 0.0  # if c is not 0, logits become c * tanh(logits / c)
+    tied: bool  # whether the head is the embedding
+    labels: int = 0  # rows of a classification head, which takes the place of the head over the vocabulary; 0: none
+    eos_ids: tuple[int, ...]
+    dtype: str  # the dtype of the checkpoint: float32, bfloat16 or float16
+    stored: StoredQuantization | None = None  # how linears are stored in few bits; None if none is
+
+    @property
+    def qkv_size(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether any layer has a state."""
+        return any(layer.recurrent for layer in self.layers)
+
+    @property
+    def last_kept(self) -> int:
+        """The index of the last layer that keeps K/V or a state; all layers behind it read what others keep."""
+        return max(index for index, layer in enumerate(self.layers) if layer.shares is None)
+
+    def kv_shape(self, layer: LayerSpec) -> tuple[int, int]:
+        """Returns the number of heads of a layer's keys and values, and their size.
+
+        Keys and values have one shape: the kernels of attention and those that write the cache are made for that. A
+        kind of mixer whose keys and values differ needs kernels of its own, and two shapes in kv_cache/tensors.py.
+        """
+        return layer.kv_heads or self.kv_heads, layer.head_dim or self.head_dim
