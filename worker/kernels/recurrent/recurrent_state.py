@@ -43,7 +43,9 @@ class RecurrentState:
 class StateSlots:
     """The slots that the S sequences of a step read and write, and their rows.
 
-    A slot that one sequence writes must not be read in the same step.
+    A slot that one sequence writes must not be read in the same step, nor be written by another sequence. Dummy
+    sequences and padding of captured steps may all write the scratch slot: on a GPU, where states stay in registers
+    until the end, their outputs are right even so; the C library keeps states in the written slot meanwhile.
     """
 
     read: Tensor  # [S] int32, or NO_STATE

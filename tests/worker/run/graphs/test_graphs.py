@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -78,6 +78,18 @@ def test_replayed_steps_change_no_bit(
     assert bench.max_in_flight == plain.max_in_flight == overlap
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The sequences of the self-test all write the scratch slot. Only the C library, which never runs in a graph, reads
+    the written state again within a step (StateSlots): with several threads, these sequences would disturb each other.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("family", ["qwen3_5-moe", "lfm2"])
 def test_replayed_steps_of_recurrent_layers_and_experts_change_no_bit(family: str, checkpoints: Checkpoints) -> None:
     decoder = batch_invariant_decoder(checkpoints(family), torch.float32)
