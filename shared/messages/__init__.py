@@ -32,7 +32,7 @@ from shared.messages.events import (
     Welcome,
 )
 from shared.messages.requests import Abort, Hello, Lease, Request, ResetPrefixCache, Resync, Submit
-from shared.messages.sampling import Pooling, PoolingKind, Sampling, ThinkingBudget
+from shared.messages.sampling import Adapter, Pooling, PoolingKind, Sampling, ThinkingBudget
 from shared.messages.status import (
     ConnectedFrontend,
     KVUsage,
@@ -50,6 +50,7 @@ __all__ = [
     "TOPIC_BYTES",
     "U32",
     "Abort",
+    "Adapter",
     "Admitted",
     "ConnectedFrontend",
     "End",

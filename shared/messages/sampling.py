@@ -73,3 +73,11 @@ class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     def needs_first_rows(self) -> bool:
         """Whether the vector is made of the rows of the first tokens, too, and not only of the last one's."""
         return self.kind in (PoolingKind.MEAN, PoolingKind.FIRST)
+
+
+class Adapter(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A LoRA adapter: its name for clients, its folder, and the hash of its files, which must be theirs still."""
+
+    name: str
+    path: str
+    sha256: str

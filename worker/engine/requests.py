@@ -18,7 +18,7 @@ from worker.engine.request_record import RequestRecord, new_record
 from worker.engine.step_builder import StepBuilder
 from worker.engine.submitted import sequence_of
 from worker.engine.validation import check_submit
-from worker.grammar.pending import PendingGrammars, constrain
+from worker.grammar.pending import PendingSequences, constrain
 from worker.observability.metrics import SUCCESSES, Metrics
 from worker.observability.stats import Stats
 from worker.run.in_flight import StepOutput
@@ -28,11 +28,12 @@ from worker.schedule.sequence import Key, Sequence
 from worker.transport.server import FrontendGone, WireServer
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.adapters.store import AdapterStore
     from worker.grammar.compiler import GrammarCompiler
 
 KEEP_FINISHED_S = 30.0  # how long a frontend can still ask for the output of a finished request
 QUARANTINE_CRASHES = 2  # a request is refused after this many crashes in its steps without progress
-MAX_COMPILING = 256  # how many requests may wait for their grammars
+MAX_COMPILING = 256  # how many requests may wait for their grammars and adapters
 
 
 class RequestTable:
@@ -48,6 +49,7 @@ class RequestTable:
         seeds: random.Random,
         crash_journal: CrashJournal | None = None,
         compiler: "GrammarCompiler | None" = None,
+        adapters: "AdapterStore | None" = None,
         task: Task = GENERATE,
     ) -> None:
         """task: what the model is served for; requests for text are refused unless it is `generate`."""
@@ -59,8 +61,8 @@ class RequestTable:
         self._vocab_size, self._task = vocab_size, task
         self._backlog = Backlog(scheduler, stats)
         self._seeds = seeds
-        self._compiler = compiler
-        self._compiling = PendingGrammars()
+        self._compiler, self._adapters = compiler, adapters
+        self._compiling = PendingSequences()
         self._records: dict[Key, RequestRecord] = {}
         self._ended: deque[tuple[float, Key]] = deque()
         self._builders: defaultdict[bytes, StepBuilder] = defaultdict(StepBuilder)
@@ -111,7 +113,7 @@ class RequestTable:
         seed = submit.sampling.seed
         seed = seed if seed is not None else self._seeds.getrandbits(63)
         sequence = sequence_of(key, submit, seed, now, crash_count)
-        if submit.sampling.grammar:
+        if submit.sampling.grammar or submit.adapter is not None:
             return self._compile(sequence)
         problem = constrain(sequence) if submit.sampling.has_token_rules else ""
         return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else self._enqueue(sequence, now)
@@ -186,7 +188,7 @@ class RequestTable:
             return
         if outcome is m.Outcome.POOLED:
             outcome, error = record.finish_vector(self._builders[sender])
-        record.vector = None
+        record.vector = sequence.adapter = None
         record.end = m.End(id, outcome, sequence.output_len, error, _timings(sequence, now))
         self._builders[sender].ends.append(record.end)
         self._ended.append((now, sequence.key))
@@ -251,17 +253,27 @@ class RequestTable:
             self._compiling.remove((sender, id))
             self._reject(sender, m.Rejected(id, m.Refusal.DRAINING, error, 5.0))
 
-    # requests whose grammars are being compiled
+    # requests whose grammars are being compiled, or adapters read
 
     def _compile(self, sequence: Sequence) -> m.Rejected | None:
-        """Starts compiling the sequence's grammar. Until that is done, the request is neither admitted nor rejected."""
-        id = sequence.key[1]
-        if self._compiler is None:
-            return m.Rejected(id, m.Refusal.INVALID, "this worker cannot compile grammars")
+        """Starts what the sequence needs. Until that is done, the request is neither admitted nor rejected."""
+        id, text, use = sequence.key[1], sequence.sampling.grammar, sequence.adapter
+        compiler, adapters = self._compiler, self._adapters
+        if (text and compiler is None) or (use is not None and adapters is None):
+            lacking = "cannot compile grammars" if text and compiler is None else "was started without adapters"
+            return m.Rejected(id, m.Refusal.INVALID, f"this worker {lacking}")
         if len(self._compiling) >= MAX_COMPILING and not sequence.history.resumed:
-            return m.Rejected(id, m.Refusal.QUEUE_FULL, f"{MAX_COMPILING} grammars are being compiled", 1.0)
-        self._compiling.add(sequence, self._compiler.compile(sequence.sampling.grammar, sequence.turn.tenant))
+            return m.Rejected(id, m.Refusal.QUEUE_FULL, f"{MAX_COMPILING} requests are being prepared", 1.0)
+        try:
+            adapter = adapters.load(use.adapter, self._live) if use is not None and adapters is not None else None
+        except Refused as refused:
+            return m.Rejected(id, refused.reason, str(refused), 1.0)
+        grammar = compiler.compile(text, sequence.turn.tenant) if text and compiler is not None else None
+        self._compiling.add(sequence, grammar, adapter)
         return None
+
+    def _live(self) -> list[Sequence]:
+        return [*self._scheduler.sequences(), *self._compiling.sequences]
 
     def _enqueue_compiled(self, now: float) -> None:
         """Queues sequences whose grammars have become ready, and ends sequences past their deadlines."""

@@ -46,6 +46,7 @@ class Model(Protocol):
     def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
     def logits(self, h: Tensor) -> Tensor: ...
     def count_replayed(self) -> None: ...
+    def with_operations(self, operations: Operations) -> "Model": ...
 
 
 class DeviceBroken(Exception):
@@ -140,7 +141,8 @@ class Runner:
         return InFlightStep(plan, False, ids, HostCopy(ids), logprobs, done.read_pooled)
 
     def _replay(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> _Computed | None:
-        replayed = self._graphs.launch(plan, rows, before) if self._graphs is not None else None
+        graphs = None if _has_adapters(plan) else self._graphs
+        replayed = graphs.launch(plan, rows, before) if graphs is not None else None
         if replayed is None:
             return None
         logits, ids = replayed
@@ -161,11 +163,16 @@ class Runner:
         self, inputs: ForwardInputs, plan: Plan, use: LogitsUse
     ) -> tuple[Tensor, Callable[[], list[PooledRows]]]:
         """Returns the logits [N, V] float32 of the rows that have logits, and a function that reads the other rows."""
+        model = self._model
+        if _has_adapters(plan):
+            from worker.adapters.operations import operations_with_adapters
+
+            model = model.with_operations(operations_with_adapters(model.operations, plan.chunks, inputs))
         if not use.pooled:
-            return self._forward(inputs), no_rows
+            return model.forward(inputs, self._cache), no_rows
         from worker.run.pooling import launch_pooling
 
-        hidden, model = self._model.hidden(inputs, self._cache), self._model
+        hidden = model.hidden(inputs, self._cache)
         rows = to_device(use.with_logits(len(hidden)), self._device)
         return model.logits(hidden[rows]), launch_pooling(plan, use, hidden, model.logits)
 
@@ -211,3 +218,7 @@ class Runner:
     def layers_started(self) -> int:
         """How many layers all steps, including the running one, have started. It tells a long step from a hang."""
         return int(self._model.layers_started.value)
+
+
+def _has_adapters(plan: Plan) -> bool:
+    return any([chunk.sequence.adapter is not None for chunk in plan.chunks])

@@ -1,0 +1,7 @@
+"""LoRA adapters: the rows of a sequence with an adapter get a product of two small matrices added behind its linears.
+
+sites               the linears of a model that an adapter can change, by the names of their modules
+loaded              an adapter in memory: for each linear the packed product of its modules
+store               keeps adapters in memory, and reads them in a thread
+operations          the operations of a step in which some rows have an adapter
+"""
