@@ -33,7 +33,7 @@ class JsonObject(RequestModel, tag="json_object"):
 
 
 class AnyJsonObject(RequestModel, tag="json_object"):
-    """Llama.cpp names a schema here, and TGI does under another name."""
+    """May have a schema: clients of llama.cpp send it as `schema`, clients of TGI as `value`."""
 
     json_schema: Refused = None
     schema: JsonSchemaValue | None = None

@@ -42,9 +42,9 @@ SPELLINGS = (
 
 
 def spelling(modules: Collection[str]) -> Spelling:
-    """Returns how a checkpoint spells experts: as most modules of the router and the first expert are.
+    """Returns how a checkpoint names its experts: the spelling of which it has the most modules.
 
-    modules: of its layers.
+    modules: the names of the modules of its layers. Only the router and the first expert are compared.
     """
     return max(SPELLINGS, key=lambda one: sum(module in modules for module in one.of_first))
 

@@ -1,6 +1,7 @@
 """A mixture of experts: each row is multiplied by the few experts that its router chose.
 
-Every row may pass a shared expert besides, or the layer has the MLP, too, and each of both its own norms (Gemma 4).
+Some models add a shared expert that every row uses. In Gemma 4, each layer has an MLP beside the experts, and each of
+the two has norms of its own.
 """
 
 import math

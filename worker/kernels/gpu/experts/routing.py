@@ -22,7 +22,10 @@ TABLE_COLUMNS = 3  # columns of the table of tiles: expert, first place in `orde
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The slots of a step in tiles of one expert each. Unless `is_sorted`, a tile is one slot."""
+    """The slots of a step, grouped into tiles. All slots of a tile have the same expert.
+
+    If `is_sorted` is False, each slot is a tile of its own.
+    """
 
     numbers: Tensor  # [T, chosen] int32: the expert of each slot
     order: Tensor  # [T * chosen] int32: slots by expert, each expert's in ascending order; unused unless sorted
@@ -74,10 +77,10 @@ def _group_slots_kernel(
     numbers_ptr, order_ptr, table_ptr, slots,
     COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Lists the slots and the tiles of one expert in each program.
+    """Each program lists the slots and the tiles of one expert.
 
-    Its tiles begin at first // TILE_ROWS + expert, where `first` counts the slots of experts before it. So each expert
-    has room for all of its tiles, and for at most one that stays empty, whatever the others need.
+    The tiles of an expert begin at first // TILE_ROWS + expert, where `first` is the number of slots of all experts
+    before it. So each expert has room for its own tiles, and at most one tile of this room stays empty.
     """
     expert = tl.program_id(0)
     at = tl.arange(0, BLOCK_S)
