@@ -73,5 +73,5 @@ class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def needs_first_rows(self) -> bool:
-        """Whether the vector is made of the rows of the first tokens, too, and not only of the last one's."""
+        """Whether the vector needs the rows of the first tokens, so that no cached prefix can replace them."""
         return self.kind in (PoolingKind.MEAN, PoolingKind.FIRST)

@@ -46,7 +46,7 @@ class PackedExperts:
 
     @property
     def format(self) -> tuple[object, ...]:
-        """The formats that a GPU's kernels are compiled for; they are compiled for sizes, too."""
+        """What decides, beside sizes, which compiled kernels of a GPU multiply by these weights."""
         return self.weight.dtype, self.dynamic, None if self.codes is None else self.codes.packed.format
 
     def expert(self, number: int) -> PackedLinear:

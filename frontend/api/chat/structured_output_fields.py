@@ -18,10 +18,7 @@ MAX_TAGS = 128
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 GUIDED: tuple[Kind, ...] = ("json", "regex", "choice", "grammar", "structural_tag")  # as vLLM's fields name them
-LLAMA_CPPS: dict[str, Kind] = {
-    "grammar": "grammar",
-    "json_schema": "json",
-}  # its fields, and their kinds
+LLAMA_CPPS: dict[str, Kind] = {"grammar": "grammar", "json_schema": "json"}  # by the names of llama.cpp's fields
 
 
 class PlainText(RequestModel, tag="text"):
