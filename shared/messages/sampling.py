@@ -11,7 +11,9 @@ class ThinkingBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
     tokens: int  # of reasoning, without the ids that open and close it
     opening: tuple[int, ...]
     closing: int
-    forced: tuple[int, ...]  # what follows when the tokens are used up: `closing`, and what leads on to the answer
+    forced: tuple[
+        int, ...
+    ]  # ids that are forced when the tokens are used up: `closing`, then those that introduce the answer
     begun: bool = False  # the output begins within reasoning
     blanks: tuple[int, ...] | None = ()  # ids that may precede the opening; None: reasoning may open at any place
     forbidden: tuple[tuple[int, ...], ...] = ()  # ids that may not follow each other once the tokens are used up
@@ -71,7 +73,7 @@ class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def needs_first_rows(self) -> bool:
-        """Whether the vector is made of the rows of the first tokens, too, and not only of the last one's."""
+        """Whether the vector needs the rows of the first tokens, so that no cached prefix can replace them."""
         return self.kind in (PoolingKind.MEAN, PoolingKind.FIRST)
 
 

@@ -18,10 +18,7 @@ MAX_TAGS = 128
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 GUIDED: tuple[Kind, ...] = ("json", "regex", "choice", "grammar", "structural_tag")  # as vLLM's fields name them
-LLAMA_CPPS: dict[str, Kind] = {
-    "grammar": "grammar",
-    "json_schema": "json",
-}  # its fields, and their kinds
+LLAMA_CPPS: dict[str, Kind] = {"grammar": "grammar", "json_schema": "json"}  # by the names of llama.cpp's fields
 
 
 class PlainText(RequestModel, tag="text"):
@@ -33,7 +30,7 @@ class JsonObject(RequestModel, tag="json_object"):
 
 
 class AnyJsonObject(RequestModel, tag="json_object"):
-    """Llama.cpp names a schema here, and TGI does under another name."""
+    """May have a schema: clients of llama.cpp send it as `schema`, clients of TGI as `value`."""
 
     json_schema: Refused = None
     schema: JsonSchemaValue | None = None

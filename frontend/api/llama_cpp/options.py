@@ -236,7 +236,7 @@ async def options_request(
 def _ruled(
     chosen: Sampling, options: Options, biases: Biases, stop_ids: tuple[int, ...], context: ModelContext
 ) -> Sampling:
-    """Returns the sampling with biases, with what may not come, and with the probabilities that are asked for."""
+    """Returns `chosen` with the biases, the forbidden ids, the stop ids and the number of log-probabilities."""
     ends = context.tokenizer.eos_ids if options.ignore_eos else ()
     forbidden = dict.fromkeys([*biases.forbidden, *ends, *(stop_ids if options.ignore_eos else ())])
     ruled = msgspec.structs.replace(

@@ -128,7 +128,7 @@ class Shape:
     head: Callable[[ResponseContext], ResponseModel]
     before: bytes  # what precedes the text of a choice
     after: bytes
-    without: bytes  # replaces `before`, the text and `after` if there is no text
+    without: bytes  # stands in place of `before`, text and `after` in a delta without text
     logprobs: Callable[[ResponseContext, Delta, int], ResponseModel]  # the int: where the delta begins, in characters
 
 
