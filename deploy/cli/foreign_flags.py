@@ -123,8 +123,9 @@ FOREIGN = (
         vllm="--runner --convert", sglang="--is-embedding", llama_cpp="--embedding --embeddings --reranking --rerank",
     ),
     Foreign(
-        "Sluice serves no adapters; merge the adapter into its base model",
-        vllm="--enable-lora --lora-modules", sglang="--lora-paths", llama_cpp="--lora",
+        "use --lora-modules NAME=PATH ... with a folder of PEFT, and --max-loras, --max-cpu-loras and --max-lora-rank",
+        vllm="--enable-lora", sglang="--enable-lora --lora-paths --max-loras-per-batch --max-loaded-loras",
+        llama_cpp="--lora",
     ),
     Foreign(
         "Sluice drafts without a second model; use --speculation ngram",

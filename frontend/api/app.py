@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from frontend.api import tokenize
+from frontend.api.adapters.routes import load_adapter, unload_adapter
 from frontend.api.anthropic import messages
 from frontend.api.anthropic.messages_input import MessageCountRequest
 from frontend.api.api_formats import API_FORMATS, error_format
@@ -76,6 +77,8 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/models", reports.model_list),
     ("GET", "/v1/models/{name:path}", reports.model),
     ("POST", "/reset_prefix_cache", reset_prefix_cache),
+    ("POST", "/v1/load_lora_adapter", load_adapter),
+    ("POST", "/v1/unload_lora_adapter", unload_adapter),
     ("GET", "/tokenizer_info", reports.tokenizer_info),
     ("POST", "/tokenize", answering(AnyTokenizeRequest, any_tokenize)),
     ("POST", "/detokenize", answering(tokenize.DetokenizeRequest, tokenize.detokenize)),

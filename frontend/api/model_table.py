@@ -5,8 +5,9 @@ Routes look up the model that a request names, and work with what they get. Know
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from frontend.api.model_context import ModelContext
 from frontend.generation.service import Service
@@ -15,7 +16,10 @@ from frontend.text.tokenizer import Tokenizer
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import DRAINING, READY, Readiness, not_ready
 from shared.config import FrontendConfig
-from shared.messages import Limits
+from shared.messages import Adapter, Limits
+
+if TYPE_CHECKING:  # a server without adapters loads no part of theirs
+    from frontend.api.adapters.served import ServedAdapters
 
 TAG = ":latest"  # Ollama's clients leave it out or add it
 
@@ -26,12 +30,14 @@ class ServedModel:
 
     names: responses have the first
     config: how prompts are made, and what the output is searched for
+    adapter: changes its weights; None for a base model
     """
 
     names: tuple[str, ...]
     config: FrontendConfig
     service: Service
     metrics: ModelMetrics
+    adapter: Adapter | None = None
 
     @classmethod
     def of(
@@ -78,15 +84,18 @@ class ServedModel:
 
     @cached_property
     def _context(self) -> ModelContext:
-        return ModelContext.of(self.names, self.service.tokenizer, self.config)
+        context = ModelContext.of(self.names, self.service.tokenizer, self.config)
+        return context if self.adapter is None else replace(context, adapter=self.adapter)
 
 
 class ModelTable:
     """All models of a frontend, in the order in which they are listed. There is at least one."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        """Raises ValueError if two models have a name in common."""
-        self._models = tuple(models)
+    def __init__(self, models: Sequence[ServedModel], adapters: "ServedAdapters | None" = None) -> None:
+        """adapters: those of the first model, if the server has any. They are found by name, and are no models here.
+
+        Raises ValueError if two models have a name in common."""
+        self._models, self.adapters = tuple(models), adapters
         self._by_name = {name: model for model in models for name in model.names}
         if len(self._by_name) < sum(len(set(model.names)) for model in models):
             raise ValueError("two models have the same name")
@@ -103,8 +112,9 @@ class ModelTable:
         return self._models[0]
 
     def get(self, name: str) -> ServedModel | None:
-        """Returns the model that has exactly this name."""
-        return self._by_name.get(name)
+        """Returns the model or the adapter that has exactly this name."""
+        found = self._by_name.get(name)
+        return self.adapters.get(name) if found is None and self.adapters is not None else found
 
     def find(self, name: str | None) -> ServedModel:
         """Returns the model that a request means, whose API format then accepts the name or refuses it in its own words

@@ -147,6 +147,8 @@ def _features(reading: Reading, whole: Prompts, prompts: Prompts, most: int, con
                 "`prompt_logprobs` are not available in a stream", param="prompt_logprobs", code="conflicting_fields"
             )
         asked["prompt_logprobs"] = top
+    if context.adapter is not None:
+        asked["adapter"] = context.adapter
     if fields.receipt:
         import frontend.api.receipts.making  # noqa: F401, so that its absence does not show at the answer's end only
 

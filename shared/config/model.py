@@ -32,8 +32,8 @@ class ModelConfig:
         choices=("auto", "generate", "embed", "score"),
     )  # fmt: skip
     lora_modules: str = setting(
-        "", "LoRA adapters of this model, each NAME=PATH or JSON with name, path and base_model_name; a request chooses "
-        "one by its name as the model",
+        "", "LoRA adapters of this model, each NAME=PATH or JSON with name, path and base_model_name; a request "
+        "chooses one by its name as the model",
         many=True,
     )  # fmt: skip
     allow_runtime_lora: str = setting(

@@ -1,8 +1,8 @@
 """The operations of a step in which some rows have an adapter.
 
 The linears of rows without an adapter run as in any other step, and nothing is added to their output: adding zero would
-change the sign of a negative zero. A row with an adapter gets the product of its adapter added to it in
-float32, and the sum is rounded once. Rows are grouped by adapter; no row reads another one, so its bits do not depend on the groups.
+change the sign of a negative zero. A row with an adapter gets the product of its adapter added to it in float32, and
+the sum is rounded once. Rows are grouped by adapter; no row reads another one, so its bits do not depend on the groups.
 """
 
 from collections.abc import Sequence

@@ -7,6 +7,7 @@ frontend may be faulty or hostile.
 import math
 
 from shared import messages as m
+from shared.prefix_identity import fits
 from shared.task import GENERATE, Task
 from shared.wire.codec import unpack_u32
 
@@ -53,6 +54,8 @@ def _check_features(submit: m.Submit, prompt_len: int, vocab_size: int) -> str:
     adapter = submit.adapter
     if adapter is not None and (len(adapter.sha256) != 64 or len(adapter.name + adapter.path) > MAX_PATH_CHARS):
         return "the name, the path or the hash of the adapter is malformed"
+    if not fits(submit.cache_salt, adapter):
+        return "the cache salt is not that of a request with this adapter"
     if problem := _check_token_rules(sampling, vocab_size):
         return problem
     if submit.answer is not None and (sampling.logprobs is not None or sampling.prompt_logprobs):

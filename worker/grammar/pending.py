@@ -1,4 +1,4 @@
-"""Holds sequences from their Submit until their grammars are compiled and their adapters are read. Creates no messages."""
+"""Holds sequences from their Submit until their grammars are compiled and their adapters read. Creates no messages."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -78,7 +78,7 @@ class PendingSequences:
 
 
 def _set_matcher(sequence: Sequence, grammar: "Future[Grammar] | None") -> str:
-    """Gives a sequence its constraint with a new matcher, which accepts any output so far. Returns why it fails, or ""."""
+    """Gives a sequence a new matcher, which accepts any output so far. Returns why that fails, or ""."""
     if grammar is None:
         return constrain(sequence)
     from worker.grammar.compiler import InvalidGrammar
