@@ -194,9 +194,8 @@ def _model_table(settings: Settings, tokenizer: asyncio.Future[Tokenizer], metri
     if not (settings.model.lora_modules or settings.model.allow_runtime_lora):
         return ModelTable([model])
     from frontend.api.adapters.registry import AdapterRegistry
-    from frontend.api.adapters.served import ServedAdapters
 
-    return ModelTable([model], ServedAdapters(model, AdapterRegistry(settings.model, settings.wire.run_dir)))
+    return ModelTable([model], AdapterRegistry(settings.model, settings.wire.run_dir))
 
 
 def _worker_pool(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPool:

@@ -81,7 +81,7 @@ def _serve(
         seeds=seeds,
         crash_journal=CrashJournal(reporter.heartbeat),
         compiler=engine.compiler,
-        adapters=_adapters(settings, engine, server),
+        adapters=_adapters(settings, engine, server, metrics),
         task=engine.task,
     )
     canary_s = settings.worker.canary_interval
@@ -107,11 +107,12 @@ def _serve(
     request_table.publish(server, time.monotonic())
 
 
-def _adapters(settings: Settings, engine: Engine, server: WireServer) -> "AdapterStore | None":
+def _adapters(settings: Settings, engine: Engine, server: WireServer, metrics: Metrics) -> "AdapterStore | None":
     """Returns what keeps LoRA adapters; None if the settings allow none."""
     model = settings.model
     if not (model.lora_modules or model.allow_runtime_lora) or engine.weights is None:
         return None
+    from worker.adapters.metrics import AdapterCollector
     from worker.adapters.store import AdapterStore
 
     store = AdapterStore(
@@ -119,6 +120,7 @@ def _adapters(settings: Settings, engine: Engine, server: WireServer) -> "Adapte
         max_rank=settings.worker.max_lora_rank,
     )  # fmt: skip
     store.wake = server.awake.set
+    metrics.collectors.append(AdapterCollector(settings.frontend.metrics_prefix, store, engine.scheduler))
     return store
 
 

@@ -19,7 +19,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from frontend.api import tokenize
-from frontend.api.adapters.routes import load_adapter, unload_adapter
 from frontend.api.anthropic import messages
 from frontend.api.anthropic.messages_input import MessageCountRequest
 from frontend.api.api_formats import API_FORMATS, error_format
@@ -33,6 +32,7 @@ from frontend.api.openai.chat_input import TemplateRequest
 from frontend.api.openai.responses_input import ResponseCountRequest
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.routes import reports
+from frontend.api.routes.adapters import load_adapter, unload_adapter
 from frontend.api.routes.generate import generate
 from frontend.api.routes.pooling_route import POOLING_FORMATS, pool
 from frontend.api.routes.prefix_cache import reset_prefix_cache

@@ -19,7 +19,7 @@ from shared.config import FrontendConfig
 from shared.messages import Adapter, Limits
 
 if TYPE_CHECKING:  # a server without adapters loads no part of theirs
-    from frontend.api.adapters.served import ServedAdapters
+    from frontend.api.adapters.registry import AdapterRegistry
 
 TAG = ":latest"  # Ollama's clients leave it out or add it
 
@@ -91,11 +91,12 @@ class ServedModel:
 class ModelTable:
     """All models of a frontend, in the order in which they are listed. There is at least one."""
 
-    def __init__(self, models: Sequence[ServedModel], adapters: "ServedAdapters | None" = None) -> None:
-        """adapters: those of the first model, if the server has any. They are found by name, and are no models here.
+    def __init__(self, models: Sequence[ServedModel], registry: "AdapterRegistry | None" = None) -> None:
+        """registry: of the adapters of the first model, if it may have any. They are found by name.
 
         Raises ValueError if two models have a name in common."""
-        self._models, self.adapters = tuple(models), adapters
+        self._models, self.registry = tuple(models), registry
+        self._adapters: dict[Adapter, ServedModel] = {}
         self._by_name = {name: model for model in models for name in model.names}
         if len(self._by_name) < sum(len(set(model.names)) for model in models):
             raise ValueError("two models have the same name")
@@ -114,7 +115,20 @@ class ModelTable:
     def get(self, name: str) -> ServedModel | None:
         """Returns the model or the adapter that has exactly this name."""
         found = self._by_name.get(name)
-        return self.adapters.get(name) if found is None and self.adapters is not None else found
+        adapter = self.registry.adapters.get(name) if found is None and self.registry is not None else None
+        return found if adapter is None else self._with(adapter)
+
+    @property
+    def adapters(self) -> list[ServedModel]:
+        """The adapters of the first model: each is this model under another name."""
+        known = [] if self.registry is None else [*self.registry.adapters.values()]
+        self._adapters = {adapter: self._with(adapter) for adapter in known}
+        return [*self._adapters.values()]
+
+    def _with(self, adapter: Adapter) -> ServedModel:
+        if adapter not in self._adapters:
+            self._adapters[adapter] = replace(self.first, names=(adapter.name,), adapter=adapter)
+        return self._adapters[adapter]
 
     def find(self, name: str | None) -> ServedModel:
         """Returns the model that a request means, whose API format then accepts the name or refuses it in its own words

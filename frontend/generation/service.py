@@ -188,11 +188,10 @@ class Service:
         salt = self._salt(request)
         calls = [
             self.pool.submit(
-                prompt, _sampling(request.sampling, n), cache_salt=salt, group=group,
+                prompt, _sampling(request.sampling, n), cache_salt=salt, group=group, adapter=features.adapter,
                 deadline_ms=admission.deadline_ms, priority=admission.priority, tenant=admission.tenant,
                 fingerprint=fingerprint, generated=features.continued, answer=features.checked,
                 scored_from=features.scored.starts[i] if features.scored else 0, pooling=features.pooling,
-                adapter=features.adapter,
             )
             for i, (prompt, group) in enumerate(zip(request.prompts, self._group_ids(request), strict=True))
             for n in range(request.n)

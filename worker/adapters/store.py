@@ -25,6 +25,8 @@ from worker.spec import ModelSpec
 
 log = logging.getLogger("sluice.adapters")
 
+MAX_COUNTED, OTHERS = 100, "(others)"  # names whose requests are counted apart, and what all others are called
+
 
 class AdapterStore:
     """The adapters in memory.
@@ -39,6 +41,7 @@ class AdapterStore:
         self.most = most
         self._folder, self._spec, self._weights, self._model, self._max_rank = folder, spec, weights, model, max_rank
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="adapter")
+        self.requests: dict[str, int] = {}  # sequences that came with each adapter, by its name
         self._kept: OrderedDict[str, Future[LoadedAdapter]] = OrderedDict()  # the most recently used last
 
     def __len__(self) -> int:
@@ -49,6 +52,7 @@ class AdapterStore:
 
         live: returns the sequences whose adapters stay
         """
+        self._count(adapter.name)
         kept = self._kept.get(adapter.sha256)
         if kept is not None and not (kept.done() and kept.exception() is not None):
             self._kept.move_to_end(adapter.sha256)
@@ -58,6 +62,10 @@ class AdapterStore:
         future = self._kept[adapter.sha256] = self._threads.submit(self._read, adapter)
         future.add_done_callback(lambda _: self.wake())
         return future
+
+    def _count(self, name: str) -> None:
+        own = name if name in self.requests or len(self.requests) < MAX_COUNTED else OTHERS
+        self.requests[own] = self.requests.get(own, 0) + 1
 
     def _make_room(self, live: Callable[[], Collection[Sequence]]) -> None:
         if len(self._kept) < self.most:

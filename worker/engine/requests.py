@@ -33,7 +33,6 @@ if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
 
 KEEP_FINISHED_S = 30.0  # how long a frontend can still ask for the output of a finished request
 QUARANTINE_CRASHES = 2  # a request is refused after this many crashes in its steps without progress
-MAX_COMPILING = 256  # how many requests may wait for their grammars and adapters
 
 
 class RequestTable:
@@ -62,7 +61,7 @@ class RequestTable:
         self._backlog = Backlog(scheduler, stats)
         self._seeds = seeds
         self._compiler, self._adapters = compiler, adapters
-        self._compiling = PendingSequences()
+        self._preparing = PendingSequences()
         self._records: dict[Key, RequestRecord] = {}
         self._ended: deque[tuple[float, Key]] = deque()
         self._builders: defaultdict[bytes, StepBuilder] = defaultdict(StepBuilder)
@@ -70,7 +69,7 @@ class RequestTable:
     # messages from frontends
 
     def receive(self, inbox: deque[tuple[bytes, m.Request | FrontendGone]], now: float) -> None:
-        """Handles the messages in the inbox, queues requests with ready grammars, ends requests past deadlines."""
+        """Handles the messages in the inbox, queues requests that are prepared, ends requests past deadlines."""
         for _ in range(len(inbox)):  # later messages wait for the next iteration
             sender, request = inbox.popleft()
             match request:
@@ -87,8 +86,8 @@ class RequestTable:
                     self._abort_unleased(sender, request, now)
                 case FrontendGone():
                     self._forget_frontend(sender, now)
-        if self._compiling:
-            self._enqueue_compiled(now)
+        if self._preparing:
+            self._enqueue_prepared(now)
         for sequence in self._scheduler.expire(now):
             self.end(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
 
@@ -96,7 +95,7 @@ class RequestTable:
         key = (sender, submit.id)
         if key in self._records:  # the frontend sent it again because the answer was lost
             self._resync(sender, submit.id, len(submit.generated) // 4)
-        elif key not in self._compiling:  # else the answer follows when the grammar is ready
+        elif key not in self._preparing:  # else the answer follows when all is ready
             try:
                 rejected = self._accept(key, submit, now)
             except ImportError as missing:
@@ -105,7 +104,7 @@ class RequestTable:
                 self._reject(sender, rejected)
 
     def _accept(self, key: Key, submit: m.Submit, now: float) -> m.Rejected | None:
-        """Queues a request, or starts to compile its grammar. Returns why it is rejected, if it is."""
+        """Queues a request, or starts to prepare what it needs. Returns why it is rejected, if it is."""
         first_key = key[0], submit.original_id or submit.id
         crash_count = self.crash_journal.crash_count(first_key, submit.crashes)
         if rejected := self._check(submit, crash_count):
@@ -114,7 +113,7 @@ class RequestTable:
         seed = seed if seed is not None else self._seeds.getrandbits(63)
         sequence = sequence_of(key, submit, seed, now, crash_count)
         if submit.sampling.grammar or submit.adapter is not None:
-            return self._compile(sequence)
+            return self._prepare(sequence)
         problem = constrain(sequence) if submit.sampling.has_token_rules else ""
         return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else self._enqueue(sequence, now)
 
@@ -155,7 +154,7 @@ class RequestTable:
         sequence = self._scheduler.abort(key)
         if sequence is not None:
             self.end(sequence, m.Outcome.ABORTED, now)
-        elif unqueued := self._compiling.remove(key):
+        elif unqueued := self._preparing.remove(key):
             self._end_unqueued(unqueued, m.Outcome.ABORTED, now)
 
     # results for frontends
@@ -211,7 +210,7 @@ class RequestTable:
 
     def _resync(self, sender: bytes, id: int, offset: int) -> None:
         """Sends the whole output from token `offset` on again, and the End if the request has ended."""
-        if (sender, id) in self._compiling:  # nothing has been sent about this request yet
+        if (sender, id) in self._preparing:  # nothing has been sent about this request yet
             return
         record = self._records.get((sender, id))
         builder = self._builders[sender]
@@ -227,19 +226,19 @@ class RequestTable:
         """Aborts requests that are missing from their frontend's Lease: the Abort was lost or overtook the Submit."""
         leased = {*unpack_u32(lease.ids)}  # ids after lease.last_id are newer than the lease; 32-bit ids wrap around
         live = [id for (frontend, id), record in self._records.items() if frontend == sender and record.end is None]
-        for id in [*live, *(id for frontend, id in self._compiling if frontend == sender)]:
+        for id in [*live, *(id for frontend, id in self._preparing if frontend == sender)]:
             if id not in leased and (lease.last_id - id) % (1 << 32) < 1 << 31:
                 self._abort((sender, id), now)
 
     def _keys_of(self, sender: bytes, ids: tuple[int, ...]) -> list[Key]:
         """Returns the keys of these ids. If there are more ids than requests here, only the keys of known requests."""
-        if len(ids) <= len(self._records) + len(self._compiling):
+        if len(ids) <= len(self._records) + len(self._preparing):
             return [(sender, id) for id in ids]
         requested = frozenset(ids)
-        return [key for key in (*self._records, *self._compiling) if key[0] == sender and key[1] in requested]
+        return [key for key in (*self._records, *self._preparing) if key[0] == sender and key[1] in requested]
 
     def _forget_frontend(self, sender: bytes, now: float) -> None:
-        for key in [key for key in (*self._records, *self._compiling) if key[0] == sender]:
+        for key in [key for key in (*self._records, *self._preparing) if key[0] == sender]:
             self._abort(key, now)
             self._records.pop(key, None)
         self._builders.pop(sender, None)  # if the frontend returns, it submits again, and must not get these aborts
@@ -249,37 +248,25 @@ class RequestTable:
         for record in [record for record in self._records.values() if record.end is None]:
             self._scheduler.abort(record.sequence.key)
             self.end(record.sequence, outcome, now, error)
-        for sender, id in list(self._compiling):
-            self._compiling.remove((sender, id))
+        for sender, id in list(self._preparing):
+            self._preparing.remove((sender, id))
             self._reject(sender, m.Rejected(id, m.Refusal.DRAINING, error, 5.0))
 
     # requests whose grammars are being compiled, or adapters read
 
-    def _compile(self, sequence: Sequence) -> m.Rejected | None:
+    def _prepare(self, sequence: Sequence) -> m.Rejected | None:
         """Starts what the sequence needs. Until that is done, the request is neither admitted nor rejected."""
-        id, text, use = sequence.key[1], sequence.sampling.grammar, sequence.adapter
-        compiler, adapters = self._compiler, self._adapters
-        if (text and compiler is None) or (use is not None and adapters is None):
-            lacking = "cannot compile grammars" if text and compiler is None else "was started without adapters"
-            return m.Rejected(id, m.Refusal.INVALID, f"this worker {lacking}")
-        if len(self._compiling) >= MAX_COMPILING and not sequence.history.resumed:
-            return m.Rejected(id, m.Refusal.QUEUE_FULL, f"{MAX_COMPILING} requests are being prepared", 1.0)
         try:
-            adapter = adapters.load(use.adapter, self._live) if use is not None and adapters is not None else None
+            self._preparing.begin(sequence, self._compiler, self._adapters, self._scheduler.sequences)
         except Refused as refused:
-            return m.Rejected(id, refused.reason, str(refused), 1.0)
-        grammar = compiler.compile(text, sequence.turn.tenant) if text and compiler is not None else None
-        self._compiling.add(sequence, grammar, adapter)
+            return m.Rejected(sequence.key[1], refused.reason, str(refused), 1.0)
         return None
 
-    def _live(self) -> list[Sequence]:
-        return [*self._scheduler.sequences(), *self._compiling.sequences]
-
-    def _enqueue_compiled(self, now: float) -> None:
-        """Queues sequences whose grammars have become ready, and ends sequences past their deadlines."""
-        for sequence in self._compiling.expire(now):
+    def _enqueue_prepared(self, now: float) -> None:
+        """Queues sequences for which all has become ready, and ends sequences past their deadlines."""
+        for sequence in self._preparing.expire(now):
             self._end_unqueued(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
-        for sequence, problem in self._compiling.take_ready():
+        for sequence, problem in self._preparing.take_ready():
             sender, id = sequence.key
             invalid = m.Rejected(id, m.Refusal.INVALID, problem) if problem else None
             rejected = invalid or self._reject_if_draining(id) or self._enqueue(sequence, now)

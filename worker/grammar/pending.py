@@ -1,16 +1,20 @@
 """Holds sequences from their Submit until their grammars are compiled and their adapters read. Creates no messages."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from worker.schedule.admission import QueueFull, Refused
 from worker.schedule.sequence import Key, Sequence
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
     from worker.adapters.loaded import LoadedAdapter
-    from worker.grammar.compiler import Grammar
+    from worker.adapters.store import AdapterStore
+    from worker.grammar.compiler import Grammar, GrammarCompiler
     from worker.grammar.matcher import Matcher
+
+MAX_PREPARING = 256  # how many requests may wait for their grammars and adapters
 
 
 @dataclass(slots=True)
@@ -52,13 +56,29 @@ class PendingSequences:
     def __iter__(self) -> Iterator[Key]:
         return iter(self._pending)
 
-    @property
-    def sequences(self) -> list[Sequence]:
-        return [one.sequence for one in self._pending.values()]
-
-    def add(
-        self, sequence: Sequence, grammar: "Future[Grammar] | None", adapter: "Future[LoadedAdapter] | None" = None
+    def begin(
+        self,
+        sequence: Sequence,
+        compiler: "GrammarCompiler | None",
+        adapters: "AdapterStore | None",
+        live: Callable[[], list[Sequence]],
     ) -> None:
+        """Starts to compile the sequence's grammar and to read its adapter. Raises Refused.
+
+        live: returns the sequences that were queued, whose adapters stay in memory
+        """
+        text, use = sequence.sampling.grammar, sequence.adapter
+        if len(self) >= MAX_PREPARING and not sequence.history.resumed:
+            raise QueueFull(f"{MAX_PREPARING} requests are being prepared")
+        grammar = adapter = None
+        if use is not None:
+            if adapters is None:
+                raise Refused("this worker was started without adapters")
+            adapter = adapters.load(use.adapter, lambda: [*live(), *(one.sequence for one in self._pending.values())])
+        if text:
+            if compiler is None:
+                raise Refused("this worker cannot compile grammars")
+            grammar = compiler.compile(text, sequence.turn.tenant)
         self._pending[sequence.key] = Preparing(sequence, grammar, adapter)
 
     def remove(self, key: Key) -> Sequence | None:

@@ -17,6 +17,7 @@ from shared.messages import Sampling
 from worker.kernels.operations import Operations
 from worker.kv_cache.tensors import KVCache
 from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.run.adapted import has_adapters, model_for
 from worker.run.graphs.graph_capture import EagerGraph, cuda_capture
 from worker.run.graphs.graph_shapes import Shapes
 from worker.run.graphs.graphs import StepGraphs
@@ -141,8 +142,7 @@ class Runner:
         return InFlightStep(plan, False, ids, HostCopy(ids), logprobs, done.read_pooled)
 
     def _replay(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> _Computed | None:
-        graphs = None if _has_adapters(plan) else self._graphs
-        replayed = graphs.launch(plan, rows, before) if graphs is not None else None
+        replayed = None if self._graphs is None or has_adapters(plan) else self._graphs.launch(plan, rows, before)
         if replayed is None:
             return None
         logits, ids = replayed
@@ -163,11 +163,7 @@ class Runner:
         self, inputs: ForwardInputs, plan: Plan, use: LogitsUse
     ) -> tuple[Tensor, Callable[[], list[PooledRows]]]:
         """Returns the logits [N, V] float32 of the rows that have logits, and a function that reads the other rows."""
-        model = self._model
-        if _has_adapters(plan):
-            from worker.adapters.operations import operations_with_adapters
-
-            model = model.with_operations(operations_with_adapters(model.operations, plan.chunks, inputs))
+        model = model_for(self._model, plan, inputs)
         if not use.pooled:
             return model.forward(inputs, self._cache), no_rows
         from worker.run.pooling import launch_pooling
@@ -218,7 +214,3 @@ class Runner:
     def layers_started(self) -> int:
         """How many layers all steps, including the running one, have started. It tells a long step from a hang."""
         return int(self._model.layers_started.value)
-
-
-def _has_adapters(plan: Plan) -> bool:
-    return any([chunk.sequence.adapter is not None for chunk in plan.chunks])

@@ -28,7 +28,7 @@ def model_of(name: str, served: ServedModel, created: int, parent: str | None = 
 
 def model_list(table: ModelTable, created: int) -> ModelList:
     models = [model_of(name, served, created) for served in table for name in served.names]
-    models += [model_of(one.name, one, created, table.first.name) for one in table.adapters or ()]
+    models += [model_of(one.name, one, created, table.first.name) for one in table.adapters]
     return ModelList(data=models, first_id=models[0].id, last_id=models[-1].id)
 
 

@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from frontend.api.adapters.fields import LoadAdapterRequest, UnloadAdapterRequest
-from frontend.api.adapters.registry import NameTaken, NoSuchAdapter, TooMany, describe
-from frontend.api.adapters.served import ServedAdapters
+from frontend.api.adapters.registry import AdapterRegistry, NameTaken, NoSuchAdapter, TooMany, describe
 from frontend.api.app_state import AppState
 from frontend.api.model_table import ServedModel
 from frontend.errors import BadRequest, Forbidden, NotFound, Unprocessable
@@ -27,8 +26,7 @@ from shared.messages import Adapter, Sampling
 async def load_adapter(app: AppState, request: Request) -> Response:
     """Loads an adapter by name. Raises Forbidden where requests may not, and BadRequest, which names the field."""
     asked = app.decode(request, await app.body(request), LoadAdapterRequest)
-    adapters = _allowed(app)
-    name = asked.lora_name
+    registry, name = _allowed(app), asked.lora_name
     if problem := name_problem(name):
         raise BadRequest(f"`lora_name` {problem}", param="lora_name", code="out_of_range")
     taken = BadRequest(
@@ -38,13 +36,13 @@ async def load_adapter(app: AppState, request: Request) -> Response:
     if (known := app.models.get(name)) is not None and (known.adapter is None or not asked.load_inplace):
         raise taken
     try:
-        adapters.registry.check_path(asked.lora_path)
+        registry.check_path(asked.lora_path)
         adapter = await asyncio.to_thread(describe, name, asked.lora_path)
     except AdapterError as error:
         raise BadRequest(f"`lora_path`: {error}", param="lora_path", code="adapter_unusable") from None
-    await _try(adapters.base, adapter, request.scope[RECORD].tenant)
+    await _try(app.models.first, adapter, request.scope[RECORD].tenant)
     try:
-        adapters.registry.put(adapter, replace=asked.load_inplace)
+        registry.put(adapter, replace=asked.load_inplace)
     except NameTaken:
         raise taken from None
     except TooMany:
@@ -56,7 +54,7 @@ async def unload_adapter(app: AppState, request: Request) -> Response:
     """Unloads an adapter by name. Raises Forbidden where requests may not, and NotFound if there is none."""
     asked = app.decode(request, await app.body(request), UnloadAdapterRequest)
     try:
-        _allowed(app).registry.remove(asked.lora_name)
+        _allowed(app).remove(asked.lora_name)
     except NoSuchAdapter:
         raise NotFound(
             f"The lora adapter '{asked.lora_name}' cannot be found.", param="lora_name", code="model_not_found"
@@ -64,11 +62,11 @@ async def unload_adapter(app: AppState, request: Request) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 
 
-def _allowed(app: AppState) -> ServedAdapters:
-    adapters = app.models.adapters
-    if adapters is None or not adapters.registry.runtime:
+def _allowed(app: AppState) -> AdapterRegistry:
+    registry = app.models.registry
+    if registry is None or not registry.runtime:
         raise Forbidden("adapters can be loaded only into a server with --allow-runtime-lora", code="not_allowed")
-    return adapters
+    return registry
 
 
 async def _try(base: ServedModel, adapter: Adapter, tenant: str) -> None:
