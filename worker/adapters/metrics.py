@@ -22,7 +22,7 @@ class AdapterCollector:
         waiting = [sequence for sequence in list(state.live.values()) if sequence not in running]
         info = GaugeMetricFamily(
             self._prefix + "lora_requests_info",
-            "When it was scraped, in seconds since 1970; the labels name the adapters of running and waiting sequences.",
+            "When it was scraped (seconds since 1970); the labels name the adapters of running and waiting sequences.",
             labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
         )
         info.add_metric([str(self._scheduler.config.max_loras), _names(running), _names(waiting)], time.time())

@@ -1,4 +1,4 @@
-"""Keeps adapters in memory by the hash of their files, and reads them in a thread, so that steps go on meanwhile.
+"""Keeps adapters in memory, and reads them in a thread, so that steps go on meanwhile.
 
 An adapter that no sequence uses makes room for another one, the least recently used first. Who asks for it again has it
 read again.
@@ -42,7 +42,7 @@ class AdapterStore:
         self._folder, self._spec, self._weights, self._model, self._max_rank = folder, spec, weights, model, max_rank
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="adapter")
         self.requests: dict[str, int] = {}  # sequences that came with each adapter, by its name
-        self._kept: OrderedDict[str, Future[LoadedAdapter]] = OrderedDict()  # the most recently used last
+        self._kept: OrderedDict[Adapter, Future[LoadedAdapter]] = OrderedDict()  # the most recently used last
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -53,13 +53,13 @@ class AdapterStore:
         live: returns the sequences whose adapters stay
         """
         self._count(adapter.name)
-        kept = self._kept.get(adapter.sha256)
+        kept = self._kept.get(adapter)
         if kept is not None and not (kept.done() and kept.exception() is not None):
-            self._kept.move_to_end(adapter.sha256)
+            self._kept.move_to_end(adapter)
             return kept
-        self._kept.pop(adapter.sha256, None)
+        self._kept.pop(adapter, None)
         self._make_room(live)
-        future = self._kept[adapter.sha256] = self._threads.submit(self._read, adapter)
+        future = self._kept[adapter] = self._threads.submit(self._read, adapter)
         future.add_done_callback(lambda _: self.wake())
         return future
 
@@ -71,7 +71,7 @@ class AdapterStore:
         if len(self._kept) < self.most:
             return
         used = used_by(live())
-        oldest = next((sha256 for sha256 in self._kept if sha256 not in used), None)
+        oldest = next((adapter for adapter in self._kept if adapter not in used), None)
         if oldest is None:
             raise QueueFull(f"all {self.most} adapters in memory are in use (--max-cpu-loras)")
         del self._kept[oldest]

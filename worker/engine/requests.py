@@ -98,13 +98,15 @@ class RequestTable:
         elif key not in self._preparing:  # else the answer follows when all is ready
             try:
                 rejected = self._accept(key, submit, now)
+            except Refused as refused:
+                rejected = m.Rejected(submit.id, refused.reason, str(refused), 1.0)
             except ImportError as missing:
                 rejected = m.Rejected(submit.id, m.Refusal.INVALID, f"this worker lacks a part for it: {missing}")
             if rejected is not None:
                 self._reject(sender, rejected)
 
     def _accept(self, key: Key, submit: m.Submit, now: float) -> m.Rejected | None:
-        """Queues a request, or starts to prepare what it needs. Returns why it is rejected, if it is."""
+        """Queues a request, or starts to prepare what it needs. Returns why it is rejected, or raises Refused."""
         first_key = key[0], submit.original_id or submit.id
         crash_count = self.crash_journal.crash_count(first_key, submit.crashes)
         if rejected := self._check(submit, crash_count):
@@ -113,7 +115,8 @@ class RequestTable:
         seed = seed if seed is not None else self._seeds.getrandbits(63)
         sequence = sequence_of(key, submit, seed, now, crash_count)
         if submit.sampling.grammar or submit.adapter is not None:
-            return self._prepare(sequence)
+            self._preparing.begin(sequence, self._compiler, self._adapters, self._scheduler.sequences)
+            return None  # it is neither admitted nor rejected before all is ready
         problem = constrain(sequence) if submit.sampling.has_token_rules else ""
         return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else self._enqueue(sequence, now)
 
@@ -253,14 +256,6 @@ class RequestTable:
             self._reject(sender, m.Rejected(id, m.Refusal.DRAINING, error, 5.0))
 
     # requests whose grammars are being compiled, or adapters read
-
-    def _prepare(self, sequence: Sequence) -> m.Rejected | None:
-        """Starts what the sequence needs. Until that is done, the request is neither admitted nor rejected."""
-        try:
-            self._preparing.begin(sequence, self._compiler, self._adapters, self._scheduler.sequences)
-        except Refused as refused:
-            return m.Rejected(sequence.key[1], refused.reason, str(refused), 1.0)
-        return None
 
     def _enqueue_prepared(self, now: float) -> None:
         """Queues sequences for which all has become ready, and ends sequences past their deadlines."""
