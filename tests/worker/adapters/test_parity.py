@@ -1,6 +1,7 @@
 """Answers with adapters are those of PEFT, and of the base model with the products merged into its weights."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from shared.gguf.translated import translated
 from tests.adapters import draw_adapter
 from tests.checkpoints import VOCAB, Checkpoints
+from tests.gguf_files import mixed, write
 from tests.worker.adapters.harness import Asked, answers, decoder_of, loaded
+from tests.worker.model.quantized_checkpoints import gptq, rewrite
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 FAMILIES = ("llama", "qwen3", "gemma3", "qwen3-moe")
@@ -65,3 +69,20 @@ def test_answers_with_an_adapter_are_those_of_merged_weights(
     whole = decoder_of(merged(base, folder, tmp_path / "merged"))
     asked = Asked(PROMPT, loaded(base, decoder, folder), 40)
     assert answers(decoder, [asked]) == answers(whole, [Asked(PROMPT, None, 40)])
+
+
+@pytest.mark.parametrize("form", ["gptq", "gguf"])
+def test_adapter_on_a_base_in_few_bits_is_that_on_its_dequantized_weights(
+    form: str, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    if form == "gguf":  # its rows of queries and keys are in another order, which loading undoes
+        written = write("llama", tmp_path, mixed)
+        few, full = translated([written.file], tmp_path / "cache"), written.reference
+    else:
+        few, full = (Path(shutil.copytree(checkpoints("llama"), tmp_path / name)) for name in ("few", "full"))
+        rewrite(few, gptq(act_order=True)), rewrite(full, gptq(act_order=True), widened=True)
+    folder = draw_adapter(full, tmp_path / "a", 5)
+    decoder, whole = decoder_of(few), decoder_of(merged(full, folder, tmp_path / "merged"))
+    asked = Asked(PROMPT, loaded(few, decoder, folder), 40)
+    assert answers(decoder, [asked]) == answers(whole, [Asked(PROMPT, None, 40)])
+    assert answers(decoder, [Asked(PROMPT, None, 40)]) != answers(decoder, [asked])
