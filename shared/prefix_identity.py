@@ -37,7 +37,7 @@ class PrefixIdentity:
 
 def first_line(adapter: Adapter | None) -> str:
     """Returns what the text of a request with this adapter begins with."""
-    return f"{MARK}{'' if adapter is None else adapter.sha256}\n"
+    return f"{MARK}{'' if adapter is None else adapter.identity}\n"
 
 
 def fits(text: str, adapter: Adapter | None) -> bool:

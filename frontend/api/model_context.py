@@ -57,7 +57,7 @@ class ModelContext:
     def fingerprint_with(self, worker: str) -> str:
         """Returns the fingerprint of answers that workers with the fingerprint `worker` compute; "" if that is ""."""
         base = combined(worker, self.text_fingerprint) if worker else ""
-        return combined(base, self.adapter.sha256) if base and self.adapter is not None else base
+        return combined(base, self.adapter.identity) if base and self.adapter is not None else base
 
     def within(self, limits: Limits | None) -> Self:
         """Returns the context with a worker's limits; unchanged if no worker has reported them."""

@@ -4,12 +4,15 @@ Routes look up the model that a request names, and work with what they get. Know
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from frontend.api.model_context import ModelContext
+from frontend.errors import Unprocessable
 from frontend.generation.service import Service
 from frontend.observability.model_metrics import ModelMetrics
 from frontend.text.tokenizer import Tokenizer
@@ -124,6 +127,19 @@ class ModelTable:
         known = [] if self.registry is None else [*self.registry.adapters.values()]
         self._adapters = {adapter: self._with(adapter) for adapter in known}
         return [*self._adapters.values()]
+
+    def scaled(self, scales: Mapping[int, float]) -> ServedModel:
+        """Returns the first model with the adapter that has a scale other than 0, by its place among all; or without.
+
+        Raises Unprocessable for an adapter that is not there, and for several.
+        """
+        known = [] if self.registry is None else [*self.registry.adapters.values()]
+        if max(scales) >= len(known):
+            raise Unprocessable(f"`lora`: there is no adapter {max(scales)}", param="lora", code="out_of_range")
+        used = [structs.replace(known[id], scale=scale) for id, scale in scales.items() if scale]
+        if len(used) > 1:
+            raise Unprocessable("`lora`: only one adapter may have a scale other than 0", param="lora")
+        return replace(self.first, adapter=used[0]) if used else self.first
 
     def _with(self, adapter: Adapter) -> ServedModel:
         if adapter not in self._adapters:

@@ -18,6 +18,7 @@ from shared.adapters.low_rank import LowRank, StoredFactor, low_rank_modules
 from worker.adapters.sites import Rows, Sites
 from worker.kernels.linear import PackedLinear, linear, pack
 
+NOT_OF_TEXT = ("vision", "visual", "audio")  # words in the names of encoders, whose layers have numbers, too
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 IN_LAYER = re.compile(r"(?:.*\.)?layers\.(\d{1,6})\.(.+)")
 RANK_STEP = 32  # ranks are padded with zeros to multiples of this, which every kernel can read
@@ -49,17 +50,21 @@ def load_adapter(
 ) -> LoadedAdapter:
     """Packs an adapter for a model with these sites. Raises AdapterError."""
     changed: defaultdict[int, list[tuple[Rows, LowRank]]] = defaultdict(list)
+    seen: dict[tuple[Rows, ...], str] = {}
     for module, product in low_rank_modules(files, max_rank).items():
-        for rows in _sites_of(module, sites):
+        found = _sites_of(module, sites)
+        if (other := seen.setdefault(found, module)) is not module:
+            raise AdapterError(f"the adapter has the same module twice: as {other} and as {module}")
+        for rows in found:
             _check_shape(module, product, rows)
             changed[id(rows.linear)].append((rows, product))
     parts = changed.items()
     return LoadedAdapter(files.sha256, {key: _product(files, pairs, dtype, device) for key, pairs in parts})
 
 
-def _sites_of(module: str, sites: Sites) -> Sequence[Rows]:
-    matched = IN_LAYER.fullmatch(module)
-    found = sites.get((int(matched[1]), matched[2])) if matched and "vision" not in module else None
+def _sites_of(module: str, sites: Sites) -> tuple[Rows, ...]:
+    matched = None if any(word in module for word in NOT_OF_TEXT) else IN_LAYER.fullmatch(module)
+    found = None if matched is None else sites.get((int(matched[1]), matched[2]))
     if found is None:
         raise AdapterError(f"the adapter changes {module}, which the base model lacks or which adapters cannot change")
     return found

@@ -22,9 +22,10 @@ from worker.schedule.sequence import Chunk
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """The rows of one adapter. of_all: among the T rows of a step; of_logits: among its R rows with logits; int64"""
+    """The rows of an adapter with a scale. of_all: among the T rows of a step; of_logits: among its R with logits"""
 
     adapter: LoadedAdapter
+    scale: float
     of_all: Tensor
     of_logits: Tensor
 
@@ -32,13 +33,15 @@ class AdapterRows:
 def rows_of_adapters(chunks: Sequence[Chunk], inputs: ForwardInputs) -> list[AdapterRows]:
     """Returns the rows of each adapter of a step."""
     chunk_of_row = torch.repeat_interleave(torch.tensor([chunk.length for chunk in chunks]))
-    used = [None if (use := chunk.sequence.adapter) is None else use.loaded for chunk in chunks]
-    adapters = list({id(one): one for one in used if one is not None}.values())
+    uses = [chunk.sequence.adapter for chunk in chunks]
+    keys = [None if use is None else (id(use.loaded), use.adapter.scale) for use in uses]
+    adapters = {key: use for key, use in zip(keys, uses, strict=True) if use is not None}
     device, logits = inputs.positions.device, inputs.logits_indices
     found = []
-    for adapter in adapters:
-        has = torch.tensor([one is adapter for one in used])[chunk_of_row].to(device)
-        found.append(AdapterRows(adapter, has.nonzero().flatten(), has[logits].nonzero().flatten()))
+    for key, use in adapters.items():
+        has = torch.tensor([one == key for one in keys])[chunk_of_row].to(device)
+        rows = has.nonzero().flatten(), has[logits].nonzero().flatten()
+        found.append(AdapterRows(use.loaded, use.adapter.scale, *rows))
     return found
 
 
@@ -50,14 +53,14 @@ class OperationsWithAdapters(Operations):
     rows: Sequence[AdapterRows]
     total: int
 
-    def changing(self, x: Tensor, packed: PackedLinear) -> list[tuple[Tensor, Product]]:
-        """Returns the adapters that change the output of a linear for x [T, K], as the rows of each and its product."""
+    def changing(self, x: Tensor, packed: PackedLinear) -> list[tuple[Tensor, Product, float]]:
+        """Returns the adapters that change the output of a linear for x [T, K], with the rows of each."""
         found = []
         for one in self.rows:
             product = one.adapter.products.get(id(packed))
             rows = one.of_all if len(x) == self.total else one.of_logits
             if product is not None and len(rows):
-                found.append((rows, product))
+                found.append((rows, product, one.scale))
         return found
 
     def linear_add_norm(
@@ -76,19 +79,19 @@ def operations_with_adapters(plain: Operations, chunks: Sequence[Chunk], inputs:
         if not changing:
             return plain.linear(x, packed, fp32_out=fp32_out, split_k=split_k)
         y = plain.linear(x, packed, fp32_out=fp32_out)
-        for rows, product in changing:
-            y[rows] = (y[rows].float() + product.of(x[rows], plain.linear)).to(y.dtype)
+        for rows, product, scale in changing:
+            y[rows] = (y[rows].float() + product.of(x[rows], plain.linear) * scale).to(y.dtype)
         return y
 
     def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
         changing = made.changing(x, packed)
-        if sum(len(rows) for rows, _ in changing) < len(x):
+        if sum(len(rows) for rows, *_ in changing) < len(x):
             y = plain.gated_linear(x, packed, activation)
         else:
             y = x.new_empty((len(x), len(changing[0][1].scale) // 2))
-        for rows, product in changing:
+        for rows, product, scale in changing:
             own = plain.linear(x[rows], packed)
-            own = (own.float() + product.of(x[rows], plain.linear)).to(own.dtype)
+            own = (own.float() + product.of(x[rows], plain.linear) * scale).to(own.dtype)
             y[rows] = plain.act_and_mul(own, activation)
         return y
 

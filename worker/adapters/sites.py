@@ -28,7 +28,7 @@ GATES = "gates"  # the field of a part's weights for rows that are `apart`
 TOGETHER = {"q_proj k_proj v_proj": "qkv_proj", "gate_proj up_proj": "gate_up_proj"}  # modules → one name for all
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """Where the output of a module is in the output of a linear in memory.
 

@@ -53,6 +53,7 @@ class AdapterStore:
         live: returns the sequences whose adapters stay
         """
         self._count(adapter.name)
+        adapter = adapter.unscaled
         kept = self._kept.get(adapter)
         if kept is not None and not (kept.done() and kept.exception() is not None):
             self._kept.move_to_end(adapter)

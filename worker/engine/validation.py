@@ -54,6 +54,8 @@ def _check_features(submit: m.Submit, prompt_len: int, vocab_size: int) -> str:
     adapter = submit.adapter
     if adapter is not None and (len(adapter.sha256) != 64 or len(adapter.name + adapter.path) > MAX_PATH_CHARS):
         return "the name, the path or the hash of the adapter is malformed"
+    if adapter is not None and not math.isfinite(adapter.scale):
+        return "the scale of the adapter is not a finite number"
     if not fits(submit.cache_salt, adapter):
         return "the cache salt is not that of a request with this adapter"
     if problem := _check_token_rules(sampling, vocab_size):

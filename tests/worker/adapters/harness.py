@@ -1,7 +1,6 @@
 """Loads adapters and runs greedy requests with them through the real scheduler and runner."""
 
-import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -43,8 +42,8 @@ def loaded(base: Path, decoder: Decoder, folder: Path, max_rank: int = 64) -> Lo
     return load_adapter(read_files(str(folder)), sites, decoder.weights.embed.dtype, CPU, max_rank)
 
 
-def use(adapter: LoadedAdapter | None) -> AdapterUse | None:
-    return None if adapter is None else AdapterUse(Adapter("a", "/a", adapter.sha256), adapter)
+def use(adapter: LoadedAdapter | None, scale: float = 1.0) -> AdapterUse | None:
+    return None if adapter is None else AdapterUse(Adapter("a", "/a", adapter.sha256, scale), adapter)
 
 
 @dataclass
@@ -53,7 +52,7 @@ class Asked:
     adapter: LoadedAdapter | None
     new: int = 12
     seed: int | None = None
-    ids: list[int] = field(default_factory=list)
+    scale: float = 1.0
 
 
 def answers(
@@ -93,7 +92,7 @@ def _sequence(index: int, one: Asked) -> Sequence:
     drawn = one.seed is not None
     sampling = Sampling(one.new, temperature=0.8 if drawn else 0.0, seed=one.seed, ignore_eos=True)
     sequence = Sequence((b"f", index), list(one.prompt), len(one.prompt), sampling, one.seed or 0)
-    sequence.adapter = use(one.adapter)
-    salt = "" if one.adapter is None else hashlib.sha256(one.adapter.sha256.encode()).hexdigest()
+    sequence.adapter = use(one.adapter, one.scale)
+    salt = "" if sequence.adapter is None else sequence.adapter.adapter.identity
     sequence.prefix = SharedPrefix(salt)
     return sequence

@@ -33,6 +33,7 @@ def rewritten(folder: Path, change: Any) -> Path:
         (lambda t: t.update({f"base_model.model.lm_head.lora_{x}.weight": torch.ones(8, 8) for x in "AB"}), "lm_head"),
         (lambda t: t.update({k: v[:-2].clone() for k, v in t.items() if "q_proj.lora_B" in k}), r"126 x 64.*128 x 64"),
         (lambda t: t.update({k: v[:, :-2].clone() for k, v in t.items() if "q_proj.lora_A" in k}), r"128 x 62"),
+        (lambda t: t.update({k.replace("model.layers", "x.layers"): v for k, v in t.items()}), "same module twice"),
         (lambda t: next(iter(t.values())).fill_(torch.nan), "not finite"),
     ],
 )

@@ -76,6 +76,19 @@ def test_logits_of_rows_have_the_same_bits_with_and_without_adapters_beside_them
     assert not torch.equal(mixed[[0]], logits([False], [0]))
 
 
+def test_scales_of_one_adapter_share_a_batch_and_multiply_its_products(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    base = checkpoints("qwen3")
+    decoder = decoder_of(base)
+    folders = [draw_adapter(base, tmp_path / str(alpha), 7, lora_alpha=alpha) for alpha in (16, 8, 32)]
+    whole, *others = [loaded(base, decoder, folder) for folder in folders]
+    asked = [Asked(PROMPTS[4], whole, scale=scale) for scale in (1.0, 0.5, 2.0)]
+    together = answers(decoder, asked)
+    assert together == [answers(decoder, [one])[0] for one in asked] and len({*map(tuple, together)}) == 3
+    assert together[1:] == [answers(decoder, [Asked(PROMPTS[4], other)])[0] for other in others]
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_adapter_on_a_quantized_base_changes_it_as_its_dequantized_base(
     quantization: str, checkpoints: Checkpoints, tmp_path: Path

@@ -19,9 +19,9 @@ class AdapterUse:
 
     def has_place(self, running: "Iterable[Sequence]", most: int) -> bool:
         """Returns whether running sequences that use at most `most` different adapters may use this one, too."""
-        return len(used_by(running) | {self.adapter}) <= most
+        return len(used_by(running) | {self.adapter.unscaled}) <= most
 
 
 def used_by(sequences: "Iterable[Sequence]") -> set[Adapter]:
-    """Returns the adapters that sequences use."""
-    return {one.adapter.adapter for one in sequences if one.adapter is not None}
+    """Returns, without their scales, the adapters that sequences use."""
+    return {one.adapter.adapter.unscaled for one in sequences if one.adapter is not None}

@@ -76,6 +76,32 @@ async def test_a_request_chooses_an_adapter_by_the_name_of_its_model(tokenizer: 
     assert alone == listed[1] and refused.status_code == 422
 
 
+async def test_llama_cpps_requests_choose_an_adapter_by_its_place_and_scale_it(
+    tokenizer: Tokenizer, folder: Path
+) -> None:
+    pool = answering(tokenizer)
+    scales: list[list[dict[str, Any]]] = [
+        [], [{"id": 0, "scale": 0}], [{"id": 1, "scale": 0.5}, {"id": 0, "scale": 0.0}], [{"id": 1, "scale": 1}],
+    ]  # fmt: skip
+    async with served(pool, tokenizer, lora_modules=f"one={folder / 'a0'} two={folder / 'a1'}") as http:
+        assert [one["path"] for one in (await http.get("/lora-adapters")).json()] == [
+            str(folder / name) for name in ("a0", "a1")
+        ]
+        for lora in scales:
+            answer = await http.post("/completion", json={"prompt": "Hi", "n_predict": 9, "lora": lora})
+            assert answer.status_code == 200, answer.text
+        await ask(http, "two")
+        for lora in ([{"id": 2, "scale": 1}], [{"id": 0, "scale": 1}, {"id": 1, "scale": 1}], [{"id": -1, "scale": 1}]):
+            refused = await http.post("/completion", json={"prompt": "Hi", "lora": lora})
+            assert refused.status_code == 400 and "lora" in refused.text
+    submits = [one.stream.submit for one in pool.submitted]
+    assert [one.adapter and (one.adapter.name, one.adapter.scale) for one in submits] == [
+        None, None, ("two", 0.5), ("two", 1.0), ("two", 1.0),
+    ]  # fmt: skip
+    assert len({one.cache_salt for one in submits}) == 3, "each scale has prefixes of its own"
+    assert submits[3].cache_salt == submits[4].cache_salt
+
+
 async def test_adapters_are_loaded_and_unloaded_by_name(tokenizer: Tokenizer, folder: Path) -> None:
     pool = answering(tokenizer)
     async with served(pool, tokenizer, allow_runtime_lora=str(folder)) as http:
