@@ -12,6 +12,7 @@ little-endian (codec.py).
 
 base        what both directions share
 sampling    what a request asks for
+samplers    chains of samplers, which few requests ask for
 requests    the messages of a frontend
 events      the messages of a worker
 status      its state, which it broadcasts
@@ -32,6 +33,7 @@ from shared.messages.events import (
     Welcome,
 )
 from shared.messages.requests import Abort, Hello, Lease, Request, ResetPrefixCache, Resync, Submit
+from shared.messages.samplers import Dry, SamplerChain, WindowPenalties
 from shared.messages.sampling import Pooling, PoolingKind, Sampling, ThinkingBudget
 from shared.messages.status import (
     ConnectedFrontend,
@@ -52,6 +54,7 @@ __all__ = [
     "Abort",
     "Admitted",
     "ConnectedFrontend",
+    "Dry",
     "End",
     "Event",
     "Hello",
@@ -71,6 +74,7 @@ __all__ = [
     "Request",
     "ResetPrefixCache",
     "Resync",
+    "SamplerChain",
     "Sampling",
     "Started",
     "Status",
@@ -79,6 +83,7 @@ __all__ = [
     "ThinkingBudget",
     "Timings",
     "Welcome",
+    "WindowPenalties",
     "WorkerState",
     "by_kind",
 ]
