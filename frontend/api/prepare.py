@@ -15,7 +15,7 @@ from frontend.api.chat.thinking_fields import NO_BUDGET, Budget
 from frontend.api.context_length import check_length
 from frontend.api.model_context import ModelContext
 from frontend.api.requests.request_types import GenerationFields
-from frontend.api.sampling import sampling
+from frontend.api.sampling import chosen_sampling
 from frontend.api.truncation import truncated
 from frontend.errors import Unprocessable
 from frontend.features import NO_FEATURES, Features
@@ -57,13 +57,13 @@ async def prepare(
 
     begins: the state of reasoning where the output begins
     """
-    fields, whole, kept = reading.fields, prompts, getattr(reading.fields, "truncate_prompt_tokens", None)
-    prompts = [truncated(ids, reading.max_tokens, kept, context) for ids in whole]
+    fields, whole = reading.fields, prompts
+    prompts = [truncated(ids, reading.max_tokens, fields, context) for ids in whole]
     most = _most_tokens(reading, prompts, context)
     budget = _budget(reading.budget, begins, most, context)
     grammar = await _grammar(reading, len(prompts), begins, context)
     prompt_logprobs = getattr(fields, "prompt_logprobs", None)
-    chosen = sampling(
+    chosen = await chosen_sampling(
         fields, most, context, logprobs=reading.logprobs, grammar=grammar, thinking=budget,
         prompt_logprobs=prompt_logprobs is not None or (reading.logprobs is not None and bool(reading.features.echo)),
         prompt_top=prompt_logprobs or 0,

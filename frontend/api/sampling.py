@@ -15,12 +15,24 @@ SAMPLING = (
 )  # fmt: skip
 
 
+async def chosen_sampling(request: GenerationFields, max_tokens: int, context: ModelContext, **more: Any) -> Sampling:
+    """Does the same as `sampling`, for requests that may ask for a chain of samplers."""
+    chosen = sampling(request, max_tokens, context, **more)
+    if not request.wants_chain:
+        return chosen
+    from frontend.api.samplers import with_chain
+
+    return await with_chain(chosen, request, context)
+
+
 def sampling(request: GenerationFields, max_tokens: int, context: ModelContext, **more: Any) -> Sampling:
     """Makes the wire's Sampling. An absent field has the checkpoint's recommendation or else Sampling's default.
 
     more: the fields that only some API formats have
     """
     given = {name: value for name in SAMPLING if (value := getattr(request, name, None)) is not None}
+    if (factor := getattr(request, "repeat_penalty", None)) is not None:
+        given.setdefault("repetition_penalty", factor)
     values = {name: _for_worker(name, value, context) for name, value in {**context.recommended, **given}.items()}
     if values.get("min_tokens", 0) > max_tokens:
         raise Unprocessable("`min_tokens` is more than the tokens asked for", param="min_tokens", code="out_of_range")

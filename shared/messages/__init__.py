@@ -12,6 +12,7 @@ little-endian (codec.py).
 
 base        what both directions share
 sampling    what a request asks for
+samplers    chains of samplers, which few requests ask for
 requests    the messages of a frontend
 events      the messages of a worker
 status      its state, which it broadcasts
@@ -32,6 +33,7 @@ from shared.messages.events import (
     Welcome,
 )
 from shared.messages.requests import Abort, Hello, Lease, Request, ResetPrefixCache, Resync, Submit
+from shared.messages.samplers import Dry, SamplerChain, WindowPenalties
 from shared.messages.sampling import Adapter, Pooling, PoolingKind, Sampling, ThinkingBudget
 from shared.messages.status import (
     ConnectedFrontend,
@@ -53,6 +55,7 @@ __all__ = [
     "Adapter",
     "Admitted",
     "ConnectedFrontend",
+    "Dry",
     "End",
     "Event",
     "Hello",
@@ -72,6 +75,7 @@ __all__ = [
     "Request",
     "ResetPrefixCache",
     "Resync",
+    "SamplerChain",
     "Sampling",
     "Started",
     "Status",
@@ -80,6 +84,7 @@ __all__ = [
     "ThinkingBudget",
     "Timings",
     "Welcome",
+    "WindowPenalties",
     "WorkerState",
     "by_kind",
 ]

@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from shared.messages.samplers import SamplerChain
+
 
 class ThinkingBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """How many tokens an output may think before its reasoning is ended, and which ids begin and end reasoning."""
@@ -11,9 +13,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
     tokens: int  # of reasoning, without the ids that open and close it
     opening: tuple[int, ...]
     closing: int
-    forced: tuple[
-        int, ...
-    ]  # ids that are forced when the tokens are used up: `closing`, then those that introduce the answer
+    forced: tuple[int, ...]  # what follows when the tokens are used up: `closing`, then ids that introduce the answer
     begun: bool = False  # the output begins within reasoning
     blanks: tuple[int, ...] | None = ()  # ids that may precede the opening; None: reasoning may open at any place
     forbidden: tuple[tuple[int, ...], ...] = ()  # ids that may not follow each other once the tokens are used up
@@ -42,6 +42,7 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     allowed_token_ids: tuple[int, ...] = ()  # the output has no other ids; empty: all are allowed
     bad_words: tuple[tuple[int, ...], ...] = ()  # ids that may not follow each other in the output
     thinking: ThinkingBudget | None = None
+    chain: SamplerChain | None = None
 
     @property
     def has_token_rules(self) -> bool:

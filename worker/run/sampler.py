@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.kernels.params import Bias, History, PlainParams, SampleParams, Stages
-from worker.kernels.sample import first_highest, sample, sample_plain
+from worker.kernels.sample import adjust, first_highest, sample, sample_plain, signed_seed
 from worker.run.inputs import to_device
 from worker.schedule.sequence import Row, Sequence
 
@@ -32,11 +32,16 @@ def sample_rows(
     """
     if all(not sequence.sampling.temperature and is_plain(sequence) for sequence, _ in rows):
         return first_highest(logits)
-    return sample(logits, sampling_params(rows, eos_ids, logits.device), plain_kernel)
+    params = sampling_params(rows, eos_ids, logits.device)
+    if any([sequence.sampling.chain is not None for sequence, _ in rows]):
+        from worker.run.samplers.chain import chained
+
+        return plain_kernel(chained(adjust(logits, params), rows), params.plain, params.stages)
+    return sample(logits, params, plain_kernel)
 
 
 def is_plain(sequence: Sequence) -> bool:
-    """Whether no penalty, bias, grammar or min_tokens adjusts the logits of the sequence before sampling.
+    """Whether no penalty, bias, chain of samplers, grammar or min_tokens adjusts the logits before sampling.
 
     The host can then launch the sampling of the next token before it knows the last one. A sequence that is plain
     remains plain.
@@ -78,11 +83,6 @@ def _columns(rows: NDArray[np.generic], device: torch.device) -> tuple[Tensor, .
     columns = np.zeros((width, -(-count // COLUMN_ALIGN) * COLUMN_ALIGN), rows.dtype)
     columns[:, :count] = rows.T
     return to_device(columns, device)[:, :count].unbind(0)
-
-
-def signed_seed(seed: int) -> int:
-    """Returns the int64 that has the same bits as an unsigned 64-bit seed."""
-    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _history(rows: list[Row], device: torch.device) -> History | None:

@@ -18,7 +18,9 @@ MAX_TAGS = 128
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 GUIDED: tuple[Kind, ...] = ("json", "regex", "choice", "grammar", "structural_tag")  # as vLLM's fields name them
-LLAMA_CPPS: dict[str, Kind] = {"grammar": "grammar", "json_schema": "json"}  # by the names of llama.cpp's fields
+OTHERS: dict[str, Kind] = {  # by the names of llama.cpp's and of SGLang's fields
+    "grammar": "grammar", "json_schema": "json", "regex": "regex", "ebnf": "grammar",
+}  # fmt: skip
 
 
 class PlainText(RequestModel, tag="text"):
@@ -163,7 +165,7 @@ def _guided(request: OpenAIFields) -> Iterator[StructuredOutput]:
     for kind in GUIDED:
         if (value := getattr(request, f"guided_{kind}", None)) is not None:
             yield StructuredOutput(f"guided_{kind}", kind, value)
-    for name, kind in LLAMA_CPPS.items():
+    for name, kind in OTHERS.items():
         if (value := getattr(request, name, None)) is not None:
             yield StructuredOutput(name, kind, value)
     if (outputs := request.structured_outputs) is None:

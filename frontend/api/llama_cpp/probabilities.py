@@ -31,14 +31,16 @@ def needed(wanted: int, after: bool, sampling: Sampling) -> int:
     """
     if not after or not sampling.temperature:
         return wanted
-    adjusted = sampling.penalized or sampling.has_token_rules or sampling.logit_bias or sampling.grammar
+    adjusted = (
+        sampling.penalized or sampling.has_token_rules or sampling.logit_bias or sampling.grammar or sampling.chain
+    )
     if not adjusted and 0 < sampling.top_k <= MAX_SCORED:
         return max(wanted, sampling.top_k)
     if not adjusted and _is_plain(sampling):
         return wanted
     raise Unprocessable(
-        f"`post_sampling_probs` needs `temperature` 0 or, without penalties, biases and grammars, `top_k` from 1 to "
-        f"{MAX_SCORED} or only a temperature of 1",
+        "`post_sampling_probs` needs `temperature` 0 or, without penalties, biases, grammars and further samplers, "
+        f"`top_k` from 1 to {MAX_SCORED} or only a temperature of 1",
         param="post_sampling_probs", code="unsupported_field",
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ class LlamaCppBias(ResponseModel):
 
 
 class LlamaCppSettings(ResponseModel):
-    """How an answer was made. Samplers that this server does not have are off."""
+    """How an answer was made. `samplers` are those that had an effect, in their order."""
 
     n_ctx: Count
     seed: Annotated[int, Meta(description="-1: a random one")]
@@ -56,6 +56,9 @@ class LlamaCppSettings(ResponseModel):
     presence_penalty: float
     frequency_penalty: float
     dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: Count = 2
+    dry_penalty_last_n: int = -1
     mirostat: Count = 0
     stop: list[str]
     max_tokens: int

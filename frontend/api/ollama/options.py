@@ -13,9 +13,9 @@ from frontend.api.requests.request_model import MOST, RequestModel
 from frontend.api.requests.request_types import (
     Factor,
     Ignored,
-    OpenAIFields,
     Penalty,
     PositiveShare,
+    SamplerFields,
     Share,
     StopText,
     StopTexts,
@@ -24,6 +24,7 @@ from frontend.api.requests.request_types import (
     check_stops,
     doc,
 )
+from frontend.api.requests.sampler_fields import RepeatLastN, TypicalP
 from frontend.output_parser.tool_choice import ToolChoice
 
 Unlimited = Annotated[int, Meta(ge=-2, le=MOST)]  # 0 and less: no limit
@@ -35,9 +36,7 @@ class Options(RequestModel):
 
     ONLY: ClassVar = {
         "mirostat": (0,),
-        "typical_p": (1.0,),
         "tfs_z": (1.0,),
-        "repeat_last_n": (64, -1),  # Ollama's default, and the whole context, which is what `repeat_penalty` means here
         "penalize_newline": (True,),
     }
 
@@ -51,6 +50,8 @@ class Options(RequestModel):
     repeat_penalty: Factor | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    repeat_last_n: RepeatLastN = None
+    typical_p: TypicalP = None
     mirostat_eta: Ignored = None
     mirostat_tau: Ignored = None
     num_ctx: Ignored = None
@@ -76,12 +77,13 @@ class Options(RequestModel):
         """The most tokens of an answer; None: no limit."""
         return self.num_predict if (self.num_predict or 0) > 0 else None
 
-    def fields(self, **more: Any) -> OpenAIFields:
+    def fields(self, **more: Any) -> SamplerFields:
         """Returns the options by OpenAI's names; `more` are fields that have no option."""
-        return OpenAIFields(
+        return SamplerFields(
             temperature=self.temperature, top_k=None if self.top_k is None else max(0, self.top_k), top_p=self.top_p,
             min_p=self.min_p, seed=self.seed, stop=self.stop or None, repetition_penalty=self.repeat_penalty,
-            presence_penalty=self.presence_penalty, frequency_penalty=self.frequency_penalty, **more,
+            presence_penalty=self.presence_penalty, frequency_penalty=self.frequency_penalty,
+            repeat_last_n=self.repeat_last_n, typical_p=self.typical_p, **more,
         )  # fmt: skip
 
 

@@ -62,4 +62,8 @@ def _rules(sampling: Sampling) -> Mapping[str, Any]:
         rules["grammar_sha256"] = hashlib.sha256(sampling.grammar.encode()).hexdigest()
     if sampling.thinking is not None:
         rules["max_thinking_tokens"] = sampling.thinking.tokens
+    if sampling.chain is not None:
+        from frontend.api.samplers import told
+
+        rules["chain"] = told(sampling.chain)
     return rules

@@ -108,6 +108,7 @@ def _may_draft(sequence: Sequence) -> bool:
     """
     sampling = sequence.sampling
     independent = sequence.constraint is None and not sampling.penalized and sampling.logprobs is None
+    independent = independent and sampling.chain is None
     return independent and not sequence.history.crashes
 
 
