@@ -40,15 +40,19 @@ class TooMany(Exception):
 
 @dataclass
 class AdapterRegistry:
-    """model: the settings that name adapters; run_dir: the server's run folder, empty if there is none"""
+    """model: the settings that name adapters; run_dir: the server's run folder, empty if there is none
+
+    max_rank: the highest rank of those that the flags name; 0: workers check it
+    """
 
     model: ModelConfig
     run_dir: str = ""
+    max_rank: int = 0
 
     def __post_init__(self) -> None:
         """Raises ConfigError if an adapter of the flags cannot be used."""
         try:
-            self._given = {one.name: describe(one.name, one.path) for one in named_adapters(self.model)}
+            self._given = {one.name: describe(one.name, one.path, self.max_rank) for one in named_adapters(self.model)}
         except AdapterError as error:
             raise ConfigError(f"--lora-modules: {error}") from None
         self._file = Path(self.run_dir) / FILE if self.run_dir else None
@@ -115,10 +119,13 @@ class AdapterRegistry:
         self._names = {name: one for name, one in (self._given | changes).items() if one is not None}
 
 
-def describe(name: str, path: str) -> Adapter:
-    """Reads the files of an adapter, and returns it with its hash. Raises AdapterError."""
+def describe(name: str, path: str, max_rank: int = 0) -> Adapter:
+    """Reads the files of an adapter, and returns it with its hash. Raises AdapterError.
+
+    max_rank: the highest rank that is accepted; 0: any
+    """
     files = read_files(path)
-    low_rank_modules(files)
+    low_rank_modules(files, max_rank)
     return Adapter(name, os.path.realpath(path), files.sha256)
 
 

@@ -73,6 +73,13 @@ def test_adapters_of_flags_that_cannot_be_used_are_refused(folder: Path) -> None
             AdapterRegistry(settings(folder, f"a={folder / name}"))
 
 
+def test_ranks_of_the_adapters_of_flags_are_checked_where_the_limit_is_known(folder: Path) -> None:
+    given = settings(folder, f"a={folder / 'a0'}")
+    assert [*AdapterRegistry(given, max_rank=8).adapters] == [*AdapterRegistry(given).adapters] == ["a"]
+    with pytest.raises(ConfigError, match=r"the rank 8, above --max-lora-rank 7"):
+        AdapterRegistry(given, max_rank=7)
+
+
 def test_paths_outside_the_allowed_folder_are_refused(folder: Path) -> None:
     with pytest.raises(AdapterError, match="--allow-runtime-lora"):
         AdapterRegistry(settings(folder / "a0")).check_path(str(folder / "a1"))
