@@ -37,7 +37,7 @@ async def any_tokenize(request: AnyTokenizeRequest, context: ModelContext) -> To
     ids = await _encoded(request, context.tokenizer)
     check_ids("content", ids, context.vocab_size)
     tokens: list[int | TokenPiece] = [_piece(id, context.tokenizer) if request.with_pieces else id for id in ids]
-    return Tokens(tokens=tokens, count=len(ids), max_model_len=context.max_seq_len or None)
+    return vllm.tokens_answer(tokens, ids, request, context)
 
 
 async def _encoded(request: AnyTokenizeRequest, tokenizer: Tokenizer) -> list[int]:
