@@ -34,7 +34,7 @@ from shared.messages.events import (
 )
 from shared.messages.requests import Abort, Hello, Lease, Request, ResetPrefixCache, Resync, Submit
 from shared.messages.samplers import Dry, SamplerChain, WindowPenalties
-from shared.messages.sampling import Pooling, PoolingKind, Sampling, ThinkingBudget
+from shared.messages.sampling import Adapter, Pooling, PoolingKind, Sampling, ThinkingBudget
 from shared.messages.status import (
     ConnectedFrontend,
     KVUsage,
@@ -52,6 +52,7 @@ __all__ = [
     "TOPIC_BYTES",
     "U32",
     "Abort",
+    "Adapter",
     "Admitted",
     "ConnectedFrontend",
     "Dry",

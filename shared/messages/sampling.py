@@ -76,3 +76,21 @@ class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     def needs_first_rows(self) -> bool:
         """Whether the vector needs the rows of the first tokens, so that no cached prefix can replace them."""
         return self.kind in (PoolingKind.MEAN, PoolingKind.FIRST)
+
+
+class Adapter(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A LoRA adapter: its name for clients, its folder, and the hash of its files, which must be theirs still."""
+
+    name: str
+    path: str
+    sha256: str
+    scale: float = 1.0  # the products of the adapter are multiplied by it
+
+    @property
+    def identity(self) -> str:
+        """What decides the bits that it adds: the hash, and the scale unless it is 1."""
+        return self.sha256 if self.scale == 1.0 else f"{self.sha256}*{self.scale!r}"
+
+    @property
+    def unscaled(self) -> "Adapter":
+        return self if self.scale == 1.0 else msgspec.structs.replace(self, scale=1.0)

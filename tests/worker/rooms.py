@@ -28,6 +28,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "worker.run.grammar_mask",
     ),
     "states": ("worker.schedule.features.states",),
+    "adapters": (
+        "worker.schedule.records.adapter_use", "worker.adapters.store", "worker.adapters.operations",
+    ),
 }  # fmt: skip
 ROOMS["all"] = tuple(name for names in ROOMS.values() for name in names)
 
@@ -38,6 +41,7 @@ DIGITS = "%llguidance {}\nstart: /[0-9]+/"
 def serve(folder: Path) -> dict[str, Any]:
     """Returns the ids of plain requests, and how requests with features ended, as a worker serves them in its loop."""
     from shared import messages as m
+    from shared.prefix_identity import PrefixIdentity
     from shared.wire.codec import pack_u32
     from tests.worker.engine.harness import Bench
     from worker.kv_cache.groups import cache_groups
@@ -71,6 +75,7 @@ def serve(folder: Path) -> dict[str, Any]:
     bench.iterate(20)
     outputs, _ = bench.received()
     plain = [outputs[1], outputs[2]]
+    adapter = m.Adapter("a", "/a", "0" * 64)
     features: dict[str, dict[int, dict[str, Any]]] = {
         "checks": {3: {"sampling": m.Sampling(60, temperature=0.0, ignore_eos=True), "answer": pack_u32(plain[0])}},
         "scores": {4: {"sampling": m.Sampling(1, prompt_logprobs=True)}, 5: {"sampling": m.Sampling(2, logprobs=1)}},
@@ -78,6 +83,13 @@ def serve(folder: Path) -> dict[str, Any]:
         "grammars": {
             7: {"sampling": m.Sampling(3, allowed_token_ids=(5, 6, 7))},
             8: {"sampling": m.Sampling(3, grammar=DIGITS)},
+        },
+        "adapters": {
+            9: {
+                "sampling": m.Sampling(3),
+                "adapter": adapter,
+                "cache_salt": PrefixIdentity(adapter=adapter).text,
+            },
         },
     }
     for asked in features.values():

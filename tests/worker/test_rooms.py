@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 SERVED = {
     "checks": ["checked"], "scores": ["length", "length"], "pooling": ["pooled"], "grammars": ["length", "length"],
     "drafts": ["made"], "states": ["made"],
+    "adapters": ["this worker was started without adapters"],
 }  # fmt: skip
 
 

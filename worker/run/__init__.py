@@ -9,6 +9,7 @@ graphs/             steps as CUDA graphs
 
 Execution, from tensors to ids:
 runner              launch(plan): inputs, forward, sampling
+adapted             the model of a step with adapters
 in_flight           a step that is launched but not read yet
 pooling             makes one vector of a prompt
 logprobs            computes log-probabilities

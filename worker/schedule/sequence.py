@@ -16,6 +16,7 @@ from worker.schedule.records.shared_prefix import SharedPrefix
 from worker.schedule.records.turn import Turn
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.schedule.records.adapter_use import AdapterUse
     from worker.schedule.records.answer_check import AnswerCheck
     from worker.schedule.records.constraint import Constraint
     from worker.schedule.records.prompt_scores import PromptScores
@@ -67,6 +68,7 @@ class Sequence:
     scores: "PromptScores | None" = None  # with `prompt_logprobs`
     pooling: Pooling | None = None  # it samples nothing, and its result is a vector (worker/run/pooling.py)
     states: "SequenceStates | None" = None  # if layers have a recurrent state
+    adapter: "AdapterUse | None" = None  # a LoRA adapter
 
     def __post_init__(self) -> None:
         self.adjustment = adjustment(self.sampling, self.prompt_len)

@@ -20,6 +20,7 @@ from frontend.api.requests.request_types import (
     MAX_STOP_CHARS,
     MAX_STOPS,
     STOPS,
+    Count,
     Factor,
     Ignored,
     JsonSchemaValue,
@@ -66,10 +67,15 @@ _AnyTemperature = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 _Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 
 
+class AdapterScale(RequestModel):
+    id: Annotated[Count, doc("The adapter's place in `/lora-adapters`")]
+    scale: Annotated[float, Meta(ge=-LARGEST, le=LARGEST), doc("What its products are multiplied by; 0: not used")]
+
+
 class Options(RequestModel):
     ONLY: ClassVar = {
         "mirostat": (0,), "adaptive_target": (-1.0,), "n_indent": (0,),
-        "lora": ([],), "grammar_lazy": (False,), "grammar_triggers": ([],),
+        "grammar_lazy": (False,), "grammar_triggers": ([],),
     }  # fmt: skip
 
     model: ModelName = None
@@ -100,6 +106,10 @@ class Options(RequestModel):
             f"Tell those after sampling; needs `temperature` 0, `top_k` up to {MAX_SCORED}, or only a temperature of 1"
         ),
     ] = False
+    lora: Annotated[
+        Annotated[list[AdapterScale], Meta(max_length=1000)] | None,
+        doc("Answer with an adapter; at most one may have a scale other than 0"),
+    ] = None
     return_tokens: Annotated[bool, doc("Tell the token ids of the answer; a stream always does")] = False
     return_progress: Annotated[bool, doc("A stream begins with `prompt_progress` once the prompt is computed")] = False
     timings_per_token: Annotated[bool, doc("Every event of a stream has `timings`")] = False
