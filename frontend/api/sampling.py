@@ -20,7 +20,7 @@ async def chosen_sampling(request: GenerationFields, max_tokens: int, context: M
     chosen = sampling(request, max_tokens, context, **more)
     if not request.wants_chain:
         return chosen
-    from frontend.api.samplers import with_chain
+    from frontend.api.chat.samplers import with_chain
 
     return await with_chain(chosen, request, context)
 

@@ -63,7 +63,7 @@ def _rules(sampling: Sampling) -> Mapping[str, Any]:
     if sampling.thinking is not None:
         rules["max_thinking_tokens"] = sampling.thinking.tokens
     if sampling.chain is not None:
-        from frontend.api.samplers import told
+        from frontend.api.receipts.sampler_chain import told
 
         rules["chain"] = told(sampling.chain)
     return rules

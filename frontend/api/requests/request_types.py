@@ -131,7 +131,7 @@ class GenerationFields(RequestModel):
 
     @property
     def wants_chain(self) -> bool:
-        """Whether a field asks for other samplers than every request has (frontend/api/samplers.py)."""
+        """Whether a field asks for other samplers than every request has (frontend/api/chat/samplers.py)."""
         return False
 
     def __post_init__(self) -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from frontend.api.chat.samplers import breaker_ids
 from frontend.api.llama_cpp import completion
 from frontend.api.openai import chat, completions
-from frontend.api.samplers import breaker_ids
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling, WindowPenalties
 from shared.wire.codec import unpack_u32

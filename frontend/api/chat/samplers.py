@@ -4,7 +4,6 @@ Most requests do not: `wants_chain` says so from a few fields, and this module i
 """
 
 import asyncio
-import math
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -121,23 +120,3 @@ def breaker_ids(texts: Iterable[str], tokenizer: Tokenizer) -> tuple[list[int], 
 
 def _ends_of(text: str) -> list[str]:
     return [text[at:] for at in range(1, len(text))]
-
-
-def told(chain: SamplerChain) -> dict[str, object]:
-    """Returns a chain for a receipt, by the names of the API. Its breakers are told by their hash alone."""
-    values: dict[str, object] = {
-        name: value for name in chain.__struct_fields__ if name != "dry" and (value := getattr(chain, name)) is not None
-    }
-    if chain.penalties is not None:
-        values["penalties"] = msgspec.structs.asdict(chain.penalties)
-    if chain.dry is not None:
-        values["dry"] = {
-            name: value for name, value in msgspec.structs.asdict(chain.dry).items() if not name.endswith("breakers")
-        } | {"breakers_sha256": _digest(chain.dry)}
-    return {name: value for name, value in values.items() if not (isinstance(value, float) and math.isinf(value))}
-
-
-def _digest(dry: Dry) -> str:
-    import hashlib
-
-    return hashlib.sha256(msgspec.msgpack.encode((dry.breakers, dry.long_breakers))).hexdigest()
