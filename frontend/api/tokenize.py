@@ -1,9 +1,6 @@
 """Text or chat messages to ids and back, without the worker."""
 
-from collections.abc import Sequence
 from typing import Annotated
-
-from msgspec import UNSET
 
 from frontend.api.chat.chat_prompt import with_template
 from frontend.api.chat.tool_fields import offered
@@ -11,7 +8,7 @@ from frontend.api.model_context import ModelContext, check_ids, check_model
 from frontend.api.openai.chat_input import TokenizeRequest, chat_prompt
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.requests.request_types import ModelName, TextIds, doc
-from frontend.api.requests.response_types import Prompt, TokenizerInfo, TokenPiece, Tokens
+from frontend.api.requests.response_types import Prompt, TokenizerInfo, Tokens
 from frontend.errors import BadRequest, Unprocessable
 
 
@@ -35,15 +32,7 @@ async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
         ids = (await chat_prompt(request, offered(request.tools), context)).ids
     else:
         ids = await context.tokenizer.encode(prompt, special is not False)
-    return tokens_answer(ids, ids, request, context)
-
-
-def tokens_answer(
-    shown: Sequence[int | TokenPiece], ids: Sequence[int], request: TokenizeRequest, context: ModelContext
-) -> Tokens:
-    """Returns the answer about `ids`. shown: the ids, or an object for each"""
-    texts = [context.tokenizer.token_text(id) for id in ids] if request.return_token_strs else UNSET
-    return Tokens(tokens=[*shown], count=len(ids), max_model_len=context.max_seq_len or None, token_strs=texts)
+    return Tokens(tokens=[*ids], count=len(ids), max_model_len=context.max_seq_len or None)
 
 
 async def detokenize(request: DetokenizeRequest, context: ModelContext) -> Prompt:

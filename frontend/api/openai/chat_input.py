@@ -213,7 +213,6 @@ class TokenizeRequest(TemplateFields):
     prompt: Annotated[str | None, doc("A text")] = None
     add_special_tokens: Annotated[bool | None, doc("false: without the tokenizer's special tokens")] = None
     messages: Messages | None = None
-    return_token_strs: Annotated[bool, doc("Add `token_strs`: the text of each token")] = False
 
 
 class TemplateRequest(TemplateFields):

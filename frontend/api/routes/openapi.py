@@ -109,7 +109,7 @@ ERRORS = {
     408: "The request did not arrive in time",
     413: "The body is too large",
     404: "The model of that name is not served",
-    415: "`Content-Type` names another format than JSON, or the body is compressed",
+    415: "The body is compressed, or its `Content-Type` is not JSON's, `text/plain`, what `curl -d` says, or absent",
     422: "On /v1/completions, instead of 400 and 404: well-formed but not acceptable",
     431: "The request's line and headers are too large",
     500: "A fault of the server; the message has the id under which it is logged",
@@ -256,7 +256,7 @@ def _invocations() -> dict[str, Any]:
     gives = ("ChatCompletion", "Completion", "Embeddings", "Scores", "Ranking", "RankedTexts")
     chunks = {"anyOf": [ref("ChatCompletionChunk"), ref("CompletionChunk"), ref("OpenAIError")]}
     path = _post(
-        "Answer as the route does that the body is for",
+        "For SageMaker: a chat by `messages`, a text by `prompt`, vectors by `input`, scores by `text_1` or `query`",
         takes[0],
         gives[0],
         ref("OpenAIError"),
