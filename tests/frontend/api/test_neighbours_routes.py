@@ -135,3 +135,21 @@ async def test_compressed_body_is_refused(tokenizer: Tokenizer) -> None:
         plain = await http.post("/v1/completions", json=TEXT, headers={"Content-Encoding": "identity"})
     assert (packed.status_code, plain.status_code) == (415, 200)
     assert "Content-Encoding" in packed.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/completions", TEXT),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/responses", {"model": MODEL, "input": "hi", "max_output_tokens": 8}),
+    ],
+)
+async def test_options_of_a_stream_are_refused_where_there_is_none(
+    tokenizer: Tokenizer, route: str, body: dict[str, Any]
+) -> None:
+    async with http_client(completing(tokenizer), tokenizer) as http:
+        refused = await http.post(route, json=body | {"stream_options": {}})
+        taken = await http.post(route, json=body | {"stream_options": {}, "stream": True})
+    assert refused.status_code == (422 if body is TEXT else 400) and taken.status_code == 200
+    assert refused.json()["error"]["param"] == "stream_options"
