@@ -6,7 +6,7 @@ foreign_flags       flags of other servers, and the flags to use instead
 installation        checks the packages that a command needs
 process_commands    serve, worker, frontend
 start_checks        what `sluice serve` checks before any process starts
-chat, http_client   `sluice chat` and `sluice complete`; their HTTP client
+chat, http_client   `sluice chat`, `sluice complete` and `sluice models`; their HTTP client
 env_report          `sluice env`
 fetch               `sluice fetch`
 keygen              `sluice keygen`

@@ -1,4 +1,4 @@
-"""`sluice chat` and `sluice complete`: stream a server's answers to the terminal.
+"""`sluice chat` and `sluice complete` stream a server's answers to the terminal; `sluice models` lists its models.
 
 Knows the terminal; http_client.py talks to the server. Ctrl-C stops an answer, or leaves the chat at its prompt. Input
 from a file or a pipe gets no prompts, and the first failure ends the command.
@@ -41,6 +41,29 @@ def complete_parser() -> Parser:
     parser = _parser("complete", "Continue a text.")
     parser.add_argument("prompt", nargs="?", default="-", help="the text; - or none: read standard input")
     return parser
+
+
+def models_parser() -> Parser:
+    return _server_parser("models", "List the models of a server: name, status, and context length in tokens.")
+
+
+def models(words: list[str]) -> int:
+    """Prints a line for each name that the server has, and returns the exit code. Raises CliError without an answer.
+
+    Servers that report no status or length get "-" there.
+    """
+    args = models_parser().read(words)
+    rows = [("NAME", "STATUS", "CONTEXT", "")]
+    for model in Server(args.url, args.api_key).model_rows():
+        status = model.get("status")
+        status = status if isinstance(status, dict) else {}
+        reason = str(status.get("reason") or "")
+        rows.append((str(model["id"]), str(status.get("value") or "-"), str(model.get("max_model_len") or "-"), reason))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        print("  ".join((*cells, row[3])).rstrip())
+    return 0
 
 
 def chat(words: list[str]) -> int:
@@ -148,13 +171,19 @@ class Reasoning:
             yield piece
 
 
-def _parser(name: str, about: str) -> Parser:
+def _server_parser(name: str, about: str) -> Parser:
+    """Returns a parser with the flags that say which server is meant."""
     parser = Parser(prog=f"sluice {name}", usage=f"sluice {name} [--flag value ...]", description=about)
     parser.add_argument(
         "--url", default=DEFAULT_URL, help=f"address of an OpenAI-compatible server [default {DEFAULT_URL}]"
     )
-    parser.add_argument("--model", metavar="NAME", help="name of a served model [default: the first one]")
     add_key(parser)
+    return parser
+
+
+def _parser(name: str, about: str) -> Parser:
+    parser = _server_parser(name, about)
+    parser.add_argument("--model", metavar="NAME", help="name of a served model [default: the first one]")
     for field, (kind, help) in SAMPLING.items():
         metavar = "N" if kind is int else "X"
         parser.add_argument("--" + field.replace("_", "-"), type=kind, metavar=metavar, help=help)

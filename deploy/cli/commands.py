@@ -62,6 +62,7 @@ TOOLS = {
     "complete": Tool(
         "continue a text with a running server", "deploy.cli.chat:complete", "deploy.cli.chat:complete_parser"
     ),
+    "models": Tool("list a running server's models", "deploy.cli.chat:models", "deploy.cli.chat:models_parser"),
     "verify": Tool("check the receipts of an answer", "deploy.cli.verify:verify", "deploy.cli.verify:parser"),
     "replay": Tool(
         "send the requests of a record to a server, and compare the answers", "deploy.replay.command:run",

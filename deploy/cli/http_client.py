@@ -67,13 +67,19 @@ class Server:
         return self.models()[0]
 
     def models(self) -> list[str]:
-        """Returns all names of the served model. Raises CliError if there is none, or no answer."""
+        """Returns all names of the served models. Raises CliError if there is none, or no answer."""
+        return [str(model["id"]) for model in self.model_rows()]
+
+    def model_rows(self) -> list[dict[str, Any]]:
+        """Returns the objects of /v1/models, each with its `id`. Raises CliError if there is none, or no answer."""
         with closing(self._connect()) as connection:
             response = self._request(connection, "GET", "/v1/models", None)
             models = _json(self._read(response)).get("data")
         if not isinstance(models, list) or not models:
             raise CliError(f"{self.url} serves no model", 1)
-        return [str(model["id"]) for model in models]
+        if not all(isinstance(model, dict) and "id" in model for model in models):
+            raise CliError(f"{self.url} lists models without an id at /v1/models", 1)
+        return models
 
     def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the answer to a request, such as to "receipts/verify". Raises CliError if it is refused or fails."""

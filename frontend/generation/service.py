@@ -22,7 +22,7 @@ from frontend.text.detokenizer import OutputText
 from frontend.text.stop_strings import Stops
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.pool import WorkerPool
-from frontend.workers.status import DRAINING, Readiness, not_ready
+from frontend.workers.status import DRAINING, NO_TOKENIZER, Readiness, not_ready
 from frontend.workers.stream import Stream
 from shared.messages import Sampling
 from shared.prefix_identity import PrefixIdentity
@@ -60,7 +60,7 @@ class Service:
         if not self._tokenizer.done():
             return not_ready("loading the tokenizer")
         if self._tokenizer.cancelled() or self._tokenizer.exception() is not None:
-            return not_ready("the tokenizer did not load")
+            return NO_TOKENIZER
         readiness, welcome = self.pool.membership.readiness, self.pool.membership.welcome
         hash = welcome.tokenizer_hash if welcome else ""
         if readiness.ready and hash and hash != self._tokenizer.result().hash:

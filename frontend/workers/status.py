@@ -26,6 +26,9 @@ def not_ready(text: str) -> Readiness:
     return Readiness(False, "not_ready", text)
 
 
+NO_TOKENIZER = not_ready("the tokenizer did not load")
+
+
 class ConnectionState(Enum):
     """The state of the connection to one worker. New requests go to READY ones only."""
 

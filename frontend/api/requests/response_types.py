@@ -31,6 +31,16 @@ class Timings(ResponseModel):
     inter_token_p99_ms: float
 
 
+class ModelStatus(ResponseModel):
+    """Whether workers of this server have the model in memory, with llama.cpp's field `value`."""
+
+    value: Annotated[
+        Literal["loaded", "loading", "unloaded", "failed"],
+        Meta(description="unloaded: no worker is there; failed: the workers or the tokenizer cannot serve it"),
+    ]
+    reason: Annotated[str | None, Meta(description="Why no request can be served now; else null")] = None
+
+
 class Model(ResponseModel):
     """The served model, with OpenAI's fields, then Anthropic's. Lengths are null until a worker has reported them."""
 
@@ -46,6 +56,7 @@ class Model(ResponseModel):
     created_at: str
     max_input_tokens: Count | None
     fingerprint: Annotated[str | None, Meta(description="Equal on servers that give equal answers")]
+    status: ModelStatus
 
 
 class ModelList(ResponseModel):

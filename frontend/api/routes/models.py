@@ -3,8 +3,29 @@
 from datetime import UTC, datetime
 
 from frontend.api.model_table import ModelTable, ServedModel
-from frontend.api.requests.response_types import Model, ModelList
+from frontend.api.requests.response_types import Model, ModelList, ModelStatus
 from frontend.errors import NotFound
+from frontend.workers.status import NO_TOKENIZER, ConnectionState
+
+HAVE_IT = {ConnectionState.READY, ConnectionState.HANDSHAKE, ConnectionState.STALLED, ConnectionState.DRAINING}
+CANNOT_SERVE = {ConnectionState.FAILED, ConnectionState.INCOMPATIBLE}
+
+
+def status_of(served: ServedModel) -> ModelStatus:
+    """Says whether the model is in memory, which a worker that drains or stalls has it in, too.
+
+    If workers differ, the one that is nearest to serving counts.
+    """
+    readiness = served.service.readiness
+    states = {worker.state for worker in served.pool.membership.statuses()}
+    reason = None if readiness.ready else readiness.text
+    if readiness == NO_TOKENIZER:
+        return ModelStatus(value="failed", reason=reason)
+    if states & HAVE_IT:
+        return ModelStatus(value="loaded" if served.service.has_tokenizer else "loading", reason=reason)
+    if ConnectionState.LOADING in states:
+        return ModelStatus(value="loading", reason=reason)
+    return ModelStatus(value="failed" if states & CANNOT_SERVE else "unloaded", reason=reason)
 
 
 def model_of(name: str, served: ServedModel, created: int, parent: str | None = None) -> Model:
@@ -23,6 +44,7 @@ def model_of(name: str, served: ServedModel, created: int, parent: str | None = 
         created_at=datetime.fromtimestamp(created, UTC).isoformat(),
         max_input_tokens=longest,
         fingerprint=served.fingerprint or None,
+        status=status_of(served),
     )
 
 

@@ -41,6 +41,7 @@ class ScriptedServer:
     keys: list[str | None] = field(default_factory=list)
     hold: threading.Event = field(default_factory=threading.Event)  # the last reply ends when it is set
     holding: bool = False
+    models: bytes = b'{"data": [{"id": "first"}, {"id": "second"}]}'
 
 
 @contextmanager
@@ -52,7 +53,7 @@ def scripted_server(*replies: Reply, holding: bool = False) -> Iterator[Scripted
 
         def do_GET(self) -> None:
             server.keys.append(self.headers["Authorization"])
-            self._reply(200, b'{"data": [{"id": "first"}, {"id": "second"}]}')
+            self._reply(200, server.models)
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

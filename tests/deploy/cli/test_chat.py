@@ -1,4 +1,4 @@
-"""`sluice chat` and `sluice complete` against a scripted server."""
+"""`sluice chat`, `sluice complete` and `sluice models` against a scripted server."""
 
 import io
 import os
@@ -139,3 +139,21 @@ def test_reasoning_is_dimmed_on_a_terminal_and_not_part_of_the_answer(capsys: py
         return capsys.readouterr().out
 
     assert (shown(True), shown(False)) == ("\x1b[2mHm\x1b[0m\n\nHi!", "Hi!")
+
+
+def test_models_lists_names_with_status_and_length(capsys: pytest.CaptureFixture[str]) -> None:
+    with scripted_server() as server:
+        assert sluice(capsys, "models", "--url", server.url, "--api-key=k") == (
+            0,
+            "NAME    STATUS  CONTEXT\nfirst   -       -\nsecond  -       -\n",
+            "",
+        )
+        server.models = b"""{"data": [{"id": "a", "max_model_len": 512, "status": {"value": "loaded", "reason": null}},
+            {"id": "org/b", "max_model_len": null, "status": {"value": "failed", "reason": "no such file"}}]}"""
+        _, out, _ = sluice(capsys, "models", "--url", server.url)
+        server.models = b'{"data": ["a"]}'
+        refused = sluice(capsys, "models", "--url", server.url)
+    assert server.keys[0] == "Bearer k"
+    rows = [line.split(maxsplit=3) for line in out.splitlines()]
+    assert rows == [["NAME", "STATUS", "CONTEXT"], ["a", "loaded", "512"], ["org/b", "failed", "-", "no such file"]]
+    assert refused == (1, "", f"sluice models: {server.url} lists models without an id at /v1/models\n")

@@ -4,7 +4,7 @@ import msgspec
 from jsonschema_rs import Draft202012Validator
 from msgspec import UNSET, UnsetType
 
-from frontend.api.requests.response_types import Health, Model, ModelList, ResponseModel, schemas
+from frontend.api.requests.response_types import Health, Model, ModelList, ModelStatus, ResponseModel, schemas
 
 
 class Part(ResponseModel):
@@ -58,6 +58,7 @@ def test_constant_fields_are_written() -> None:
         created_at="t",
         max_input_tokens=None,
         fingerprint=None,
+        status=ModelStatus(value="loaded"),
     )
     listing = msgspec.to_builtins(ModelList(data=[model], first_id="m", last_id="m"))
     assert listing["object"] == "list" and listing["data"][0]["object"] == "model" and listing["has_more"] is False

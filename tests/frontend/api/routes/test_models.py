@@ -1,8 +1,18 @@
 """/v1/models, and lengths before a worker is known."""
 
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from frontend.api.app import create_app
+from frontend.api.model_table import ModelTable, ServedModel
+from frontend.observability.metrics import PrometheusMetrics
 from frontend.text.tokenizer import Tokenizer
-from frontend.workers.status import not_ready
-from tests.fakes import MODEL, FakePool, sending
+from frontend.workers.status import ConnectionState, WorkerStatus, not_ready
+from shared.config import FrontendConfig
+from tests.fakes import MODEL, READY_STATUS, FakePool, sending
 from tests.frontend.serving import http_client
 
 
@@ -34,3 +44,41 @@ async def test_any_model_name_is_accepted_on_demand(tokenizer: Tokenizer) -> Non
             answers = [await http.post("/v1/chat/completions", json=body), await http.get("/v1/models/gpt")]
         assert [answer.status_code for answer in answers] == [status, status]
         assert not any_name or (answers[0].json()["model"], answers[1].json()["id"]) == (MODEL, "gpt")
+
+
+@pytest.mark.parametrize(
+    ("states", "value"),
+    [
+        (["READY"], "loaded"),
+        (["STALLED"], "loaded"),
+        (["LOADING"], "loading"),
+        (["LOST"], "unloaded"),
+        ([], "unloaded"),
+        (["FAILED"], "failed"),
+        (["INCOMPATIBLE", "LOST"], "failed"),
+        (["FAILED", "LOADING"], "loading"),
+        (["FAILED", "LOADING", "READY"], "loaded"),
+    ],
+)
+async def test_status_is_that_of_the_worker_nearest_to_serving(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, states: list[str], value: str
+) -> None:
+    pool = FakePool() if "READY" in states else FakePool(readiness=not_ready("why"))
+    members = [WorkerStatus(name, ConnectionState[name], "", READY_STATUS) for name in states]
+    monkeypatch.setattr(pool, "statuses", lambda: members)
+    async with http_client(pool, tokenizer) as http:
+        one = (await http.get(f"/v1/models/{MODEL}")).json()
+    assert one["status"] == {"value": value, "reason": None if "READY" in states else "why"}
+
+
+async def test_status_tells_a_tokenizer_that_loads_from_one_that_failed() -> None:
+    loading: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    config, metrics = FrontendConfig(access_log="off", allowed_hosts="*"), PrometheusMetrics()
+    table = ModelTable([ServedModel.of((MODEL,), config, FakePool(), loading, metrics.models[""])])  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(create_app(config, table, metrics))
+    async with httpx.AsyncClient(transport=transport, base_url="http://sluice") as http:
+        before = (await http.get(f"/v1/models/{MODEL}")).json()["status"]
+        loading.set_exception(OSError("no such file"))
+        after = (await http.get(f"/v1/models/{MODEL}")).json()["status"]
+    assert before == {"value": "loading", "reason": "loading the tokenizer"}
+    assert after == {"value": "failed", "reason": "the tokenizer did not load"}
