@@ -7,7 +7,8 @@ from frontend.api.requests.response_types import Model, ModelList, ModelStatus
 from frontend.errors import NotFound
 from frontend.workers.status import NO_TOKENIZER, ConnectionState
 
-HAVE_IT = {ConnectionState.READY, ConnectionState.HANDSHAKE, ConnectionState.STALLED, ConnectionState.DRAINING}
+HAVE_IT = {ConnectionState.READY, ConnectionState.STALLED, ConnectionState.DRAINING}
+WILL_HAVE_IT = {ConnectionState.LOADING, ConnectionState.HANDSHAKE}  # a handshake may be with a worker that restarts
 CANNOT_SERVE = {ConnectionState.FAILED, ConnectionState.INCOMPATIBLE}
 
 
@@ -23,7 +24,7 @@ def status_of(served: ServedModel) -> ModelStatus:
         return ModelStatus(value="failed", reason=reason)
     if states & HAVE_IT:
         return ModelStatus(value="loaded" if served.service.has_tokenizer else "loading", reason=reason)
-    if ConnectionState.LOADING in states:
+    if states & WILL_HAVE_IT:
         return ModelStatus(value="loading", reason=reason)
     return ModelStatus(value="failed" if states & CANNOT_SERVE else "unloaded", reason=reason)
 

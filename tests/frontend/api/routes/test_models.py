@@ -52,6 +52,7 @@ async def test_any_model_name_is_accepted_on_demand(tokenizer: Tokenizer) -> Non
         (["READY"], "loaded"),
         (["STALLED"], "loaded"),
         (["LOADING"], "loading"),
+        (["HANDSHAKE"], "loading"),
         (["LOST"], "unloaded"),
         ([], "unloaded"),
         (["FAILED"], "failed"),
