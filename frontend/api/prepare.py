@@ -15,7 +15,7 @@ from frontend.api.chat.thinking_fields import NO_BUDGET, Budget
 from frontend.api.context_length import check_length
 from frontend.api.model_context import ModelContext
 from frontend.api.requests.request_types import GenerationFields
-from frontend.api.sampling import sampling
+from frontend.api.sampling import sampling, with_samplers
 from frontend.api.truncation import truncated
 from frontend.errors import Unprocessable
 from frontend.features import NO_FEATURES, Features
@@ -68,6 +68,7 @@ async def prepare(
         prompt_logprobs=prompt_logprobs is not None or (reading.logprobs is not None and bool(reading.features.echo)),
         prompt_top=prompt_logprobs or 0,
     )  # fmt: skip
+    chosen = await with_samplers(chosen, fields, context)
     if budget is not None:
         from frontend.api.chat.thinking_budget import check_budget
 

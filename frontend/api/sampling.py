@@ -5,6 +5,7 @@ from typing import Any
 from frontend.api.model_context import ModelContext, check_ids
 from frontend.api.requests.request_model import SMALLEST
 from frontend.api.requests.request_types import GenerationFields
+from frontend.api.requests.sampler_fields import FIELDS as SAMPLER_FIELDS
 from frontend.errors import Unprocessable
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
@@ -25,6 +26,15 @@ def sampling(request: GenerationFields, max_tokens: int, context: ModelContext, 
     if values.get("min_tokens", 0) > max_tokens:
         raise Unprocessable("`min_tokens` is more than the tokens asked for", param="min_tokens", code="out_of_range")
     return Sampling(max_tokens=max_tokens, **values, **more)
+
+
+async def with_samplers(sampling: Sampling, fields: GenerationFields, context: ModelContext) -> Sampling:
+    """Returns the sampling with llama.cpp's samplers, as far as a request asks for them."""
+    if all(getattr(fields, name, None) is None for name in SAMPLER_FIELDS):
+        return sampling
+    from frontend.api.requests.sampler_chain import with_samplers
+
+    return await with_samplers(sampling, fields, context.tokenizer, context.vocab_size)
 
 
 def _for_worker(name: str, value: Any, context: ModelContext) -> Any:

@@ -32,7 +32,7 @@ from shared.messages.events import (
     Welcome,
 )
 from shared.messages.requests import Abort, Hello, Lease, Request, ResetPrefixCache, Resync, Submit
-from shared.messages.sampling import Pooling, PoolingKind, Sampling, ThinkingBudget
+from shared.messages.sampling import SAMPLERS, Pooling, PoolingKind, SamplerChain, Sampling, ThinkingBudget
 from shared.messages.status import (
     ConnectedFrontend,
     KVUsage,
@@ -47,6 +47,7 @@ from shared.messages.status import (
 __all__ = [
     "BROADCAST",
     "PROTOCOL_VERSION",
+    "SAMPLERS",
     "TOPIC_BYTES",
     "U32",
     "Abort",
@@ -71,6 +72,7 @@ __all__ = [
     "Request",
     "ResetPrefixCache",
     "Resync",
+    "SamplerChain",
     "Sampling",
     "Started",
     "Status",

@@ -17,6 +17,35 @@ class ThinkingBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
     forbidden: tuple[tuple[int, ...], ...] = ()  # ids that may not follow each other once the tokens are used up
 
 
+class SamplerChain(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """llama.cpp's samplers, by its names. Each has no effect at its default.
+
+    order: the samplers that work, in this order; the fields of Sampling count only for those among them.
+    dry_breakers: by a token, the sequences of tokens after it with which it ends what DRY compares.
+    """
+
+    order: tuple[str, ...]
+    repeat_last_n: int = -1  # how many of the last tokens penalties see; -1: all, as without a chain; 0: none
+    min_keep: int = 0  # how many tokens `typ_p`, `top_p`, `min_p` and `xtc` keep at least
+    top_n_sigma: float = -1.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    mirostat: int = 0  # its version, 1 or 2; 0: off
+    mirostat_tau: float = 5.0  # the surprise that it aims at, in bits
+    mirostat_eta: float = 0.1  # how fast it learns
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1  # how many of the last tokens it compares; -1: all
+    dry_breakers: dict[int, tuple[tuple[int, ...], ...]] = {}
+
+
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+
+
 class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """How the tokens of a request are sampled, and when it ends. Each option has no effect at its default."""
 
@@ -40,6 +69,7 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     allowed_token_ids: tuple[int, ...] = ()  # the output has no other ids; empty: all are allowed
     bad_words: tuple[tuple[int, ...], ...] = ()  # ids that may not follow each other in the output
     thinking: ThinkingBudget | None = None
+    chain: SamplerChain | None = None  # how tokens are drawn where the fields above cannot say it
 
     @property
     def has_token_rules(self) -> bool:

@@ -27,6 +27,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "worker.grammar.compiler", "worker.grammar.matcher", "worker.grammar.token_rules", "worker.grammar.thinking",
         "worker.run.grammar_mask",
     ),
+    "samplers": (
+        "worker.schedule.records.chain_check", "worker.schedule.records.replay",
+        "worker.schedule.records.sampler_chain", "worker.run.sampler_chain",
+        "worker.run.sampler_formulas",
+    ),
     "states": ("worker.schedule.features.states",),
 }  # fmt: skip
 ROOMS["all"] = tuple(name for names in ROOMS.values() for name in names)
@@ -80,6 +85,7 @@ def serve(folder: Path) -> dict[str, Any]:
             8: {"sampling": m.Sampling(3, grammar=DIGITS)},
         },
     }
+    features["samplers"] = {9: {"sampling": m.Sampling(3, chain=m.SamplerChain(("xtc",), xtc_probability=0.5))}}
     for asked in features.values():
         for id, options in asked.items():
             ask(id, **options)

@@ -37,4 +37,8 @@ def sequence_of(key: Key, submit: Submit, seed: int, now: float, crashes: int) -
         from worker.schedule.records.prompt_scores import PromptScores
 
         sequence.scores = PromptScores(submit.scored_from)
+    if submit.sampling.chain is not None:
+        from worker.schedule.records.sampler_chain import draw_by_chain
+
+        draw_by_chain(sequence)
     return sequence

@@ -4,6 +4,8 @@ Inputs, from a plan to tensors:
 inputs              makes ForwardInputs from a plan
 column_values       computes each column of a step
 sampler             makes the sampling parameters of a batch
+sampler_chain       applies the samplers that only some rows ask for
+sampler_formulas    what each of these samplers does to a row
 grammar_mask        masks the tokens that grammars forbid
 graphs/             steps as CUDA graphs
 

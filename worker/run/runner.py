@@ -172,6 +172,10 @@ class Runner:
     def _sample(self, logits: Tensor, rows: list[Row]) -> Tensor:
         if any([sequence.constraint is not None for sequence, _ in rows]):
             logits = self._masked(logits, rows)
+        if any([sequence.chain is not None for sequence, _ in rows]):
+            from worker.run.sampler_chain import apply_chains
+
+            logits = apply_chains(logits, rows, self._model.spec.eos_ids)
         if any([sequence.check is not None for sequence, _ in rows]):
             return self._sample_in_parts(logits, rows)
         return sample_rows(logits, rows, self._model.spec.eos_ids, self._model.operations.sample_plain)

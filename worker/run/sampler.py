@@ -36,13 +36,13 @@ def sample_rows(
 
 
 def is_plain(sequence: Sequence) -> bool:
-    """Whether no penalty, bias, grammar or min_tokens adjusts the logits of the sequence before sampling.
+    """Whether no penalty, bias, grammar, min_tokens or chain adjusts the logits of the sequence before sampling.
 
     The host can then launch the sampling of the next token before it knows the last one. A sequence that is plain
     remains plain.
     """
-    adjustment = sequence.adjustment
-    return (adjustment is None or len(sequence.tokens) >= adjustment.until) and sequence.constraint is None
+    own, free = sequence.adjustment, sequence.constraint is None and sequence.chain is None
+    return free and (own is None or len(sequence.tokens) >= own.until)
 
 
 def sampling_params(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> SampleParams:
@@ -103,7 +103,7 @@ def _history(rows: list[Row], device: torch.device) -> History | None:
 
 def _bias(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> Bias | None:
     adjusted = [(at, row) for at, row in enumerate(rows) if row[0].adjustment is not None]
-    entries = [(at, id, value) for at, row in adjusted for id, value in _row_biases(row, eos_ids).items()]
+    entries = [(at, id, value) for at, row in adjusted for id, value in row_biases(row, eos_ids).items()]
     if not entries:
         return None
     places, ids, values = zip(*entries, strict=True)
@@ -111,7 +111,7 @@ def _bias(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> Bi
     return Bias(bias_rows, bias_ids, to_device(np.array(values, np.float32), device))
 
 
-def _row_biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
+def row_biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
     """Returns the biases of the request and, before min_tokens, -inf for every token that would end the sequence.
 
     If a constraint forbids tokens, GrammarMask applies min_tokens instead, as it knows which other tokens are allowed.

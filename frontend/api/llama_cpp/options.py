@@ -1,7 +1,6 @@
 """The fields that /completion and /infill share, and what they mean in this server's own terms."""
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -15,6 +14,7 @@ from frontend.api.llama_cpp.probabilities import MAX_SCORED, needed
 from frontend.api.llama_cpp.prompts import Prompt
 from frontend.api.model_context import ModelContext
 from frontend.api.prepare import Reading, prepare
+from frontend.api.requests import sampler_fields as sampler
 from frontend.api.requests.request_model import LARGEST, MOST, SMALLEST, FieldError, RequestModel
 from frontend.api.requests.request_types import (
     MAX_CHOICES,
@@ -38,34 +38,17 @@ from frontend.request import GenerationRequest
 from shared.messages import Sampling
 
 RANDOM_SEED = (1 << 32) - 1  # llama.cpp's other name of -1
-LETTERS = {  # of samplers
-    "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p",
-    "x": "xtc", "t": "temperature", "i": "infill",
-}  # fmt: skip
-SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")  # those here, in their order
-OFF: Mapping[str, Mapping[str, float]] = {  # what turns off a sampler that `samplers` leaves out
-    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-    "temperature": {"temperature": 1.0},
-    "top_k": {"top_k": 0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-}
 MOST_SEED = (1 << 64) - 1
 _Seed = Annotated[int, Meta(extra_json_schema={"minimum": -1, "maximum": MOST_SEED})]
 _Limit = Annotated[int, Meta(ge=-2, le=MOST)]
 _AnyTemperature = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 _Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 
-# What these may be is checked below: msgspec 0.22 crashes at exit where two types share a pattern in such a union.
-_Sampler = Annotated[str, Meta(extra_json_schema={"enum": [*LETTERS.values()]})]
-_Letters = Annotated[str, Meta(extra_json_schema={"pattern": "^[edskypmxti]*$"})]
-
 
 class Options(RequestModel):
     ONLY: ClassVar = {
-        **dict.fromkeys(("dynatemp_range", "xtc_probability", "dry_multiplier"), (0.0,)),
-        "typical_p": (1.0,), "top_n_sigma": (-1.0, 0.0), "mirostat": (0,), "adaptive_target": (-1.0,),
-        "min_keep": (0, 1), "n_indent": (0,), "lora": ([],), "grammar_lazy": (False,), "grammar_triggers": ([],),
+        "adaptive_target": (-1.0,), "n_indent": (0,), "lora": ([],), "grammar_lazy": (False,),
+        "grammar_triggers": ([],),
     }  # fmt: skip
 
     model: ModelName = None
@@ -81,10 +64,6 @@ class Options(RequestModel):
     top_p: Annotated[Share | None, doc("Draw from the likeliest tokens that together have this probability")] = None
     min_p: Annotated[Share | None, doc("Draw from tokens at least this share as likely as the likeliest")] = None
     repeat_penalty: Annotated[Factor | None, doc("Above 1: divides down tokens of the prompt and the answer")] = None
-    repeat_last_n: Annotated[
-        Annotated[int, Meta(ge=-1, le=MOST)] | None,
-        doc("0: no penalties; 64 and -1 have no effect, as penalties see everything; others only without penalties"),
-    ] = None
     presence_penalty: Annotated[Penalty | None, doc("Subtracted from the logit of every token in the answer")] = None
     frequency_penalty: Annotated[
         Penalty | None, doc("Subtracted from a token's logit for each time it is in the answer")
@@ -113,10 +92,23 @@ class Options(RequestModel):
     cache_prompt: Annotated[bool, doc("false: compute the whole prompt")] = True
     logit_bias: LogitBias = None
     ignore_eos: Annotated[bool, doc("The model cannot end its answer")] = False
-    samplers: Annotated[
-        list[_Sampler] | _Letters | None,
-        doc("Names, or letters of `edskypmxti`: the others are off; the order, and `infill`, have no effect"),
-    ] = None
+    samplers: sampler.Samplers = None
+    min_keep: sampler.MinKeep = None
+    repeat_last_n: sampler.RepeatLastN = None
+    top_n_sigma: sampler.TopNSigma = None
+    typical_p: sampler.TypicalP = None
+    xtc_probability: sampler.XtcProbability = None
+    xtc_threshold: sampler.XtcThreshold = None
+    dynatemp_range: sampler.DynatempRange = None
+    dynatemp_exponent: sampler.DynatempExponent = None
+    mirostat: sampler.Mirostat = None
+    mirostat_tau: sampler.MirostatTau = None
+    mirostat_eta: sampler.MirostatEta = None
+    dry_multiplier: sampler.DryMultiplier = None
+    dry_base: sampler.DryBase = None
+    dry_allowed_length: sampler.DryAllowedLength = None
+    dry_penalty_last_n: sampler.DryPenaltyLastN = None
+    dry_sequence_breakers: sampler.DrySequenceBreakers = None
     deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
     receipt: Annotated[bool, doc("Add `receipt`, with which `/v1/receipts/verify` checks the answer")] = False
     id_slot: Ignored = None
@@ -125,14 +117,6 @@ class Options(RequestModel):
     n_cache_reuse: Ignored = None
     t_max_prompt_ms: Ignored = None
     sse_ping_interval: Ignored = None
-    dynatemp_exponent: Ignored = None
-    xtc_threshold: Ignored = None
-    mirostat_tau: Ignored = None
-    mirostat_eta: Ignored = None
-    dry_base: Ignored = None
-    dry_allowed_length: Ignored = None
-    dry_penalty_last_n: Ignored = None
-    dry_sequence_breakers: Ignored = None
     adaptive_decay: Ignored = None
     preserved_tokens: Ignored = None
 
@@ -141,17 +125,9 @@ class Options(RequestModel):
         if self.seed is not None and not -1 <= self.seed <= MOST_SEED:
             raise FieldError("seed", f"must be from -1 to {MOST_SEED}, got {self.seed!r:.80}")
         logit_bias.check(self.logit_bias)
-        self._check_samplers()
-        penalties = (self.repeat_penalty or 1.0, self.presence_penalty or 0.0, self.frequency_penalty or 0.0)
-        if self.repeat_last_n not in (None, 64, -1, 0) and penalties != (1.0, 0.0, 0.0):
-            raise FieldError("repeat_last_n", "other than 64, -1 and 0 is not supported", code="unsupported_field")
+        sampler.check_samplers(self)
         if self.receipt and (self.t_max_predict_ms or 0) > 0:
             raise FieldError("receipt", "cannot go with `t_max_predict_ms`", code="conflicting_fields")
-
-    def _check_samplers(self) -> None:
-        known = LETTERS.keys() if isinstance(self.samplers, str) else LETTERS.values()
-        if unknown := [one for one in self.samplers or () if one not in known]:
-            raise FieldError("samplers", f"has no {unknown[0]!r:.80}; there are {', '.join(LETTERS.values())}")
 
     @property
     def limit(self) -> int:
@@ -162,15 +138,6 @@ class Options(RequestModel):
     @property
     def stops(self) -> list[str]:
         return [one for one in self.stop or () if one]
-
-    @property
-    def order(self) -> tuple[str, ...]:
-        """The samplers that are not off, in the order in which they work here."""
-        given = self.samplers
-        if given is None:
-            return SAMPLERS
-        named = [LETTERS[letter] for letter in given] if isinstance(given, str) else given
-        return tuple(one for one in SAMPLERS if one in named)
 
     def fields(self) -> TokenDetailFields:
         """Returns the options by OpenAI's names; an absent one has the server's default."""
@@ -188,8 +155,7 @@ class Options(RequestModel):
             "min_p": self.min_p, "repetition_penalty": self.repeat_penalty, "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
         }  # fmt: skip
-        kept = [one for one in self.order if one != "penalties" or self.repeat_last_n != 0]
-        return given | {name: value for one, off in OFF.items() if one not in kept for name, value in off.items()}
+        return given | {name: getattr(self, name) for name in sampler.FIELDS}
 
 
 @dataclass(frozen=True, slots=True)

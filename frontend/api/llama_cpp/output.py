@@ -11,6 +11,7 @@ from frontend.api.llama_cpp.options import Options, Wanted
 from frontend.api.llama_cpp.probabilities import told
 from frontend.api.receipts.receipt import receipt_of
 from frontend.api.requests.encoding import to_json
+from frontend.api.requests.sampler_fields import FIELDS, PLAIN, ordered
 from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.errors import SluiceError
 from frontend.request import Delta, Finish, TokenLogprob, Usage
@@ -114,13 +115,16 @@ def settings(sampling: Sampling, wanted: Wanted, seed: int | None, stops: tuple[
     options = wanted.options
     biases = [types.LlamaCppBias(token=id, bias=bias) for id, bias in sampling.logit_bias]
     biases += [types.LlamaCppBias(token=id, bias="-inf") for id in wanted.forbidden]
+    chosen = {name: value for name in FIELDS if (value := getattr(options, name)) is not None}
+    named = ordered(chosen.pop("samplers", PLAIN))
+    order = [name for name in PLAIN if name in named] if sampling.chain is None else sampling.chain.order
     limit = options.limit if options.limit < 0 else sampling.max_tokens
     return types.LlamaCppSettings(
         n_ctx=wanted.n_ctx, seed=-1 if seed is None else seed, temperature=sampling.temperature, top_k=sampling.top_k,
         top_p=sampling.top_p, min_p=sampling.min_p, repeat_penalty=sampling.repetition_penalty,
         presence_penalty=sampling.presence_penalty, frequency_penalty=sampling.frequency_penalty, stop=list(stops),
         max_tokens=limit, n_predict=limit, ignore_eos=options.ignore_eos, stream=options.stream, logit_bias=biases,
-        n_probs=options.n_probs, grammar=wanted.grammar, samplers=list(options.order),
+        n_probs=options.n_probs, grammar=wanted.grammar, samplers=list(order), **chosen,
         timings_per_token=options.timings_per_token, post_sampling_probs=options.post_sampling_probs,
     )  # fmt: skip
 

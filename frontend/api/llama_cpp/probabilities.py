@@ -31,7 +31,9 @@ def needed(wanted: int, after: bool, sampling: Sampling) -> int:
     """
     if not after or not sampling.temperature:
         return wanted
-    adjusted = sampling.penalized or sampling.has_token_rules or sampling.logit_bias or sampling.grammar
+    adjusted = (
+        sampling.penalized or sampling.has_token_rules or sampling.logit_bias or sampling.grammar or sampling.chain
+    )
     if not adjusted and 0 < sampling.top_k <= MAX_SCORED:
         return max(wanted, sampling.top_k)
     if not adjusted and _is_plain(sampling):

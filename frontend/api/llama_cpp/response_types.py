@@ -7,6 +7,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.receipts.receipt import Receipt
 from frontend.api.requests.response_types import Count, ResponseModel
+from frontend.api.requests.sampler_fields import BREAKERS
 
 StopType = Literal["eos", "word", "limit"]
 NO_SLOT = -1  # there are no fixed slots
@@ -37,7 +38,7 @@ class LlamaCppBias(ResponseModel):
 
 
 class LlamaCppSettings(ResponseModel):
-    """How an answer was made. Samplers that this server does not have are off."""
+    """How an answer was made."""
 
     n_ctx: Count
     seed: Annotated[int, Meta(description="-1: a random one")]
@@ -56,7 +57,13 @@ class LlamaCppSettings(ResponseModel):
     presence_penalty: float
     frequency_penalty: float
     dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: Count = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: list[str] = msgspec.field(default_factory=lambda: [*BREAKERS])
     mirostat: Count = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     stop: list[str]
     max_tokens: int
     n_predict: int

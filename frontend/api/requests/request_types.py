@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 
 from msgspec import Meta
 
+from frontend.api.requests import sampler_fields as sampler
 from frontend.api.requests.request_model import LARGEST, MOST, SMALLEST, FieldError, RequestModel
 
 MAX_STOPS = 16
@@ -201,3 +202,24 @@ class TokenDetailFields(OpenAIFields):
     ] = None
     grammar: Annotated[Text | None, doc("Llama.cpp's name of `guided_grammar`")] = None
     json_schema: Annotated[JsonSchemaValue | None, doc("Llama.cpp's name of `guided_json`")] = None
+    samplers: sampler.Samplers = None
+    min_keep: sampler.MinKeep = None
+    repeat_last_n: sampler.RepeatLastN = None
+    top_n_sigma: sampler.TopNSigma = None
+    typical_p: sampler.TypicalP = None
+    xtc_probability: sampler.XtcProbability = None
+    xtc_threshold: sampler.XtcThreshold = None
+    dynatemp_range: sampler.DynatempRange = None
+    dynatemp_exponent: sampler.DynatempExponent = None
+    mirostat: sampler.Mirostat = None
+    mirostat_tau: sampler.MirostatTau = None
+    mirostat_eta: sampler.MirostatEta = None
+    dry_multiplier: sampler.DryMultiplier = None
+    dry_base: sampler.DryBase = None
+    dry_allowed_length: sampler.DryAllowedLength = None
+    dry_penalty_last_n: sampler.DryPenaltyLastN = None
+    dry_sequence_breakers: sampler.DrySequenceBreakers = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sampler.check_samplers(self)

@@ -107,7 +107,8 @@ def _may_draft(sequence: Sequence) -> bool:
     crashed a worker.
     """
     sampling = sequence.sampling
-    independent = sequence.constraint is None and not sampling.penalized and sampling.logprobs is None
+    free = sequence.constraint is None and sequence.chain is None
+    independent = free and not sampling.penalized and sampling.logprobs is None
     return independent and not sequence.history.crashes
 
 
