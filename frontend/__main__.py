@@ -188,9 +188,14 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat
 
 
 def _model_table(settings: Settings, tokenizer: asyncio.Future[Tokenizer], metrics: PrometheusMetrics) -> ModelTable:
-    """Makes the table of the one model that the settings name."""
+    """Makes the table of the one model that the settings name, and of its adapters. Raises ConfigError."""
     names, pool = settings.model.names, _worker_pool(settings, tokenizer)
-    return ModelTable([ServedModel.of(names, settings.frontend, pool, tokenizer, metrics.models[names[0]])])
+    model = ServedModel.of(names, settings.frontend, pool, tokenizer, metrics.models[names[0]])
+    if not (settings.model.lora_modules or settings.model.allow_runtime_lora):
+        return ModelTable([model])
+    from frontend.api.adapters.registry import AdapterRegistry
+
+    return ModelTable([model], AdapterRegistry(settings.model, settings.wire.run_dir))
 
 
 def _worker_pool(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPool:

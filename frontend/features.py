@@ -6,7 +6,7 @@ These are plain values. What they do to an answer stands in a module of `fronten
 
 from dataclasses import dataclass
 
-from shared.messages import Pooling
+from shared.messages import Adapter, Pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Features:
     receipt: bool = False  # the response has receipts
     checked: list[int] | None = None  # ids to check instead of generating; there is one prompt, and n is 1
     scored: Scored | None = None
+    adapter: Adapter | None = None  # changes the weights of the model
     pooling: Pooling | None = None  # asks for one vector of each prompt instead of text
 
 

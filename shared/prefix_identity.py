@@ -7,21 +7,39 @@ prefix (frontend/workers/routing.py). Both compare the text and never take it ap
 
 from dataclasses import dataclass
 
+from shared.messages import Adapter
+
+MARK = "lora:"  # what the text of a request with an adapter begins with, and no other text
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixIdentity:
     """The identity of the prefixes of a request. Requests share prefixes only if their identities have equal texts.
 
-    A value that changes the K/V of every token, such as the hash of an adapter, belongs here: as one more field, and
-    as a line of the text before the salt. The text of a request without this value must stay as it is. A value that
-    belongs to some positions only, such as the digest of a picture, does not belong here, but to the pages of these
+    A value that changes the K/V of every token belongs here, as the hash of an adapter: as one more field, and as a
+    line of the text before the others. No text of a request without this value may be one with it. A value that belongs
+    to some positions only, such as the digest of a picture, does not belong here, but to the pages of these
     positions, whose tokens PrefixCache.extend hashes.
     """
 
     salt: str = ""  # what the request says
     tenant: str = ""  # whose requests alone share prefixes; "" if those of all tenants do
+    adapter: Adapter | None = None  # that the prefix is computed with
 
     @property
     def text(self) -> str:
         """The text. No name of a tenant has a line break, so tenants cannot reach each other's prefixes by a salt."""
-        return f"{self.tenant}\n{self.salt}" if self.tenant else self.salt
+        text = f"{self.tenant}\n{self.salt}" if self.tenant else self.salt
+        if self.adapter is None:
+            return f"{MARK}\n{text}" if text.startswith(MARK) else text
+        return f"{first_line(self.adapter)}{text}"
+
+
+def first_line(adapter: Adapter | None) -> str:
+    """Returns what the text of a request with this adapter begins with."""
+    return f"{MARK}{'' if adapter is None else adapter.identity}\n"
+
+
+def fits(text: str, adapter: Adapter | None) -> bool:
+    """Returns whether a text may be that of a request with this adapter, or without one."""
+    return text.startswith(first_line(adapter)) or (adapter is None and not text.startswith(MARK))

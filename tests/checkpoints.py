@@ -20,6 +20,8 @@ from transformers import (
     Cohere2ForCausalLM,
     CohereConfig,
     CohereForCausalLM,
+    Dots1Config,
+    Dots1ForCausalLM,
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
     Exaone4Config,
@@ -32,6 +34,8 @@ from transformers import (
     Gemma4TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -44,8 +48,12 @@ from transformers import (
     HunYuanDenseV1ForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
     MistralConfig,
@@ -284,6 +292,35 @@ def _qwen3_moe(**more: Any) -> PreTrainedModel:
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**SIZES, **experts, "norm_topk_prob": True, **more}))
 
 
+SIGMOID_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "n_shared_experts": 2,
+    "routed_scaling_factor": 1.7, "first_k_dense_replace": 1, "norm_topk_prob": True,
+}  # fmt: skip
+
+
+def _glm4_moe() -> PreTrainedModel:
+    """A model whose first layer has no experts, whose scores are sigmoids, and which rotates half of each head."""
+    return Glm4MoeForCausalLM(Glm4MoeConfig(**SIZES, **SIGMOID_EXPERTS, attention_bias=True, use_qk_norm=True))
+
+
+def _dots1() -> PreTrainedModel:
+    """A model whose last layer has a window."""
+    return Dots1ForCausalLM(Dots1Config(**SIZES, **SIGMOID_EXPERTS, sliding_window=WINDOW, max_window_layers=2))
+
+
+def _minimax_m2() -> PreTrainedModel:
+    """A model that rotates half of each head and norms all heads together."""
+    sizes = {**SIZES, "intermediate_size": 96, "num_local_experts": 8, "num_experts_per_tok": 3}
+    return MiniMaxM2ForCausalLM(MiniMaxM2Config(**sizes, rotary_dim=SIZES["head_dim"] // 2))
+
+
+def _lfm2_moe() -> PreTrainedModel:
+    """A model whose first layer has no experts."""
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "num_dense_layers": 1}
+    types = {"layer_types": ["conv", "full_attention", "conv"]}
+    return Lfm2MoeForCausalLM(Lfm2MoeConfig(**OF_HIDDEN, **experts, **types, routed_scaling_factor=1.3))
+
+
 def _mixtral() -> PreTrainedModel:
     sizes = {**SIZES, "intermediate_size": 96, "num_local_experts": 4, "num_experts_per_tok": 2}
     return MixtralForCausalLM(MixtralConfig(**sizes, sliding_window=WINDOW))
@@ -483,6 +520,10 @@ KINDS = {
     "nemotron": Kind(_nemotron),
     "arcee": Kind(_arcee),
     "lfm2": Kind(_lfm2),
+    "lfm2-moe": Kind(_lfm2_moe),
+    "glm4-moe": Kind(_glm4_moe),
+    "dots1": Kind(_dots1),
+    "minimax-m2": Kind(_minimax_m2),
     "olmoe": Kind(_olmoe),
     "granite-moe": Kind(_granite_moe),
     "granite-hybrid": Kind(_granite_hybrid),
@@ -513,6 +554,9 @@ def build(kind: str, seed: int = 0) -> PreTrainedModel:
                 parameter.add_(torch.randn_like(parameter))
             if "post_" in name and kind.startswith("gemma"):  # else the scaled embedding outweighs the layers, and
                 parameter.add_(8.0)  # with a tied head every token predicts itself
+        for name, buffer in model.named_buffers():
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
+                buffer.add_(torch.randn_like(buffer) * 0.2)
     return cast(PreTrainedModel, model.eval())
 
 

@@ -133,6 +133,7 @@ class FakePool:
         priority: int = 0,
         tenant: str = "",
         pooling: m.Pooling | None = None,
+        adapter: m.Adapter | None = None,
         fingerprint: str = "",
         generated: Iterable[int] = (),
         scored_from: int = 0,
@@ -147,7 +148,7 @@ class FakePool:
         message = m.Submit(
             call + 1, pack_u32(prompt), sampling, pack_u32(generated), cache_salt, group, deadline_ms, priority, 0,
             tenant, pooling=pooling, scored_from=scored_from,
-            answer=None if answer is None else pack_u32(answer),
+            answer=None if answer is None else pack_u32(answer), adapter=adapter,
         )  # fmt: skip
         admission = asyncio.get_running_loop().create_future()
         stream = Stream(message, admission, seed=sampling.seed or 77, fingerprint=fingerprint or self.fingerprint)

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,6 +26,9 @@ from worker.engine.requests import RequestTable
 from worker.engine.status import StatusReporter
 from worker.observability.metrics import Metrics
 from worker.transport.server import Identity, WireServer
+
+if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.adapters.store import AdapterStore
 
 log = logging.getLogger("sluice.worker")
 
@@ -77,6 +81,7 @@ def _serve(
         seeds=seeds,
         crash_journal=CrashJournal(reporter.heartbeat),
         compiler=engine.compiler,
+        adapters=_adapters(settings, engine, server, metrics),
         task=engine.task,
     )
     canary_s = settings.worker.canary_interval
@@ -100,6 +105,23 @@ def _serve(
     engine.compiler.close()
     request_table.end_all(Outcome.SHUTDOWN, time.monotonic(), "the server shut down before this was done")
     request_table.publish(server, time.monotonic())
+
+
+def _adapters(settings: Settings, engine: Engine, server: WireServer, metrics: Metrics) -> "AdapterStore | None":
+    """Returns what keeps LoRA adapters; None if the settings allow none."""
+    model = settings.model
+    if not (model.lora_modules or model.allow_runtime_lora) or engine.weights is None:
+        return None
+    from worker.adapters.metrics import AdapterCollector
+    from worker.adapters.store import AdapterStore
+
+    store = AdapterStore(
+        engine.folder, engine.spec, engine.weights, model, most=settings.worker.max_cpu_loras,
+        max_rank=settings.worker.max_lora_rank,
+    )  # fmt: skip
+    store.wake = server.awake.set
+    metrics.collectors.append(AdapterCollector(settings.frontend.metrics_prefix, store, engine.scheduler))
+    return store
 
 
 def _serve_metrics(metrics: Metrics, server: WireServer, settings: Settings) -> None:

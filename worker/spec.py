@@ -71,7 +71,10 @@ class ExpertsSpec:
     count: int
     chosen: int  # experts of a row
     intermediate_size: int
-    normalized: bool  # whether the weights of a row's experts add up to 1: a softmax over the chosen, not over all
+    normalized: bool  # whether the weights of a row's experts are divided by their sum
+    sigmoid: bool = False  # whether the router's scores are sigmoids of its logits; else their softmax
+    choice_bias: bool = False  # whether a bias of each expert is added to the scores for the choice alone
+    factor: float = 1.0  # of the experts' weights
     router_bias: bool = False
     bias: bool = False  # whether the linears of experts have biases
     shared_size: int = 0  # intermediate size of the shared expert, 0 if there is none
@@ -169,6 +172,7 @@ class ModelSpec:
     logit_scale: float = 1.0  # logits are multiplied by it
     logit_softcap: float = 0.0  # if c is not 0, logits become c * tanh(logits / c)
     tied: bool  # whether the head is the embedding
+    draft_layers: int = 0  # layers behind the last one in the checkpoint that draft tokens, and are not read
     labels: int = 0  # rows of a classification head, which takes the place of the head over the vocabulary; 0: none
     eos_ids: tuple[int, ...]
     dtype: str  # the dtype of the checkpoint: float32, bfloat16 or float16

@@ -90,10 +90,10 @@ def decode(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int,
 
 
 def run_step(engine: Engine, scheduler: Scheduler) -> None:
-    plan = scheduler.plan(0.0)
+    plan = scheduler.plan(time.perf_counter())
     ids = engine.runner.step(plan).ids
     scheduler.launched(plan)
-    scheduler.update(plan, ids, 0.0)
+    scheduler.update(plan, ids, time.perf_counter())
 
 
 def compare(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int, rounds: int) -> str:

@@ -163,7 +163,7 @@ def bench_decode(
 
 
 def compare(root: Path, file: Path, isa: str, base: Path, window: int) -> Command:
-    """Returns a command that prints how a file's predictions compare with those in `base`: bench/real/base_file.py."""
+    """Returns a command that compares a file's predictions with those saved in `base` (bench/real/base_file.py)."""
     return [
         str(programs(root, isa) / "llama-perplexity"), "-m", str(file), "-t", threads(), "-c", str(window),
         "-b", str(window), "-ub", "512", "--kl-divergence", "--kl-divergence-base", str(base),

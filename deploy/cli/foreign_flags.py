@@ -123,8 +123,12 @@ FOREIGN = (
         vllm="--runner --convert", sglang="--is-embedding", llama_cpp="--embedding --embeddings --reranking --rerank",
     ),
     Foreign(
-        "Sluice serves no adapters; merge the adapter into its base model",
-        vllm="--enable-lora --lora-modules", sglang="--lora-paths", llama_cpp="--lora",
+        "use --lora-modules NAME=PATH ... with folders of PEFT, --max-loras and --max-cpu-loras",
+        sglang="--lora-paths --max-loras-per-batch --max-loaded-loras", llama_cpp="--lora",
+    ),
+    Foreign(
+        "--lora-modules and --allow-runtime-lora need no other flag; leave it out",
+        vllm="--enable-lora", sglang="--enable-lora",
     ),
     Foreign(
         "Sluice drafts without a second model; use --speculation ngram",

@@ -34,6 +34,10 @@ def check_before_start(settings: Settings) -> None:
         from shared.signing import Signer
 
         Signer.load(frontend.receipt_key)
+    if settings.model.lora_modules:
+        from frontend.api.adapters.registry import AdapterRegistry
+
+        AdapterRegistry(settings.model, max_rank=settings.worker.max_lora_rank)
     if frontend.chat_template:
         from frontend.text.chat_template import given_template
 

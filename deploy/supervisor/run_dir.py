@@ -51,6 +51,7 @@ def _prepare(folder: Path, lock: int) -> None:
         os.write(lock, str(os.getpid()).encode())
         shutil.rmtree(folder / "metrics", ignore_errors=True)
         (folder / "metrics").mkdir()
+        (folder / "adapters.json").unlink(missing_ok=True)  # what was loaded into an earlier server
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from frontend.api.openai.chat_input import TemplateRequest
 from frontend.api.openai.responses_input import ResponseCountRequest
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.routes import reports
+from frontend.api.routes.adapters import load_adapter, unload_adapter
 from frontend.api.routes.generate import generate
 from frontend.api.routes.pooling_route import POOLING_FORMATS, pool
 from frontend.api.routes.prefix_cache import reset_prefix_cache
@@ -76,6 +77,8 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/models", reports.model_list),
     ("GET", "/v1/models/{name:path}", reports.model),
     ("POST", "/reset_prefix_cache", reset_prefix_cache),
+    ("POST", "/v1/load_lora_adapter", load_adapter),
+    ("POST", "/v1/unload_lora_adapter", unload_adapter),
     ("GET", "/tokenizer_info", reports.tokenizer_info),
     ("POST", "/tokenize", answering(AnyTokenizeRequest, any_tokenize)),
     ("POST", "/detokenize", answering(tokenize.DetokenizeRequest, tokenize.detokenize)),

@@ -37,8 +37,10 @@ class AppState:
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     def model_of(self, decoded: RequestModel) -> ServedModel:
-        """Returns the model that a decoded body means by its field `model`, see ModelTable.find."""
-        return self.models.find(getattr(decoded, "model", None))
+        """Returns the model that a decoded body means by its field `model`, see ModelTable.find; or by `lora`."""
+        found = self.models.find(getattr(decoded, "model", None))
+        scales = {one.id: one.scale for one in getattr(decoded, "lora", None) or ()}
+        return self.models.scaled(scales) if scales else found
 
     def sign(self, request: Request, model: ServedModel, worker: str) -> str:
         """Returns the fingerprint of answers that workers with the fingerprint `worker` compute, and has the response

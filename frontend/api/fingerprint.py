@@ -1,4 +1,4 @@
-"""What a frontend adds to a worker's fingerprint: how it makes prompts, and what it reads out of the output."""
+"""What a frontend adds to a worker's fingerprint: how it makes prompts, and how it parses the output."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -11,7 +11,7 @@ from frontend.output_parser.formats import ModelFormat
 from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer
 from shared.config import FrontendConfig
-from shared.messages import Limits
+from shared.messages import Adapter, Limits
 from shared.task import GENERATE, Task
 
 
@@ -33,6 +33,7 @@ class ModelContext:
     hidden_size: int = 0  # dimensions of an embedding; 0 before a worker has reported it
     trusts_templates: bool = False  # a request may bring its own chat template
     special_tokens_in_content: bool = False  # their spellings in messages make special tokens
+    adapter: Adapter | None = None  # that the requests are computed with
     text_fingerprint: str = ""  # of how prompts are made, see fingerprint.py
 
     @classmethod
@@ -55,7 +56,8 @@ class ModelContext:
 
     def fingerprint_with(self, worker: str) -> str:
         """Returns the fingerprint of answers that workers with the fingerprint `worker` compute; "" if that is ""."""
-        return combined(worker, self.text_fingerprint) if worker else ""
+        base = combined(worker, self.text_fingerprint) if worker else ""
+        return combined(base, self.adapter.identity) if base and self.adapter is not None else base
 
     def within(self, limits: Limits | None) -> Self:
         """Returns the context with a worker's limits; unchanged if no worker has reported them."""

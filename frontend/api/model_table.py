@@ -4,18 +4,25 @@ Routes look up the model that a request names, and work with what they get. Know
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from frontend.api.model_context import ModelContext
+from frontend.errors import Unprocessable
 from frontend.generation.service import Service
 from frontend.observability.model_metrics import ModelMetrics
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import DRAINING, READY, Readiness, not_ready
 from shared.config import FrontendConfig
-from shared.messages import Limits
+from shared.messages import Adapter, Limits
+
+if TYPE_CHECKING:  # a server without adapters loads no part of theirs
+    from frontend.api.adapters.registry import AdapterRegistry
 
 TAG = ":latest"  # Ollama's clients leave it out or add it
 
@@ -26,12 +33,14 @@ class ServedModel:
 
     names: responses have the first
     config: how prompts are made, and what the output is searched for
+    adapter: changes its weights; None for a base model
     """
 
     names: tuple[str, ...]
     config: FrontendConfig
     service: Service
     metrics: ModelMetrics
+    adapter: Adapter | None = None
 
     @classmethod
     def of(
@@ -78,15 +87,19 @@ class ServedModel:
 
     @cached_property
     def _context(self) -> ModelContext:
-        return ModelContext.of(self.names, self.service.tokenizer, self.config)
+        context = ModelContext.of(self.names, self.service.tokenizer, self.config)
+        return context if self.adapter is None else replace(context, adapter=self.adapter)
 
 
 class ModelTable:
     """All models of a frontend, in the order in which they are listed. There is at least one."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        """Raises ValueError if two models have a name in common."""
-        self._models = tuple(models)
+    def __init__(self, models: Sequence[ServedModel], registry: "AdapterRegistry | None" = None) -> None:
+        """registry: of the adapters of the first model, if it may have any. They are found by name.
+
+        Raises ValueError if two models have a name in common."""
+        self._models, self.registry = tuple(models), registry
+        self._adapters: dict[Adapter, ServedModel] = {}
         self._by_name = {name: model for model in models for name in model.names}
         if len(self._by_name) < sum(len(set(model.names)) for model in models):
             raise ValueError("two models have the same name")
@@ -103,8 +116,35 @@ class ModelTable:
         return self._models[0]
 
     def get(self, name: str) -> ServedModel | None:
-        """Returns the model that has exactly this name."""
-        return self._by_name.get(name)
+        """Returns the model or the adapter that has exactly this name."""
+        found = self._by_name.get(name)
+        adapter = self.registry.adapters.get(name) if found is None and self.registry is not None else None
+        return found if adapter is None else self._with(adapter)
+
+    @property
+    def adapters(self) -> list[ServedModel]:
+        """The adapters of the first model: each is this model under another name."""
+        known = [] if self.registry is None else [*self.registry.adapters.values()]
+        self._adapters = {adapter: self._with(adapter) for adapter in known}
+        return [*self._adapters.values()]
+
+    def scaled(self, scales: Mapping[int, float]) -> ServedModel:
+        """Returns the first model with the adapter that has a scale other than 0, by its place among all; or without.
+
+        Raises Unprocessable for an adapter that is not there, and for several.
+        """
+        known = [] if self.registry is None else [*self.registry.adapters.values()]
+        if max(scales) >= len(known):
+            raise Unprocessable(f"`lora`: there is no adapter {max(scales)}", param="lora", code="out_of_range")
+        used = [structs.replace(known[id], scale=scale) for id, scale in scales.items() if scale]
+        if len(used) > 1:
+            raise Unprocessable("`lora`: only one adapter may have a scale other than 0", param="lora")
+        return replace(self.first, adapter=used[0]) if used else self.first
+
+    def _with(self, adapter: Adapter) -> ServedModel:
+        if adapter not in self._adapters:
+            self._adapters[adapter] = replace(self.first, names=(adapter.name,), adapter=adapter)
+        return self._adapters[adapter]
 
     def find(self, name: str | None) -> ServedModel:
         """Returns the model that a request means, whose API format then accepts the name or refuses it in its own words

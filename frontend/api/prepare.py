@@ -15,7 +15,7 @@ from frontend.api.chat.thinking_fields import NO_BUDGET, Budget
 from frontend.api.context_length import check_length
 from frontend.api.model_context import ModelContext
 from frontend.api.requests.request_types import GenerationFields
-from frontend.api.sampling import sampling, with_samplers
+from frontend.api.sampling import chosen_sampling
 from frontend.api.truncation import truncated
 from frontend.errors import Unprocessable
 from frontend.features import NO_FEATURES, Features
@@ -57,18 +57,17 @@ async def prepare(
 
     begins: the state of reasoning where the output begins
     """
-    fields, whole, kept = reading.fields, prompts, getattr(reading.fields, "truncate_prompt_tokens", None)
-    prompts = [truncated(ids, reading.max_tokens, kept, context) for ids in whole]
+    fields, whole = reading.fields, prompts
+    prompts = [truncated(ids, reading.max_tokens, fields, context) for ids in whole]
     most = _most_tokens(reading, prompts, context)
     budget = _budget(reading.budget, begins, most, context)
     grammar = await _grammar(reading, len(prompts), begins, context)
     prompt_logprobs = getattr(fields, "prompt_logprobs", None)
-    chosen = sampling(
+    chosen = await chosen_sampling(
         fields, most, context, logprobs=reading.logprobs, grammar=grammar, thinking=budget,
         prompt_logprobs=prompt_logprobs is not None or (reading.logprobs is not None and bool(reading.features.echo)),
         prompt_top=prompt_logprobs or 0,
     )  # fmt: skip
-    chosen = await with_samplers(chosen, fields, context)
     if budget is not None:
         from frontend.api.chat.thinking_budget import check_budget
 
@@ -134,7 +133,7 @@ def _specials(context: ModelContext) -> dict[str, int]:
 
 def _features(reading: Reading, whole: Prompts, prompts: Prompts, most: int, context: ModelContext) -> Features:
     """Returns what the request asks for besides text. whole: the prompts before they were shortened"""
-    fields, asked = reading.fields, dict[str, Any]()
+    fields, asked = reading.fields, dict[str, Any](adapter=context.adapter)
     if reading.features.echo:  # a prompt that was shortened is not what the client wrote
         texts = zip(reading.features.echo, whole, prompts, strict=True)
         asked["echo"] = tuple([text if all is some else "" for text, all, some in texts])
@@ -152,7 +151,7 @@ def _features(reading: Reading, whole: Prompts, prompts: Prompts, most: int, con
         import frontend.api.receipts.making  # noqa: F401, so that its absence does not show at the answer's end only
 
         asked["receipt"] = True
-    return replace(reading.features, **asked) if asked else reading.features
+    return replace(reading.features, **asked)
 
 
 def admission(fields: GenerationFields) -> Admission:

@@ -5,7 +5,6 @@ from typing import Any
 from frontend.api.model_context import ModelContext, check_ids
 from frontend.api.requests.request_model import SMALLEST
 from frontend.api.requests.request_types import GenerationFields
-from frontend.api.requests.sampler_fields import FIELDS as SAMPLER_FIELDS
 from frontend.errors import Unprocessable
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
@@ -16,25 +15,28 @@ SAMPLING = (
 )  # fmt: skip
 
 
+async def chosen_sampling(request: GenerationFields, max_tokens: int, context: ModelContext, **more: Any) -> Sampling:
+    """Does the same as `sampling`, for requests that may ask for a chain of samplers."""
+    chosen = sampling(request, max_tokens, context, **more)
+    if not request.wants_chain:
+        return chosen
+    from frontend.api.chat.samplers import with_chain
+
+    return await with_chain(chosen, request, context)
+
+
 def sampling(request: GenerationFields, max_tokens: int, context: ModelContext, **more: Any) -> Sampling:
     """Makes the wire's Sampling. An absent field has the checkpoint's recommendation or else Sampling's default.
 
     more: the fields that only some API formats have
     """
     given = {name: value for name in SAMPLING if (value := getattr(request, name, None)) is not None}
+    if (factor := getattr(request, "repeat_penalty", None)) is not None:
+        given.setdefault("repetition_penalty", factor)
     values = {name: _for_worker(name, value, context) for name, value in {**context.recommended, **given}.items()}
     if values.get("min_tokens", 0) > max_tokens:
         raise Unprocessable("`min_tokens` is more than the tokens asked for", param="min_tokens", code="out_of_range")
     return Sampling(max_tokens=max_tokens, **values, **more)
-
-
-async def with_samplers(sampling: Sampling, fields: GenerationFields, context: ModelContext) -> Sampling:
-    """Returns the sampling with llama.cpp's samplers, as far as a request asks for them."""
-    if all(getattr(fields, name, None) is None for name in SAMPLER_FIELDS):
-        return sampling
-    from frontend.api.requests.sampler_chain import with_samplers
-
-    return await with_samplers(sampling, fields, context.tokenizer, context.vocab_size)
 
 
 def _for_worker(name: str, value: Any, context: ModelContext) -> Any:

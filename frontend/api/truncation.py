@@ -1,6 +1,7 @@
-"""Prompts that a request allows to be shortened (`truncate_prompt_tokens`)."""
+"""Prompts that a request allows to be shortened (`truncate_prompt_tokens`, `truncation_side`)."""
 
 from frontend.api.model_context import ModelContext
+from frontend.api.requests.request_types import GenerationFields
 from frontend.errors import Unprocessable
 
 
@@ -9,11 +10,14 @@ def before_truncation(kept: int | None, context: ModelContext) -> ModelContext:
     return context if kept is None else context.unlimited
 
 
-def truncated(ids: list[int], most: int | None, kept: int | None, context: ModelContext) -> list[int]:
-    """Returns the last `kept` ids of a prompt; all if it is None, and as many as leave room for the answer if it is -1.
+def truncated(ids: list[int], most: int | None, fields: GenerationFields, context: ModelContext) -> list[int]:
+    """Returns the last ids of a prompt, as many as `truncate_prompt_tokens` says; all of them if it is absent.
+
+    With -1, it leaves room for the answer; with `truncation_side` "right", the first ids are kept.
 
     most: the limit on new tokens, if there is one
     """
+    kept = getattr(fields, "truncate_prompt_tokens", None)
     if kept is None:
         return ids
     if kept == 0 or kept > context.max_seq_len:
@@ -23,4 +27,4 @@ def truncated(ids: list[int], most: int | None, kept: int | None, context: Model
         )  # fmt: skip
     if kept < 0 and (kept := context.max_seq_len - (most or 1)) <= 0:
         return ids  # check_length says that the answer alone is too long
-    return ids[-kept:]
+    return ids[:kept] if getattr(fields, "truncation_side", None) == "right" else ids[-kept:]

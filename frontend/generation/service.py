@@ -157,7 +157,7 @@ class Service:
     def _salt(self, request: GenerationRequest) -> str:
         """Returns the text that decides which requests share cached prefixes."""
         tenant = request.admission.tenant if self._prefix_cache_scope == "tenant" else ""
-        return PrefixIdentity(request.admission.cache_salt, tenant).text
+        return PrefixIdentity(request.admission.cache_salt, tenant, request.features.adapter).text
 
     def _shown_specials(self, request: GenerationRequest) -> dict[str, str]:
         """Returns the special tokens that the output's text has, and what stands for each."""
@@ -188,7 +188,7 @@ class Service:
         salt = self._salt(request)
         calls = [
             self.pool.submit(
-                prompt, _sampling(request.sampling, n), cache_salt=salt, group=group,
+                prompt, _sampling(request.sampling, n), cache_salt=salt, group=group, adapter=features.adapter,
                 deadline_ms=admission.deadline_ms, priority=admission.priority, tenant=admission.tenant,
                 fingerprint=fingerprint, generated=features.continued, answer=features.checked,
                 scored_from=features.scored.starts[i] if features.scored else 0, pooling=features.pooling,

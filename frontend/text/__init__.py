@@ -12,6 +12,5 @@ grammar_builder     structured-output requests as the text of a grammar; the wor
 grammar_check       whether a grammar is valid, found out in child processes
 fill_in_middle      prompts with a text before the answer and a text after it
 structural_tag      free text with tagged parts that keep to schemas, as the text of a grammar
-dry_breakers        which tokens break the sequences that DRY compares
 closed_schema       JSON schemas whose objects take no unnamed properties
 """

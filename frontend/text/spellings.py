@@ -39,7 +39,10 @@ class Spellings:
         return mark.join(text[begin:end] for begin, end in pairwise(bounds))
 
     def replaced(self, text: str, by: Mapping[str, str], mark: str) -> str:
-        """Returns the text without marks, and with `by[spelling]` for each spelling in which there was no mark."""
+        """Returns the text without its marks. A spelling that no mark interrupts is replaced by `by[spelling]`.
+
+        mark: the text that `marked` inserted.
+        """
         pieces = text.split(mark) if mark else [text]
         text, marked, length = "".join(pieces), [], 0
         for piece in pieces[:-1]:

@@ -281,6 +281,11 @@ class Tokenizer:
             return self.decode([token], skip_special=False)
         return self._raw[token].decode(errors="replace")
 
+    @cached_property
+    def token_texts(self) -> list[str]:
+        """The text of each id of the vocabulary, as `token_text` returns it. Takes a second for a large one."""
+        return [self.token_text(id) for id in range(self.vocab_size)]
+
     def special_ids_of(self, texts: Iterable[str]) -> dict[str, int]:
         """Returns the ids of those texts that are special tokens, which no output shows."""
         return {text: self._specials[text] for text in texts if text in self._specials}

@@ -116,6 +116,7 @@ class WorkerPool:
         priority: int = 0,
         tenant: str = "",
         pooling: m.Pooling | None = None,
+        adapter: m.Adapter | None = None,
         fingerprint: str = "",
         generated: Sequence[int] = (),
         scored_from: int = 0,
@@ -139,7 +140,7 @@ class WorkerPool:
             self._new_id(), pack_u32(prompt), sampling,
             cache_salt=cache_salt, group=group, deadline_ms=deadline_ms, priority=priority, tenant=tenant,
             pooling=pooling, generated=pack_u32(generated), scored_from=scored_from,
-            answer=None if answer is None else pack_u32(answer),
+            answer=None if answer is None else pack_u32(answer), adapter=adapter,
         )  # fmt: skip
         stream = Stream(message, asyncio.get_running_loop().create_future(), fingerprint=fingerprint)
         self._put(stream, self._choose(stream, ready))

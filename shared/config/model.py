@@ -31,6 +31,14 @@ class ModelConfig:
         "the checkpoint says, which is generate where it says nothing",
         choices=("auto", "generate", "embed", "score"),
     )  # fmt: skip
+    lora_modules: str = setting(
+        "", "LoRA adapters of this model, each NAME=PATH or JSON with name, path and base_model_name; a request "
+        "chooses one by its name as the model",
+        many=True,
+    )  # fmt: skip
+    allow_runtime_lora: str = setting(
+        "", "folder: requests may load and unload adapters below it (/v1/load_lora_adapter); empty: none may"
+    )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -91,6 +91,15 @@ class WorkerConfig:
         "sequence, and near the end of its prompt; rounded up to whole pages",
         unit="tokens", at_least=1,
     )  # fmt: skip
+    max_loras: int = setting(
+        8, "maximum different LoRA adapters among running sequences", unit="adapters", at_least=1, at_most=1024
+    )
+    max_cpu_loras: int = setting(
+        32, "maximum LoRA adapters in memory; one that is not in use makes room for another, and is read again when it "
+        "is asked for",
+        unit="adapters", at_least=1, at_most=10000,
+    )  # fmt: skip
+    max_lora_rank: int = setting(64, "highest rank of a LoRA adapter", at_least=1, at_most=4096)
     batch_invariant: bool = setting(True, "compute the same bits for a request whatever else is in its steps")
     cuda_graphs: bool = setting(True, "on a GPU, capture steps as CUDA graphs at start and replay them")
     kernels: str = setting(

@@ -12,6 +12,7 @@ little-endian (codec.py).
 
 base        what both directions share
 sampling    what a request asks for
+samplers    chains of samplers, which few requests ask for
 requests    the messages of a frontend
 events      the messages of a worker
 status      its state, which it broadcasts
@@ -32,7 +33,8 @@ from shared.messages.events import (
     Welcome,
 )
 from shared.messages.requests import Abort, Hello, Lease, Request, ResetPrefixCache, Resync, Submit
-from shared.messages.sampling import SAMPLERS, Pooling, PoolingKind, SamplerChain, Sampling, ThinkingBudget
+from shared.messages.samplers import Dry, SamplerChain, WindowPenalties
+from shared.messages.sampling import Adapter, Pooling, PoolingKind, Sampling, ThinkingBudget
 from shared.messages.status import (
     ConnectedFrontend,
     KVUsage,
@@ -47,12 +49,13 @@ from shared.messages.status import (
 __all__ = [
     "BROADCAST",
     "PROTOCOL_VERSION",
-    "SAMPLERS",
     "TOPIC_BYTES",
     "U32",
     "Abort",
+    "Adapter",
     "Admitted",
     "ConnectedFrontend",
+    "Dry",
     "End",
     "Event",
     "Hello",
@@ -81,6 +84,7 @@ __all__ = [
     "ThinkingBudget",
     "Timings",
     "Welcome",
+    "WindowPenalties",
     "WorkerState",
     "by_kind",
 ]

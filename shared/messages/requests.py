@@ -1,7 +1,7 @@
 """The messages of a frontend to a worker."""
 
 from shared.messages.base import PROTOCOL_VERSION, U32, Message
-from shared.messages.sampling import Pooling, Sampling
+from shared.messages.sampling import Adapter, Pooling, Sampling
 
 
 class Hello(Message, frozen=True):
@@ -50,6 +50,7 @@ class Submit(Message, frozen=True):
     pooling: Pooling | None = None  # asks for a vector; `max_tokens` is then 0
     answer: bytes | None = None  # packed uint32: an answer to check, see below
     scored_from: U32 = 0  # with `prompt_logprobs`: only of the prompt's tokens from this index on
+    adapter: Adapter | None = None  # changes the weights for this sequence
 
 
 class Abort(Message, frozen=True):

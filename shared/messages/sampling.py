@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from shared.messages.samplers import SamplerChain
+
 
 class ThinkingBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """How many tokens an output may think before its reasoning is ended, and which ids begin and end reasoning."""
@@ -11,39 +13,10 @@ class ThinkingBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
     tokens: int  # of reasoning, without the ids that open and close it
     opening: tuple[int, ...]
     closing: int
-    forced: tuple[int, ...]  # what follows when the tokens are used up: `closing`, and what leads on to the answer
+    forced: tuple[int, ...]  # what follows when the tokens are used up: `closing`, then ids that introduce the answer
     begun: bool = False  # the output begins within reasoning
     blanks: tuple[int, ...] | None = ()  # ids that may precede the opening; None: reasoning may open at any place
     forbidden: tuple[tuple[int, ...], ...] = ()  # ids that may not follow each other once the tokens are used up
-
-
-class SamplerChain(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """llama.cpp's samplers, by its names. Each has no effect at its default.
-
-    order: the samplers that work, in this order; the fields of Sampling count only for those among them.
-    dry_breakers: by a token, the sequences of tokens after it with which it ends what DRY compares.
-    """
-
-    order: tuple[str, ...]
-    repeat_last_n: int = -1  # how many of the last tokens penalties see; -1: all, as without a chain; 0: none
-    min_keep: int = 0  # how many tokens `typ_p`, `top_p`, `min_p` and `xtc` keep at least
-    top_n_sigma: float = -1.0
-    typical_p: float = 1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    mirostat: int = 0  # its version, 1 or 2; 0: off
-    mirostat_tau: float = 5.0  # the surprise that it aims at, in bits
-    mirostat_eta: float = 0.1  # how fast it learns
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1  # how many of the last tokens it compares; -1: all
-    dry_breakers: dict[int, tuple[tuple[int, ...], ...]] = {}
-
-
-SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 
 
 class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -69,7 +42,7 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     allowed_token_ids: tuple[int, ...] = ()  # the output has no other ids; empty: all are allowed
     bad_words: tuple[tuple[int, ...], ...] = ()  # ids that may not follow each other in the output
     thinking: ThinkingBudget | None = None
-    chain: SamplerChain | None = None  # how tokens are drawn where the fields above cannot say it
+    chain: SamplerChain | None = None
 
     @property
     def has_token_rules(self) -> bool:
@@ -101,5 +74,23 @@ class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def needs_first_rows(self) -> bool:
-        """Whether the vector is made of the rows of the first tokens, too, and not only of the last one's."""
+        """Whether the vector needs the rows of the first tokens, so that no cached prefix can replace them."""
         return self.kind in (PoolingKind.MEAN, PoolingKind.FIRST)
+
+
+class Adapter(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A LoRA adapter: its name for clients, its folder, and the hash of its files, which must be theirs still."""
+
+    name: str
+    path: str
+    sha256: str
+    scale: float = 1.0  # the products of the adapter are multiplied by it
+
+    @property
+    def identity(self) -> str:
+        """What decides the bits that it adds: the hash, and the scale unless it is 1."""
+        return self.sha256 if self.scale == 1.0 else f"{self.sha256}*{self.scale!r}"
+
+    @property
+    def unscaled(self) -> "Adapter":
+        return self if self.scale == 1.0 else msgspec.structs.replace(self, scale=1.0)

@@ -164,7 +164,8 @@ OWN: dict[str, list[tuple[str, Any]]] = {
     COMPLETIONS: [
         ("best_of", 2), ("suffix", "x"), ("logprobs", 21), ("n", 0), ("min_p", 2), ("logit_bias", {"x": 1}),
         ("tools", []), ("messages", QUESTION), ("stop", ["x"] * 17), ("stop_sequences", ["x"]), ("top_logprobs", 1),
-        ("top_k", 0), ("top_k", -1), ("foo", "bar"), ("foo", None), ("stream_options", {"foo": True}),
+        ("foo", "bar"), ("foo", None), ("stream_options", {"foo": True}), ("stream_options", {"include_usage": True}),
+        ("kv_transfer_params", {}), ("prompt_embeds", "x"), ("stop_regex", "x"), ("detokenize", False),
     ],
     CHAT: [
         ("top_logprobs", 2), ("n", 129), ("presence_penalty", 3), ("functions", [1]), ("modalities", ["audio"]),

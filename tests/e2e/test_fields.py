@@ -283,8 +283,16 @@ def test_structural_tag_keeps_its_tags_to_their_schemas(sdk: openai.OpenAI) -> N
     assert choice.finish_reason == "length" or rest.endswith("</city>")
 
 
-def test_rules_about_tokens_hold_when_a_worker_is_killed(demo: Server) -> None:
-    fields = {"allowed_token_ids": list(range(300, 360)), "bad_words": ["e"], "temperature": 1.0, "seed": 4}
+RULES: dict[str, Any] = {"allowed_token_ids": list(range(300, 360)), "bad_words": ["e"]}
+SAMPLERS: dict[str, Any] = {
+    "samplers": "edkypmxt", "dry_multiplier": 0.8, "repeat_penalty": 1.2, "repeat_last_n": 32, "typical_p": 0.98,
+    "xtc_probability": 0.5, "xtc_threshold": 0.05, "dynatemp_range": 0.3, "allowed_token_ids": list(range(300, 360)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", [RULES, SAMPLERS], ids=["rules", "samplers"])
+def test_same_tokens_come_when_a_worker_is_killed(demo: Server, asked: dict[str, Any]) -> None:
+    fields = {"temperature": 1.0, "seed": 4} | asked
     undisturbed = demo.events("Once upon a time", 200, **fields)
     pid = demo.stats()["worker"]["pid"]
     with ThreadPoolExecutor(1) as pool, demo.hold.at(len(undisturbed.ids) // 2):

@@ -155,7 +155,7 @@ def test_every_optional_field_of_the_sdks_takes_null(server: Server, path: str, 
 
 
 def test_completions_keep_their_table(server: Server) -> None:
-    assert [post(server, COMPLETIONS, **{"top_k": value}).status_code for value in (0, -1, None)] == [422, 422, 200]
+    assert [post(server, COMPLETIONS, **{"top_k": value}).status_code for value in (0, -1, None)] == [200, 200, 200]
     assert [post(server, COMPLETIONS, model=value).status_code for value in ("x", None, "second")] == [422, 200, 200]
 
 

@@ -31,9 +31,6 @@ ROOMS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "frontend.api.chat.thinking_budget": [(CHAT, {"max_thinking_tokens": 5})],
     "frontend.api.chat.continuation": [(CHAT, {"continue_from": {"ids": [65]}})],
     "frontend.generation.continued": [(CHAT, {"continue_from": {"ids": [65]}})],
-    "frontend.api.requests.sampler_chain": [
-        (CHAT, {"xtc_probability": 0.5}), (COMPLETIONS, {"typical_p": 0.5}), (LLAMA_CPP, {"mirostat": 2}),
-    ],
     "frontend.api.receipts.making": [(CHAT, {"receipt": True}), (COMPLETIONS, {"receipt": True})],
     "frontend.generation.endings": [(CHAT, {"receipt": True})],
     "frontend.generation.echo": [(COMPLETIONS, {"echo": True})],

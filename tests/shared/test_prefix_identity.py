@@ -1,6 +1,7 @@
 """The text by which prefixes are shared, or not."""
 
-from shared.prefix_identity import PrefixIdentity
+from shared.messages import Adapter
+from shared.prefix_identity import PrefixIdentity, fits
 
 
 def test_text_of_a_request_without_tenant_is_its_salt() -> None:
@@ -15,3 +16,15 @@ def test_salt_reaches_no_prefix_of_another_tenant() -> None:
     salts = ("", "x", "alice\n", "bob\nx")
     texts = [PrefixIdentity(salt, tenant).text for tenant in ("alice", "bob") for salt in salts]
     assert len(set(texts)) == len(texts)
+
+
+def test_no_text_with_an_adapter_is_one_without_it_or_of_another_one() -> None:
+    adapters = [None, *(Adapter("a", "/a", letter * 64) for letter in "01")]
+    salts = ("", "x", "lora:", "lora:\nx", "lora:" + "0" * 64 + "\n", "lora:" + "0" * 64 + "\nx", "\nx")
+    for tenant in ("", "lora:", "alice"):
+        texts = [PrefixIdentity(salt, tenant, adapter).text for adapter in adapters for salt in salts]
+        assert len({*texts}) == len(texts)
+    assert PrefixIdentity("x").text == "x", "requests without adapters keep their text"
+    for adapter in adapters:
+        of = PrefixIdentity("lora:" + "1" * 64 + "\n", "", adapter).text
+        assert [fits(of, other) for other in adapters] == [other is adapter for other in adapters]

@@ -27,12 +27,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "worker.grammar.compiler", "worker.grammar.matcher", "worker.grammar.token_rules", "worker.grammar.thinking",
         "worker.run.grammar_mask",
     ),
-    "samplers": (
-        "worker.schedule.records.chain_check", "worker.schedule.records.replay",
-        "worker.schedule.records.sampler_chain", "worker.run.sampler_chain",
-        "worker.run.sampler_formulas",
-    ),
     "states": ("worker.schedule.features.states",),
+    "adapters": (
+        "worker.schedule.records.adapter_use", "worker.adapters.store", "worker.adapters.operations",
+    ),
 }  # fmt: skip
 ROOMS["all"] = tuple(name for names in ROOMS.values() for name in names)
 
@@ -43,6 +41,7 @@ DIGITS = "%llguidance {}\nstart: /[0-9]+/"
 def serve(folder: Path) -> dict[str, Any]:
     """Returns the ids of plain requests, and how requests with features ended, as a worker serves them in its loop."""
     from shared import messages as m
+    from shared.prefix_identity import PrefixIdentity
     from shared.wire.codec import pack_u32
     from tests.worker.engine.harness import Bench
     from worker.kv_cache.groups import cache_groups
@@ -76,6 +75,7 @@ def serve(folder: Path) -> dict[str, Any]:
     bench.iterate(20)
     outputs, _ = bench.received()
     plain = [outputs[1], outputs[2]]
+    adapter = m.Adapter("a", "/a", "0" * 64)
     features: dict[str, dict[int, dict[str, Any]]] = {
         "checks": {3: {"sampling": m.Sampling(60, temperature=0.0, ignore_eos=True), "answer": pack_u32(plain[0])}},
         "scores": {4: {"sampling": m.Sampling(1, prompt_logprobs=True)}, 5: {"sampling": m.Sampling(2, logprobs=1)}},
@@ -84,8 +84,14 @@ def serve(folder: Path) -> dict[str, Any]:
             7: {"sampling": m.Sampling(3, allowed_token_ids=(5, 6, 7))},
             8: {"sampling": m.Sampling(3, grammar=DIGITS)},
         },
+        "adapters": {
+            9: {
+                "sampling": m.Sampling(3),
+                "adapter": adapter,
+                "cache_salt": PrefixIdentity(adapter=adapter).text,
+            },
+        },
     }
-    features["samplers"] = {9: {"sampling": m.Sampling(3, chain=m.SamplerChain(("xtc",), xtc_probability=0.5))}}
     for asked in features.values():
         for id, options in asked.items():
             ask(id, **options)

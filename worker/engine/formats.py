@@ -65,7 +65,7 @@ def _weights_dtype(spec: ModelSpec, flag: str, device: torch.device) -> torch.dt
 
 
 def warn_about_cpu(worker: WorkerConfig, formats: Formats) -> None:
-    """Logs which flags have no effect on the CPU, and what plain PyTorch computes for lack of C kernels."""
+    """Logs which flags have no effect on the CPU, and which computations have no C kernel and run in plain PyTorch."""
     if worker.kernels != "auto":
         log.warning(
             "--kernels %s is for GPUs: the CPU has C kernels, or plain PyTorch with SLUICE_NATIVE=0", worker.kernels

@@ -69,6 +69,8 @@ class Engine:
     expert_loads: Callable[[], ExpertLoads] = dict  # empty without --expert-metrics
     slots: PagePool | None = None  # for recurrent states, if layers have them
     task: Task = GENERATE
+    folder: Path = Path()  # of the checkpoint
+    weights: Weights | None = None
 
 
 def load_engine(
@@ -123,6 +125,8 @@ def build_engine(
         pools=pools,
         slots=slots,
         task=files.task,
+        folder=files.folder,
+        weights=decoder.weights,
         size=size,
         spec=spec,
         limits=Limits(

@@ -18,7 +18,7 @@ from worker.engine.request_record import RequestRecord, new_record
 from worker.engine.step_builder import StepBuilder
 from worker.engine.submitted import sequence_of
 from worker.engine.validation import check_submit
-from worker.grammar.pending import PendingGrammars, constrain
+from worker.grammar.pending import PendingSequences, constrain
 from worker.observability.metrics import SUCCESSES, Metrics
 from worker.observability.stats import Stats
 from worker.run.in_flight import StepOutput
@@ -28,11 +28,11 @@ from worker.schedule.sequence import Key, Sequence
 from worker.transport.server import FrontendGone, WireServer
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.adapters.store import AdapterStore
     from worker.grammar.compiler import GrammarCompiler
 
 KEEP_FINISHED_S = 30.0  # how long a frontend can still ask for the output of a finished request
 QUARANTINE_CRASHES = 2  # a request is refused after this many crashes in its steps without progress
-MAX_COMPILING = 256  # how many requests may wait for their grammars
 
 
 class RequestTable:
@@ -48,6 +48,7 @@ class RequestTable:
         seeds: random.Random,
         crash_journal: CrashJournal | None = None,
         compiler: "GrammarCompiler | None" = None,
+        adapters: "AdapterStore | None" = None,
         task: Task = GENERATE,
     ) -> None:
         """task: what the model is served for; requests for text are refused unless it is `generate`."""
@@ -59,8 +60,8 @@ class RequestTable:
         self._vocab_size, self._task = vocab_size, task
         self._backlog = Backlog(scheduler, stats)
         self._seeds = seeds
-        self._compiler = compiler
-        self._compiling = PendingGrammars()
+        self._compiler, self._adapters = compiler, adapters
+        self._preparing = PendingSequences()
         self._records: dict[Key, RequestRecord] = {}
         self._ended: deque[tuple[float, Key]] = deque()
         self._builders: defaultdict[bytes, StepBuilder] = defaultdict(StepBuilder)
@@ -68,7 +69,7 @@ class RequestTable:
     # messages from frontends
 
     def receive(self, inbox: deque[tuple[bytes, m.Request | FrontendGone]], now: float) -> None:
-        """Handles the messages in the inbox, queues requests with ready grammars, ends requests past deadlines."""
+        """Handles the messages in the inbox, queues requests that are prepared, ends requests past deadlines."""
         for _ in range(len(inbox)):  # later messages wait for the next iteration
             sender, request = inbox.popleft()
             match request:
@@ -85,8 +86,8 @@ class RequestTable:
                     self._abort_unleased(sender, request, now)
                 case FrontendGone():
                     self._forget_frontend(sender, now)
-        if self._compiling:
-            self._enqueue_compiled(now)
+        if self._preparing:
+            self._enqueue_prepared(now)
         for sequence in self._scheduler.expire(now):
             self.end(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
 
@@ -94,16 +95,18 @@ class RequestTable:
         key = (sender, submit.id)
         if key in self._records:  # the frontend sent it again because the answer was lost
             self._resync(sender, submit.id, len(submit.generated) // 4)
-        elif key not in self._compiling:  # else the answer follows when the grammar is ready
+        elif key not in self._preparing:  # else the answer follows when all is ready
             try:
                 rejected = self._accept(key, submit, now)
+            except Refused as refused:
+                rejected = m.Rejected(submit.id, refused.reason, str(refused), 1.0)
             except ImportError as missing:
                 rejected = m.Rejected(submit.id, m.Refusal.INVALID, f"this worker lacks a part for it: {missing}")
             if rejected is not None:
                 self._reject(sender, rejected)
 
     def _accept(self, key: Key, submit: m.Submit, now: float) -> m.Rejected | None:
-        """Queues a request, or starts to compile its grammar. Returns why it is rejected, if it is."""
+        """Queues a request, or starts to prepare what it needs. Returns why it is rejected, or raises Refused."""
         first_key = key[0], submit.original_id or submit.id
         crash_count = self.crash_journal.crash_count(first_key, submit.crashes)
         if rejected := self._check(submit, crash_count):
@@ -111,8 +114,9 @@ class RequestTable:
         seed = submit.sampling.seed
         seed = seed if seed is not None else self._seeds.getrandbits(63)
         sequence = sequence_of(key, submit, seed, now, crash_count)
-        if submit.sampling.grammar:
-            return self._compile(sequence)
+        if submit.sampling.grammar or submit.adapter is not None:
+            self._preparing.begin(sequence, self._compiler, self._adapters, self._scheduler.sequences)
+            return None  # it is neither admitted nor rejected before all is ready
         problem = constrain(sequence) if submit.sampling.has_token_rules else ""
         return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else self._enqueue(sequence, now)
 
@@ -153,7 +157,7 @@ class RequestTable:
         sequence = self._scheduler.abort(key)
         if sequence is not None:
             self.end(sequence, m.Outcome.ABORTED, now)
-        elif unqueued := self._compiling.remove(key):
+        elif unqueued := self._preparing.remove(key):
             self._end_unqueued(unqueued, m.Outcome.ABORTED, now)
 
     # results for frontends
@@ -186,7 +190,7 @@ class RequestTable:
             return
         if outcome is m.Outcome.POOLED:
             outcome, error = record.finish_vector(self._builders[sender])
-        record.vector = None
+        record.vector = sequence.adapter = None
         record.end = m.End(id, outcome, sequence.output_len, error, _timings(sequence, now))
         self._builders[sender].ends.append(record.end)
         self._ended.append((now, sequence.key))
@@ -209,7 +213,7 @@ class RequestTable:
 
     def _resync(self, sender: bytes, id: int, offset: int) -> None:
         """Sends the whole output from token `offset` on again, and the End if the request has ended."""
-        if (sender, id) in self._compiling:  # nothing has been sent about this request yet
+        if (sender, id) in self._preparing:  # nothing has been sent about this request yet
             return
         record = self._records.get((sender, id))
         builder = self._builders[sender]
@@ -225,19 +229,19 @@ class RequestTable:
         """Aborts requests that are missing from their frontend's Lease: the Abort was lost or overtook the Submit."""
         leased = {*unpack_u32(lease.ids)}  # ids after lease.last_id are newer than the lease; 32-bit ids wrap around
         live = [id for (frontend, id), record in self._records.items() if frontend == sender and record.end is None]
-        for id in [*live, *(id for frontend, id in self._compiling if frontend == sender)]:
+        for id in [*live, *(id for frontend, id in self._preparing if frontend == sender)]:
             if id not in leased and (lease.last_id - id) % (1 << 32) < 1 << 31:
                 self._abort((sender, id), now)
 
     def _keys_of(self, sender: bytes, ids: tuple[int, ...]) -> list[Key]:
         """Returns the keys of these ids. If there are more ids than requests here, only the keys of known requests."""
-        if len(ids) <= len(self._records) + len(self._compiling):
+        if len(ids) <= len(self._records) + len(self._preparing):
             return [(sender, id) for id in ids]
         requested = frozenset(ids)
-        return [key for key in (*self._records, *self._compiling) if key[0] == sender and key[1] in requested]
+        return [key for key in (*self._records, *self._preparing) if key[0] == sender and key[1] in requested]
 
     def _forget_frontend(self, sender: bytes, now: float) -> None:
-        for key in [key for key in (*self._records, *self._compiling) if key[0] == sender]:
+        for key in [key for key in (*self._records, *self._preparing) if key[0] == sender]:
             self._abort(key, now)
             self._records.pop(key, None)
         self._builders.pop(sender, None)  # if the frontend returns, it submits again, and must not get these aborts
@@ -247,27 +251,17 @@ class RequestTable:
         for record in [record for record in self._records.values() if record.end is None]:
             self._scheduler.abort(record.sequence.key)
             self.end(record.sequence, outcome, now, error)
-        for sender, id in list(self._compiling):
-            self._compiling.remove((sender, id))
+        for sender, id in list(self._preparing):
+            self._preparing.remove((sender, id))
             self._reject(sender, m.Rejected(id, m.Refusal.DRAINING, error, 5.0))
 
-    # requests whose grammars are being compiled
+    # requests whose grammars are being compiled, or adapters read
 
-    def _compile(self, sequence: Sequence) -> m.Rejected | None:
-        """Starts compiling the sequence's grammar. Until that is done, the request is neither admitted nor rejected."""
-        id = sequence.key[1]
-        if self._compiler is None:
-            return m.Rejected(id, m.Refusal.INVALID, "this worker cannot compile grammars")
-        if len(self._compiling) >= MAX_COMPILING and not sequence.history.resumed:
-            return m.Rejected(id, m.Refusal.QUEUE_FULL, f"{MAX_COMPILING} grammars are being compiled", 1.0)
-        self._compiling.add(sequence, self._compiler.compile(sequence.sampling.grammar, sequence.turn.tenant))
-        return None
-
-    def _enqueue_compiled(self, now: float) -> None:
-        """Queues sequences whose grammars have become ready, and ends sequences past their deadlines."""
-        for sequence in self._compiling.expire(now):
+    def _enqueue_prepared(self, now: float) -> None:
+        """Queues sequences for which all has become ready, and ends sequences past their deadlines."""
+        for sequence in self._preparing.expire(now):
             self._end_unqueued(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
-        for sequence, problem in self._compiling.take_ready():
+        for sequence, problem in self._preparing.take_ready():
             sender, id = sequence.key
             invalid = m.Rejected(id, m.Refusal.INVALID, problem) if problem else None
             rejected = invalid or self._reject_if_draining(id) or self._enqueue(sequence, now)

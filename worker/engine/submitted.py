@@ -29,6 +29,10 @@ def sequence_of(key: Key, submit: Submit, seed: int, now: float, crashes: int) -
         prefix=SharedPrefix(submit.cache_salt),
         pooling=submit.pooling,
     )
+    if submit.adapter is not None:
+        from worker.schedule.records.adapter_use import AdapterUse
+
+        sequence.adapter = AdapterUse(submit.adapter)
     if submit.answer is not None:
         from worker.schedule.records.answer_check import AnswerCheck
 
@@ -37,8 +41,4 @@ def sequence_of(key: Key, submit: Submit, seed: int, now: float, crashes: int) -
         from worker.schedule.records.prompt_scores import PromptScores
 
         sequence.scores = PromptScores(submit.scored_from)
-    if submit.sampling.chain is not None:
-        from worker.schedule.records.sampler_chain import draw_by_chain
-
-        draw_by_chain(sequence)
     return sequence

@@ -7,10 +7,12 @@ frontend may be faulty or hostile.
 import math
 
 from shared import messages as m
+from shared.prefix_identity import fits
 from shared.task import GENERATE, Task
 from shared.wire.codec import unpack_u32
 
 MAX_STOP_IDS, MAX_LOGPROBS, MAX_NAME_CHARS = 1024, 1024, 1024  # more than any frontend accepts
+MAX_PATH_CHARS = 4096
 MAX_BAD_IDS = 1 << 16  # of all bad words together
 
 
@@ -49,13 +51,15 @@ def _check_features(submit: m.Submit, prompt_len: int, vocab_size: int) -> str:
     sampling = submit.sampling
     if submit.scored_from >= max(1, prompt_len):
         return "scored_from is beyond the prompt"
+    adapter = submit.adapter
+    if adapter is not None and (len(adapter.sha256) != 64 or len(adapter.name + adapter.path) > MAX_PATH_CHARS):
+        return "the name, the path or the hash of the adapter is malformed"
+    if adapter is not None and not math.isfinite(adapter.scale):
+        return "the scale of the adapter is not a finite number"
+    if not fits(submit.cache_salt, adapter):
+        return "the cache salt is not that of a request with this adapter"
     if problem := _check_token_rules(sampling, vocab_size):
         return problem
-    if sampling.chain is not None:
-        from worker.schedule.records.chain_check import check_chain
-
-        if problem := check_chain(sampling.chain, vocab_size):
-            return problem
     if submit.answer is not None and (sampling.logprobs is not None or sampling.prompt_logprobs):
         return "a request that checks an answer cannot ask for log-probabilities"
     return ""

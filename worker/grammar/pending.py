@@ -1,22 +1,51 @@
-"""Holds sequences from their Submit until their grammars are compiled. Creates no messages."""
+"""Holds sequences from their Submit until their grammars are compiled and their adapters read. Creates no messages."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from worker.schedule.admission import QueueFull, Refused
 from worker.schedule.sequence import Key, Sequence
 
-if TYPE_CHECKING:  # a worker that serves plain requests compiles no grammars
-    from worker.grammar.compiler import Grammar
+if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.adapters.loaded import LoadedAdapter
+    from worker.adapters.store import AdapterStore
+    from worker.grammar.compiler import Grammar, GrammarCompiler
     from worker.grammar.matcher import Matcher
+
+MAX_PREPARING = 256  # how many requests may wait for their grammars and adapters
 
 
 @dataclass(slots=True)
-class PendingGrammars:
-    """Holds sequences and the futures of their grammars, in order of arrival."""
+class Preparing:
+    """A sequence, and what is being prepared for it."""
 
-    _pending: dict[Key, tuple[Sequence, "Future[Grammar]"]] = field(default_factory=dict)
+    sequence: Sequence
+    grammar: "Future[Grammar] | None"
+    adapter: "Future[LoadedAdapter] | None"
+
+    @property
+    def done(self) -> bool:
+        return all(future is None or future.done() for future in (self.grammar, self.adapter))
+
+    def finish(self) -> str:
+        """Gives the sequence what was prepared. Returns why that fails, or ""."""
+        use = self.sequence.adapter
+        if use is not None and self.adapter is not None:
+            try:
+                use.loaded = self.adapter.result()
+            except Exception as error:  # of the files, or of the memory for them: no other request shall suffer
+                return str(error)
+        needs_rules = self.grammar is not None or self.sequence.sampling.has_token_rules
+        return _set_matcher(self.sequence, self.grammar) if needs_rules else ""
+
+
+@dataclass(slots=True)
+class PendingSequences:
+    """Holds sequences and the futures of what they need, in order of arrival."""
+
+    _pending: dict[Key, Preparing] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -27,27 +56,51 @@ class PendingGrammars:
     def __iter__(self) -> Iterator[Key]:
         return iter(self._pending)
 
-    def add(self, sequence: Sequence, grammar: "Future[Grammar]") -> None:
-        self._pending[sequence.key] = sequence, grammar
+    def begin(
+        self,
+        sequence: Sequence,
+        compiler: "GrammarCompiler | None",
+        adapters: "AdapterStore | None",
+        live: Callable[[], list[Sequence]],
+    ) -> None:
+        """Starts to compile the sequence's grammar and to read its adapter. Raises Refused.
+
+        live: returns the sequences that were queued, whose adapters stay in memory
+        """
+        text, use = sequence.sampling.grammar, sequence.adapter
+        if len(self) >= MAX_PREPARING and not sequence.history.resumed:
+            raise QueueFull(f"{MAX_PREPARING} requests are being prepared")
+        grammar = adapter = None
+        if use is not None:
+            if adapters is None:
+                raise Refused("this worker was started without adapters")
+            adapter = adapters.load(use.adapter, lambda: [*live(), *(one.sequence for one in self._pending.values())])
+        if text:
+            if compiler is None:
+                raise Refused("this worker cannot compile grammars")
+            grammar = compiler.compile(text, sequence.turn.tenant)
+        self._pending[sequence.key] = Preparing(sequence, grammar, adapter)
 
     def remove(self, key: Key) -> Sequence | None:
         """Removes and returns a sequence. Returns None if the sequence is not here."""
-        sequence, _ = self._pending.pop(key, (None, None))
-        return sequence
+        found = self._pending.pop(key, None)
+        return None if found is None else found.sequence
 
     def take_ready(self) -> list[tuple[Sequence, str]]:
-        """Removes sequences whose grammars are compiled and sets their matchers. Returns each with an error or ""."""
-        keys = [key for key, (_, grammar) in self._pending.items() if grammar.done()]
-        return [(self._pending[key][0], _set_matcher(*self._pending.pop(key))) for key in keys]
+        """Removes sequences for which all is prepared and gives it to them. Returns each with an error or ""."""
+        ready = [self._pending.pop(key) for key in [key for key, one in self._pending.items() if one.done]]
+        return [(one.sequence, one.finish()) for one in ready]
 
     def expire(self, now: float) -> list[Sequence]:
         """Removes and returns the sequences whose deadline has passed."""
-        keys = [key for key, (sequence, _) in self._pending.items() if sequence.turn.deadline <= now]
-        return [self._pending.pop(key)[0] for key in keys]
+        keys = [key for key, one in self._pending.items() if one.sequence.turn.deadline <= now]
+        return [self._pending.pop(key).sequence for key in keys]
 
 
-def _set_matcher(sequence: Sequence, grammar: "Future[Grammar]") -> str:
+def _set_matcher(sequence: Sequence, grammar: "Future[Grammar] | None") -> str:
     """Gives a sequence a new matcher, which accepts any output so far. Returns why that fails, or ""."""
+    if grammar is None:
+        return constrain(sequence)
     from worker.grammar.compiler import InvalidGrammar
 
     try:

@@ -24,6 +24,7 @@ from worker.kernels.weights.quantize import dequantize
 from worker.kernels.weights.quantized_weight import QuantizedWeight
 
 Item = TypeVar("Item")
+LEAST_SUM = 1e-20  # is added to the sum of a row's sigmoids, which may all be zero (csrc/experts.c has it, too)
 CLEAR = 1e-3  # how much two logits must differ, as a share of the largest, for rounding not to exchange them
 
 
@@ -46,7 +47,7 @@ class PackedExperts:
 
     @property
     def format(self) -> tuple[object, ...]:
-        """The formats that a GPU's kernels are compiled for; they are compiled for sizes, too."""
+        """What decides, beside sizes, which compiled kernels of a GPU multiply by these weights."""
         return self.weight.dtype, self.dynamic, None if self.codes is None else self.codes.packed.format
 
     def expert(self, number: int) -> PackedLinear:
@@ -66,19 +67,23 @@ class Experts:
     down: PackedExperts  # I → H
     loads: Tensor | None = None  # [E] int64: how many rows have chosen each expert is counted here
     scales: Tensor | None = None  # [E] float32: factors of the experts' weights
+    choice_bias: Tensor | None = None  # [E] float32: added to scores that are sigmoids, for the choice alone
 
 
 def packed_in_c(packed: CpuExperts) -> PackedExperts:
     return PackedExperts(torch.empty(0, dtype=packed.dtype), None, packed)
 
 
-def in_c(layer: Experts, chosen: int, activation: Activation, *, normalized: bool) -> CExperts | None:
+def in_c(
+    layer: Experts, chosen: int, activation: Activation, *, normalized: bool, sigmoid: bool = False
+) -> CExperts | None:
     """Returns the experts for the C library, or None if it has not packed all of them. See `experts`."""
     if layer.router.cpu is None or layer.gate_up.cpu is None or layer.down.cpu is None:
         return None
     return CExperts(
-        router=layer.router.cpu, gate_up=layer.gate_up.cpu, down=layer.down.cpu, scales=layer.scales, loads=layer.loads,
-        chosen=chosen, normalized=normalized, activation=ACTIVATIONS.index(activation),
+        router=layer.router.cpu, gate_up=layer.gate_up.cpu, down=layer.down.cpu, scales=layer.scales,
+        choice_bias=layer.choice_bias, loads=layer.loads, chosen=chosen, sigmoid=sigmoid, normalized=normalized,
+        activation=ACTIVATIONS.index(activation),
     )  # fmt: skip
 
 
@@ -142,32 +147,55 @@ def _peek(items: Iterable[Item]) -> tuple[Item, Iterable[Item]]:
 
 
 def choose_experts(
-    logits: Tensor, chosen: int, *, normalized: bool, scales: Tensor | None = None
+    logits: Tensor,
+    chosen: int,
+    *,
+    normalized: bool,
+    scales: Tensor | None = None,
+    sigmoid: bool = False,
+    choice_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns the experts of each row from the most to the least likely [T, chosen] int64, and their weights.
 
-    logits [T, E] float32. If two logits are equal, the expert with the lower number comes first. normalized: the
-    weights are the softmax over the chosen experts, else over all. scales [E] float32: the weights are multiplied by
-    them.
+    logits [T, E] float32. The weights are the softmax over all experts, or with `sigmoid` the sigmoid of each logit;
+    `normalized`: those of a row's experts are divided by their sum. scales [E] float32: the weights are then multiplied
+    by them. choice_bias [E] float32, only with `sigmoid`: the sums of weight and bias are compared, not the logits. Of
+    two equal experts, the one with the lower number comes first.
     """
-    ordered, numbers = logits.sort(dim=1, descending=True, stable=True)
-    over, numbers = ordered[:, :chosen] if normalized else ordered, numbers[:, :chosen]
-    weights = over.softmax(dim=1)[:, :chosen]
+    order = _choice_keys(logits, choice_bias).sort(dim=1, descending=True, stable=True).indices
+    ordered, numbers = logits.gather(1, order), order[:, :chosen]
+    if sigmoid:
+        weights = ordered[:, :chosen].sigmoid()
+        weights = weights / (weights.sum(dim=1, keepdim=True) + LEAST_SUM) if normalized else weights
+    else:
+        weights = (ordered[:, :chosen] if normalized else ordered).softmax(dim=1)[:, :chosen]
     return numbers, weights if scales is None else weights * scales[numbers]
 
 
+def _choice_keys(logits: Tensor, choice_bias: Tensor | None) -> Tensor:
+    """Returns what is compared to choose experts: [T, E]. A sigmoid without bias has the order of its logits."""
+    return logits if choice_bias is None else logits.sigmoid() + choice_bias
+
+
 def experts(
-    h: Tensor, layer: Experts, chosen: int, activation: Activation, *, normalized: bool, **rows: Tensor | None
+    h: Tensor,
+    layer: Experts,
+    chosen: int,
+    activation: Activation,
+    *,
+    normalized: bool,
+    sigmoid: bool = False,
+    **rows: Tensor | None,
 ) -> Tensor:
     """Computes experts_torch: in C if all weights are packed for it, in Triton on a GPU. rows: its last arguments."""
-    packed = in_c(layer, chosen, activation, normalized=normalized)
+    packed = in_c(layer, chosen, activation, normalized=normalized, sigmoid=sigmoid)
     if packed is not None:
         return experts_c.experts(h, packed, **rows)
     if h.is_cuda:
         from worker.kernels.gpu.experts.experts import experts_triton
 
-        return experts_triton(h, layer, chosen, activation, normalized=normalized, **rows)
-    return experts_torch(h, layer, chosen, activation, normalized=normalized, **rows)
+        return experts_triton(h, layer, chosen, activation, normalized=normalized, sigmoid=sigmoid, **rows)
+    return experts_torch(h, layer, chosen, activation, normalized=normalized, sigmoid=sigmoid, **rows)
 
 
 def experts_torch(
@@ -177,6 +205,7 @@ def experts_torch(
     activation: Activation,
     *,
     normalized: bool,
+    sigmoid: bool = False,
     router_input: Tensor | None = None,
     add: Tensor | None = None,
     add_gate: Tensor | None = None,
@@ -188,7 +217,9 @@ def experts_torch(
     by its sigmoid. The router's logits, the weights, the outputs of `down` and the sum are float32.
     """
     logits = _logits(h if router_input is None else router_input, layer.router)
-    numbers, weights = choose_experts(logits, chosen, normalized=normalized, scales=layer.scales)
+    numbers, weights = choose_experts(
+        logits, chosen, normalized=normalized, scales=layer.scales, sigmoid=sigmoid, choice_bias=layer.choice_bias
+    )
     if layer.loads is not None:
         layer.loads.add_(numbers.flatten().bincount(minlength=len(layer.loads)))
     out = torch.empty(*numbers.shape, h.shape[1], device=h.device)  # [T, chosen, H]
@@ -209,11 +240,11 @@ def clear_choices(h: Tensor, layer: Experts, chosen: int) -> Tensor:
 
     Other rows cannot be compared with the results of another kernel.
     """
-    logits = _logits(h, layer.router)
-    if chosen == logits.shape[1]:
+    keys = _choice_keys(_logits(h, layer.router), layer.choice_bias)
+    if chosen == keys.shape[1]:
         return torch.ones(len(h), dtype=torch.bool, device=h.device)
-    last, next_one = logits.topk(chosen + 1, dim=1).values[:, -2:].unbind(1)
-    return last - next_one > CLEAR * logits.abs().amax(dim=1)
+    last, next_one = keys.topk(chosen + 1, dim=1).values[:, -2:].unbind(1)
+    return last - next_one > CLEAR * keys.abs().amax(dim=1)
 
 
 def _logits(h: Tensor, router: PackedLinear) -> Tensor:

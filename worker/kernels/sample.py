@@ -46,7 +46,7 @@ def sample(logits: Tensor, params: SampleParams, choose_plain: Callable[..., Ten
 
     choose_plain: sample_plain, or sample_torch.
     """
-    return choose_plain(_adjust(logits, params), params.plain, params.stages)
+    return choose_plain(adjust(logits, params), params.plain, params.stages)
 
 
 def sample_torch(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -> Tensor:
@@ -121,6 +121,11 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     return ((_mix(state) >> 12 & (1 << 52) - 1).double() + 0.5) * 2.0**-52
 
 
+def signed_seed(seed: int) -> int:
+    """Returns the int64 that has the same bits as an unsigned 64-bit seed."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
@@ -137,7 +142,7 @@ def _shift(x: Tensor, bits: int) -> Tensor:
     return x >> bits & (1 << 64 - bits) - 1
 
 
-def _adjust(logits: Tensor, params: SampleParams) -> Tensor:
+def adjust(logits: Tensor, params: SampleParams) -> Tensor:
     """Applies penalties, then bias. The repetition penalty is CTRL's (arXiv:1909.05858), the others are OpenAI's."""
     if params.history is None and params.bias is None:
         return logits

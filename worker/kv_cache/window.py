@@ -28,7 +28,8 @@ def first_kept(window: int, position: int) -> int:
 def window_pages(window: int, page_size: int) -> int:
     """Returns how many pages of a window a sequence needs at most between two steps.
 
-    Two more than its positions fill: they may begin and end within a page, and a page is returned up to a page late.
+    That is two more than its positions fill: one because they may begin and end within a page, and one because a page
+    behind the window is returned only after a step.
     """
     return -(-(window + KEY_BLOCK) // page_size) + 2
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.cpu.decoder_c import NORMS, DecoderC, DecoderCLayer, StepRows
-from worker.kernels.operations import FAST
+from worker.kernels.operations import FAST, Operations
 from worker.kernels.rowwise.activate import ACTIVATIONS
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
@@ -54,6 +54,10 @@ class CpuDecoder:
         return layers.run(
             _rows(inputs), own, layers_of_all=of_all, outputs=_rows(inputs.only_logits()) if of_all < count else None
         )  # fmt: skip
+
+    def with_operations(self, operations: Operations) -> Decoder:
+        """Returns a decoder with other operations, whose loop is in Python. Both share the weights."""
+        return self._decoder.with_operations(operations)
 
 
 def _rows(inputs: ForwardInputs) -> StepRows:

@@ -133,6 +133,28 @@ def every_layer_sparse(config: Config) -> list[bool]:
     return [True] * config["num_hidden_layers"]
 
 
+def never(config: Config) -> bool:
+    return False
+
+
+def always(config: Config) -> bool:
+    return True
+
+
+def sparse_after_first(config: Config) -> list[bool]:
+    """The first `first_k_dense_replace` layers have an MLP, the others experts (GLM-4.5)."""
+    return [i >= (config["first_k_dense_replace"] or 0) for i in range(config["num_hidden_layers"])]
+
+
+def sparse_after_dense_layers(config: Config) -> list[bool]:
+    """The first `num_dense_layers` layers have an MLP, the others experts (LFM2)."""
+    return [i >= config["num_dense_layers"] for i in range(config["num_hidden_layers"])]
+
+
+def as_use_expert_bias(config: Config) -> bool:
+    return bool(config["use_expert_bias"])
+
+
 def sparse_if_enabled(config: Config) -> list[bool]:
     return [config["enable_moe_block"]] * config["num_hidden_layers"]
 
@@ -190,6 +212,18 @@ def lfm2_sizes(config: Config) -> Config:
     return {"intermediate_size": inner, "tie_word_embeddings": tied}
 
 
+def shared_expert_size(config: Config) -> Config:
+    """All shared experts are one MLP, whose width is the sum of theirs (GLM-4.5)."""
+    count = config["n_shared_experts"] or 0
+    return {"shared_expert_intermediate_size": count * (config["moe_intermediate_size"] or 0)}
+
+
+def rotated_part(config: Config) -> Config:
+    """Checkpoints state how many dimensions of a head are rotated, not which part of it (MiniMax-M2)."""
+    rotated, head_dim = config["rotary_dim"], config["head_dim"]
+    return {"partial_rotary_factor": rotated / head_dim} if rotated and head_dim else {}
+
+
 @dataclass(frozen=True, slots=True)
 class Recurrence:
     """The type of recurrent layers in a family's configs, and their kind of mixer."""
@@ -204,6 +238,8 @@ class FamilyExperts:
 
     size: the setting that has the experts' intermediate size.
     normalized: whether the weights of a row's experts add up to 1; None if `norm_topk_prob` says it.
+    sigmoid: whether the router's scores are sigmoids. factor: the setting that the experts' weights are multiplied by.
+    choice_bias: whether a bias of each expert is added to the scores for the choice.
     shared_size: the setting that has the intermediate size of a shared expert; "" if there is none.
     shared_gated: whether the shared expert has a gate.
     beside_mlp: whether layers with experts have the MLP, too.
@@ -212,6 +248,9 @@ class FamilyExperts:
     size: str
     normalized: bool | None
     sparse: Callable[[Config], list[bool]] = every_layer_sparse
+    sigmoid: bool = False
+    factor: str = ""
+    choice_bias: Callable[[Config], bool] = never
     biases: bool = False  # of the router and of the experts
     shared_size: str = ""
     shared_gated: bool = True

@@ -26,6 +26,9 @@ OTHER_NAMES = {  # of modules, as some families have them → common name
     "operator_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
     "self_attn.out_proj": "self_attn.o_proj", "self_attn.q_layernorm": "self_attn.q_norm",
     "self_attn.k_layernorm": "self_attn.k_norm",
+    "mlp.shared_experts.gate_proj": "mlp.shared_expert.gate_proj",
+    "mlp.shared_experts.up_proj": "mlp.shared_expert.up_proj",
+    "mlp.shared_experts.down_proj": "mlp.shared_expert.down_proj",
     "shared_mlp.input_linear": "mlp.gate_up_proj", "shared_mlp.output_linear": "mlp.down_proj",
     "feed_forward.w1": "mlp.gate_proj", "feed_forward.w3": "mlp.up_proj", "feed_forward.w2": "mlp.down_proj",
 }  # fmt: skip

@@ -54,11 +54,12 @@ def nothing_unread(layer: LayerSpec) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPart:
-    """What a checkpoint holds for a part of a layer, and what becomes of it.
+    """How a checkpoint stores a part of a layer, and how the weights are made from that.
 
-    linears: by field of the weights; the rows of one that are `apart` become its field `gates`. stacks: linears of
-    which every expert has one. small: the small weights; the text is what the names of the layer's tensors begin with.
-    unread: modules that a checkpoint may have, but the part does not use.
+    linears: the linear layers, by their field in `weights`. Rows marked `apart` become the field `gates`.
+    stacks: linear layers that every expert has one of, by field.
+    small: the small weights, by field. Its last argument is the prefix of the layer's tensor names.
+    unread: modules that a checkpoint may hold and that the part does not use.
     """
 
     weights: type  # the record that `make` returns

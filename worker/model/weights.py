@@ -290,7 +290,9 @@ class Loader:
     def _unread(self) -> tuple[str, ...]:
         """Returns what the names of tensors begin with that the checkpoint may have, but no layer uses."""
         both = ((prefix, layer, part) for prefix, layer in self._layers() for part in _parts_of(layer))
-        return tuple(prefix + module for prefix, layer, part in both for module in part.unread(layer))
+        unused = [prefix + module for prefix, layer, part in both for module in part.unread(layer)]
+        count = len(self.spec.layers)
+        return (*unused, *(f"{self.prefix}layers.{count + i}." for i in range(self.spec.draft_layers)))
 
     def _last_norm(self) -> Sequence[PlainWeight]:
         return norm_weights(self.spec, self.prefix + self.names.spelled(NORM), self.spec.hidden_size)

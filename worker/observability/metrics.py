@@ -59,6 +59,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._prefix, self._model_name, self._page_size = prefix, model_name, page_size
         self.expert_loads: Callable[[], ExpertLoads] = dict
+        self.collectors: list[Collector] = []  # of features that only some workers have
         self.registry.register(LoadsCollector(self))  # registered first, so that a scrape shows the rows that it counts
         histogram, counter = self._histogram, self._counter
         parts = histogram("step_duration_seconds", "Time a step takes, by its parts.", STEP_BUCKETS_S, ("part",))
@@ -116,7 +117,9 @@ class Metrics:
             counted.register(LoadsCollector(self))
             MultiProcessCollector(counted)  # type: ignore[no-untyped-call]
         gauges = StatusCollector(self._prefix, source, self._page_size)
-        return MetricsPage([counted, gauges], self._prefix, self._model_name, packages=("torch",)).registry()
+        return MetricsPage(
+            [counted, gauges, *self.collectors], self._prefix, self._model_name, packages=("torch",)
+        ).registry()
 
     def update_totals(self, totals: Mapping[str, int]) -> None:
         """Raises the counters of TOTALS to totals that other objects keep. Any thread may call this."""

@@ -4,13 +4,12 @@ Inputs, from a plan to tensors:
 inputs              makes ForwardInputs from a plan
 column_values       computes each column of a step
 sampler             makes the sampling parameters of a batch
-sampler_chain       applies the samplers that only some rows ask for
-sampler_formulas    what each of these samplers does to a row
 grammar_mask        masks the tokens that grammars forbid
 graphs/             steps as CUDA graphs
 
 Execution, from tensors to ids:
 runner              launch(plan): inputs, forward, sampling
+adapted             the model of a step with adapters
 in_flight           a step that is launched but not read yet
 pooling             makes one vector of a prompt
 logprobs            computes log-probabilities

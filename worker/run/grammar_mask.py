@@ -98,7 +98,7 @@ def _constraint(sequence: Sequence) -> Restriction:
 
 
 def _states_ahead(rows: list[Row]) -> Iterator[tuple[int, Restriction]]:
-    """Yields the rows of answers that are checked, each with its constraint as it is if the ids before it are right.
+    """Yields each row of a checked answer with its constraint, as if the sequence had sampled all ids before the row.
 
     The rows after an id that does not fit are left out: they are discarded, because that id cannot be sampled.
     """

@@ -17,6 +17,7 @@ from shared.messages import Sampling
 from worker.kernels.operations import Operations
 from worker.kv_cache.tensors import KVCache
 from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.run.adapted import has_adapters, model_for
 from worker.run.graphs.graph_capture import EagerGraph, cuda_capture
 from worker.run.graphs.graph_shapes import Shapes
 from worker.run.graphs.graphs import StepGraphs
@@ -46,6 +47,7 @@ class Model(Protocol):
     def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
     def logits(self, h: Tensor) -> Tensor: ...
     def count_replayed(self) -> None: ...
+    def with_operations(self, operations: Operations) -> "Model": ...
 
 
 class DeviceBroken(Exception):
@@ -140,7 +142,7 @@ class Runner:
         return InFlightStep(plan, False, ids, HostCopy(ids), logprobs, done.read_pooled)
 
     def _replay(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> _Computed | None:
-        replayed = self._graphs.launch(plan, rows, before) if self._graphs is not None else None
+        replayed = None if self._graphs is None or has_adapters(plan) else self._graphs.launch(plan, rows, before)
         if replayed is None:
             return None
         logits, ids = replayed
@@ -161,21 +163,18 @@ class Runner:
         self, inputs: ForwardInputs, plan: Plan, use: LogitsUse
     ) -> tuple[Tensor, Callable[[], list[PooledRows]]]:
         """Returns the logits [N, V] float32 of the rows that have logits, and a function that reads the other rows."""
+        model = model_for(self._model, plan, inputs)
         if not use.pooled:
-            return self._forward(inputs), no_rows
+            return model.forward(inputs, self._cache), no_rows
         from worker.run.pooling import launch_pooling
 
-        hidden, model = self._model.hidden(inputs, self._cache), self._model
+        hidden = model.hidden(inputs, self._cache)
         rows = to_device(use.with_logits(len(hidden)), self._device)
         return model.logits(hidden[rows]), launch_pooling(plan, use, hidden, model.logits)
 
     def _sample(self, logits: Tensor, rows: list[Row]) -> Tensor:
         if any([sequence.constraint is not None for sequence, _ in rows]):
             logits = self._masked(logits, rows)
-        if any([sequence.chain is not None for sequence, _ in rows]):
-            from worker.run.sampler_chain import apply_chains
-
-            logits = apply_chains(logits, rows, self._model.spec.eos_ids)
         if any([sequence.check is not None for sequence, _ in rows]):
             return self._sample_in_parts(logits, rows)
         return sample_rows(logits, rows, self._model.spec.eos_ids, self._model.operations.sample_plain)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.kernels.params import Bias, History, PlainParams, SampleParams, Stages
-from worker.kernels.sample import first_highest, sample, sample_plain
+from worker.kernels.sample import adjust, first_highest, sample, sample_plain, signed_seed
 from worker.run.inputs import to_device
 from worker.schedule.sequence import Row, Sequence
 
@@ -32,17 +32,22 @@ def sample_rows(
     """
     if all(not sequence.sampling.temperature and is_plain(sequence) for sequence, _ in rows):
         return first_highest(logits)
-    return sample(logits, sampling_params(rows, eos_ids, logits.device), plain_kernel)
+    params = sampling_params(rows, eos_ids, logits.device)
+    if any([sequence.sampling.chain is not None for sequence, _ in rows]):
+        from worker.run.samplers.chain import chained
+
+        return plain_kernel(chained(adjust(logits, params), rows), params.plain, params.stages)
+    return sample(logits, params, plain_kernel)
 
 
 def is_plain(sequence: Sequence) -> bool:
-    """Whether no penalty, bias, grammar, min_tokens or chain adjusts the logits of the sequence before sampling.
+    """Whether no penalty, bias, chain of samplers, grammar or min_tokens adjusts the logits before sampling.
 
     The host can then launch the sampling of the next token before it knows the last one. A sequence that is plain
     remains plain.
     """
-    own, free = sequence.adjustment, sequence.constraint is None and sequence.chain is None
-    return free and (own is None or len(sequence.tokens) >= own.until)
+    adjustment = sequence.adjustment
+    return (adjustment is None or len(sequence.tokens) >= adjustment.until) and sequence.constraint is None
 
 
 def sampling_params(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> SampleParams:
@@ -80,11 +85,6 @@ def _columns(rows: NDArray[np.generic], device: torch.device) -> tuple[Tensor, .
     return to_device(columns, device)[:, :count].unbind(0)
 
 
-def signed_seed(seed: int) -> int:
-    """Returns the int64 that has the same bits as an unsigned 64-bit seed."""
-    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
 def _history(rows: list[Row], device: torch.device) -> History | None:
     places, ids, counts = [], [], []
     for at, (sequence, output) in enumerate(rows):
@@ -103,7 +103,7 @@ def _history(rows: list[Row], device: torch.device) -> History | None:
 
 def _bias(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> Bias | None:
     adjusted = [(at, row) for at, row in enumerate(rows) if row[0].adjustment is not None]
-    entries = [(at, id, value) for at, row in adjusted for id, value in row_biases(row, eos_ids).items()]
+    entries = [(at, id, value) for at, row in adjusted for id, value in _row_biases(row, eos_ids).items()]
     if not entries:
         return None
     places, ids, values = zip(*entries, strict=True)
@@ -111,7 +111,7 @@ def _bias(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> Bi
     return Bias(bias_rows, bias_ids, to_device(np.array(values, np.float32), device))
 
 
-def row_biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
+def _row_biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
     """Returns the biases of the request and, before min_tokens, -inf for every token that would end the sequence.
 
     If a constraint forbids tokens, GrammarMask applies min_tokens instead, as it knows which other tokens are allowed.

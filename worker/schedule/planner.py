@@ -57,7 +57,7 @@ class Planner:
         self._order.served(len(served), len(decodes))
         chunks = self._decode_chunks(served)
         if self._speculation is not None and not prefills:
-            chunks = self._speculation.add_drafts(chunks)
+            chunks = self._speculation.add_drafts(chunks, self.step_time.row_cost(len(chunks)))
         plan.chunks.extend(chunks)
         plan.chunks.extend(prefills)
         self.step_time.planned(now, len(plan.chunks), plan.tokens - prefill_tokens, prefill_tokens)

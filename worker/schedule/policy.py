@@ -32,6 +32,7 @@ class SchedulerConfig:
     max_step_tokens: int = 1024
     target_step_s: float = 0.0
     max_batch_size: int = 64
+    max_loras: int = 8
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 0
     prefix_cache: bool = True

@@ -16,10 +16,10 @@ from worker.schedule.records.shared_prefix import SharedPrefix
 from worker.schedule.records.turn import Turn
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.schedule.records.adapter_use import AdapterUse
     from worker.schedule.records.answer_check import AnswerCheck
     from worker.schedule.records.constraint import Constraint
     from worker.schedule.records.prompt_scores import PromptScores
-    from worker.schedule.records.sampler_chain import ChainRecord
     from worker.schedule.records.sequence_states import SequenceStates
 
 TILE = 16  # a matrix multiplication computes this many rows at once
@@ -64,11 +64,11 @@ class Sequence:
     # features
     constraint: "Constraint | None" = None  # a grammar, or rules about tokens
     adjustment: Adjustment | None = field(init=False)  # penalties, biases and min_tokens
-    chain: "ChainRecord | None" = None  # tokens are drawn by a chain of samplers
     check: "AnswerCheck | None" = None  # the output is compared with an answer
     scores: "PromptScores | None" = None  # with `prompt_logprobs`
     pooling: Pooling | None = None  # it samples nothing, and its result is a vector (worker/run/pooling.py)
     states: "SequenceStates | None" = None  # if layers have a recurrent state
+    adapter: "AdapterUse | None" = None  # a LoRA adapter
 
     def __post_init__(self) -> None:
         self.adjustment = adjustment(self.sampling, self.prompt_len)

@@ -54,7 +54,10 @@ class SchedulerState:
         self.preemptions = 0
 
     def join(self, sequence: Sequence, now: float) -> bool:
-        """Lets a waiting sequence run. Returns False if there are not enough pages for all its tokens."""
+        """Lets a waiting sequence run. Returns False if there are not enough pages for all its tokens, or if the
+        running sequences use as many other adapters as they may."""
+        if sequence.adapter is not None and not sequence.adapter.has_place(self.running, self.config.max_loras):
+            return False
         if not self.paging.claim(sequence, alone=not self.running):
             return False
         self.queue.remove(sequence)

@@ -16,8 +16,9 @@ Tensors = tuple[Tensor, ...]
 class Case:
     """Two functions whose results are compared. Both return tensors of the same shapes.
 
-    got: runs the kernel in the format under test. want: runs its PyTorch form in fp32. wrong: for ids that may differ
-    by rounding, returns which of them [R] differ by more.
+    got: runs the kernel in the format under test.
+    want: runs its PyTorch form in fp32.
+    wrong: for results that are ids, returns [R] bool: which ids differ by more than rounding explains.
     """
 
     label: str

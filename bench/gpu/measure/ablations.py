@@ -19,7 +19,7 @@ from worker.kernels.gpu.launch.options import GPU_OPTIONS, options_named
 from worker.spec import ModelSpec
 
 BASE = Setup()
-NEEDS = {"weight_prefetch": ("pdl",)}  # option → those without which it has no effect
+NEEDS = {"weight_prefetch": ("pdl",)}  # option → the options that it needs to have an effect
 ROW_COUNTS = (1, 32, 2048)  # two batches of decodes, and a step of a long prompt
 
 

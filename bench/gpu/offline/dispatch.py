@@ -122,7 +122,7 @@ def _fakes(value: Any) -> list[FakeTensor]:
 
 
 def _collect(value: Any, found: list[FakeTensor]) -> None:
-    """Recursion into a list, not generators in generators: it is done for every operation."""
+    """Appends the fake tensors in `value`. This runs for every operation, and nested generators would be slower."""
     if isinstance(value, FakeTensor):
         found.append(value)
     elif isinstance(value, dict):

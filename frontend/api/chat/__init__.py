@@ -6,5 +6,6 @@ call_history        messages as chat templates know them, in the form in which e
 tool_fields, tools                                tools, and which of them an answer may or must call
 structured_output_fields, structured_output       the form that an answer keeps to, as a grammar
 thinking_fields, thinking_budget                  whether to think, and how much at most
+samplers            the samplers of llama.cpp, for requests that ask for one
 continuation_fields, continuation                 an answer goes on from a place in an earlier one
 """

@@ -18,10 +18,9 @@ MAX_TAGS = 128
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 GUIDED: tuple[Kind, ...] = ("json", "regex", "choice", "grammar", "structural_tag")  # as vLLM's fields name them
-LLAMA_CPPS: dict[str, Kind] = {
-    "grammar": "grammar",
-    "json_schema": "json",
-}  # its fields, and their kinds
+OTHERS: dict[str, Kind] = {  # by the names of llama.cpp's and of SGLang's fields
+    "grammar": "grammar", "json_schema": "json", "regex": "regex", "ebnf": "grammar",
+}  # fmt: skip
 
 
 class PlainText(RequestModel, tag="text"):
@@ -33,7 +32,7 @@ class JsonObject(RequestModel, tag="json_object"):
 
 
 class AnyJsonObject(RequestModel, tag="json_object"):
-    """Llama.cpp names a schema here, and TGI does under another name."""
+    """May have a schema: clients of llama.cpp send it as `schema`, clients of TGI as `value`."""
 
     json_schema: Refused = None
     schema: JsonSchemaValue | None = None
@@ -166,7 +165,7 @@ def _guided(request: OpenAIFields) -> Iterator[StructuredOutput]:
     for kind in GUIDED:
         if (value := getattr(request, f"guided_{kind}", None)) is not None:
             yield StructuredOutput(f"guided_{kind}", kind, value)
-    for name, kind in LLAMA_CPPS.items():
+    for name, kind in OTHERS.items():
         if (value := getattr(request, name, None)) is not None:
             yield StructuredOutput(name, kind, value)
     if (outputs := request.structured_outputs) is None:

@@ -26,7 +26,7 @@ __all__ = [
 
 NAME, PREFIX = "llama.cpp infill", "infill"
 MAX_FILES = 1024
-RESERVED = 256  # tokens of the context that other files leave to an answer without a limit
+RESERVED = 256  # tokens of the context that stay free for the answer if it has no limit: other files do not take them
 REPOSITORY, FILE = "myproject\n", "filename\n"  # llama.cpp's names for the client's own, which no field tells
 
 

@@ -14,13 +14,13 @@ from frontend.api.llama_cpp.probabilities import MAX_SCORED, needed
 from frontend.api.llama_cpp.prompts import Prompt
 from frontend.api.model_context import ModelContext
 from frontend.api.prepare import Reading, prepare
-from frontend.api.requests import sampler_fields as sampler
 from frontend.api.requests.request_model import LARGEST, MOST, SMALLEST, FieldError, RequestModel
 from frontend.api.requests.request_types import (
     MAX_CHOICES,
     MAX_STOP_CHARS,
     MAX_STOPS,
     STOPS,
+    Count,
     Factor,
     Ignored,
     JsonSchemaValue,
@@ -33,11 +33,33 @@ from frontend.api.requests.request_types import (
     check_stops,
     doc,
 )
+from frontend.api.requests.sampler_fields import (
+    DryAllowedLength,
+    DryBase,
+    DryMultiplier,
+    DryPenaltyLastN,
+    DrySequenceBreakers,
+    DynatempExponent,
+    DynatempRange,
+    MinKeep,
+    RepeatLastN,
+    SamplerOrder,
+    TopNSigma,
+    TypicalP,
+    XtcProbability,
+    XtcThreshold,
+    check_samplers,
+)
 from frontend.features import Features
 from frontend.request import GenerationRequest
 from shared.messages import Sampling
 
 RANDOM_SEED = (1 << 32) - 1  # llama.cpp's other name of -1
+CHAINED = (  # the fields that OpenAI's routes have by the same names
+    "samplers", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
+    "xtc_probability", "xtc_threshold", "typical_p", "top_n_sigma", "dynatemp_range", "dynatemp_exponent",
+    "repeat_last_n", "min_keep",
+)  # fmt: skip
 MOST_SEED = (1 << 64) - 1
 _Seed = Annotated[int, Meta(extra_json_schema={"minimum": -1, "maximum": MOST_SEED})]
 _Limit = Annotated[int, Meta(ge=-2, le=MOST)]
@@ -45,10 +67,15 @@ _AnyTemperature = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 _Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 
 
+class AdapterScale(RequestModel):
+    id: Annotated[Count, doc("The adapter's place in `/lora-adapters`")]
+    scale: Annotated[float, Meta(ge=-LARGEST, le=LARGEST), doc("What its products are multiplied by; 0: not used")]
+
+
 class Options(RequestModel):
     ONLY: ClassVar = {
-        "adaptive_target": (-1.0,), "n_indent": (0,), "lora": ([],), "grammar_lazy": (False,),
-        "grammar_triggers": ([],),
+        "mirostat": (0,), "adaptive_target": (-1.0,), "n_indent": (0,),
+        "grammar_lazy": (False,), "grammar_triggers": ([],),
     }  # fmt: skip
 
     model: ModelName = None
@@ -64,6 +91,7 @@ class Options(RequestModel):
     top_p: Annotated[Share | None, doc("Draw from the likeliest tokens that together have this probability")] = None
     min_p: Annotated[Share | None, doc("Draw from tokens at least this share as likely as the likeliest")] = None
     repeat_penalty: Annotated[Factor | None, doc("Above 1: divides down tokens of the prompt and the answer")] = None
+    repeat_last_n: RepeatLastN = None
     presence_penalty: Annotated[Penalty | None, doc("Subtracted from the logit of every token in the answer")] = None
     frequency_penalty: Annotated[
         Penalty | None, doc("Subtracted from a token's logit for each time it is in the answer")
@@ -78,6 +106,10 @@ class Options(RequestModel):
             f"Tell those after sampling; needs `temperature` 0, `top_k` up to {MAX_SCORED}, or only a temperature of 1"
         ),
     ] = False
+    lora: Annotated[
+        Annotated[list[AdapterScale], Meta(max_length=1000)] | None,
+        doc("Answer with an adapter; at most one may have a scale other than 0"),
+    ] = None
     return_tokens: Annotated[bool, doc("Tell the token ids of the answer; a stream always does")] = False
     return_progress: Annotated[bool, doc("A stream begins with `prompt_progress` once the prompt is computed")] = False
     timings_per_token: Annotated[bool, doc("Every event of a stream has `timings`")] = False
@@ -92,23 +124,19 @@ class Options(RequestModel):
     cache_prompt: Annotated[bool, doc("false: compute the whole prompt")] = True
     logit_bias: LogitBias = None
     ignore_eos: Annotated[bool, doc("The model cannot end its answer")] = False
-    samplers: sampler.Samplers = None
-    min_keep: sampler.MinKeep = None
-    repeat_last_n: sampler.RepeatLastN = None
-    top_n_sigma: sampler.TopNSigma = None
-    typical_p: sampler.TypicalP = None
-    xtc_probability: sampler.XtcProbability = None
-    xtc_threshold: sampler.XtcThreshold = None
-    dynatemp_range: sampler.DynatempRange = None
-    dynatemp_exponent: sampler.DynatempExponent = None
-    mirostat: sampler.Mirostat = None
-    mirostat_tau: sampler.MirostatTau = None
-    mirostat_eta: sampler.MirostatEta = None
-    dry_multiplier: sampler.DryMultiplier = None
-    dry_base: sampler.DryBase = None
-    dry_allowed_length: sampler.DryAllowedLength = None
-    dry_penalty_last_n: sampler.DryPenaltyLastN = None
-    dry_sequence_breakers: sampler.DrySequenceBreakers = None
+    samplers: SamplerOrder = None
+    dry_multiplier: DryMultiplier = None
+    dry_base: DryBase = None
+    dry_allowed_length: DryAllowedLength = None
+    dry_penalty_last_n: DryPenaltyLastN = None
+    dry_sequence_breakers: DrySequenceBreakers = None
+    xtc_probability: XtcProbability = None
+    xtc_threshold: XtcThreshold = None
+    typical_p: TypicalP = None
+    top_n_sigma: TopNSigma = None
+    dynatemp_range: DynatempRange = None
+    dynatemp_exponent: DynatempExponent = None
+    min_keep: MinKeep = None
     deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
     receipt: Annotated[bool, doc("Add `receipt`, with which `/v1/receipts/verify` checks the answer")] = False
     id_slot: Ignored = None
@@ -117,6 +145,8 @@ class Options(RequestModel):
     n_cache_reuse: Ignored = None
     t_max_prompt_ms: Ignored = None
     sse_ping_interval: Ignored = None
+    mirostat_tau: Ignored = None
+    mirostat_eta: Ignored = None
     adaptive_decay: Ignored = None
     preserved_tokens: Ignored = None
 
@@ -125,7 +155,7 @@ class Options(RequestModel):
         if self.seed is not None and not -1 <= self.seed <= MOST_SEED:
             raise FieldError("seed", f"must be from -1 to {MOST_SEED}, got {self.seed!r:.80}")
         logit_bias.check(self.logit_bias)
-        sampler.check_samplers(self)
+        check_samplers(self.samplers)
         if self.receipt and (self.t_max_predict_ms or 0) > 0:
             raise FieldError("receipt", "cannot go with `t_max_predict_ms`", code="conflicting_fields")
 
@@ -144,18 +174,18 @@ class Options(RequestModel):
         return TokenDetailFields(
             **self._sampling(), seed=None if self.seed in (-1, RANDOM_SEED) else self.seed, stop=self.stops or None,
             stream=self.stream, receipt=self.receipt, deadline_ms=self.deadline_ms, grammar=self.grammar or None,
-            json_schema=self.json_schema, cache_salt=None if self.cache_prompt else secrets.token_hex(16),
+            json_schema=self.json_schema, **{name: getattr(self, name) for name in CHAINED},
+            cache_salt=None if self.cache_prompt else secrets.token_hex(16),
         )  # fmt: skip
 
     def _sampling(self) -> dict[str, Any]:
-        given = {
+        return {
             "temperature": self.temperature and max(0.0, self.temperature),
             "top_k": self.top_k and max(0, self.top_k),
             "top_p": self.top_p if self.top_p is None else max(SMALLEST, self.top_p),
             "min_p": self.min_p, "repetition_penalty": self.repeat_penalty, "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
         }  # fmt: skip
-        return given | {name: getattr(self, name) for name in sampler.FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +232,7 @@ async def options_request(
 def _ruled(
     chosen: Sampling, options: Options, biases: Biases, stop_ids: tuple[int, ...], context: ModelContext
 ) -> Sampling:
-    """Returns the sampling with biases, with what may not come, and with the probabilities that are asked for."""
+    """Returns `chosen` with the biases, the forbidden ids, the stop ids and the number of log-probabilities."""
     ends = context.tokenizer.eos_ids if options.ignore_eos else ()
     forbidden = dict.fromkeys([*biases.forbidden, *ends, *(stop_ids if options.ignore_eos else ())])
     ruled = msgspec.structs.replace(

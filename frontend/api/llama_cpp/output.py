@@ -11,12 +11,17 @@ from frontend.api.llama_cpp.options import Options, Wanted
 from frontend.api.llama_cpp.probabilities import told
 from frontend.api.receipts.receipt import receipt_of
 from frontend.api.requests.encoding import to_json
-from frontend.api.requests.sampler_fields import FIELDS, PLAIN, ordered
+from frontend.api.requests.sampler_fields import order_of
 from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.errors import SluiceError
 from frontend.request import Delta, Finish, TokenLogprob, Usage
-from shared.messages import Sampling, Timings
+from shared.messages import Sampling, Timings, WindowPenalties
 
+PLAIN = ("penalties", "temperature", "top_k", "top_p", "min_p")  # the samplers of every request
+CHAIN = (  # of SamplerChain, by llama.cpp's names
+    "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "typical_p", "xtc_probability",
+    "xtc_threshold", "min_keep",
+)  # fmt: skip
 STOP_TYPES: dict[Finish, types.StopType] = {Finish.EOS: "eos", Finish.LENGTH: "limit"}
 
 
@@ -115,18 +120,37 @@ def settings(sampling: Sampling, wanted: Wanted, seed: int | None, stops: tuple[
     options = wanted.options
     biases = [types.LlamaCppBias(token=id, bias=bias) for id, bias in sampling.logit_bias]
     biases += [types.LlamaCppBias(token=id, bias="-inf") for id in wanted.forbidden]
-    chosen = {name: value for name in FIELDS if (value := getattr(options, name)) is not None}
-    named = ordered(chosen.pop("samplers", PLAIN))
-    order = [name for name in PLAIN if name in named] if sampling.chain is None else sampling.chain.order
     limit = options.limit if options.limit < 0 else sampling.max_tokens
     return types.LlamaCppSettings(
-        n_ctx=wanted.n_ctx, seed=-1 if seed is None else seed, temperature=sampling.temperature, top_k=sampling.top_k,
-        top_p=sampling.top_p, min_p=sampling.min_p, repeat_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty, frequency_penalty=sampling.frequency_penalty, stop=list(stops),
+        n_ctx=wanted.n_ctx, seed=-1 if seed is None else seed, **_samplers(sampling, options), stop=list(stops),
         max_tokens=limit, n_predict=limit, ignore_eos=options.ignore_eos, stream=options.stream, logit_bias=biases,
-        n_probs=options.n_probs, grammar=wanted.grammar, samplers=list(order), **chosen,
+        n_probs=options.n_probs, grammar=wanted.grammar,
         timings_per_token=options.timings_per_token, post_sampling_probs=options.post_sampling_probs,
     )  # fmt: skip
+
+
+def _samplers(sampling: Sampling, options: Options) -> dict[str, Any]:
+    """Returns the samplers of an answer by llama.cpp's names."""
+    chain = sampling.chain
+    if chain is None:
+        return {
+            "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
+            "min_p": sampling.min_p, "repeat_penalty": sampling.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty,
+            "samplers": [name for name in order_of(options.samplers or PLAIN) if name in PLAIN],
+        }  # fmt: skip
+    penalties, dry = chain.penalties or WindowPenalties(-1), chain.dry
+    settings = {name: getattr(chain, name) for name in CHAIN} | {"top_n_sigma": chain.top_n_sigma or -1.0}
+    if dry is not None:
+        settings |= {
+            "dry_multiplier": dry.multiplier, "dry_base": dry.base, "dry_allowed_length": dry.allowed_length,
+            "dry_penalty_last_n": dry.last_n,
+        }  # fmt: skip
+    return settings | {
+        "repeat_last_n": penalties.last_n, "repeat_penalty": penalties.repetition,
+        "presence_penalty": penalties.presence, "frequency_penalty": penalties.frequency,
+        "samplers": list(chain.order),
+    }  # fmt: skip
 
 
 def _selected(whole: types.LlamaCppCompletion, fields: list[str]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, str]]) -
         "/embeddings": post(*vectors, operation="LlamaCppEmbeddingRequestPlural"),
         "/props": reads("What the server is", "LlamaCppProps"),
         "/slots": reads("What the requests of the key do", "LlamaCppSlots"),
-        "/lora-adapters": reads("No adapters", "LlamaCppAdapters"),
+        "/lora-adapters": reads("The LoRA adapters", "LlamaCppAdapters"),
     }
 
 

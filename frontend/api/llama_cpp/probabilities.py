@@ -39,8 +39,8 @@ def needed(wanted: int, after: bool, sampling: Sampling) -> int:
     if not adjusted and _is_plain(sampling):
         return wanted
     raise Unprocessable(
-        f"`post_sampling_probs` needs `temperature` 0 or, without penalties, biases and grammars, `top_k` from 1 to "
-        f"{MAX_SCORED} or only a temperature of 1",
+        "`post_sampling_probs` needs `temperature` 0 or, without penalties, biases, grammars and further samplers, "
+        f"`top_k` from 1 to {MAX_SCORED} or only a temperature of 1",
         param="post_sampling_probs", code="unsupported_field",
     )  # fmt: skip
 

@@ -7,7 +7,6 @@ from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.receipts.receipt import Receipt
 from frontend.api.requests.response_types import Count, ResponseModel
-from frontend.api.requests.sampler_fields import BREAKERS
 
 StopType = Literal["eos", "word", "limit"]
 NO_SLOT = -1  # there are no fixed slots
@@ -38,7 +37,7 @@ class LlamaCppBias(ResponseModel):
 
 
 class LlamaCppSettings(ResponseModel):
-    """How an answer was made."""
+    """How an answer was made. `samplers` are those that had an effect, in their order."""
 
     n_ctx: Count
     seed: Annotated[int, Meta(description="-1: a random one")]
@@ -60,10 +59,7 @@ class LlamaCppSettings(ResponseModel):
     dry_base: float = 1.75
     dry_allowed_length: Count = 2
     dry_penalty_last_n: int = -1
-    dry_sequence_breakers: list[str] = msgspec.field(default_factory=lambda: [*BREAKERS])
     mirostat: Count = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
     stop: list[str]
     max_tokens: int
     n_predict: int

@@ -54,6 +54,6 @@ def slots(context: ModelContext, total: int, streams: Sequence[Stream]) -> list[
     return busy + [types.LlamaCppSlot(id=id, n_ctx=context.max_seq_len, is_processing=False) for id in idle]
 
 
-def adapters() -> list[types.LlamaCppAdapter]:
-    """Lists no adapters, as there are none."""
-    return []
+def adapters(paths: Sequence[str]) -> list[types.LlamaCppAdapter]:
+    """Lists the adapters in these folders. Requests use none unless they ask for one."""
+    return [types.LlamaCppAdapter(id=id, path=path, scale=0.0) for id, path in enumerate(paths)]

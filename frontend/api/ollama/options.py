@@ -9,22 +9,22 @@ from frontend.api.chat.structured_output_fields import Kind, StructuredOutput
 from frontend.api.chat.thinking_fields import effort, thinking
 from frontend.api.model_context import ModelContext
 from frontend.api.prepare import Reading
-from frontend.api.requests import sampler_fields as sampler
 from frontend.api.requests.request_model import MOST, RequestModel
 from frontend.api.requests.request_types import (
     Factor,
     Ignored,
     Penalty,
     PositiveShare,
+    SamplerFields,
     Share,
     StopText,
     StopTexts,
     Temperature,
     Text,
-    TokenDetailFields,
     check_stops,
     doc,
 )
+from frontend.api.requests.sampler_fields import RepeatLastN, TypicalP
 from frontend.output_parser.tool_choice import ToolChoice
 
 Unlimited = Annotated[int, Meta(ge=-2, le=MOST)]  # 0 and less: no limit
@@ -35,6 +35,7 @@ class Options(RequestModel):
     """What Ollama calls the parameters of a model. Parameters of loading have no effect: the model is loaded."""
 
     ONLY: ClassVar = {
+        "mirostat": (0,),
         "tfs_z": (1.0,),
         "penalize_newline": (True,),
     }
@@ -49,11 +50,10 @@ class Options(RequestModel):
     repeat_penalty: Factor | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repeat_last_n: sampler.RepeatLastN = None
-    typical_p: sampler.TypicalP = None
-    mirostat: sampler.Mirostat = None
-    mirostat_tau: sampler.MirostatTau = None
-    mirostat_eta: sampler.MirostatEta = None
+    repeat_last_n: RepeatLastN = None
+    typical_p: TypicalP = None
+    mirostat_eta: Ignored = None
+    mirostat_tau: Ignored = None
     num_ctx: Ignored = None
     num_keep: Ignored = None
     num_batch: Ignored = None
@@ -77,14 +77,13 @@ class Options(RequestModel):
         """The most tokens of an answer; None: no limit."""
         return self.num_predict if (self.num_predict or 0) > 0 else None
 
-    def fields(self, **more: Any) -> TokenDetailFields:
+    def fields(self, **more: Any) -> SamplerFields:
         """Returns the options by OpenAI's names; `more` are fields that have no option."""
-        return TokenDetailFields(
+        return SamplerFields(
             temperature=self.temperature, top_k=None if self.top_k is None else max(0, self.top_k), top_p=self.top_p,
             min_p=self.min_p, seed=self.seed, stop=self.stop or None, repetition_penalty=self.repeat_penalty,
             presence_penalty=self.presence_penalty, frequency_penalty=self.frequency_penalty,
-            repeat_last_n=self.repeat_last_n, typical_p=self.typical_p, mirostat=self.mirostat,
-            mirostat_tau=self.mirostat_tau, mirostat_eta=self.mirostat_eta, **more,
+            repeat_last_n=self.repeat_last_n, typical_p=self.typical_p, **more,
         )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ Make = Callable[[Said, list[int], dict[str, Any]], types.OllamaAnswer]
 
 
 class Listener:
-    """Turns deltas into what was said. Calls are said when they are complete: their arguments are objects."""
+    """Turns deltas into text, reasoning and calls. A call comes whole, because its arguments are an object here."""
 
     def __init__(self, context: ResponseContext) -> None:
         config = context.request.parser_config

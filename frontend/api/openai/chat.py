@@ -17,6 +17,7 @@ from frontend.api.openai import response_types as types
 from frontend.api.openai.chat_input import ChatRequest, chat_prompt
 from frontend.api.openai.chat_output import ParsedChunkWriter, finish_reason, message
 from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, error, stream_error, usage_of
+from frontend.api.openai.completions_input import check_stream_options
 from frontend.api.openai.token_details import LEAST, output_ids, prompt_ids, prompt_logprobs
 from frontend.api.prepare import Reading, prepare
 from frontend.api.receipts.receipt import receipt_of
@@ -64,8 +65,7 @@ def _check_together(request: ChatRequest) -> None:
     """Refuses fields that mean nothing without another one, as OpenAI does."""
     if request.tool_choice not in (None, "none") and not request.tools:
         raise Unprocessable("`tool_choice` needs `tools`", param="tool_choice", code="out_of_range")
-    if request.stream_options is not None and not request.stream:
-        raise Unprocessable("`stream_options` needs `stream: true`", param="stream_options", code="out_of_range")
+    check_stream_options(request, request.stream)
 
 
 def _logprobs_asked(request: ChatRequest) -> int | None:

@@ -37,7 +37,6 @@ from frontend.api.requests.request_types import (
     Ignored,
     IncludeReasoning,
     ModelName,
-    OpenAIFields,
     Positive,
     Refused,
     SeparateReasoning,
@@ -156,7 +155,8 @@ ReasoningField = Annotated[
 
 class ChatRequest(TokenDetailFields):
     ONLY: ClassVar = {
-        **OpenAIFields.ONLY,
+        **TokenDetailFields.ONLY,
+        "add_special_tokens": (False,),  # the chat template has them
         "modalities": (["text"],),
         "functions": ([],),  # the old name of `tools`
         "function_call": ("none",),  # the old name of `tool_choice`

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from frontend.api.chat import structured_output_fields
 from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai import response_types as types
-from frontend.api.openai.completions_input import CompletionRequest, prompt_texts, tokenized
+from frontend.api.openai.completions_input import CompletionRequest, check_stream_options, prompt_texts, tokenized
 from frontend.api.openai.token_details import as_fields, output_ids, prompt_ids, prompt_logprobs
 from frontend.api.prepare import Reading, prepare
 from frontend.api.receipts.receipt import receipt_field, receipt_of
@@ -43,13 +43,16 @@ async def parse(request: CompletionRequest, context: ModelContext) -> Generation
         raise Unprocessable("`best_of` other than `n` is not supported", param="best_of", code="unsupported_field")
     if request.max_tokens == 0 and not request.echo:
         raise Unprocessable("`max_tokens` must be at least 1 without `echo`", param="max_tokens", code="out_of_range")
+    streams = request.stream or (request.stream_format or context.stream_format) == "events"
+    check_stream_options(request, streams)
     _check_suffix(request)
     reading = Reading(
         request, "prompt", request.max_tokens, n=request.n, logprobs=request.rivals,
         form=structured_output_fields.openai(request, request.response_format, "response_format"),
         features=Features(echo=prompt_texts(request.prompts)) if request.echo else NO_FEATURES,
     )  # fmt: skip
-    prompts = await tokenized(request.prompts, before_truncation(request.truncate_prompt_tokens, context))
+    before = before_truncation(request.truncate_prompt_tokens, context)
+    prompts = await tokenized(request.prompts, before, request.add_special_tokens)
     if request.suffix:
         prompts = await with_suffix(prompts, request.suffix, context.tokenizer)
     return await prepare(reading, prompts, context)
@@ -128,7 +131,7 @@ class Shape:
     head: Callable[[ResponseContext], ResponseModel]
     before: bytes  # what precedes the text of a choice
     after: bytes
-    without: bytes  # replaces `before`, the text and `after` if there is no text
+    without: bytes  # stands in place of `before`, text and `after` in a delta without text
     logprobs: Callable[[ResponseContext, Delta, int], ResponseModel]  # the int: where the delta begins, in characters
 
 

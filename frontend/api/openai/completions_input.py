@@ -20,7 +20,7 @@ from frontend.api.requests.request_types import (
     TokenDetailFields,
     doc,
 )
-from frontend.errors import BadRequest
+from frontend.errors import BadRequest, Unprocessable
 
 MAX_PROMPTS = 2048
 SHAPES = "a string, an array of token ids, or an array of either"
@@ -41,7 +41,7 @@ _Off = Annotated[bool, Meta(extra_json_schema={"enum": [False]})]
 
 class CompletionRequest(TokenDetailFields):
     ONLY: ClassVar = {
-        **OpenAIFields.ONLY, **dict.fromkeys(("include_reasoning", "separate_reasoning"), (True,)),
+        **TokenDetailFields.ONLY, **dict.fromkeys(("include_reasoning", "separate_reasoning"), (True,)),
     }  # fmt: skip
 
     model: Annotated[Text | None, doc("A served name, see `/v1/models`; absent: the served model")] = None
@@ -49,9 +49,9 @@ class CompletionRequest(TokenDetailFields):
         str | list[str | _Token | list[_Token]],
         Meta(description="A text, token ids, or several of either", extra_json_schema=prompts_schema(MAX_PROMPTS)),
     ]
-    top_k: Annotated[Positive | None, doc("Draw from this many of the likeliest tokens; null: from all")] = None
     max_tokens: Annotated[Count, doc("Most tokens of the answer")] = 128
     n: ChoiceCount = 1
+    add_special_tokens: Annotated[bool, doc("false: without the tokenizer's special tokens, such as BOS")] = True
     best_of: Annotated[Positive | None, doc("Must equal `n`")] = None
     logprobs: Annotated[
         _Off | Rivals | None,
@@ -94,17 +94,23 @@ class CompletionRequest(TokenDetailFields):
         return [several] if single else several
 
 
+def check_stream_options(request: OpenAIFields, streams: bool) -> None:
+    """Refuses options of a stream where there is none, as OpenAI does."""
+    if request.stream_options is not None and not streams:
+        raise Unprocessable("`stream_options` needs `stream: true`", param="stream_options", code="out_of_range")
+
+
 def prompt_texts(prompts: list[Prompt]) -> tuple[str, ...]:
     """Returns each prompt as the client wrote it; empty for a prompt of token ids."""
     return tuple([prompt if isinstance(prompt, str) else "" for prompt in prompts])
 
 
-async def tokenized(prompts: list[Prompt], context: ModelContext) -> list[list[int]]:
+async def tokenized(prompts: list[Prompt], context: ModelContext, add_special_tokens: bool) -> list[list[int]]:
     """Encodes the prompts. Raises BadRequest for one without tokens, Unprocessable for ids outside the vocabulary."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     for text in texts:
         check_characters("prompt", text, context)
-    encoded = iter(await context.tokenizer.encode_batch(texts) if texts else [])
+    encoded = iter(await context.tokenizer.encode_batch(texts, add_special_tokens) if texts else [])
     tokens = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
     for ids in tokens:
         if not ids:

@@ -43,7 +43,7 @@ def pooling_request(
     """Makes a request for one vector of each prompt. format_data: what only the response needs."""
     return GenerationRequest(
         tuple(prompts), Sampling(0), model=context.model, admission=admission(fields),
-        features=Features(pooling=pooling), format_data=format_data,
+        features=Features(pooling=pooling, adapter=context.adapter), format_data=format_data,
     )  # fmt: skip
 
 

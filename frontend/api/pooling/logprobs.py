@@ -114,7 +114,9 @@ async def parse(request: LogprobsRequest, context: ModelContext) -> GenerationRe
     return GenerationRequest(
         tuple(rows), Sampling(0, prompt_logprobs=True, prompt_top=min(request.top_logprobs, context.vocab_size)),
         model=context.model, shown=Shown(ids=request.return_token_ids), admission=admission(request),
-        features=Features(scored=Scored(tuple(starts), one_group=len(heads) == 1 < len(rows))),
+        features=Features(
+            scored=Scored(tuple(starts), one_group=len(heads) == 1 < len(rows)), adapter=context.adapter
+        ),
         format_data=request.encoding_format,
     )  # fmt: skip
 

@@ -88,7 +88,9 @@ class Claim:
         known = [id if id < vocab_size else 0 for id in receipt.output_ids[: sampling.max_tokens]]
         checking = replace(
             request, prompts=(prompt,), sampling=sampling, n=1, stream=False,
-            features=Features(checked=known, receipt=True, continued=request.features.continued),
+            features=Features(
+                checked=known, receipt=True, continued=request.features.continued, adapter=request.features.adapter
+            ),
             admission=Admission(request.admission.cache_salt, asked.deadline_ms or 0, asked.priority, "", worker),
         )  # fmt: skip
         return cls(receipt, checking, _sampling_problem(receipt, request, sampling_used(request, seed)))

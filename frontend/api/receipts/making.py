@@ -10,7 +10,7 @@ from frontend.api.receipts.receipt import VERSION, Receipt
 from frontend.api.requests.encoding import to_json
 from frontend.api.response_context import ResponseContext
 from frontend.request import Delta, Finish, GenerationRequest
-from shared.messages import SamplerChain, Sampling
+from shared.messages import Sampling
 from shared.wire.codec import pack_u32
 
 ALWAYS = (
@@ -18,9 +18,6 @@ ALWAYS = (
     "frequency_penalty",
 )  # fmt: skip
 IF_SET = ("min_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_words")
-
-_NO_CHAIN = SamplerChain(())
-CHAIN = [name for name in SamplerChain.__struct_fields__ if name not in ("order", "dry_breakers")]
 
 
 def made(context: ResponseContext, delta: Delta, output_ids: list[int]) -> Receipt:
@@ -65,10 +62,8 @@ def _rules(sampling: Sampling) -> Mapping[str, Any]:
         rules["grammar_sha256"] = hashlib.sha256(sampling.grammar.encode()).hexdigest()
     if sampling.thinking is not None:
         rules["max_thinking_tokens"] = sampling.thinking.tokens
-    if (chain := sampling.chain) is not None:
-        rules["samplers"] = list(chain.order)
-        rules |= {name: value for name in CHAIN if (value := getattr(chain, name)) != getattr(_NO_CHAIN, name)}
-        if chain.dry_breakers:
-            pairs = sorted(chain.dry_breakers.items())
-            rules["dry_sequence_breakers_sha256"] = hashlib.sha256(to_json(pairs)).hexdigest()
+    if sampling.chain is not None:
+        from frontend.api.receipts.sampler_chain import told
+
+        rules["chain"] = told(sampling.chain)
     return rules

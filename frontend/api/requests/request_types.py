@@ -5,12 +5,28 @@ and the tables of docs/api.md are made from these types.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta
 
-from frontend.api.requests import sampler_fields as sampler
 from frontend.api.requests.request_model import LARGEST, MOST, SMALLEST, FieldError, RequestModel
+from frontend.api.requests.sampler_fields import (
+    DryAllowedLength,
+    DryBase,
+    DryMultiplier,
+    DryPenaltyLastN,
+    DrySequenceBreakers,
+    DynatempExponent,
+    DynatempRange,
+    MinKeep,
+    RepeatLastN,
+    SamplerOrder,
+    TopNSigma,
+    TypicalP,
+    XtcProbability,
+    XtcThreshold,
+    check_samplers,
+)
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 4096  # of all of a request together: the automaton that finds them takes 0.3 KB a character
@@ -113,6 +129,11 @@ class GenerationFields(RequestModel):
         """The texts that end the answer."""
         return ()
 
+    @property
+    def wants_chain(self) -> bool:
+        """Whether a field asks for other samplers than every request has (frontend/api/chat/samplers.py)."""
+        return False
+
     def __post_init__(self) -> None:
         # msgspec's Meta takes only bounds within int64
         if self.seed is not None and not _LOW64 <= self.seed <= _HIGH64:
@@ -148,6 +169,8 @@ class OpenAIFields(GenerationFields):
         "stream_reasoning": (True,),
         "logits_processors": ([],),
         "length_penalty": (1.0,),
+        "detokenize": (True,),
+        "return_hidden_states": (False,),
     }
 
     min_p: Annotated[Share | None, doc("Draw from tokens at least this share as likely as the likeliest")] = None
@@ -181,6 +204,26 @@ class OpenAIFields(GenerationFields):
         _Kept | None,
         doc("Keep only this many tokens, the last, of the prompt; -1: as many as leave room for the answer"),
     ] = None
+    truncation_side: Annotated[
+        Literal["left", "right"] | None, doc("`right`: `truncate_prompt_tokens` keeps the first tokens")
+    ] = None
+    request_id: Annotated[Any, doc("Accepted, no effect: the header `X-Request-Id` names a request")] = None
+    rid: Ignored = None
+    vllm_xargs: Ignored = None
+    custom_params: Ignored = None
+    mm_processor_kwargs: Ignored = None
+    kv_transfer_params: Refused = None
+    prompt_embeds: Refused = None
+    stop_regex: Refused = None
+    lora_path: Refused = None
+    session_params: Refused = None
+    custom_logit_processor: Refused = None
+    data_parallel_rank: Refused = None
+    bootstrap_host: Refused = None
+    bootstrap_port: Refused = None
+    bootstrap_room: Refused = None
+    logprob_token_ids: Refused = None
+    repetition_detection: Refused = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,7 +234,42 @@ class OpenAIFields(GenerationFields):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class TokenDetailFields(OpenAIFields):
+class SamplerFields(OpenAIFields):
+    """The fields of the samplers that llama.cpp's clients ask for. Few requests have one."""
+
+    ONLY: ClassVar = {**OpenAIFields.ONLY, "mirostat": (0,)}
+
+    samplers: SamplerOrder = None
+    repeat_penalty: Annotated[Factor | None, doc("Llama.cpp's name of `repetition_penalty`")] = None
+    dry_multiplier: DryMultiplier = None
+    dry_base: DryBase = None
+    dry_allowed_length: DryAllowedLength = None
+    dry_penalty_last_n: DryPenaltyLastN = None
+    dry_sequence_breakers: DrySequenceBreakers = None
+    xtc_probability: XtcProbability = None
+    xtc_threshold: XtcThreshold = None
+    typical_p: TypicalP = None
+    top_n_sigma: TopNSigma = None
+    dynatemp_range: DynatempRange = None
+    dynatemp_exponent: DynatempExponent = None
+    repeat_last_n: RepeatLastN = None
+    min_keep: MinKeep = None
+    mirostat_tau: Ignored = None
+    mirostat_eta: Ignored = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_samplers(self.samplers)
+
+    @property
+    def wants_chain(self) -> bool:
+        return bool(
+            self.samplers is not None or self.dry_multiplier or self.xtc_probability or self.typical_p
+            or self.top_n_sigma or self.dynatemp_range or self.repeat_last_n is not None
+        )  # fmt: skip
+
+
+class TokenDetailFields(SamplerFields):
     """The fields of completions and chat that ask for tokens in addition to text."""
 
     return_token_ids: Annotated[bool, doc("Add `token_ids`, and the prompt's as `prompt_token_ids`")] = False
@@ -202,24 +280,5 @@ class TokenDetailFields(OpenAIFields):
     ] = None
     grammar: Annotated[Text | None, doc("Llama.cpp's name of `guided_grammar`")] = None
     json_schema: Annotated[JsonSchemaValue | None, doc("Llama.cpp's name of `guided_json`")] = None
-    samplers: sampler.Samplers = None
-    min_keep: sampler.MinKeep = None
-    repeat_last_n: sampler.RepeatLastN = None
-    top_n_sigma: sampler.TopNSigma = None
-    typical_p: sampler.TypicalP = None
-    xtc_probability: sampler.XtcProbability = None
-    xtc_threshold: sampler.XtcThreshold = None
-    dynatemp_range: sampler.DynatempRange = None
-    dynatemp_exponent: sampler.DynatempExponent = None
-    mirostat: sampler.Mirostat = None
-    mirostat_tau: sampler.MirostatTau = None
-    mirostat_eta: sampler.MirostatEta = None
-    dry_multiplier: sampler.DryMultiplier = None
-    dry_base: sampler.DryBase = None
-    dry_allowed_length: sampler.DryAllowedLength = None
-    dry_penalty_last_n: sampler.DryPenaltyLastN = None
-    dry_sequence_breakers: sampler.DrySequenceBreakers = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        sampler.check_samplers(self)
+    regex: Annotated[Text | None, doc("SGLang's name of `guided_regex`")] = None
+    ebnf: Annotated[Text | None, doc("SGLang's name of `guided_grammar`")] = None

@@ -39,7 +39,7 @@ class Model(ResponseModel):
     created: Count
     owned_by: str = "sluice"
     root: str
-    parent: None = None
+    parent: Annotated[str | None, Meta(description="The base model of an adapter")] = None
     max_model_len: Count | None
     type: Literal["model"] = "model"
     display_name: str

@@ -1,94 +1,81 @@
-"""The fields of llama.cpp's samplers, by its names, as types. Each format says which of them it has."""
+"""The samplers that only llama.cpp's clients ask for: the types of their fields, and the names in `samplers`."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
-from frontend.api.requests.request_model import LARGEST, MOST, FieldError
+from frontend.api.requests.request_model import LARGEST, MOST, SMALLEST, FieldError
 
-LETTERS = {  # of samplers
+LETTERS = {
     "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p",
     "x": "xtc", "t": "temperature", "i": "infill",
 }  # fmt: skip
-PLAIN = ("penalties", "temperature", "top_k", "top_p", "min_p")  # what works without a chain, in this order
-MAX_BREAKERS, MAX_BREAKER_CHARS = 16, 40
-BREAKERS = ("\n", ":", '"', "*")  # of DRY, if a request names none
-FIELDS = (
-    "samplers", "min_keep", "repeat_last_n", "top_n_sigma", "typical_p", "xtc_probability", "xtc_threshold",
-    "dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base",
-    "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
-)  # fmt: skip
+OTHER_NAMES = {"typical_p": "typ_p", "temp": "temperature"}
+NO_EFFECT = "infill"  # a name that is accepted: it only helps models without tokens for filling in
+DEFAULT_ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+MAX_BREAKERS, MAX_BREAKER_CHARS = 32, 40
 
-
-def _told(description: str) -> Meta:
-    return Meta(description=description)
-
-
-_Share = Annotated[float, Meta(ge=0, le=1)]
-_Number = Annotated[float, Meta(ge=0, le=1e6)]
-_Count = Annotated[int, Meta(ge=0, le=MOST)]
+_Amount = Annotated[float, Meta(ge=0, le=1e6)]
+_Length = Annotated[int, Meta(ge=0, le=MOST)]
 _Window = Annotated[int, Meta(ge=-1, le=MOST)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
 _Breaker = Annotated[str, Meta(min_length=1, max_length=MAX_BREAKER_CHARS)]
-# What these may be is checked below: msgspec 0.22 crashes at exit where two types share a pattern in such a union.
-_Sampler = Annotated[str, Meta(extra_json_schema={"enum": [*LETTERS.values()]})]
-_Letters = Annotated[str, Meta(extra_json_schema={"pattern": f"^[{''.join(LETTERS)}]*$"})]
 
-Samplers = Annotated[
-    Annotated[list[_Sampler], Meta(max_length=16)] | _Letters | None,
-    _told(f"Names, or letters of `{''.join(LETTERS)}`: these work in this order, the others are off"),
+# What these may be is checked below: msgspec 0.22 crashes at exit where two types share a pattern in such a union.
+_Sampler = Annotated[str, Meta(extra_json_schema={"enum": [*LETTERS.values(), *OTHER_NAMES]})]
+_Letters = Annotated[str, Meta(extra_json_schema={"pattern": "^[edskypmxti]*$"})]
+
+
+def _doc(text: str) -> Meta:
+    return Meta(description=text)
+
+
+DryMultiplier = Annotated[_Amount | None, _doc("Above 0: DRY subtracts this from tokens that extend a repetition")]
+DryBase = Annotated[
+    Annotated[float, Meta(ge=1, le=1e6)] | None, _doc("Times this for each token beyond the allowed length [1.75]")
 ]
-MinKeep = Annotated[_Count | None, _told("`typical_p`, `top_p`, `min_p` and XTC keep at least so many tokens")]
-RepeatLastN = Annotated[
-    _Window | None,
-    _told("The penalties see only so many of the last tokens, of the prompt and the answer; 0: they are off; -1: all"),
+DryAllowedLength = Annotated[_Length | None, _doc("Repetitions of fewer tokens cost nothing [2]")]
+DryPenaltyLastN = Annotated[_Window | None, _doc("Look for repetitions in this many last tokens; -1: in all [-1]")]
+DrySequenceBreakers = Annotated[
+    Annotated[list[_Breaker], Meta(min_length=1, max_length=MAX_BREAKERS)] | None,
+    _doc('Texts that end a repetition [`"\\n"`, `":"`, `"\\""`, `"*"`]'),
+]
+XtcProbability = Annotated[_Share | None, _doc("How often XTC drops all likely tokens but the least likely of them")]
+XtcThreshold = Annotated[_Share | None, _doc("How likely XTC's likely tokens are [0.1]")]
+TypicalP = Annotated[
+    Annotated[float, Meta(ge=SMALLEST, le=LARGEST)] | None,
+    _doc("Below 1: draw from the tokens whose information is nearest to the entropy, up to this probability"),
 ]
 TopNSigma = Annotated[
     Annotated[float, Meta(ge=-LARGEST, le=LARGEST)] | None,
-    _told("Draw from tokens at most so many standard deviations below the highest logit; 0 and less: from all"),
+    _doc("Above 0: draw from tokens within this many standard deviations of the highest logit"),
 ]
-TypicalP = Annotated[
-    _Share | None, _told("Draw from the most typical tokens that together have this probability; 1: from all")
+DynatempRange = Annotated[_Amount | None, _doc("The temperature follows the entropy, so far from `temperature`")]
+DynatempExponent = Annotated[_Amount | None, _doc("How it follows: the exponent of the entropy's share [1]")]
+RepeatLastN = Annotated[
+    _Window | None,
+    _doc("All penalties look at this many last tokens of prompt and answer; 0: no penalties, -1: at all"),
 ]
-XtcProbability = Annotated[
-    _Share | None, _told("How often XTC drops all tokens above its threshold but the least likely of them")
-]
-XtcThreshold = Annotated[_Share | None, _told("A probability, 0.1 by default; above 0.5: XTC is off")]
-DynatempRange = Annotated[
-    _Number | None, _told("How far the temperature is lower or higher, as the entropy of the next token is")
-]
-DynatempExponent = Annotated[_Number | None, _told("Of the entropy, 1 by default")]
-Mirostat = Annotated[
-    Annotated[int, Meta(ge=0, le=2)] | None,
-    _told("1 or 2: keep the surprise of tokens near a target; other samplers but the temperature are then off"),
-]
-MirostatTau = Annotated[_Number | None, _told("The target of Mirostat in bits, 5 by default")]
-MirostatEta = Annotated[_Number | None, _told("How fast Mirostat learns, 0.1 by default")]
-DryMultiplier = Annotated[
-    _Number | None, _told("Above 0: DRY subtracts so much from the logits of tokens that would go on a repetition")
-]
-DryBase = Annotated[
-    Annotated[float, Meta(ge=1, le=1e6)] | None,
-    _told("How much DRY grows with each token of the repetition, 1.75 by default"),
-]
-DryAllowedLength = Annotated[_Count | None, _told("Shorter repetitions are free, 2 by default")]
-DryPenaltyLastN = Annotated[
-    _Window | None, _told("DRY looks for repetitions in so many of the last tokens; 0: it is off; -1: in all")
-]
-DrySequenceBreakers = Annotated[
-    Annotated[list[_Breaker], Meta(max_length=MAX_BREAKERS)] | None,
-    _told('Texts that no repetition goes beyond; `["\\n", ":", "\\"", "*"]` by default'),
+MinKeep = Annotated[_Length | None, _doc("`top_p`, `min_p`, `typical_p` and XTC leave at least this many tokens")]
+SamplerOrder = Annotated[
+    list[_Sampler] | _Letters | None,
+    _doc("The samplers in their order, as names or letters of `edskypmxti`; the others are off"),
 ]
 
 
-def ordered(samplers: Sequence[str]) -> list[str]:
-    """Returns the names in a `samplers` field, which is a list of them or a string of letters, each once."""
-    names = [LETTERS[letter] for letter in samplers] if isinstance(samplers, str) else samplers
-    return list(dict.fromkeys(names))
+def order_of(samplers: Sequence[str] | None) -> tuple[str, ...]:
+    """Returns the samplers' names in their order. samplers: names, or a text of letters; None: llama.cpp's order."""
+    if samplers is None:
+        return DEFAULT_ORDER
+    named = [LETTERS[one] for one in samplers] if isinstance(samplers, str) else samplers
+    return tuple(name for one in named if (name := OTHER_NAMES.get(one, one)) != NO_EFFECT)
 
 
-def check_samplers(request: Any) -> None:
-    """Raises FieldError for a name or a letter that is no sampler."""
-    known = LETTERS.keys() if isinstance(request.samplers, str) else LETTERS.values()
-    if unknown := [one for one in request.samplers or () if one not in known]:
+def check_samplers(samplers: Sequence[str] | None) -> None:
+    """Raises FieldError for a name that no sampler has, and for more names than there are samplers."""
+    known = LETTERS.keys() if isinstance(samplers, str) else {*LETTERS.values(), *OTHER_NAMES}
+    if unknown := [one for one in samplers or () if one not in known]:
         raise FieldError("samplers", f"has no {unknown[0]!r:.80}; there are {', '.join(LETTERS.values())}")
+    if len(samplers or ()) > 2 * len(LETTERS):
+        raise FieldError("samplers", f"may have at most {2 * len(LETTERS)} entries")

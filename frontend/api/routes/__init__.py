@@ -3,6 +3,7 @@
 generate            the routes that generate: parse the body, start the generation, write the response
 pooling_route       the routes that answer with vectors or scores: the life of such a request
 verify_route        /v1/receipts/verify: the life of a check
+adapters            the routes that load and unload LoRA adapters
 reports             the routes that report: health, statistics, metrics, models, the description of the API
 models, prefix_cache        the list of models; the route that empties the prefix cache
 openapi             the description of the API at /openapi.json

@@ -6,6 +6,7 @@ Knows each route's request type and the shape of its answer; a test compares its
 from collections.abc import Mapping
 from typing import Any
 
+from frontend.api.adapters import paths as adapters
 from frontend.api.anthropic import response_types as anthropic
 from frontend.api.anthropic.messages_input import MessageCountRequest, MessageRequest
 from frontend.api.llama_cpp import paths as llama_cpp
@@ -50,6 +51,7 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "EmbedRequest": ollama_embed.EmbedRequest,
     "OneEmbeddingRequest": ollama_embeddings.OneEmbeddingRequest,
     "ShowRequest": ollama_models.ShowRequest,
+    **adapters.REQUESTS,
     **llama_cpp.REQUESTS,
 }
 RESPONSES: Mapping[str, Any] = {
@@ -128,6 +130,7 @@ def document() -> dict[str, Any]:
             **_pooling(),
             **_counting(),
             **_ollama(),
+            **adapters.paths(_post, ref("OpenAIError")),
             **llama_cpp.paths(_post, _get, ref),
             **_reporting(),
         },

@@ -71,7 +71,7 @@ async def tokenizer_info(app: AppState, request: Request) -> Response:
 
 
 async def ollama_tags(app: AppState, request: Request) -> Response:
-    return json_response(ollama.tags([model.context for model in app.models], app.created))
+    return json_response(ollama.tags([model.context for model in (*app.models, *app.models.adapters)], app.created))
 
 
 async def ollama_processes(app: AppState, request: Request) -> Response:
@@ -116,4 +116,5 @@ def _slots(model: ServedModel) -> int:
 
 
 async def llama_cpp_adapters(app: AppState, request: Request) -> Response:
-    return json_response(llama_cpp.adapters())
+    known = [model.adapter for model in app.models.adapters]
+    return json_response(llama_cpp.adapters([adapter.path for adapter in known if adapter is not None]))

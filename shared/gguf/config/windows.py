@@ -12,7 +12,7 @@ def windows(values: Hyperparameters, config: Config, nth: int, window: int = 0) 
     nth, window: used if the file does not say it: all but every nth layer have this window.
     """
     window, layers = values.integer("attention.sliding_window", window), config["num_hidden_layers"]
-    every = values.integer("block_count")  # with those that predict several tokens
+    every = values.integer("block_count")  # includes the layers for multi-token prediction
     pattern = values.container.metadata.get(values.key("attention.sliding_window_pattern"), nth)
     slides = (
         list(map(bool, pattern))

@@ -11,8 +11,8 @@ Json = dict[str, Any]
 TEMPLATE = "tokenizer.chat_template"
 NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 ENDS = ("eos", "eot", "eom")  # the tokens that a file names as ends: of a text, a turn, a message
-# Added tokens that end a text by their name alone, as in llama.cpp: files of Phi-3 and older ones of Gemma name no
-# other end of a turn.
+# Added tokens with these names end a text even if the file does not say so, as in llama.cpp: files of Phi-3 and older
+# files of Gemma do not name the end of a turn.
 END_TEXTS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>",
     "<turn|>", "<|tool_response>",  # Gemma 4

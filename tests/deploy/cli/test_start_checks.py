@@ -28,6 +28,12 @@ def test_missing_file_is_an_error_of_its_flag(flag: str) -> None:
         check(**{flag: "/no/such"})
 
 
+def test_adapter_that_cannot_be_used_is_an_error_of_its_flag(tmp_path: Path) -> None:
+    for given, words in ((f"a={tmp_path}", r"adapter_config\.json is missing"), ("a", "NAME=PATH")):
+        with pytest.raises(ConfigError, match=rf"^--lora-modules.*{words}"):
+            check(lora_modules=given)
+
+
 def test_file_with_wrong_contents_is_an_error_of_its_flag(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("{% if %}")

@@ -37,6 +37,8 @@ REQUIRED: dict[str, Any] = {
     "request": {},
     "input_prefix": "a",
     "input_suffix": "a",
+    "lora_name": "a",
+    "lora_path": "a",
 }
 
 

@@ -45,6 +45,12 @@ KINDS = {
     "a regex with thinking": m.Sampling(
         LENGTH, temperature=1.0, seed=13, grammar=regex("[a-z]{3,9}", "x"), thinking=BUDGET
     ),
+    "a chain of samplers": m.Sampling(
+        LENGTH, seed=15, ignore_eos=True, chain=m.SamplerChain(
+            ("penalties", "dry", "typ_p", "xtc", "temperature"), temperature=1.5, typical_p=0.98, xtc_probability=0.5,
+            xtc_threshold=0.02, penalties=m.WindowPenalties(6, 1.3), dry=m.Dry(2.0, 1.75, 1, -1),
+        ),
+    ),
     "a single token": m.Sampling(1, temperature=1.0, seed=14),
 }  # fmt: skip
 Answers = dict[int, tuple[m.Submit, list[int], m.End]]

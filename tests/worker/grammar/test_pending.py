@@ -7,8 +7,8 @@ import pytest
 from shared import messages as m
 from tests.worker.engine.harness import YOU
 from tests.worker.grammar.harness import NAMED, Bench, submit
-from worker.engine.requests import MAX_COMPILING
 from worker.grammar.compiler import Grammar, GrammarCompiler
+from worker.grammar.pending import MAX_PREPARING
 from worker.transport.server import FrontendGone
 
 
@@ -58,15 +58,15 @@ def test_pending_request_that_leaves_generates_nothing(bench: Bench, manual: Man
 
 
 def test_pending_requests_beyond_the_limit_or_while_draining_are_rejected(bench: Bench, manual: ManualCompiler) -> None:
-    bench.send(*(submit(i, NAMED, 3) for i in range(MAX_COMPILING + 1)))
+    bench.send(*(submit(i, NAMED, 3) for i in range(MAX_PREPARING + 1)))
     bench.iterate()
-    assert bench.rejected()[MAX_COMPILING].reason is m.Refusal.QUEUE_FULL
+    assert bench.rejected()[MAX_PREPARING].reason is m.Refusal.QUEUE_FULL
     bench.request_table.draining = True
     release(bench, manual)
     bench.send(submit(1000, NAMED))
     bench.iterate()
-    assert {one.reason for id, one in bench.rejected().items() if id != MAX_COMPILING} == {m.Refusal.DRAINING}
-    assert len(bench.rejected()) == MAX_COMPILING + 2 and not bench.received()[1]
+    assert {one.reason for id, one in bench.rejected().items() if id != MAX_PREPARING} == {m.Refusal.DRAINING}
+    assert len(bench.rejected()) == MAX_PREPARING + 2 and not bench.received()[1]
 
 
 def test_pending_request_at_shutdown_is_rejected(bench: Bench, manual: ManualCompiler) -> None:

@@ -1,5 +1,8 @@
 """Experts on every instruction set: what they compute, and that a row's result depends on that row only."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -180,3 +183,40 @@ def test_choice_is_clear_unless_rounding_could_change_it() -> None:
     assert clear_choices(h, layer, 2).tolist() == [True, False, True, True]
     assert clear_choices(h, layer, 1).tolist() == [True, True, False, False]
     assert clear_choices(h, layer, 3).all()
+
+
+SCORES: list[dict[str, Any]] = [{}, {"scales": torch.full((8,), 1.7)}, {"choice_bias": random(8, seed=4)}]
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("how", SCORES, ids=["sigmoid", "scaled", "biased"])
+def test_sigmoid_scores_are_those_of_the_definition(how: dict[str, Any], normalized: bool) -> None:
+    """Deepseek-V3's router, in float64: the bias decides who is chosen, and not with which weight."""
+    logits = random(40, 8, seed=2) * 3
+    numbers, weights = choose_experts(logits, 3, normalized=normalized, sigmoid=True, **how)
+    scores = 1 / (1 + (-logits.double()).exp())
+    compared = scores + how.get("choice_bias", torch.zeros(8)).double()
+    for row, (chosen, shares) in enumerate(zip(numbers.tolist(), weights.double(), strict=True)):
+        assert chosen == sorted(range(8), key=lambda expert: -float(compared[row, expert]))[:3]
+        expected = (
+            scores[row, chosen] / (scores[row, chosen].sum() if normalized else 1) * float(how.get("scales", [1])[0])
+        )
+        torch.testing.assert_close(shares, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_sigmoids_that_are_all_zero_give_weights_of_zero() -> None:
+    assert choose_experts(torch.full((1, 4), -200.0), 2, normalized=True, sigmoid=True)[1].tolist() == [[0.0, 0.0]]
+
+
+@needs_library
+@on_every_tier
+@dtypes
+@pytest.mark.parametrize("how", SCORES, ids=["sigmoid", "scaled", "biased"])
+def test_sigmoid_scores_in_c_are_those_of_torch(how: dict[str, Any], dtype: torch.dtype) -> None:
+    both = [replace(layer, **how) for layer in made(Sizes(), dtype, [None])]
+    x = random(30, 96, dtype=dtype)
+    for normalized in (False, True):
+        ours, theirs = (experts(x, layer, CHOSEN, "silu", normalized=normalized, sigmoid=True) for layer in both)
+        close(ours, theirs)
+        alone = experts(x[4:5], both[0], CHOSEN, "silu", normalized=normalized, sigmoid=True)
+        assert torch.equal(alone, ours[4:5])

@@ -95,3 +95,16 @@ def test_spelling_of_a_language_model_is_that_of_its_own_tensors(copy: Callable[
     for text, head in (PLAIN, LLAVA):
         save(folder, renamed(state, text, head, every))
         assert torch.equal(logits(folder), alone)
+
+
+def test_layers_after_the_last_one_that_predict_further_tokens_are_left_out(copy: Callable[[str], Path]) -> None:
+    """GLM-4.5 keeps its head for drafts as one more layer, with an embedding and a head of its own."""
+    folder = copy("glm4-moe")
+    alone, state = logits(folder), load_file(folder / "model.safetensors")
+    last = {name.replace("layers.2.", "layers.3."): value for name, value in state.items() if "layers.2." in name}
+    heads = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.norm", "shared_head.head")
+    drafter = {f"model.layers.3.{name}.weight": torch.ones(3) for name in heads}
+    save(folder, state | last | drafter)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    assert torch.equal(logits(folder), alone)

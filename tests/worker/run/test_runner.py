@@ -46,6 +46,6 @@ def test_check_device_uses_only_the_scratch_page_and_raises_if_broken(checkpoint
     changed = torch.unique((cache.k[0] != 7.0).nonzero()[:, 1])  # [layer, page, …]
     assert changed.tolist() == [0], "only the scratch page"
     assert engine.runner.layers_started - layers == len(engine.spec.layers), "a sign of life for each layer"
-    engine.runner._forward = None  # type: ignore[assignment]
-    with pytest.raises(DeviceBroken, match="cpu cannot compute: TypeError"):
+    engine.runner._model = None  # type: ignore[assignment]
+    with pytest.raises(DeviceBroken, match="cpu cannot compute: AttributeError"):
         engine.runner.check_device()

@@ -24,8 +24,8 @@ class ExpertKernelsStruct(Structure):
 
 class ExpertsStruct(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("router", "gate_up", "down", "scales", "loads")),
-        ("count", c_long), ("chosen", c_long), ("normalized", c_int), ("activation", c_int),
+        *((name, c_void_p) for name in ("router", "gate_up", "down", "scales", "choice_bias", "loads")),
+        ("count", c_long), ("chosen", c_long), ("sigmoid", c_int), ("normalized", c_int), ("activation", c_int),
     ]  # fmt: skip
 
 
@@ -37,8 +37,10 @@ class CExperts:
     gate_up: CpuExperts  # H → 2 I: gate, then up
     down: CpuExperts  # I → H
     scales: Tensor | None  # [E] float32: factors of the experts' weights
+    choice_bias: Tensor | None  # [E] float32: added to the sigmoids for the choice alone
     loads: Tensor | None  # [E] int64: the rows that chose each expert are added
     chosen: int
+    sigmoid: bool  # whether scores are sigmoids, else a softmax
     normalized: bool
     activation: int  # position in ACTIVATIONS of act_and_mul.py
 
@@ -47,15 +49,16 @@ class CExperts:
         count, hidden, inner = self.gate_up.count, self.gate_up.k, self.down.k
         assert self.router.n == self.down.count == count and 0 < self.chosen <= min(count, MAX_CHOSEN)
         assert self.router.k == self.down.n == hidden and self.gate_up.n == 2 * inner
-        scales = self.scales
-        assert scales is None or (scales.dtype == torch.float32 and scales.shape == (count,) and scales.is_contiguous())
+        for each in (self.scales, self.choice_bias):
+            assert each is None or (each.dtype == torch.float32 and each.shape == (count,) and each.is_contiguous())
+        assert self.sigmoid or self.choice_bias is None
         assert self.loads is None or (self.loads.dtype == torch.int64 and self.loads.shape == (count,))
         return ExpertsStruct(
             ctypes.addressof(self.router.struct),
             ctypes.addressof(self.gate_up.structs),
             ctypes.addressof(self.down.structs),
-            address(self.scales), address(self.loads),
-            count, self.chosen, self.normalized, self.activation,
+            address(self.scales), address(self.choice_bias), address(self.loads),
+            count, self.chosen, self.sigmoid, self.normalized, self.activation,
         )  # fmt: skip
 
 

@@ -54,6 +54,6 @@ class StateSlots:
 
 
 def padded_numbers(matrices: tuple[int, int, int]) -> int:
-    """Returns how many numbers a slot has for so many matrices of so many rows and columns."""
+    """Returns how many numbers a slot has. matrices: their count, rows and columns."""
     count, rows, columns = matrices
     return count * rows * -(-columns // COLUMNS) * COLUMNS

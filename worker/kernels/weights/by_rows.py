@@ -1,8 +1,8 @@
 """Converts a large tensor in slices of rows; on the CPU several at once, each by one thread.
 
-A slice's thread runs every operation alone, because a conversion consists of many short operations, at whose ends
-threads would wait for each other: longest when other processes use the cores, too. Slices are so large because the
-threads also wait for Python's lock between operations, and not larger because their temporaries leave the caches.
+A conversion consists of many short operations. If several threads shared each operation, they would wait for each
+other at its end, and longer if other processes use the cores. So one thread runs all operations of a slice. In larger
+slices, threads wait less often for Python's lock; in smaller ones, the temporaries stay in the caches.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-CPU_NUMBERS, GPU_NUMBERS = 1 << 20, 1 << 22  # numbers of a slice; on a GPU more, as each operation is a launch
+CPU_NUMBERS, GPU_NUMBERS = 1 << 20, 1 << 22  # in a slice; more on a GPU, where each operation is a launch
 FEW = 2  # slices that are converted sooner than threads begin
 
 

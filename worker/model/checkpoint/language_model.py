@@ -15,8 +15,8 @@ def find_embedding(tensors: StoredTensors) -> str | None:
 def find_head(tensors: StoredTensors, prefix: str, module: str) -> str | None:
     """Returns the full name of a head, `language_model.lm_head`; None if there is none.
 
-    It stands in what `prefix` names or in one of the folders around it, `language_model.model.` and `language_model.`
-    for example, or at the top. Heads elsewhere belong to other models.
+    prefix: of the names of the text model's tensors, such as `language_model.model.`. The head is named with this
+    prefix, with a shorter one (`language_model.`), or with none. Heads under other prefixes belong to other models.
     """
     modules, folders = _modules(tensors), prefix.split(".")[:-1]
     names = (".".join((*folders[:depth], module)) for depth in range(len(folders) + 1))

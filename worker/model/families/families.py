@@ -34,7 +34,8 @@ SERVED: Mapping[str, tuple[Any, ...]] = {  # settings of which only some values 
     "use_bidirectional_attention": (None, False, "vision"),  # vision: between the tokens of an image
     "is_causal": (None, True), "conv_bias": (False, None), "clip_qkv": (None,),
     "attn_output_gate": (True, None), "output_gate_type": ("swish", None),
-    "swiglu_limit": (CLAMP, None), "swiglu_alpha": (SWIGLU_ALPHA, None), "scoring_func": ("softmax", None),
+    "swiglu_limit": (CLAMP, None), "swiglu_alpha": (SWIGLU_ALPHA, None),
+    "n_group": (1, None), "topk_group": (1, None), "topk_method": ("noaux_tc", None),
 }  # fmt: skip
 COUNTS = ("decoder_sparse_step", "full_attention_interval")
 # multimodal model_type → the family of its text model, if `text_config` names none
@@ -113,7 +114,7 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         parallel=family.parallel,
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
-        qk_norm=family.qk_norm,
+        qk_norm=family.qk_norm and config.get("use_qk_norm", True),
         qk_norm_last=family.qk_norm_last,
         whole_qk_norm=family.whole_qk_norm,
         value_norm=family.value_norm,
@@ -135,6 +136,7 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         attention_softcap=config.get("attn_logit_softcapping") or 0.0,
         logit_softcap=config.get("final_logit_softcapping") or 0.0,
         tied=config["tie_word_embeddings"],
+        draft_layers=config.get("num_nextn_predict_layers") or 0,
         eos_ids=_ids(config["eos_token_id"]),
         dtype=_dtype(config.get("dtype") or config.get("torch_dtype") or "float32"),
         stored=None if method is None else method.stored,

@@ -184,4 +184,30 @@ LFM2 = {
     "rope_theta": 1_000_000.0, "conv_L_cache": 3, "full_attn_idxs": None, "block_multiple_of": 256,
     "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True, "eos_token_id": 2, "tie_word_embeddings": True,
 }  # fmt: skip
+LFM2_MOE = {
+    **{name: value for name, value in LFM2.items() if not name.startswith("block_")},
+    "hidden_size": 2048, "intermediate_size": 7168, "moe_intermediate_size": 1792, "num_dense_layers": 2,
+    "num_experts_per_tok": 4, "num_experts": 32, "use_expert_bias": True, "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True,
+}  # fmt: skip
+GLM4_MOE = {
+    "vocab_size": 151_552, "hidden_size": 4096, "intermediate_size": 10_944, "num_hidden_layers": 46,
+    "num_attention_heads": 96, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5, "moe_intermediate_size": 1408, "num_experts_per_tok": 8, "n_shared_experts": 1,
+    "n_routed_experts": 128, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1, "norm_topk_prob": True,
+    "use_qk_norm": False, "num_nextn_predict_layers": 1,
+}  # fmt: skip
+DOTS1 = {
+    "vocab_size": 152_064, "hidden_size": 4608, "intermediate_size": 10_944, "num_hidden_layers": 62,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 2048, "sliding_window": 4096,
+    "max_window_layers": 62, "use_sliding_window": True, "moe_intermediate_size": 1408, "num_experts_per_tok": None,
+    "n_shared_experts": None, "n_routed_experts": None, "routed_scaling_factor": 1.0, "first_k_dense_replace": 0,
+    "norm_topk_prob": False,
+}  # fmt: skip
+MINIMAX_M2 = {
+    "vocab_size": 200_064, "hidden_size": 3072, "intermediate_size": 1536, "num_hidden_layers": 62,
+    "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 196_608,
+    "rope_theta": 5_000_000.0, "rotary_dim": None, "partial_rotary_factor": None, "num_experts_per_tok": 8,
+    "num_local_experts": 256, "eos_token_id": 200_020,
+}  # fmt: skip
 GPT_OSS_SCALING = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}

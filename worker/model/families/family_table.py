@@ -7,6 +7,7 @@ from worker.model.families.family_defaults import (
     APERTUS_SCALING,
     ARCEE,
     COHERE,
+    DOTS1,
     ERNIE,
     EXAONE4,
     GEMMA2,
@@ -14,6 +15,7 @@ from worker.model.families.family_defaults import (
     GEMMA4,
     GEMMA4_UNIFIED,
     GLM4,
+    GLM4_MOE,
     GPT_OSS,
     GPT_OSS_SCALING,
     GRANITE,
@@ -21,6 +23,8 @@ from worker.model.families.family_defaults import (
     GRANITE_MOE,
     HUNYUAN,
     LFM2,
+    LFM2_MOE,
+    MINIMAX_M2,
     MINISTRAL3,
     MINISTRAL3_SCALING,
     MIXTRAL,
@@ -45,18 +49,24 @@ from worker.model.family import (
     Family,
     FamilyExperts,
     Recurrence,
+    always,
     always_biased,
     as_attention_bias_without_output,
     as_qkv_bias,
     as_two_settings,
     as_use_bias,
+    as_use_expert_bias,
     conv_but_listed,
     full_every_nth,
     granite_hybrid_settings,
     lfm2_sizes,
+    rotated_part,
     rotates_but_every_nth,
     rotates_if_stated,
     rotates_where_windowed,
+    shared_expert_size,
+    sparse_after_dense_layers,
+    sparse_after_first,
     sparse_by_step,
     sparse_if_enabled,
     sparse_if_there_are_experts,
@@ -73,6 +83,10 @@ from worker.model.family import (
 DELTA_RULE = Recurrence(LINEAR, "delta_net")
 SHORT_CONV = Recurrence(CONV, "short_conv")
 MAMBA2 = Recurrence(LINEAR, "mamba2")
+SIGMOID_EXPERTS = FamilyExperts(  # GLM-4.5, dots.llm1
+    "moe_intermediate_size", None, sparse_after_first, sigmoid=True, factor="routed_scaling_factor", choice_bias=always,
+    shared_size="shared_expert_intermediate_size", shared_gated=False,
+)  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family({"vocab_size": 32_000, "max_position_embeddings": 2048, "eos_token_id": 2}),
@@ -185,6 +199,25 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2": Family(
         LFM2, layer_types=conv_but_listed, qk_norm=True, recurrence=SHORT_CONV, names={"rms_norm_eps": "norm_eps"},
         derived=lfm2_sizes,
+    ),
+    "lfm2_moe": Family(
+        LFM2_MOE, layer_types=conv_but_listed, qk_norm=True, recurrence=SHORT_CONV, names={"rms_norm_eps": "norm_eps"},
+        experts=FamilyExperts(
+            "moe_intermediate_size", None, sparse_after_dense_layers, sigmoid=True, factor="routed_scaling_factor",
+            choice_bias=as_use_expert_bias,
+        ),
+    ),
+    "glm4_moe": Family(
+        GLM4_MOE, biases=as_attention_bias_without_output, partial_rotary=True, qk_norm=True,
+        experts=SIGMOID_EXPERTS, names={"num_experts": "n_routed_experts"}, derived=shared_expert_size,
+    ),
+    "dots1": Family(
+        DOTS1, layer_types=window_from_layer, qk_norm=True, experts=SIGMOID_EXPERTS,
+        names={"num_experts": "n_routed_experts"}, derived=shared_expert_size,
+    ),
+    "minimax_m2": Family(
+        MINIMAX_M2, partial_rotary=True, qk_norm=True, whole_qk_norm=True, derived=rotated_part,
+        experts=FamilyExperts("intermediate_size", normalized=True, sigmoid=True, choice_bias=always),
     ),
     "gpt_oss": Family(
         GPT_OSS, layer_types=window_in_every_other, scaling=GPT_OSS_SCALING, sinks=True, activation="clamped_swiglu",

@@ -45,7 +45,8 @@ def gemma4_layers(config: Config, types: Sequence[str]) -> list[dict[str, Any]]:
 def _overrides(config: Config, types: Sequence[str]) -> list[dict[str, int]]:
     """Returns the head size and the number of key heads of each layer.
 
-    A config states either those of each layer that differs, or those of all layers that attend to all positions.
+    A config states them in one of two ways: in `per_layer_config` for single layers, or once for all layers without a
+    sliding window (`global_head_dim`, `num_global_key_value_heads`).
     """
     for name in OVERRIDES:
         if not config[name]:

@@ -20,6 +20,7 @@ class Spelling:
     gate_up: tuple[str, ...]
     down: str
     interleaved: bool = False
+    choice_bias: str = "mlp.gate.e_score_correction_bias"  # a tensor, not a module
 
     @property
     def of_first(self) -> list[str]:
@@ -29,22 +30,27 @@ class Spelling:
 
 _DOWN, _FUSED = "mlp.experts.{}.down_proj", ("mlp.experts.{}.gate_up_proj",)
 _MIXTRAL = "block_sparse_moe.experts.{}."
+_LFM2 = "feed_forward.experts.{}."
 _GRANITE = "block_sparse_moe.{}put_linear.{{}}"
 SPELLINGS = (
     Spelling("mlp.gate", ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), _DOWN),  # Qwen; also all of GGUF
-    Spelling("block_sparse_moe.gate", (_MIXTRAL + "w1", _MIXTRAL + "w3"), _MIXTRAL + "w2"),
+    Spelling(
+        "block_sparse_moe.gate", (_MIXTRAL + "w1", _MIXTRAL + "w3"), _MIXTRAL + "w2",
+        choice_bias="block_sparse_moe.e_score_correction_bias",
+    ),
+    Spelling("feed_forward.gate", (_LFM2 + "w1", _LFM2 + "w3"), _LFM2 + "w2", choice_bias="feed_forward.expert_bias"),
     Spelling("block_sparse_moe.router.layer", (_GRANITE.format("in"),), _GRANITE.format("out")),
     Spelling("mlp.router", _FUSED, _DOWN, interleaved=True),  # gpt-oss
     Spelling("mlp.gate", _FUSED, _DOWN),  # what transformers 5 has in memory, and may save
     Spelling("router.proj", ("experts.{}.gate_up_proj",), "experts.{}.down_proj"),  # Gemma 4
     Spelling("router.proj", ("experts.{}.gate_proj", "experts.{}.up_proj"), "experts.{}.down_proj"),
-)
+)  # fmt: skip
 
 
 def spelling(modules: Collection[str]) -> Spelling:
-    """Returns how a checkpoint spells experts: as most modules of the router and the first expert are.
+    """Returns how a checkpoint names its experts: the spelling of which it has the most modules.
 
-    modules: of its layers.
+    modules: the names of the modules of its layers. Only the router and the first expert are compared.
     """
     return max(SPELLINGS, key=lambda one: sum(module in modules for module in one.of_first))
 

@@ -1,6 +1,7 @@
 """A mixture of experts: each row is multiplied by the few experts that its router chose.
 
-Every row may pass a shared expert besides, or the layer has the MLP, too, and each of both its own norms (Gemma 4).
+Some models add a shared expert that every row uses. In Gemma 4, each layer has an MLP beside the experts, and each of
+the two has norms of its own.
 """
 
 import math
@@ -8,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from worker.kernels.experts import Experts, PackedExperts
@@ -74,8 +76,9 @@ def forward(h: Tensor, x: Tensor, own: MixtureWeights, step: Step) -> tuple[Tens
         return _beside_mlp(added, x, own.experts, own.norms, step), None
     gate = None if own.shared_gate is None else do.linear(h, own.shared_gate, fp32_out=True)
     mixed = do.experts(
-        h, own.experts, spec.chosen, step.spec.activation, normalized=spec.normalized, add=added, add_gate=gate
-    )
+        h, own.experts, spec.chosen, step.spec.activation, normalized=spec.normalized, sigmoid=spec.sigmoid,
+        add=added, add_gate=gate,
+    )  # fmt: skip
     return mixed, None
 
 
@@ -92,6 +95,9 @@ def _beside_mlp(added: Tensor, x: Tensor, experts: Experts, norms: BesideNorms, 
 
 
 def _sizes(row: FamilyExperts, chosen: str, config: Config) -> ExpertsSpec:
+    scoring = "sigmoid" if row.sigmoid else "softmax"
+    if config.get("scoring_func") not in (scoring, None):
+        raise UnsupportedModel(f"scoring_func {config['scoring_func']!r} is not supported; supported is {scoring!r}")
     count_name = "num_experts" if config.get("num_local_experts") is None else "num_local_experts"
     count, of_row = config[count_name] or 0, config[chosen] or 0
     if not 0 < of_row <= count:
@@ -101,6 +107,9 @@ def _sizes(row: FamilyExperts, chosen: str, config: Config) -> ExpertsSpec:
         chosen=of_row,
         intermediate_size=counted(config, row.size),
         normalized=config["norm_topk_prob"] if row.normalized is None else row.normalized,
+        sigmoid=row.sigmoid,
+        choice_bias=row.choice_bias(config),
+        factor=config[row.factor] if row.factor else 1.0,
         router_bias=row.biases,
         bias=row.biases,
         shared_size=counted(config, row.shared_size) if row.shared_size else 0,
@@ -133,6 +142,9 @@ def _stacks(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, S
 
 def _small(spec: ModelSpec, layer: LayerSpec, names: LayerNames, prefix: str) -> dict[str, SmallWeight]:
     of, hidden = experts_of(spec), spec.hidden_size
+    if of.choice_bias:
+        name = prefix + spelling(names.modules).choice_bias
+        return {"choice_bias": SmallWeight([PlainWeight(name, (of.count,))], exact=True)}
     if not of.beside_mlp:
         return {}
     norms = {field: SmallWeight(norm_weights(spec, prefix + module, hidden)) for field, module in NORMS.items()}
@@ -144,9 +156,14 @@ def _small(spec: ModelSpec, layer: LayerSpec, names: LayerNames, prefix: str) ->
 def _make(
     spec: ModelSpec, layer: LayerSpec, packed: Mapping[str, Any], small: Mapping[str, list[Tensor]], like: Tensor
 ) -> MixtureWeights:
-    experts = Experts(packed["router"], packed[GATE_UP], packed[DOWN])
+    of, device = experts_of(spec), like.device
+    experts = Experts(
+        packed["router"], packed[GATE_UP], packed[DOWN],
+        scales=None if of.factor == 1 else torch.full((of.count,), of.factor, dtype=torch.float32, device=device),
+        choice_bias=small["choice_bias"][0] if of.choice_bias else None,
+    )  # fmt: skip
     shared = DenseWeights(gate_up=packed["gate_up"], down=packed["down"]) if "down" in packed else None
-    if not small:
+    if not of.beside_mlp:
         return MixtureWeights(experts=experts, shared=shared, shared_gate=packed.get("shared_gate"))
     # the factor of the router's input, after a norm without a weight
     (factor,), (scales,) = small["before_router"], small["scales"]
@@ -160,7 +177,7 @@ def _in_c(own: MixtureWeights, spec: ModelSpec) -> dict[str, Any]:
     fields = {} if own.shared is None else dense.in_c(own.shared, spec)
     if norms is not None:
         fields |= {name: getattr(norms, name) for name in (*NORMS, "before_router")}
-    experts = experts_in_c(own.experts, of.chosen, spec.activation, normalized=of.normalized)
+    experts = experts_in_c(own.experts, of.chosen, spec.activation, normalized=of.normalized, sigmoid=of.sigmoid)
     return fields | {"shared_gate": own.shared_gate and own.shared_gate.cpu, "experts": experts}
 
 

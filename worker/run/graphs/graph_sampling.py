@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.kernels.params import EVERY, PlainParams, Stages
+from worker.kernels.sample import signed_seed
 from worker.run.graphs.graph_capture import Captured
 from worker.run.graphs.graph_inputs import Blocks, Columns, block_bytes, views_of
 from worker.run.graphs.graph_shapes import batch_sizes
-from worker.run.sampler import signed_seed
 from worker.schedule.sequence import Row, Sequence
 
 GREEDY = Stages(all_greedy=True)  # these rows need two kernels instead of seven

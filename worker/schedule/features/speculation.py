@@ -15,7 +15,6 @@ from typing import Protocol
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.sequence import TILE, Chunk, Sequence
 
-ROW_COST = 1 / 40  # cost of one more row, as a share of a step
 NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
 INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
 
@@ -50,15 +49,15 @@ class Speculation:
         self._config = config
         self._rows = min(TILE, config.max_step_tokens)
 
-    def add_drafts(self, decodes: list[Chunk]) -> list[Chunk]:
-        """Returns the decodes with drafts where possible. Each decode may use the same share of the free rows.
+    def add_drafts(self, decodes: list[Chunk], row_cost: float) -> list[Chunk]:
+        """Returns the decodes with drafts where they pay. Each decode may use the same share of the free rows.
 
-        decodes: all chunks of the step.
+        decodes: all chunks of the step. row_cost: what one more row costs, as a share of the step's time.
         """
         free = self._rows - len(decodes)
         if free <= 0:
             return decodes
-        cost = ROW_COST * len(decodes)  # the step yields one token per decode; an accepted draft adds one
+        cost = row_cost * len(decodes)  # the step yields one token per decode; an accepted draft adds one
         extended = []
         for left, chunk in zip(range(len(decodes), 0, -1), decodes, strict=True):
             limit = min(free // left, self._limit(chunk.sequence)) if chunk.samples else 0
@@ -107,8 +106,8 @@ def _may_draft(sequence: Sequence) -> bool:
     crashed a worker.
     """
     sampling = sequence.sampling
-    free = sequence.constraint is None and sequence.chain is None
-    independent = free and not sampling.penalized and sampling.logprobs is None
+    independent = sequence.constraint is None and not sampling.penalized and sampling.logprobs is None
+    independent = independent and sampling.chain is None
     return independent and not sequence.history.crashes
 
 

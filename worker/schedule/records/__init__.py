@@ -6,10 +6,8 @@ shared_prefix       what it shares through the prefix cache
 constraint          what an output must keep to
 adjustment          penalties, biases and min_tokens
 token_counts        counts the tokens of a sequence, for penalties
+adapter_use         the LoRA adapter that the sequence is computed with
 answer_check        compares the output with an answer
-sampler_chain       draws the tokens of a sequence by a chain of samplers
-replay              computes output again that exists already
-chain_check         checks the values of such a chain
 prompt_scores       the tokens of a prompt that are scored
 sequence_states     the slots that one sequence has
 """

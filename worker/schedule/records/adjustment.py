@@ -1,4 +1,4 @@
-"""What adjusts the logits of a sequence besides its constraint: penalties, biases and min_tokens."""
+"""What adjusts the logits of a sequence besides its constraint: penalties, biases, min_tokens, a chain of samplers."""
 
 import sys
 
@@ -38,6 +38,6 @@ class Adjustment:
 
 def adjustment(sampling: Sampling, prompt_len: int) -> Adjustment | None:
     """Returns the adjustment that a request asks for; None if nothing adjusts its logits."""
-    if sampling.penalized or sampling.logit_bias:
+    if sampling.penalized or sampling.logit_bias or sampling.chain is not None:
         return Adjustment(sys.maxsize)
     return Adjustment(prompt_len + sampling.min_tokens) if sampling.min_tokens else None

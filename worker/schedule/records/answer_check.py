@@ -21,7 +21,7 @@ class AnswerCheck:
         return tuple(self.answer[output_len : output_len + min(self.ahead(output_len), self.most_drafts)])
 
     def finished(self, output_len: int, last: int) -> bool:
-        """Whether the output has come to the end of the answer, or differs from it in its last token."""
+        """Whether the check is over: the output is as long as the answer, or its `last` token differs."""
         return output_len >= len(self.answer) or (output_len > 0 and last != self.answer[output_len - 1])
 
     def failed(self, drafts: int) -> None:

@@ -38,7 +38,7 @@ async def test_options_have_their_effect(tokenizer: Tokenizer) -> None:
         ({"seed": -1}, {"seed": None}),
         ({"seed": 4294967295}, {"seed": None}),
         ({"repeat_penalty": 1.5, "repeat_last_n": 0}, {"repetition_penalty": 1.0}),
-        ({"repeat_penalty": 1.5, "repeat_last_n": 64}, {"repetition_penalty": 1.5}),
+        ({"repeat_penalty": 1.5, "samplers": "e"}, {"repetition_penalty": 1.5, "chain": None}),
         ({"top_k": 5, "top_p": 0.5, "samplers": ["top_p"]}, {"top_k": 0, "top_p": 0.5}),
         ({"top_k": 5, "temperature": 0.5, "samplers": "k"}, {"top_k": 5, "temperature": 1.0}),
         ({"min_p": 0.5, "repeat_penalty": 1.5, "samplers": "tm"}, {"min_p": 0.5, "repetition_penalty": 1.0}),

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from frontend.text.tokenizer import Tokenizer
+from shared.messages import WindowPenalties
 from tests.fakes import MODEL, FakePool
 from tests.frontend.serving import completing, http_client
 from tests.frontend.speaking import Model
@@ -27,7 +28,7 @@ async def test_options_become_sampling(tokenizer: Tokenizer) -> None:
     options = {
         "temperature": 0.5, "top_k": 0, "top_p": 0.9, "min_p": 0.1, "seed": 7, "num_predict": 9, "stop": ["x"],
         "repeat_penalty": 1.25, "presence_penalty": 0.5, "frequency_penalty": 0.25, "num_ctx": 8192, "num_gpu": 1,
-        "mirostat": 0, "typical_p": 1.0, "repeat_last_n": 64, "num_thread": 8,
+        "mirostat": 0, "typical_p": 1.0, "num_thread": 8,
     }  # fmt: skip
     pool = completing(tokenizer)
     async with http_client(pool, tokenizer) as http:
@@ -38,6 +39,16 @@ async def test_options_become_sampling(tokenizer: Tokenizer) -> None:
     assert (chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p, chosen.seed) == (0.5, 0, 0.9, 0.1, 7)
     assert (chosen.max_tokens, chosen.repetition_penalty) == (9, 1.25)
     assert (chosen.presence_penalty, chosen.frequency_penalty) == (0.5, 0.25)
+
+
+async def test_penalties_in_a_window_and_typical_sampling_become_a_chain(tokenizer: Tokenizer) -> None:
+    pool = completing(tokenizer)
+    async with http_client(pool, tokenizer) as http:
+        for options in ({"repeat_last_n": 5}, {"repeat_last_n": 5, "repeat_penalty": 1.5}, {"typical_p": 0.9}):
+            assert (await http.post("/api/chat", json=BODY | {"options": options})).status_code == 200
+    plain, window, typical = [one.sampling.chain for one in pool.submitted]
+    assert plain is None and window is not None and typical is not None
+    assert (window.order, window.penalties) == (("penalties",), WindowPenalties(5, 1.5)) and typical.typical_p == 0.9
 
 
 @pytest.mark.parametrize("limit", [-1, -2, 0, 100_000])
@@ -88,7 +99,7 @@ async def test_another_model_is_404_in_ollamas_words(tokenizer: Tokenizer) -> No
     [
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images"),
         ({"options": {"temperature": -1}}, "options.temperature"),
-        ({"options": {"mirostat": 3}}, "options.mirostat"),
+        ({"options": {"mirostat": 2}}, "options.mirostat"),
         ({"options": {"repeat_last_n": -2}}, "options.repeat_last_n"),
         ({"logprobs": True}, "logprobs"),
         ({"format": {"type": "nonsense"}}, "format"),

@@ -116,8 +116,8 @@ async def test_required_field_missing_is_400(tokenizer: Tokenizer, missing: str)
 
 
 OUT_OF_RANGE: list[tuple[str, Any]] = [
-    ("max_tokens", 0), ("max_tokens", -1), ("temperature", -0.1), ("top_p", 0), ("top_p", 1.01), ("top_k", 0),
-    ("top_k", -1), ("min_p", -0.1), ("min_p", 1.1), ("repetition_penalty", 0), ("presence_penalty", 2.1),
+    ("max_tokens", 0), ("max_tokens", -1), ("temperature", -0.1), ("top_p", 0), ("top_p", 1.01), ("top_k", -2),
+    ("min_p", -0.1), ("min_p", 1.1), ("repetition_penalty", 0), ("presence_penalty", 2.1),
     ("frequency_penalty", -2.1), ("logit_bias", {"1": 101}), ("logit_bias", {"x": 1}), ("logit_bias", {"269": 1}),
     ("seed", 2**64), ("seed", -(2**63) - 1), ("stop", ""), ("stop", ["a", ""]), ("stop", ["x"] * 17),
     ("stop_token_ids", [-1]), ("stop_token_ids", [269]), ("min_tokens", 9), ("min_tokens", -1), ("n", 0), ("n", 129),
@@ -182,3 +182,20 @@ async def test_logprobs_false_is_the_same_as_none(tokenizer: Tokenizer) -> None:
         assert await parsed(tokenizer, body(logprobs=False, **more)) == absent
         assert absent.sampling.logprobs is None and not absent.sampling.prompt_logprobs
     assert (await parsed(tokenizer, body(logprobs=0))).sampling.logprobs == 0
+
+
+async def test_fields_of_other_servers_have_their_effect(tokenizer: Tokenizer) -> None:
+    whole = (await parsed(tokenizer, {"prompt": "abcdef", "max_tokens": 2})).prompts[0]
+    for side, kept in (("left", whole[-3:]), ("right", whole[:3]), (None, whole[-3:])):
+        cut = {"prompt": "abcdef", "max_tokens": 2, "truncate_prompt_tokens": 3, "truncation_side": side}
+        assert (await parsed(tokenizer, cut)).prompts[0] == kept
+    bare = await parsed(tokenizer, {"prompt": "abcdef", "max_tokens": 2, "add_special_tokens": False})
+    assert bare.prompts[0] == tokenizer.encode_now(["abcdef"], False)[0]
+    named = {"regex": "a+", "ebnf": 'root ::= "a"'}
+    for name, value in named.items():
+        ours = {"regex": "guided_regex", "ebnf": "guided_grammar"}[name]
+        grammars = [
+            (await parsed(tokenizer, {"prompt": "a", "max_tokens": 2, field: value})).sampling.grammar
+            for field in (name, ours)
+        ]
+        assert grammars[0] == grammars[1] != ""

@@ -91,6 +91,21 @@ GPT_OSS_20B: dict[str, Any] = {
     "vocab_size": 201088,
     "quantization_config": {"modules_to_not_convert": ["model.layers.*.self_attn"], "quant_method": "mxfp4"},
 }  # fmt: skip
+GLM45_AIR: dict[str, Any] = {
+    "model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "head_dim": 128,
+    "hidden_size": 4096, "intermediate_size": 10944, "max_position_embeddings": 131072, "moe_intermediate_size": 1408,
+    "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1, "num_attention_heads": 96, "num_experts_per_tok": 8,
+    "num_hidden_layers": 46, "num_key_value_heads": 8, "num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5,
+    "rope_theta": 1000000, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1, "norm_topk_prob": True,
+    "topk_group": 1, "use_qk_norm": False, "vocab_size": 151552, "eos_token_id": [151329, 151336, 151338],
+}  # fmt: skip
+MINIMAX_M2: dict[str, Any] = {
+    "model_type": "minimax_m2", "architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 128, "hidden_size": 3072,
+    "intermediate_size": 1536, "max_position_embeddings": 196608, "num_attention_heads": 48, "num_experts_per_tok": 8,
+    "num_hidden_layers": 62, "num_key_value_heads": 8, "num_local_experts": 256, "qk_norm_type": "per_layer",
+    "rope_theta": 5000000, "rotary_dim": 64, "scoring_func": "sigmoid", "use_mtp": True, "use_qk_norm": True,
+    "use_routing_bias": True, "vocab_size": 200064,
+}  # fmt: skip
 OLMOE_1B_7B: dict[str, Any] = {
     "model_type": "olmoe", "attention_bias": False, "clip_qkv": None, "eos_token_id": 50279, "hidden_act": "silu",
     "hidden_size": 2048, "intermediate_size": 1024, "max_position_embeddings": 4096, "norm_topk_prob": False,
@@ -168,6 +183,9 @@ ROWS = (
     "nemotron",
     "arcee",
     "lfm2",
+    "lfm2_moe",
+    "glm4_moe",
+    "minimax_m2",
 )
 
 
@@ -196,6 +214,8 @@ def sizes_without_defaults(model_type: str) -> dict[str, Any]:
                                      shared_gated=True)),
         (OLMOE_1B_7B, ExpertsSpec(count=64, chosen=8, intermediate_size=1024, normalized=False)),
         (GRANITE_3B, ExpertsSpec(count=40, chosen=8, intermediate_size=512, normalized=True)),
+        (MINIMAX_M2, ExpertsSpec(count=256, chosen=8, intermediate_size=1536, normalized=True, sigmoid=True,
+                                 choice_bias=True)),
         (GPT_OSS_20B, ExpertsSpec(count=32, chosen=4, intermediate_size=2880, normalized=True, router_bias=True,
                                   bias=True)),
     ],
@@ -205,6 +225,15 @@ def test_experts(config: dict[str, Any], experts: ExpertsSpec) -> None:
     spec = spec_from_config(config)
     assert spec.experts == experts and all(layer.sparse for layer in spec.layers)
     assert spec_from_config(LLAMA32_1B).experts is None
+
+
+def test_sizes_of_models_with_sigmoid_scores() -> None:
+    air, minimax = spec_from_config(GLM45_AIR), spec_from_config(MINIMAX_M2)
+    assert [layer.sparse for layer in air.layers] == [False] + [True] * 45 and not air.qk_norm
+    assert air.experts == ExpertsSpec(
+        count=128, chosen=8, intermediate_size=1408, normalized=True, sigmoid=True, choice_bias=True, shared_size=1408
+    )
+    assert air.ropes[0].rotated == minimax.ropes[0].rotated == 64 and minimax.whole_qk_norm
 
 
 def test_number_of_experts_in_both_spellings() -> None:
@@ -313,6 +342,11 @@ def test_windows_of_experts() -> None:
         (GPT_OSS_20B, {"hidden_act": "gelu"}, ["'gelu'"]),
         (OLMOE_1B_7B, {"clip_qkv": 8.0}, ["clip_qkv", "8.0", "None"]),
         (GRANITE_3B, {"logits_scaling": 0}, ["logits_scaling"]),
+        (GLM45_AIR, {"n_group": 8}, ["n_group", "8", "1"]),
+        (GLM45_AIR, {"n_routed_experts": None}, ["8 of 0 experts"]),
+        (GLM45_AIR, {"routed_scaling_factor": 0}, ["routed_scaling_factor"]),
+        (MINIMAX_M2, {"scoring_func": "softmax"}, ["scoring_func", "'softmax'", "'sigmoid'"]),
+        (MINIMAX_M2, {"rotary_dim": 0}, ["rotary_dim"]),
         (MIXTRAL, {"model_type": "deepseek_v3"}, ["'deepseek_v3'", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"]),
     ],
 )  # fmt: skip

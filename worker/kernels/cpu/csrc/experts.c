@@ -57,29 +57,22 @@ EXPORT long experts_scratch(const Experts *e, int is_bf16, long t) {
     return end - begin;
 }
 
-/* Returns a number that is greater for a greater logit and, for equal logits, for a lower expert. A NaN is the
- * greatest logit, so that it reaches the result. */
-static uint64_t rank(float logit, long expert) {
+/* Returns a number that is greater for a greater key and, for equal keys, for a lower expert. A NaN is the greatest
+ * key, so that it reaches the result. */
+static uint64_t rank(float key, long expert) {
     uint32_t bits;
-    logit += 0.0f; /* -0 equals 0 */
-    memcpy(&bits, &logit, 4);
-    bits = logit != logit ? UINT32_MAX : bits >> 31 ? ~bits : bits | 1u << 31;
+    key += 0.0f; /* -0 equals 0 */
+    memcpy(&bits, &key, 4);
+    bits = key != key ? UINT32_MAX : bits >> 31 ? ~bits : bits | 1u << 31;
     return (uint64_t)bits << 32 | (uint32_t)~expert;
 }
 
-/* Writes the experts of one row from the most to the least likely, and the softmax of their logits. */
-static void choose(const Experts *e, const float *logits, int32_t *numbers, float *weights) {
-    uint64_t best[MAX_CHOSEN]; /* descending */
-    for (long expert = 0, found = 0; expert < e->count; expert++) {
-        uint64_t here = rank(logits[expert], expert);
-        if (found == e->chosen && here < best[found - 1]) continue;
-        long i = found < e->chosen ? found++ : found - 1;
-        for (; i > 0 && best[i - 1] < here; i--) best[i] = best[i - 1];
-        best[i] = here;
-    }
+static float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+/* Returns a divisor for the weights, which become exponentials of the logits: the sum makes a softmax of them. */
+static float exponentials(const Experts *e, const float *logits, const int32_t *numbers, float *weights) {
     float sum = 0;
     for (long i = 0; i < e->chosen; i++) {
-        numbers[i] = (int32_t)~(uint32_t)best[i];
         weights[i] = expf(logits[numbers[i]] - logits[numbers[0]]);
         sum += weights[i];
     }
@@ -87,7 +80,33 @@ static void choose(const Experts *e, const float *logits, int32_t *numbers, floa
         sum = 0;
         for (long i = 0; i < e->count; i++) sum += expf(logits[i] - logits[numbers[0]]);
     }
-    for (long i = 0; i < e->chosen; i++) weights[i] = weights[i] / sum * (e->scales ? e->scales[numbers[i]] : 1);
+    return sum;
+}
+
+/* Returns a divisor for the weights, which become sigmoids of the logits. */
+static float sigmoids(const Experts *e, const float *logits, const int32_t *numbers, float *weights) {
+    float sum = 1e-20f; /* all may be zero */
+    for (long i = 0; i < e->chosen; i++) {
+        weights[i] = sigmoid(logits[numbers[i]]);
+        sum += weights[i];
+    }
+    return e->normalized ? sum : 1.0f;
+}
+
+/* Writes the experts of one row from the most to the least likely, and their weights. */
+static void choose(const Experts *e, const float *logits, int32_t *numbers, float *weights) {
+    uint64_t best[MAX_CHOSEN]; /* descending */
+    for (long expert = 0, found = 0; expert < e->count; expert++) {
+        float key = e->choice_bias ? sigmoid(logits[expert]) + e->choice_bias[expert] : logits[expert];
+        uint64_t here = rank(key, expert);
+        if (found == e->chosen && here < best[found - 1]) continue;
+        long i = found < e->chosen ? found++ : found - 1;
+        for (; i > 0 && best[i - 1] < here; i--) best[i] = best[i - 1];
+        best[i] = here;
+    }
+    for (long i = 0; i < e->chosen; i++) numbers[i] = (int32_t)~(uint32_t)best[i];
+    float divisor = (e->sigmoid ? sigmoids : exponentials)(e, logits, numbers, weights);
+    for (long i = 0; i < e->chosen; i++) weights[i] = weights[i] / divisor * (e->scales ? e->scales[numbers[i]] : 1);
 }
 
 /* Sorts the slots by expert. Those of one expert keep their order. */

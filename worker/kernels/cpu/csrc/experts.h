@@ -19,9 +19,10 @@ typedef struct {
 typedef struct {
     const Weight *router, *gate_up, *down; /* gate_up, down: [count], by expert */
     const float *scales;                   /* [count] or NULL: factors of the experts' weights */
+    const float *choice_bias;              /* [count] or NULL: added to the sigmoids for the choice alone */
     int64_t *loads;                        /* [count] or NULL: the rows that chose each expert are added */
     long count, chosen;
-    int normalized, activation;
+    int sigmoid, normalized, activation;   /* sigmoid: scores are sigmoids of the logits, else their softmax */
 } Experts;
 
 /* Returns the bytes that `experts_forward` needs for t rows. */

@@ -59,6 +59,7 @@ def experts_triton(
     activation: Activation,
     *,
     normalized: bool,
+    sigmoid: bool = False,
     router_input: Tensor | None = None,
     add: Tensor | None = None,
     add_gate: Tensor | None = None,
@@ -66,7 +67,9 @@ def experts_triton(
     """Computes the same as `experts_torch` in worker/kernels/experts.py: [T, H] in h's dtype."""
     assert activation in ACTIVATIONS and len(h)
     logits = linear(h if router_input is None else router_input, layer.router, fp32_out=True)
-    numbers, weights = choose_experts_triton(logits, chosen, normalized=normalized, scales=layer.scales)
+    numbers, weights = choose_experts_triton(
+        logits, chosen, normalized=normalized, scales=layer.scales, sigmoid=sigmoid, choice_bias=layer.choice_bias
+    )
     if layer.loads is not None:
         count_loads_triton(numbers, layer.loads)
     out, rows = torch.empty_like(h, memory_format=torch.contiguous_format), max(1, MAX_SLOTS // chosen)

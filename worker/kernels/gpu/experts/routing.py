@@ -17,12 +17,16 @@ from torch import Tensor
 from worker.kernels.gpu.sampling.softmax_weights import LOW_31_BITS, LOWEST_INT64, sortable_bits
 
 BLOCK_SLOTS, BLOCK_TILES = 2048, 64
+LEAST_SUM = tl.constexpr(1e-20)  # as in worker/kernels/experts.py
 TABLE_COLUMNS = 3  # columns of the table of tiles: expert, first place in `order`, number of slots
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The slots of a step in tiles of one expert each. Unless `is_sorted`, a tile is one slot."""
+    """The slots of a step, grouped into tiles. All slots of a tile have the same expert.
+
+    If `is_sorted` is False, each slot is a tile of its own.
+    """
 
     numbers: Tensor  # [T, chosen] int32: the expert of each slot
     order: Tensor  # [T * chosen] int32: slots by expert, each expert's in ascending order; unused unless sorted
@@ -32,16 +36,25 @@ class Groups:
 
 
 @triton.jit
+def _sigmoid(x):
+    return tl.div_rn(1.0, 1.0 + tl.exp(-x))
+
+
+@triton.jit
 def _choose_experts_kernel(
-    logits_ptr, scales_ptr, numbers_ptr, weights_ptr, experts, stride,
-    CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
+    logits_ptr, scales_ptr, choice_bias_ptr, numbers_ptr, weights_ptr, experts, stride,
+    CHOSEN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZED: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Chooses the experts of one row in each program."""
     row = tl.program_id(0).to(tl.int64)
     expert, slot = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_C)
     exists = expert < experts
     logits = tl.load(logits_ptr + row * stride + expert, mask=exists, other=float("-inf"))
-    keys = (sortable_bits(logits).to(tl.int64) << 32) | (expert ^ LOW_31_BITS)  # of equal logits, the lower number
+    compared = logits
+    if choice_bias_ptr is not None:
+        compared = _sigmoid(logits) + tl.load(choice_bias_ptr + expert, mask=exists, other=0.0)
+    keys = (sortable_bits(compared).to(tl.int64) << 32) | (expert ^ LOW_31_BITS)  # of equal ones, the lower number
     keys = tl.where(exists, keys, LOWEST_INT64)
     numbers = tl.zeros((BLOCK_C,), dtype=tl.int32)
     chosen = tl.full((BLOCK_C,), float("-inf"), dtype=tl.float32)
@@ -49,15 +62,23 @@ def _choose_experts_kernel(
         best = tl.max(keys, axis=0)
         number = ((best & LOW_31_BITS) ^ LOW_31_BITS).to(tl.int32)
         numbers = tl.where(slot == index, number, numbers)
-        bits = (best >> 32).to(tl.int32)
-        logit = (bits ^ ((bits >> 31) & LOW_31_BITS)).to(tl.float32, bitcast=True)
+        if choice_bias_ptr is None:
+            bits = (best >> 32).to(tl.int32)
+            logit = (bits ^ ((bits >> 31) & LOW_31_BITS)).to(tl.float32, bitcast=True)
+        else:
+            logit = tl.sum(tl.where(expert == number, logits, 0.0), axis=0)
         chosen = tl.where(slot == index, logit, chosen)
         keys = tl.where(expert == number, LOWEST_INT64, keys)
-    highest = tl.sum(tl.where(slot == 0, chosen, 0.0), axis=0)
-    weights = tl.where(slot < CHOSEN, tl.exp(chosen - highest), 0.0)
-    total = tl.sum(weights if NORMALIZED else tl.where(exists, tl.exp(logits - highest), 0.0), axis=0)
     tl.store(numbers_ptr + row * CHOSEN + slot, numbers, mask=slot < CHOSEN)
-    weights = tl.div_rn(weights, total)
+    if SIGMOID:
+        weights = tl.where(slot < CHOSEN, _sigmoid(chosen), 0.0)
+        if NORMALIZED:
+            weights = tl.div_rn(weights, tl.sum(weights, axis=0) + LEAST_SUM)
+    else:
+        highest = tl.sum(tl.where(slot == 0, chosen, 0.0), axis=0)
+        weights = tl.where(slot < CHOSEN, tl.exp(chosen - highest), 0.0)
+        total = tl.sum(weights if NORMALIZED else tl.where(exists, tl.exp(logits - highest), 0.0), axis=0)
+        weights = tl.div_rn(weights, total)
     if scales_ptr is not None:
         weights *= tl.load(scales_ptr + numbers, mask=slot < CHOSEN, other=0.0)
     tl.store(weights_ptr + row * CHOSEN + slot, weights, mask=slot < CHOSEN)
@@ -74,10 +95,10 @@ def _group_slots_kernel(
     numbers_ptr, order_ptr, table_ptr, slots,
     COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Lists the slots and the tiles of one expert in each program.
+    """Each program lists the slots and the tiles of one expert.
 
-    Its tiles begin at first // TILE_ROWS + expert, where `first` counts the slots of experts before it. So each expert
-    has room for all of its tiles, and for at most one that stays empty, whatever the others need.
+    The tiles of an expert begin at first // TILE_ROWS + expert, where `first` is the number of slots of all experts
+    before it. So each expert has room for its own tiles, and at most one tile of this room stays empty.
     """
     expert = tl.program_id(0)
     at = tl.arange(0, BLOCK_S)
@@ -125,7 +146,13 @@ def load_group(numbers_ptr, order_ptr, table_ptr, tile, m, COLUMNS: tl.constexpr
 
 
 def choose_experts_triton(
-    logits: Tensor, chosen: int, *, normalized: bool, scales: Tensor | None = None
+    logits: Tensor,
+    chosen: int,
+    *,
+    normalized: bool,
+    scales: Tensor | None = None,
+    sigmoid: bool = False,
+    choice_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Computes the same as `choose_experts` in worker/kernels/experts.py. The numbers are int32.
 
@@ -133,11 +160,14 @@ def choose_experts_triton(
     """
     rows, experts = logits.shape
     assert rows and chosen <= experts and logits.stride(1) == 1 and logits.dtype == torch.float32
-    assert scales is None or (scales.shape == (experts,) and scales.dtype == torch.float32 and scales.is_contiguous())
+    for each in (scales, choice_bias):
+        assert each is None or (each.shape == (experts,) and each.dtype == torch.float32 and each.is_contiguous())
+    assert sigmoid or choice_bias is None
     numbers = torch.empty(rows, chosen, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, chosen, device=logits.device)
     _choose_experts_kernel[(rows,)](
-        logits, scales, numbers, weights, experts, logits.stride(0), CHOSEN=chosen, NORMALIZED=normalized,
+        logits, scales, choice_bias, numbers, weights, experts, logits.stride(0),
+        CHOSEN=chosen, SIGMOID=sigmoid, NORMALIZED=normalized,
         BLOCK_E=triton.next_power_of_2(experts), BLOCK_C=triton.next_power_of_2(chosen),
         num_warps=1 if experts <= 256 else 4, enable_fp_fusion=False,
     )  # fmt: skip

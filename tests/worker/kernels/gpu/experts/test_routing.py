@@ -1,5 +1,7 @@
 """The choice of experts against plain PyTorch, and every slot in exactly one tile of its expert."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -28,6 +30,22 @@ def test_choice_agrees_with_torch(experts: int, count: int, normalized: bool, de
     expected, shares = choose_experts(logits, count, normalized=normalized)
     assert torch.equal(numbers.long(), expected)
     torch.testing.assert_close(weights, shares, rtol=1e-6, atol=1e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_choice_by_sigmoids_agrees_with_torch(biased: bool, normalized: bool, device: str) -> None:
+    from worker.kernels.gpu.experts.routing import choose_experts_triton
+
+    logits = random(9, 33, device=device) * 3
+    logits[2] = -80.0  # whose sigmoids add up to less than what is added to their sum
+    how: dict[str, Any] = {"sigmoid": True, "scales": torch.full((33,), 2.5, device=device)}
+    how["choice_bias"] = random(33, seed=5, device=device) if biased else None
+    with poisoned():
+        numbers, weights = choose_experts_triton(logits, 6, normalized=normalized, **how)
+    expected, shares = choose_experts(logits, 6, normalized=normalized, **how)
+    assert torch.equal(numbers.long(), expected)
+    torch.testing.assert_close(weights, shares, rtol=1e-6, atol=1e-7)
 
 
 def test_of_equal_logits_the_lower_number_comes_first(device: str) -> None:

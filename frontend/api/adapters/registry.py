@@ -1,0 +1,145 @@
+"""Which adapters a server has: those of --lora-modules, and what was loaded and unloaded since it started.
+
+All frontends of a server share its run folder. A file there lists what was loaded and unloaded. Every frontend reads it
+again when it has changed, so an adapter is known to all of them as soon as one has answered that it is loaded. Without
+a run folder, a frontend alone knows what it has loaded.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from shared.adapters.files import AdapterError, read_files
+from shared.adapters.low_rank import low_rank_modules
+from shared.adapters.named import named_adapters, path_problem
+from shared.config import ConfigError, ModelConfig
+from shared.messages import Adapter
+
+FILE, LOCK = "adapters.json", "adapters.lock"
+MAX_LOADED = 1000  # adapters that were loaded or unloaded by requests
+
+Changes = dict[str, Adapter | None]  # by name: what it was loaded as, or None if it was unloaded
+
+
+class NameTaken(Exception):
+    """There is an adapter of this name."""
+
+
+class NoSuchAdapter(Exception):
+    """There is no adapter of this name."""
+
+
+class TooMany(Exception):
+    """No further name can be kept."""
+
+
+@dataclass
+class AdapterRegistry:
+    """model: the settings that name adapters; run_dir: the server's run folder, empty if there is none
+
+    max_rank: the highest rank of those that the flags name; 0: workers check it
+    """
+
+    model: ModelConfig
+    run_dir: str = ""
+    max_rank: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if an adapter of the flags cannot be used."""
+        try:
+            self._given = {one.name: describe(one.name, one.path, self.max_rank) for one in named_adapters(self.model)}
+        except AdapterError as error:
+            raise ConfigError(f"--lora-modules: {error}") from None
+        self._file = Path(self.run_dir) / FILE if self.run_dir else None
+        self._changes: Changes = {}
+        self._seen: tuple[int, ...] = ()
+        self._names = dict(self._given)
+
+    @property
+    def runtime(self) -> bool:
+        """Whether requests may load adapters."""
+        return bool(self.model.allow_runtime_lora)
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """All adapters by name, as they are now."""
+        if self._file is not None and self.runtime and (now := _stamp(self._file)) != self._seen:
+            self._keep(_read(self._file), now)
+        return self._names
+
+    def check_path(self, path: str) -> None:
+        """Raises AdapterError if requests may not load the adapter in this folder."""
+        if problem := path_problem(path, self.model):
+            raise AdapterError(f"{path} {problem}")
+
+    def put(self, adapter: Adapter, *, replace: bool) -> None:
+        """Adds an adapter for all frontends. Raises NameTaken unless it may replace another one; and TooMany."""
+        with self._changing() as changes:
+            known = self._given | changes
+            if known.get(adapter.name) is not None and not replace:
+                raise NameTaken
+            if adapter.name not in changes and len(changes) >= MAX_LOADED:
+                raise TooMany
+            changes[adapter.name] = adapter
+
+    def remove(self, name: str) -> None:
+        """Removes an adapter from all frontends. Raises NoSuchAdapter."""
+        with self._changing() as changes:
+            if (self._given | changes).get(name) is None:
+                raise NoSuchAdapter
+            if name in self._given:
+                changes[name] = None
+            else:
+                del changes[name]
+
+    @contextmanager
+    def _changing(self) -> Iterator[Changes]:
+        """Yields the changes as they are now; what becomes of them is kept unless the caller raises."""
+        if self._file is None:
+            changes = dict(self._changes)
+            yield changes
+            self._keep(changes, ())
+            return
+        with (self._file.parent / LOCK).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            changes = _read(self._file)
+            yield changes
+            new = self._file.with_suffix(f".{os.getpid()}")
+            new.write_bytes(msgspec.json.encode(changes))
+            new.replace(self._file)
+            self._keep(changes, _stamp(self._file))
+
+    def _keep(self, changes: Changes, stamp: tuple[int, ...]) -> None:
+        self._changes, self._seen = changes, stamp
+        self._names = {name: one for name, one in (self._given | changes).items() if one is not None}
+
+
+def describe(name: str, path: str, max_rank: int = 0) -> Adapter:
+    """Reads the files of an adapter, and returns it with its hash. Raises AdapterError.
+
+    max_rank: the highest rank that is accepted; 0: any
+    """
+    files = read_files(path)
+    low_rank_modules(files, max_rank)
+    return Adapter(name, os.path.realpath(path), files.sha256)
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    """Returns what changes whenever the file is replaced; empty if there is none."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _read(file: Path) -> Changes:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Changes)
+    except FileNotFoundError:
+        return {}

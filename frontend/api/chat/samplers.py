@@ -1,0 +1,122 @@
+"""Makes the chain of samplers of a request that asks for one (docs/samplers.md).
+
+Most requests do not: `wants_chain` says so from a few fields, and this module is then not imported.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from frontend.api.model_context import ModelContext
+from frontend.api.requests.request_types import GenerationFields, SamplerFields
+from frontend.api.requests.sampler_fields import MAX_BREAKER_CHARS, order_of
+from frontend.text.tokenizer import Tokenizer
+from shared.messages import Dry, SamplerChain, Sampling, WindowPenalties
+from shared.wire.codec import pack_u32
+
+BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default
+WINDOW = 64  # llama.cpp's default of `repeat_last_n`
+MAX_TAIL = 20  # ids of a breaker after its first one, as in llama.cpp
+PLAIN = ("penalties", "temperature", "top_k", "top_p", "min_p")  # the order in which every request is sampled
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+ALSO_PLAIN = ("penalties", "top_k", "temperature", "top_p", "min_p")  # draws the same
+
+
+async def with_chain(chosen: Sampling, fields: GenerationFields, context: ModelContext) -> Sampling:
+    """Returns the sampling with the chain that the fields ask for; unchanged if plain sampling draws the same.
+
+    chosen: what the worker is told otherwise, whose values the chain has
+    """
+    assert isinstance(fields, SamplerFields)
+    chain = _chain(chosen, fields)
+    active = [name for name in chain.order if _is_active(name, chain, fields)]
+    if not _needs_chain(active, fields):
+        return _plain(chosen, active)
+    dry = None
+    if "dry" in active:
+        texts = fields.dry_sequence_breakers or BREAKERS
+        single, several = await asyncio.to_thread(breaker_ids, texts, context.tokenizer)
+        dry = Dry(
+            fields.dry_multiplier or 0.0, fields.dry_base or 1.75,
+            2 if fields.dry_allowed_length is None else fields.dry_allowed_length,
+            -1 if fields.dry_penalty_last_n is None else fields.dry_penalty_last_n, pack_u32(single), several,
+        )  # fmt: skip
+    kept = chain.penalties if "penalties" in active else None
+    return msgspec.structs.replace(
+        _neutral(chosen), chain=msgspec.structs.replace(chain, order=tuple(active), penalties=kept, dry=dry)
+    )
+
+
+def _chain(chosen: Sampling, fields: SamplerFields) -> SamplerChain:
+    last_n = WINDOW if fields.repeat_last_n is None else fields.repeat_last_n
+    return SamplerChain(
+        order_of(fields.samplers), chosen.temperature, fields.dynatemp_range or 0.0,
+        1.0 if fields.dynatemp_exponent is None else fields.dynatemp_exponent, chosen.top_k, chosen.top_p, chosen.min_p,
+        min(1.0, fields.typical_p or 1.0), max(0.0, fields.top_n_sigma or 0.0), fields.xtc_probability or 0.0,
+        0.1 if fields.xtc_threshold is None else fields.xtc_threshold, fields.min_keep or 0,
+        WindowPenalties(
+            last_n, chosen.repetition_penalty, chosen.presence_penalty, chosen.frequency_penalty
+        ) if chosen.penalized and last_n else None,
+    )  # fmt: skip
+
+
+def _is_active(name: str, chain: SamplerChain, fields: SamplerFields) -> bool:
+    """Whether a sampler may change anything."""
+    return {
+        "penalties": chain.penalties is not None, "dry": bool(fields.dry_multiplier),
+        "top_n_sigma": chain.top_n_sigma > 0, "top_k": chain.top_k > 0, "typ_p": chain.typical_p < 1,
+        "top_p": chain.top_p < 1, "min_p": chain.min_p > 0, "xtc": chain.xtc_probability > 0,
+        "temperature": chain.temperature != 1 or chain.dynatemp_range > 0,
+    }[name]  # fmt: skip
+
+
+def _needs_chain(active: Sequence[str], fields: SamplerFields) -> bool:
+    """Whether the samplers in this order draw otherwise than every request does."""
+    window = "penalties" in active and fields.repeat_last_n is not None
+    if window or fields.dynatemp_range or not set(active) <= set(PLAIN):
+        return True
+    return fields.samplers is not None and not (_in_order(active, PLAIN) or _in_order(active, ALSO_PLAIN))
+
+
+def _in_order(names: Sequence[str], order: Sequence[str]) -> bool:
+    """Whether `names` are some of `order`, in this order."""
+    return list(names) == [name for name in order if name in names]
+
+
+def _plain(chosen: Sampling, active: Sequence[str]) -> Sampling:
+    """Returns the sampling without the samplers that are off."""
+    names = [field for name in active for field in (PENALTIES if name == "penalties" else (name,))]
+    return msgspec.structs.replace(_neutral(chosen), **{name: getattr(chosen, name) for name in names})
+
+
+def _neutral(chosen: Sampling) -> Sampling:
+    return msgspec.structs.replace(
+        chosen, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0,
+        frequency_penalty=0.0,
+    )  # fmt: skip
+
+
+def breaker_ids(texts: Iterable[str], tokenizer: Tokenizer) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+    """Returns the ids that contain one of the texts, and the sequences of ids in which a text begins within the first.
+
+    A sequence is an id whose text ends with the beginning of a breaker, and the ids of the rest of the breaker.
+    """
+    vocabulary = tokenizer.token_texts
+    single: dict[int, None] = {}
+    several: dict[tuple[int, ...], None] = {}
+    for text in texts:
+        assert len(text) <= MAX_BREAKER_CHARS
+        rests = {rest: tuple(tokenizer.encode_now([rest], False)[0][:MAX_TAIL]) for rest in _ends_of(text)}
+        for id, own in enumerate(vocabulary):
+            if text in own:
+                single[id] = None
+            elif own and own[-1] in text:
+                for rest, ids in rests.items():
+                    if own.endswith(text[: len(text) - len(rest)]):
+                        several[id, *ids] = None
+    return list(single), tuple(several)
+
+
+def _ends_of(text: str) -> list[str]:
+    return [text[at:] for at in range(1, len(text))]

@@ -1,0 +1,23 @@
+"""A chain of samplers as a receipt tells it."""
+
+import hashlib
+
+import msgspec
+
+from shared.messages import Dry, SamplerChain
+
+
+def told(chain: SamplerChain) -> dict[str, object]:
+    """Returns the chain by the names of the API. The breakers of DRY are told by their hash alone."""
+    values = {name: value for name in chain.__struct_fields__ if (value := getattr(chain, name)) is not None}
+    if chain.penalties is not None:
+        values["penalties"] = msgspec.structs.asdict(chain.penalties)
+    if chain.dry is not None:
+        values["dry"] = _dry(chain.dry)
+    return values
+
+
+def _dry(dry: Dry) -> dict[str, object]:
+    kept = {name: getattr(dry, name) for name in ("multiplier", "base", "allowed_length", "last_n")}
+    digest = hashlib.sha256(msgspec.msgpack.encode((dry.breakers, dry.long_breakers))).hexdigest()
+    return kept | {"breakers_sha256": digest}

@@ -1,0 +1,89 @@
+"""The routes that load and unload adapters while the server runs, with vLLM's requests and answers.
+
+A worker tries an adapter before it is listed, so a mistake is told to who loads it and not to who uses it. Requests
+that run with an adapter end with it, even if it is unloaded or replaced meanwhile.
+"""
+
+import asyncio
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from frontend.api.adapters.fields import LoadAdapterRequest, UnloadAdapterRequest
+from frontend.api.adapters.registry import AdapterRegistry, NameTaken, NoSuchAdapter, TooMany, describe
+from frontend.api.app_state import AppState
+from frontend.api.model_table import ServedModel
+from frontend.errors import BadRequest, Forbidden, NotFound, Unprocessable
+from frontend.features import Features
+from frontend.request import Admission, GenerationRequest
+from frontend.server.middleware import RECORD
+from shared.adapters.files import AdapterError
+from shared.adapters.named import name_problem
+from shared.messages import Adapter, Sampling
+
+
+async def load_adapter(app: AppState, request: Request) -> Response:
+    """Loads an adapter by name. Raises Forbidden where requests may not, and BadRequest, which names the field."""
+    asked = app.decode(request, await app.body(request), LoadAdapterRequest)
+    registry, name = _allowed(app), asked.lora_name
+    if problem := name_problem(name):
+        raise BadRequest(f"`lora_name` {problem}", param="lora_name", code="out_of_range")
+    taken = BadRequest(
+        f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+        "'load_inplace' to True.", param="lora_name", code="name_taken",
+    )  # fmt: skip
+    if (known := app.models.get(name)) is not None and (known.adapter is None or not asked.load_inplace):
+        raise taken
+    try:
+        registry.check_path(asked.lora_path)
+        adapter = await asyncio.to_thread(describe, name, asked.lora_path)
+    except AdapterError as error:
+        raise BadRequest(f"`lora_path`: {error}", param="lora_path", code="adapter_unusable") from None
+    await _try(app.models.first, adapter, request.scope[RECORD].tenant)
+    try:
+        registry.put(adapter, replace=asked.load_inplace)
+    except NameTaken:
+        raise taken from None
+    except TooMany:
+        raise BadRequest("too many adapters are loaded: unload one first", code="too_many_adapters") from None
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+
+async def unload_adapter(app: AppState, request: Request) -> Response:
+    """Unloads an adapter by name. Raises Forbidden where requests may not, and NotFound if there is none."""
+    asked = app.decode(request, await app.body(request), UnloadAdapterRequest)
+    try:
+        _allowed(app).remove(asked.lora_name)
+    except NoSuchAdapter:
+        raise NotFound(
+            f"The lora adapter '{asked.lora_name}' cannot be found.", param="lora_name", code="model_not_found"
+        ) from None
+    return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
+
+
+def _allowed(app: AppState) -> AdapterRegistry:
+    registry = app.models.registry
+    if registry is None or not registry.runtime:
+        raise Forbidden("adapters can be loaded only into a server with --allow-runtime-lora", code="not_allowed")
+    return registry
+
+
+async def _try(base: ServedModel, adapter: Adapter, tenant: str) -> None:
+    """Has a worker compute a token with an adapter. Raises BadRequest if it cannot, and Overloaded if none can now."""
+    await base.service.wait_for_handshake()
+    if base.context.task.name != "generate":
+        return
+    request = GenerationRequest(
+        ([0],), Sampling(1, temperature=0.0), model=adapter.name, admission=Admission(tenant=tenant),
+        features=replace(Features(), adapter=adapter),
+    )  # fmt: skip
+    try:
+        generation = await base.service.start(request)
+    except Unprocessable as refused:
+        raise BadRequest(f"`lora_path`: {refused.message}", param="lora_path", code="adapter_unusable") from None
+    try:
+        async for _ in generation.deltas():
+            pass
+    finally:
+        generation.close()

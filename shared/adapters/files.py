@@ -1,0 +1,56 @@
+"""Reads the two files of an adapter's folder, and hashes them. Knows nothing of what they mean.
+
+A hash stands for the content: a folder whose files have changed is another adapter under the same name.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PICKLED = "adapter_model.bin"
+MAX_CONFIG_BYTES = 1 << 20
+MAX_WEIGHTS_BYTES = 4 << 30
+
+
+class AdapterError(ValueError):
+    """An adapter cannot be used; the message is one sentence that names the file, or what the adapter asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """The bytes of both files, read once, so that hash and content belong together."""
+
+    config: bytes
+    weights: bytes
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the adapter: of the hashes of both files."""
+        each = [hashlib.sha256(content).digest() for content in (self.config, self.weights)]
+        return hashlib.sha256(b"".join(each)).hexdigest()
+
+
+def read_files(folder: str) -> AdapterFiles:
+    """Reads an adapter's folder. Raises AdapterError."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise AdapterError(f"{folder} is not a folder with {CONFIG} and {WEIGHTS}")
+    if not (path / WEIGHTS).exists() and (path / PICKLED).exists():
+        raise AdapterError(
+            f"{path / PICKLED} is a pickle, which may run any program when it is read: save it as {WEIGHTS}"
+        )
+    return AdapterFiles(_read(path / CONFIG, MAX_CONFIG_BYTES), _read(path / WEIGHTS, MAX_WEIGHTS_BYTES))
+
+
+def _read(file: Path, most: int) -> bytes:
+    try:
+        if not file.is_file():
+            raise AdapterError(f"{file} is missing")
+        with file.open("rb") as opened:
+            content = opened.read(most + 1)
+    except OSError as error:
+        raise AdapterError(f"{file} cannot be read: {error.strerror}") from error
+    if len(content) > most:
+        raise AdapterError(f"{file} has more than {most} bytes")
+    return content

@@ -1,0 +1,146 @@
+"""What the files of a PEFT adapter say: for each module two matrices A and B, and the scale of their product.
+
+The output of a module with the weight W becomes W x + scale * B (A x), where scale is lora_alpha / r, or
+lora_alpha / sqrt(r) with use_rslora. rank_pattern and alpha_pattern give some modules other values. Everything that
+would make another formula is refused by name (https://huggingface.co/docs/peft/package_reference/lora).
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shared.adapters.files import CONFIG, WEIGHTS, AdapterError, AdapterFiles
+
+MAX_HEADER_BYTES = 16 << 20
+DTYPES = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of a number
+# names of tensors: the module, which matrix, and the name of the adapter where PEFT has left it in
+FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
+# what would change the formula → values that do not
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "use_dora": (None, False), "modules_to_save": (None, []), "bias": (None, "none"), "lora_bias": (None, False),
+    "fan_in_fan_out": (None, False), "use_qalora": (None, False), "layer_replication": (None, []),
+    "trainable_token_indices": (None, [], {}), "target_parameters": (None, []), "alora_invocation_tokens": (None, []),
+    "megatron_config": (None,), "arrow_config": (None,), "use_bdlora": (None, False),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFactor:
+    """A matrix in the file of weights: its format, its shape, and the place of its bytes."""
+
+    dtype: str
+    shape: tuple[int, int]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """The product of a module. a: [rank, inputs]; b: [outputs, rank]."""
+
+    a: StoredFactor
+    b: StoredFactor
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+
+def low_rank_modules(files: AdapterFiles, max_rank: int = 0) -> dict[str, LowRank]:
+    """Returns the products by the names of their modules, as the base model spells these. Raises AdapterError.
+
+    max_rank: the highest rank that is accepted; 0: any
+    """
+    config, header = _config(files.config), _header(files.weights)
+    factors: dict[str, dict[str, StoredFactor]] = {}
+    for name, factor in header.items():
+        matched = FACTOR.fullmatch(name)
+        if matched is None:
+            raise AdapterError(f"{WEIGHTS} has the tensor {name!r}, which is not the A or B of a LoRA on a linear")
+        factors.setdefault(matched["module"], {})[matched["which"]] = factor
+    if not factors:
+        raise AdapterError(f"{WEIGHTS} has no tensors")
+    return {module: _low_rank(module, pair, config, max_rank) for module, pair in factors.items()}
+
+
+def _low_rank(module: str, pair: dict[str, StoredFactor], config: dict[str, Any], max_rank: int) -> LowRank:
+    if len(pair) < 2:
+        raise AdapterError(f"{WEIGHTS} has only one of lora_A and lora_B of {module}")
+    a, b = pair["A"], pair["B"]
+    rank, alpha = _of(module, config, "rank_pattern", "r"), _of(module, config, "alpha_pattern", "lora_alpha")
+    if a.shape[0] != rank or b.shape[1] != rank:
+        raise AdapterError(
+            f"{module}: lora_A is {[*a.shape]} and lora_B {[*b.shape]}, but {CONFIG} gives it the rank {rank:g}"
+        )
+    if max_rank and rank > max_rank:
+        raise AdapterError(f"{module} has the rank {rank:g}, above --max-lora-rank {max_rank}")
+    return LowRank(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+
+
+def _of(module: str, config: dict[str, Any], pattern: str, default: str) -> float:
+    """Returns the value of a module: of the first pattern that its name ends with, else the default."""
+    for key, value in config[pattern].items():
+        try:
+            found = re.match(rf"(.*\.)?({key})$", module)
+        except re.error:
+            raise AdapterError(f"{CONFIG}: {pattern} has {key[:80]!r}, which is no regular expression") from None
+        if found:
+            return _number(value, pattern)
+    return _number(config[default], default)
+
+
+def _config(content: bytes) -> dict[str, Any]:
+    try:
+        config = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise AdapterError(f"{CONFIG} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise AdapterError(f"{CONFIG} is not an object")
+    if config.get("peft_type") != "LORA":
+        raise AdapterError(f"{CONFIG}: peft_type {str(config.get('peft_type'))[:80]!r} is not supported, only LORA")
+    for key, harmless in UNSUPPORTED.items():
+        if config.get(key) not in harmless:
+            raise AdapterError(f"{CONFIG}: {key} {str(config[key])[:80]} is not supported")
+    for key in ("rank_pattern", "alpha_pattern"):
+        config[key] = config.get(key) or {}
+        if not isinstance(config[key], dict) or len(config[key]) > 10_000:
+            raise AdapterError(f"{CONFIG}: {key} is not an object of at most 10000 entries")
+    for key in ("r", "lora_alpha"):
+        config[key] = _number(config.get(key), key)
+    return config
+
+
+def _number(value: Any, key: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise AdapterError(f"{CONFIG}: {key} must be a positive number, not {str(value)[:80]}")
+    return value
+
+
+def _header(content: bytes) -> dict[str, StoredFactor]:
+    """Returns the tensors of a safetensors file, whose bytes are all there."""
+    size = 8 + int.from_bytes(content[:8], "little")
+    if size > min(len(content), MAX_HEADER_BYTES) or len(content) < 8:
+        raise AdapterError(f"{WEIGHTS} is not a complete safetensors file")
+    try:
+        entries = json.loads(content[8:size])
+        entries.pop("__metadata__", None)
+        return {name: _factor(name, entry, size, len(content)) for name, entry in entries.items()}
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        if isinstance(error, AdapterError):
+            raise
+        raise AdapterError(f"{WEIGHTS} is not a complete safetensors file") from None
+
+
+def _factor(name: str, entry: dict[str, Any], begin: int, end: int) -> StoredFactor:
+    dtype, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if dtype not in DTYPES:
+        raise AdapterError(f"{WEIGHTS}: {name} is in {str(dtype)[:20]}; supported are {', '.join(DTYPES)}")
+    if len(shape) != 2 or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise AdapterError(f"{WEIGHTS}: {name} has the shape {[*shape]}, which is not that of a LoRA on a linear")
+    if not 0 <= first <= last <= end - begin or last - first != math.prod(shape) * DTYPES[dtype]:
+        raise AdapterError(f"{WEIGHTS} is not a complete safetensors file")
+    return StoredFactor(dtype, (shape[0], shape[1]), begin + first, begin + last)

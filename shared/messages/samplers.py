@@ -1,0 +1,50 @@
+"""A chain of samplers, by llama.cpp's names: it stands in place of one temperature, top-k, top-p and min-p."""
+
+import msgspec
+
+
+class WindowPenalties(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Penalties on the tokens that occur among the last `last_n` tokens of prompt and output."""
+
+    last_n: int  # -1: all
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+
+
+class Dry(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The penalty on tokens that would extend a repetition ("Don't Repeat Yourself")."""
+
+    multiplier: float
+    base: float
+    allowed_length: int
+    last_n: int  # tokens of prompt and output in which repetitions are looked for; -1: all
+    breakers: bytes = b""  # packed ids, each of which ends a repetition
+    long_breakers: tuple[tuple[int, ...], ...] = ()  # ids that end one if they follow each other
+
+
+class SamplerChain(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The samplers of `order`, one after another. Each has no effect at its default.
+
+    What they leave is drawn from as Sampling says, whose own temperature is then 1, without top-k, top-p and min-p.
+    """
+
+    order: tuple[str, ...]  # of the names in worker/run/samplers/chain.py
+    temperature: float = 1.0  # 0: only the likeliest token is left
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    min_keep: int = 0  # top_p, min_p, typical_p and xtc leave at least so many tokens
+    penalties: WindowPenalties | None = None
+    dry: Dry | None = None
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the result depends on the tokens before, not only on the logits."""
+        return self.penalties is not None or self.dry is not None

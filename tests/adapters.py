@@ -1,0 +1,55 @@
+"""Draws LoRA adapters for the tiny checkpoints, in the layout of PEFT's folders, without PEFT."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+LINEARS = (
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj",
+)  # fmt: skip
+
+
+def linears_of(base: Path, targets: Iterable[str] = LINEARS) -> dict[str, tuple[int, int]]:
+    """The shapes [outputs, inputs] of the linears in a checkpoint's layers that have these names, but experts'."""
+    with safe_open(base / "model.safetensors", "pt") as file:
+        shapes = {name.removesuffix(".weight"): tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return {
+        name: shape for name, shape in shapes.items()
+        if name.rpartition(".")[2] in targets and len(shape) == 2 and ".experts." not in name
+    }  # fmt: skip
+
+
+def draw_adapter(
+    base: Path,
+    folder: Path,
+    seed: int,
+    *,
+    r: int = 8,
+    targets: Iterable[str] = LINEARS,
+    dtype: torch.dtype = torch.float32,
+    size: float = 0.3,
+    ranks: Mapping[str, int] | None = None,
+    **config: Any,
+) -> Path:
+    """Writes an adapter whose numbers follow from the seed. ranks: of modules by the end of their names"""
+    draw = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for module, (outputs, inputs) in sorted(linears_of(base, targets).items()):
+        rank = next((rank for end, rank in (ranks or {}).items() if module.endswith(f".{end}")), r)
+        for name, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
+            drawn = torch.randn(shape, generator=draw) * size / shape[1] ** 0.5
+            tensors[f"base_model.model.{module}.lora_{name}.weight"] = drawn.to(dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    facts = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": r, "lora_alpha": 16, "target_modules": sorted(targets),
+        "rank_pattern": dict(ranks or {}), "alpha_pattern": {}, "bias": "none", "use_rslora": False,
+        "use_dora": False, "modules_to_save": None, "fan_in_fan_out": False, **config,
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(facts))
+    return folder

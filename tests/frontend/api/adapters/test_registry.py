@@ -1,0 +1,85 @@
+"""Which adapters a server has, as all its frontends see it."""
+
+from pathlib import Path
+
+import pytest
+
+from frontend.api.adapters import registry as module
+from frontend.api.adapters.registry import AdapterRegistry, NameTaken, NoSuchAdapter, TooMany, describe
+from shared.adapters.files import AdapterError
+from shared.config import ConfigError, ModelConfig
+from tests.adapters import draw_adapter
+from tests.checkpoints import Checkpoints
+
+
+@pytest.fixture
+def folder(checkpoints: Checkpoints, tmp_path: Path) -> Path:
+    for index in range(3):
+        draw_adapter(checkpoints("llama"), tmp_path / f"a{index}", index, targets=("q_proj",))
+    (tmp_path / "run").mkdir()
+    return tmp_path
+
+
+def settings(folder: Path, given: str = "") -> ModelConfig:
+    return ModelConfig(model="/base", lora_modules=given, allow_runtime_lora=str(folder))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_adapters_are_added_replaced_and_removed(shared: bool, folder: Path) -> None:
+    registry = AdapterRegistry(settings(folder, f"given={folder / 'a0'}"), str(folder / "run") if shared else "")
+    assert [*registry.adapters] == ["given"]
+    new = describe("x", str(folder / "a1"))
+    registry.put(new, replace=False)
+    assert registry.adapters["x"] == new
+    for name in ("x", "given"):
+        with pytest.raises(NameTaken):
+            registry.put(describe(name, str(folder / "a2")), replace=False)
+    registry.put(describe("given", str(folder / "a2")), replace=True)
+    assert registry.adapters["given"].path == str(folder / "a2")
+    registry.remove("given")
+    registry.remove("x")
+    assert not registry.adapters
+    with pytest.raises(NoSuchAdapter):
+        registry.remove("given")
+    registry.put(describe("given", str(folder / "a0")), replace=False)
+    assert [*registry.adapters] == ["given"]
+
+
+def test_what_one_frontend_loads_all_know_and_one_that_starts_later(folder: Path) -> None:
+    first, second = (AdapterRegistry(settings(folder), str(folder / "run")) for _ in range(2))
+    first.put(describe("a", str(folder / "a0")), replace=False)
+    assert second.adapters == first.adapters and [*first.adapters] == ["a"]
+    second.put(describe("b", str(folder / "a1")), replace=False)
+    first.remove("a")
+    later = AdapterRegistry(settings(folder), str(folder / "run"))
+    assert [*first.adapters] == [*second.adapters] == [*later.adapters] == ["b"]
+
+
+def test_names_that_requests_may_load_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LOADED", 2)
+    registry = AdapterRegistry(settings(folder), str(folder / "run"))
+    for name in ("a", "b"):
+        registry.put(describe(name, str(folder / "a0")), replace=False)
+    with pytest.raises(TooMany):
+        registry.put(describe("c", str(folder / "a0")), replace=False)
+    registry.put(describe("b", str(folder / "a1")), replace=True)
+    assert [*registry.adapters] == ["a", "b"]
+
+
+def test_adapters_of_flags_that_cannot_be_used_are_refused(folder: Path) -> None:
+    (folder / "a1/adapter_config.json").write_text('{"peft_type": "LORA", "r": 8, "lora_alpha": 8, "use_dora": true}')
+    for name, words in (("a1", "use_dora"), ("none", "not a folder")):
+        with pytest.raises(ConfigError, match=rf"--lora-modules: .*{words}"):
+            AdapterRegistry(settings(folder, f"a={folder / name}"))
+
+
+def test_ranks_of_the_adapters_of_flags_are_checked_where_the_limit_is_known(folder: Path) -> None:
+    given = settings(folder, f"a={folder / 'a0'}")
+    assert [*AdapterRegistry(given, max_rank=8).adapters] == [*AdapterRegistry(given).adapters] == ["a"]
+    with pytest.raises(ConfigError, match=r"the rank 8, above --max-lora-rank 7"):
+        AdapterRegistry(given, max_rank=7)
+
+
+def test_paths_outside_the_allowed_folder_are_refused(folder: Path) -> None:
+    with pytest.raises(AdapterError, match="--allow-runtime-lora"):
+        AdapterRegistry(settings(folder / "a0")).check_path(str(folder / "a1"))

@@ -1,0 +1,101 @@
+"""Which requests get a chain of samplers, and what it says, on the routes that llama.cpp's clients use."""
+
+from typing import Any
+
+import pytest
+
+from frontend.api.chat.samplers import breaker_ids
+from frontend.api.llama_cpp import completion
+from frontend.api.openai import chat, completions
+from frontend.text.tokenizer import Tokenizer
+from shared.messages import Sampling, WindowPenalties
+from shared.wire.codec import unpack_u32
+from tests.fakes import MODEL, context
+from tests.frontend.api.harness import parse
+
+PROMPTS: list[tuple[Any, dict[str, Any]]] = [
+    (completions, {"model": MODEL, "prompt": "abc", "max_tokens": 8}),
+    (chat, {"model": MODEL, "messages": [{"role": "user", "content": "abc"}], "max_tokens": 8}),
+    (completion, {"prompt": "abc", "n_predict": 8}),
+]
+on_every_route = pytest.mark.parametrize(("route", "body"), PROMPTS, ids=["completions", "chat", "llama.cpp"])
+
+
+async def chosen(tokenizer: Tokenizer, route: Any, body: dict[str, Any]) -> Sampling:
+    return (await parse(route, body, context(tokenizer))).sampling
+
+
+@on_every_route
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "presence_penalty": 0.5},
+        {"samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"], "temperature": 0.7, "top_p": 0.9},
+        {"samplers": "kt", "temperature": 0.7, "top_k": 5},  # the order of these two changes nothing
+        {"repeat_last_n": 5, "temperature": 0.7, "top_p": 0.9},  # there is no penalty
+        {"dry_multiplier": 0.0, "xtc_probability": 0.0, "typical_p": 1.0, "top_n_sigma": -1.0, "dynatemp_range": 0.0},
+        {"mirostat": 0, "min_keep": 3},
+    ],
+)
+async def test_request_that_plain_sampling_serves_gets_no_chain(
+    tokenizer: Tokenizer, route: Any, body: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    assert (await chosen(tokenizer, route, body | fields)).chain is None
+
+
+@on_every_route
+async def test_chain_has_the_values_of_the_request_and_plain_sampling_none(
+    tokenizer: Tokenizer, route: Any, body: dict[str, Any]
+) -> None:
+    fields = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.8, "xtc_probability": 0.5}
+    sampling = await chosen(tokenizer, route, body | fields | {"dynatemp_range": 0.2, "min_keep": 2, "seed": 3})
+    assert sampling.seed == 3 and (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (1, 0, 1, 0)
+    chain = sampling.chain
+    assert chain is not None and chain.order == ("top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+    assert (chain.temperature, chain.top_k, chain.top_p, chain.min_p, chain.typical_p) == (0.7, 5, 0.9, 0.1, 0.8)
+    assert (chain.xtc_probability, chain.xtc_threshold, chain.dynatemp_range, chain.min_keep) == (0.5, 0.1, 0.2, 2)
+
+
+@on_every_route
+async def test_samplers_run_in_the_order_of_the_request_and_others_are_off(
+    tokenizer: Tokenizer, route: Any, body: dict[str, Any]
+) -> None:
+    fields = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "typical_p": 0.8}
+    for samplers in (["top_p", "temperature"], "pt"):
+        chain = (await chosen(tokenizer, route, body | fields | {"samplers": samplers})).chain
+        assert chain is not None and chain.order == ("top_p", "temperature")
+    off = await chosen(tokenizer, route, body | fields | {"samplers": []})
+    assert off.chain is None and (off.temperature, off.top_k, off.top_p) == (1.0, 0, 1.0)
+
+
+@on_every_route
+async def test_penalties_in_a_window_are_the_chains(tokenizer: Tokenizer, route: Any, body: dict[str, Any]) -> None:
+    sampling = await chosen(
+        tokenizer, route, body | {"repeat_last_n": 9, "repeat_penalty": 1.5, "presence_penalty": 0.5}
+    )
+    assert (
+        sampling.chain is not None
+        and sampling.chain.penalties == WindowPenalties(9, 1.5, 0.5)
+        and not sampling.penalized
+    )
+    none = await chosen(tokenizer, route, body | {"repeat_last_n": 0, "repeat_penalty": 1.5})
+    assert none.chain is None and not none.penalized
+
+
+@on_every_route
+async def test_dry_has_llama_cpps_defaults(tokenizer: Tokenizer, route: Any, body: dict[str, Any]) -> None:
+    chain = (await chosen(tokenizer, route, body | {"dry_multiplier": 0.8})).chain
+    assert chain is not None and chain.dry is not None and chain.order == ("dry",)
+    assert (chain.dry.multiplier, chain.dry.base, chain.dry.allowed_length, chain.dry.last_n) == (0.8, 1.75, 2, -1)
+    texts = [tokenizer.token_text(id) for id in unpack_u32(chain.dry.breakers)]
+    assert texts and all(set(text) & {"\n", ":", '"', "*"} for text in texts)
+
+
+async def test_breaker_of_several_tokens_is_found_wherever_it_begins(tokenizer: Tokenizer) -> None:
+    single, several = breaker_ids(["ab\n"], tokenizer)
+    assert all("ab\n" in tokenizer.token_text(id) for id in single) and several
+    for ids in several:
+        text = "".join(tokenizer.token_text(id) for id in ids)
+        assert text.endswith("ab\n") and not tokenizer.token_text(ids[0]).endswith("ab\n")
+    assert any(tokenizer.token_text(ids[0]) == "a" for ids in several)

@@ -1,0 +1,103 @@
+"""The operations of a step in which some rows have an adapter.
+
+The linears of rows without an adapter run as in any other step, and nothing is added to their output: adding zero would
+change the sign of a negative zero. A row with an adapter gets the product of its adapter added to it in float32, and
+the sum is rounded once. Rows are grouped by adapter; no row reads another one, so its bits do not depend on the groups.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker.adapters.loaded import LoadedAdapter, Product
+from worker.kernels.linear import PackedLinear
+from worker.kernels.operations import Operations
+from worker.kernels.rowwise.activate import Activation
+from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.schedule.sequence import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """The rows of an adapter with a scale. of_all: among the T rows of a step; of_logits: among its R with logits"""
+
+    adapter: LoadedAdapter
+    scale: float
+    of_all: Tensor
+    of_logits: Tensor
+
+
+def rows_of_adapters(chunks: Sequence[Chunk], inputs: ForwardInputs) -> list[AdapterRows]:
+    """Returns the rows of each adapter of a step."""
+    chunk_of_row = torch.repeat_interleave(torch.tensor([chunk.length for chunk in chunks]))
+    uses = [chunk.sequence.adapter for chunk in chunks]
+    keys = [None if use is None else (id(use.loaded), use.adapter.scale) for use in uses]
+    adapters = {key: use for key, use in zip(keys, uses, strict=True) if use is not None}
+    device, logits = inputs.positions.device, inputs.logits_indices
+    found = []
+    for key, use in adapters.items():
+        has = torch.tensor([one == key for one in keys])[chunk_of_row].to(device)
+        rows = has.nonzero().flatten(), has[logits].nonzero().flatten()
+        found.append(AdapterRows(use.loaded, use.adapter.scale, *rows))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class OperationsWithAdapters(Operations):
+    """Operations of a step with adapters. plain: those of the model; rows: those of each adapter; total: all rows"""
+
+    plain: Operations
+    rows: Sequence[AdapterRows]
+    total: int
+
+    def changing(self, x: Tensor, packed: PackedLinear) -> list[tuple[Tensor, Product, float]]:
+        """Returns the adapters that change the output of a linear for x [T, K], with the rows of each."""
+        found = []
+        for one in self.rows:
+            product = one.adapter.products.get(id(packed))
+            rows = one.of_all if len(x) == self.total else one.of_logits
+            if product is not None and len(rows):
+                found.append((rows, product, one.scale))
+        return found
+
+    def linear_add_norm(
+        self, x: Tensor, packed: PackedLinear, residual: Tensor, weight: Tensor | None, eps: float, **how: Any
+    ) -> tuple[Tensor, Tensor]:
+        if not self.changing(x, packed):
+            return self.plain.linear_add_norm(x, packed, residual, weight, eps, **how)
+        return self.plain.add_rms_norm(self.linear(x, packed), residual, weight, eps, **how)
+
+
+def operations_with_adapters(plain: Operations, chunks: Sequence[Chunk], inputs: ForwardInputs) -> Operations:
+    """Returns the operations for a step whose chunks have adapters."""
+
+    def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
+        changing = made.changing(x, packed)
+        if not changing:
+            return plain.linear(x, packed, fp32_out=fp32_out, split_k=split_k)
+        y = plain.linear(x, packed, fp32_out=fp32_out)
+        for rows, product, scale in changing:
+            y[rows] = (y[rows].float() + product.of(x[rows], plain.linear) * scale).to(y.dtype)
+        return y
+
+    def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
+        changing = made.changing(x, packed)
+        if sum(len(rows) for rows, *_ in changing) < len(x):
+            y = plain.gated_linear(x, packed, activation)
+        else:
+            y = x.new_empty((len(x), len(changing[0][1].scale) // 2))
+        for rows, product, scale in changing:
+            own = plain.linear(x[rows], packed)
+            own = (own.float() + product.of(x[rows], plain.linear) * scale).to(own.dtype)
+            y[rows] = plain.act_and_mul(own, activation)
+        return y
+
+    bound = {item.name: getattr(plain, item.name) for item in fields(Operations)}
+    bound |= {"linear": linear, "gated_linear": gated_linear}
+    made = OperationsWithAdapters(
+        **bound, plain=plain, rows=rows_of_adapters(chunks, inputs), total=len(inputs.positions)
+    )
+    return made

@@ -1,0 +1,100 @@
+"""Keeps adapters in memory, and reads them in a thread, so that steps go on meanwhile.
+
+An adapter that no sequence uses makes room for another one, the least recently used first. Who asks for it again has it
+read again.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+
+from shared.adapters.files import AdapterError, read_files
+from shared.adapters.named import path_problem
+from shared.config import ModelConfig
+from shared.messages import Adapter
+from worker.adapters.loaded import LoadedAdapter, load_adapter
+from worker.adapters.sites import Sites, sites_of
+from worker.model.layer import Weights
+from worker.schedule.admission import QueueFull
+from worker.schedule.records.adapter_use import used_by
+from worker.schedule.sequence import Sequence
+from worker.spec import ModelSpec
+
+log = logging.getLogger("sluice.adapters")
+
+MAX_COUNTED, OTHERS = 100, "(others)"  # names whose requests are counted apart, and what all others are called
+
+
+class AdapterStore:
+    """The adapters in memory.
+
+    most: how many there may be; max_rank: the highest rank; wake: is called in a thread after an adapter was read
+    """
+
+    def __init__(
+        self, folder: Path, spec: ModelSpec, weights: Weights, model: ModelConfig, *, most: int, max_rank: int
+    ) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self.most = most
+        self._folder, self._spec, self._weights, self._model, self._max_rank = folder, spec, weights, model, max_rank
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="adapter")
+        self.requests: dict[str, int] = {}  # sequences that came with each adapter, by its name
+        self._kept: OrderedDict[Adapter, Future[LoadedAdapter]] = OrderedDict()  # the most recently used last
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def load(self, adapter: Adapter, live: Callable[[], Collection[Sequence]]) -> "Future[LoadedAdapter]":
+        """Returns a future of the adapter, whose result() raises AdapterError. Raises QueueFull if there is no room.
+
+        live: returns the sequences whose adapters stay
+        """
+        self._count(adapter.name)
+        adapter = adapter.unscaled
+        kept = self._kept.get(adapter)
+        if kept is not None and not (kept.done() and kept.exception() is not None):
+            self._kept.move_to_end(adapter)
+            return kept
+        self._kept.pop(adapter, None)
+        self._make_room(live)
+        future = self._kept[adapter] = self._threads.submit(self._read, adapter)
+        future.add_done_callback(lambda _: self.wake())
+        return future
+
+    def _count(self, name: str) -> None:
+        own = name if name in self.requests or len(self.requests) < MAX_COUNTED else OTHERS
+        self.requests[own] = self.requests.get(own, 0) + 1
+
+    def _make_room(self, live: Callable[[], Collection[Sequence]]) -> None:
+        if len(self._kept) < self.most:
+            return
+        used = used_by(live())
+        oldest = next((adapter for adapter in self._kept if adapter not in used), None)
+        if oldest is None:
+            raise QueueFull(f"all {self.most} adapters in memory are in use (--max-cpu-loras)")
+        del self._kept[oldest]
+
+    def _read(self, adapter: Adapter) -> LoadedAdapter:
+        try:
+            if problem := path_problem(adapter.path, self._model):
+                raise AdapterError(f"{adapter.path} {problem}")
+            files = read_files(adapter.path)
+            if files.sha256 != adapter.sha256:
+                raise AdapterError(f"the files in {adapter.path} have changed since it was loaded")
+            embed = self._weights.embed
+            loaded = load_adapter(files, self._sites, embed.dtype, embed.device, self._max_rank)
+        except AdapterError as error:
+            raise AdapterError(f"the adapter {adapter.name!r} cannot be used: {error}") from None
+        log.info("adapter %s: %s", adapter.name, adapter.path)
+        return loaded
+
+    @cached_property
+    def _sites(self) -> Sites:
+        return sites_of(self._folder, self._spec, self._weights)
+
+    def close(self) -> None:
+        """Cancels what has not begun. Does not wait for what has."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,99 @@
+"""The samplers that look at the tokens before: penalties in a window, and DRY."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.messages.samplers import Dry, WindowPenalties
+from shared.wire.codec import unpack_u32
+from worker.run.samplers.truncation import Candidates
+
+MAX_MATCH = 512  # longer repetitions count as this long: this bounds the time of a step
+MAX_LOG = 88.7  # of the largest float32, which a penalty does not exceed
+
+Tokens = NDArray[np.int64]
+
+
+def window(tokens: Tokens, last_n: int) -> Tokens:
+    return tokens if last_n < 0 else tokens[max(0, len(tokens) - last_n) :]
+
+
+def penalize(left: Candidates, tokens: Tokens, by: WindowPenalties) -> Candidates:
+    """Applies CTRL's repetition penalty (arXiv:1909.05858) and OpenAI's others to all tokens of the window."""
+    ids, counts = np.unique(window(tokens, by.last_n), return_counts=True)
+    places, logits = _places(left, ids), left.logits.copy()
+    found = places >= 0
+    at, value = places[found], logits[places[found]]
+    value = np.where(value > 0, value / by.repetition, value * by.repetition)
+    logits[at] = value - by.frequency * counts[found] - by.presence
+    return Candidates(left.ids, logits)
+
+
+def dry(left: Candidates, tokens: Tokens, by: Dry) -> Candidates:
+    """Subtracts multiplier * base^(n - allowed_length) from a token that would extend a repetition of n tokens.
+
+    A repetition is the longest end of the text that occurs in the window before, and was followed there by the token.
+    It contains no breaker.
+    """
+    seen = window(tokens, by.last_n)
+    longest = min(_since_breaker(seen, by), MAX_MATCH)
+    if longest < by.allowed_length or longest < 1:
+        return left
+    repeated = _repetitions(seen, longest)
+    found = {token: length for token, length in repeated.items() if length >= by.allowed_length}
+    ids = np.array(sorted(found), np.int64)
+    places, logits = _places(left, ids), left.logits.copy()
+    for id, place in zip(ids.tolist(), places.tolist(), strict=True):
+        if place >= 0:
+            logits[place] -= by.multiplier * _power(by.base, found[id] - by.allowed_length)
+    return Candidates(left.ids, logits)
+
+
+def _power(base: float, exponent: int) -> float:
+    most = MAX_LOG / np.log(base) if base > 1.000001 else exponent
+    return float(base ** min(exponent, most))
+
+
+def _repetitions(seen: Tokens, longest: int) -> dict[int, int]:
+    """Returns the tokens that would extend a repetition, and its length: at most `longest`.
+
+    After each place where the last token occurred, compares what precedes the place with the end of the text.
+    """
+    last, found = len(seen) - 1, dict[int, int]()
+    places = np.flatnonzero(seen[:last] == seen[last])
+    length = 1
+    while len(places):
+        found.update(dict.fromkeys(seen[places + 1].tolist(), length))
+        if length == longest:
+            break
+        places = places[places >= length]
+        places = places[seen[places - length] == seen[last - length]]
+        length += 1
+    return found
+
+
+def _since_breaker(seen: Tokens, by: Dry) -> int:
+    """Returns how many tokens at the end of the text follow its last breaker; all if there is none."""
+    single, after = set(unpack_u32(by.breakers)), dict[int, list[Sequence[int]]]()
+    for head, *tail in by.long_breakers:
+        after.setdefault(head, []).append(tail)
+    reverse = seen[::-1].tolist()
+    for behind, token in enumerate(reverse):
+        tails = [tail for tail in after.get(token, ()) if _follows(tail, reverse, behind)]
+        if tails or token in single:
+            return behind - max(map(len, tails), default=0)
+    return len(reverse)
+
+
+def _follows(tail: Sequence[int], reverse: Sequence[int], behind: int) -> bool:
+    return len(tail) <= behind and all(id == reverse[behind - 1 - at] for at, id in enumerate(tail))
+
+
+def _places(left: Candidates, ids: Tokens) -> NDArray[np.int64]:
+    """Returns where ids [K] are among the candidates [K]; -1 for one that is not."""
+    if not len(ids):
+        return np.zeros(0, np.int64)
+    at = np.searchsorted(left.ids, ids)
+    known = left.ids[np.minimum(at, len(left.ids) - 1)] == ids
+    return np.where(known, at, -1)
