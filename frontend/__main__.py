@@ -159,7 +159,7 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat
     check_tls(config)
     for address in (settings.wire.requests, *config.worker_addresses.split(",")):
         keys_for(address.strip(), settings.wire, worker=False)  # raises ConfigError
-    metrics = PrometheusMetrics(config.metrics_prefix, [settings.model.name])
+    metrics = PrometheusMetrics(config.metrics_prefix, [settings.model.name], config.metrics_aliases)
     limits = ConnectionLimits.of(config)
     tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     models = _model_table(settings, tokenizer, metrics)

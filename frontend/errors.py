@@ -67,6 +67,13 @@ class TooLarge(SluiceError):
     kind = "invalid_request_error"
 
 
+class UnsupportedMediaType(SluiceError):
+    """The headers say that the body is no JSON, or that it is compressed."""
+
+    status = 415
+    kind = "invalid_request_error"
+
+
 class Unprocessable(SluiceError):
     """The request is well-formed but not acceptable: out of range, unknown field or model, too long."""
 

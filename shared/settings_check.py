@@ -51,6 +51,8 @@ def _check_values(settings: Settings) -> None:
                 raise ConfigError(f"{flag_name(item.name)} {problem}, not {getattr(values, item.name)!r}")
     if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", settings.frontend.metrics_prefix):
         raise ConfigError("--metrics-prefix may contain letters, digits, _ and :, and must not begin with a digit")
+    if settings.frontend.metrics_aliases == "vllm" and settings.frontend.metrics_prefix == "vllm:":
+        raise ConfigError("--metrics-aliases vllm repeats what --metrics-prefix vllm: names already: give one of them")
     if not settings.model.model:
         raise ConfigError("--model must not be empty")
     if "," in settings.model.model and not settings.model.served_model_name:

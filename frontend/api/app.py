@@ -34,6 +34,7 @@ from frontend.api.requests.request_model import RequestModel
 from frontend.api.routes import reports
 from frontend.api.routes.adapters import load_adapter, unload_adapter
 from frontend.api.routes.generate import generate
+from frontend.api.routes.invocations import invocations
 from frontend.api.routes.pooling_route import POOLING_FORMATS, pool
 from frontend.api.routes.prefix_cache import reset_prefix_cache
 from frontend.api.routes.verify_route import verify
@@ -69,6 +70,8 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/health", reports.health),
     ("GET", "/ready", reports.ready),
     ("GET", "/ping", reports.health),
+    ("POST", "/ping", reports.health),
+    ("GET", "/load", reports.load),
     ("GET", "/version", reports.version),
     ("GET", "/stats", reports.stats),
     ("GET", "/metrics", reports.metrics),
@@ -83,6 +86,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/tokenize", answering(AnyTokenizeRequest, any_tokenize)),
     ("POST", "/detokenize", answering(tokenize.DetokenizeRequest, tokenize.detokenize)),
     *(("POST", path, generate) for path in API_FORMATS),
+    ("POST", "/invocations", invocations),
     ("GET", "/api/tags", reports.ollama_tags),
     ("GET", "/api/ps", reports.ollama_processes),
     ("POST", "/api/show", reports.ollama_show),

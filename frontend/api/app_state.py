@@ -16,7 +16,7 @@ from frontend.api.requests.decoding import decode
 from frontend.api.requests.encoding import to_json
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.requests.unknown_fields import UnknownFields, header_value
-from frontend.errors import TooLarge
+from frontend.errors import TooLarge, UnsupportedMediaType
 from frontend.observability.access_log import RequestRecord
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD
@@ -24,6 +24,9 @@ from shared.config import FrontendConfig
 from shared.signing import Signer
 
 R = TypeVar("R", bound=RequestModel)
+
+# What bodies of JSON are called: the right name, what `curl -d` says without a header, and what a page's `fetch` says.
+JSON_TYPES = frozenset({"", "application/json", "application/x-www-form-urlencoded", "text/plain"})
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ class AppState:
         return found
 
     async def body(self, request: Request) -> bytes:
-        """Reads the body. Raises TooLarge as soon as its announced or received length exceeds the limit."""
+        """Reads the body. Raises TooLarge as soon as its announced or received length exceeds the limit, and
+        UnsupportedMediaType if its headers say that it is no JSON."""
+        check_media_type(request)
         most = self.config.max_body_bytes
         data = bytearray()
         announced = request.headers.get("content-length", "0")
@@ -78,6 +83,20 @@ class AppState:
     @cached_property
     def _unknown_fields(self) -> UnknownFields:
         return UnknownFields(self.config.unknown_fields)
+
+
+def check_media_type(request: Request) -> None:
+    """Raises UnsupportedMediaType for a body that is called something else than JSON, or that is compressed."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in JSON_TYPES and not kind.endswith("+json"):
+        raise UnsupportedMediaType(
+            f"`Content-Type` must be application/json, not {kind!r:.80}", code="unsupported_media_type"
+        )
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMediaType(
+            f"`Content-Encoding`: the body must not be compressed, got {encoding!r:.80}", code="unsupported_media_type"
+        )
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -15,7 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from frontend.observability.histograms import BufferedHistogram
 from frontend.observability.model_metrics import ModelFamilies, ModelMetrics, WorkerGauges
-from shared.logs.metrics_page import MetricsPage
+from shared.logs.metrics_page import Collector, MetricsPage
 from shared.logs.prometheus_adapter import BulkHistogram
 
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -36,10 +36,11 @@ class PrometheusMetrics:
     models: the metrics of each model by its name, which its service counts
     """
 
-    def __init__(self, prefix: str = "sluice_", names: Sequence[str] = ("",)) -> None:
+    def __init__(self, prefix: str = "sluice_", names: Sequence[str] = ("",), aliases: str = "") -> None:
         """
         names: of the models. Series that belong to no model have the first one in their label, as dashboards choose
             series by it; an empty name makes no label
+        aliases: "vllm": the page has vLLM's names, too
         """
         self._prefix = prefix
         self.registry = CollectorRegistry()
@@ -59,7 +60,11 @@ class PrometheusMetrics:
             counter("key_generation_tokens", "Tokens generated for the API key of this name", "key"),
         )
         self._new_by_key: dict[str, list[int]] = {}
-        counted = _Multiprocess() if "PROMETHEUS_MULTIPROC_DIR" in os.environ else self.registry
+        counted: Collector = _Multiprocess() if "PROMETHEUS_MULTIPROC_DIR" in os.environ else self.registry
+        if aliases == "vllm":
+            from frontend.observability.vllm_names import VllmNames
+
+            counted = VllmNames(counted, prefix, list(self.models.values()))
         gauges = WorkerGauges(prefix, list(self.models.values()))
         self._page = MetricsPage([counted, gauges], prefix, names[0], packages=()).registry()
 

@@ -107,6 +107,10 @@ class FrontendConfig:
     )  # fmt: skip
     workers_file: str = setting("", "file with one such worker address per line; read again when it changes")
     metrics_prefix: str = setting("sluice_", "prefix of every metric's name")
+    metrics_aliases: str = setting(
+        "none", "names of another server under which a frontend's /metrics has its metrics, too, and the load of its "
+        "workers; vllm: such as vllm:num_requests_running", choices=("none", "vllm"),
+    )  # fmt: skip
     ssl_certfile: str = setting("", "certificate chain (PEM) for https://; empty: http://")
     ssl_keyfile: str = setting("", "private key (PEM) of --ssl-certfile; empty: in the same file")
     max_connections: int = setting(

@@ -20,6 +20,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "/v1/messages": {**CHAT, "max_tokens": 2},
     "/v1/messages/count_tokens": CHAT,
     "/v1/responses/input_tokens": {"input": "a"},
+    "/invocations": {"prompt": "a", "max_tokens": 2},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
     "/api/generate": {"prompt": "a", "options": {"num_predict": 2}},

@@ -67,6 +67,7 @@ def test_help_names_every_flag_its_unit_default_and_variable() -> None:
         (["--frontends", "0"], "--frontends must be at least 1"),
         (["--device", "tpu"], "--device must be one of auto, cpu, cuda"),
         (["--metrics-prefix", "9-"], "--metrics-prefix"),
+        (["--metrics-prefix", "vllm:", "--metrics-aliases", "vllm"], "--metrics-aliases"),
         (["--model", ""], "--model"),
         (["--served-model-name", "m\udcff"], "--served-model-name must be valid UTF-8"),
         (["--model", "/models/m\udcff"], "--served-model-name must be valid UTF-8"),

@@ -49,7 +49,7 @@ class StepTimePolicy:
         self._target = target
         self._max_step_tokens = max_step_tokens
         self._decode_times: dict[int, _Median] = {}  # without prompts; by bit length of the number of decodes
-        self._rows: dict[int, _Median] = {}  # the numbers of decodes in these steps
+        self._row_times: dict[int, _Median] = {}  # the same by the number itself, up to a tile
         self._shortest = 0.0  # seconds that any step takes: the lowest of _decode_times
         self._prompt_token = _Median()  # seconds
         self._last_decodes = 1  # number of decodes in the last step that had any
@@ -75,17 +75,14 @@ class StepTimePolicy:
     def row_cost(self, decodes: int) -> float:
         """Estimates what a row more costs in a step with that many decodes, as a share of the step's time.
 
-        Compares steps of about so many rows with the next larger ones that were measured. Where drafts make up the
+        Compares steps of exactly so many rows with the next larger ones that were measured. Where drafts make up the
         rows, both kinds are measured in turn: if larger steps look cheap, they get drafts, and if not, they do not.
         """
-        sizes = sorted(self._decode_times)
-        own = max((bits for bits in sizes if bits <= decodes.bit_length()), default=0)
-        larger = next((bits for bits in sizes if bits > decodes.bit_length()), 0)
-        if not own or not larger:
+        larger = min((rows for rows in self._row_times if rows > decodes), default=0)
+        if not larger or decodes not in self._row_times:
             return ROW_COST
-        few, many = self._decode_times[own], self._decode_times[larger]
-        added = (many.value - few.value) / (self._rows[larger].value - self._rows[own].value)
-        return max(LEAST_ROW_COST, added / few.value) if few.value > 0 else ROW_COST
+        few, many = self._row_times[decodes].value, self._row_times[larger].value
+        return max(LEAST_ROW_COST, (many - few) / (larger - decodes) / few) if few > 0 else ROW_COST
 
     # Events of a step
 
@@ -115,7 +112,8 @@ class StepTimePolicy:
         decode_s = self._decode_time(step.decodes)
         if step.decodes and (not step.prompt_tokens or seconds < decode_s):  # if less, decode_s was too high
             self._decode_times.setdefault(step.decodes.bit_length(), _Median()).add(seconds)
-            self._rows.setdefault(step.decodes.bit_length(), _Median()).add(step.decodes)
+            if step.decodes <= TILE and not step.prompt_tokens:
+                self._row_times.setdefault(step.decodes, _Median()).add(seconds)
             self._shortest = min(known.value for known in self._decode_times.values())
         elif step.prompt_tokens >= MIN_PREFILL_TOKENS:  # with fewer, the fixed time of a step distorts the result
             self._prompt_token.add((seconds - decode_s) / step.prompt_tokens)

@@ -24,12 +24,22 @@ class AnyTokenizeRequest(TokenizeRequest):
     add_special: Annotated[bool, doc("With `content`: with the tokenizer's special tokens")] = False
     parse_special: Annotated[bool, doc("With `content`: false: spellings of special tokens are text")] = True
     with_pieces: Annotated[bool, doc("With `content`: each token as `id` and `piece`")] = False
+    return_token_strs: Annotated[bool, doc("Add `token_strs`: the text of each token")] = False
 
 
 async def any_tokenize(request: AnyTokenizeRequest, context: ModelContext) -> Tokens:
     """Encodes `content`; a body without it is vLLM's."""
     if request.content is None:
-        return await vllm.tokenize(request, context)
+        answer = await vllm.tokenize(request, context)
+    else:
+        answer = await _tokenize_content(request, context)
+    if request.return_token_strs:
+        ids = [one if isinstance(one, int) else one.id for one in answer.tokens]
+        answer.token_strs = [context.tokenizer.token_text(id) for id in ids]
+    return answer
+
+
+async def _tokenize_content(request: AnyTokenizeRequest, context: ModelContext) -> Tokens:
     check_model(request.model, context)
     for name in ("prompt", "messages"):
         if getattr(request, name) is not None:

@@ -15,6 +15,7 @@ from frontend.api.chat.tool_fields import openai_choice, tool_choice
 from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai import responses_types as types
 from frontend.api.openai.completions import error, error_body
+from frontend.api.openai.completions_input import check_stream_options
 from frontend.api.openai.responses_input import SCORES, ResponseCountRequest, ResponseRequest, response_prompt
 from frontend.api.openai.responses_output import COMPLETED, INCOMPLETE, Output, event
 from frontend.api.prepare import Reading, prepare
@@ -53,6 +54,7 @@ OPENING = (types.Created, types.InProgress)
 async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
+    check_stream_options(request, request.stream)
     choice = _tool_choice(request, context)
     reading = Reading(
         request, "input", request.max_output_tokens, logprobs=_logprobs_asked(request),

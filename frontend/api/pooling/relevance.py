@@ -56,6 +56,7 @@ class Judged:
     pairs: Pairs
     top: int = 0  # how many of the most relevant documents are told
     shown: bool = False  # with their texts
+    bare: bool = False  # the answer is an array
 
 
 async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: ModelContext) -> GenerationRequest:

@@ -1,10 +1,13 @@
 """Documents in the order of their relevance to a query, as Cohere and Jina have it.
 
-https://docs.cohere.com/reference/rerank, https://jina.ai/reranker
+A body with `texts` instead of `documents` is that of Text Embeddings Inference, whose answer is an array.
+
+https://docs.cohere.com/reference/rerank, https://jina.ai/reranker,
+https://huggingface.github.io/text-embeddings-inference
 """
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import UNSET, Meta
 
@@ -15,10 +18,10 @@ from frontend.api.pooling import response_types as types
 from frontend.api.pooling.fields import MAX_INPUTS
 from frontend.api.pooling.relevance import Judged, Pairs, RelevanceFields, relevance_request
 from frontend.api.requests.encoding import to_json
-from frontend.api.requests.request_model import RequestModel
+from frontend.api.requests.request_model import FieldError, RequestModel
 from frontend.api.requests.request_types import Count, Refused, Text, doc
 from frontend.api.response_context import AsyncDeltas, ResponseContext
-from frontend.errors import api_status
+from frontend.errors import BadRequest, api_status
 from frontend.request import GenerationRequest
 
 NAME, PREFIX, TASKS = "rerank", "rerank", relevance.TASKS
@@ -28,18 +31,33 @@ class Document(RequestModel):
     text: Text
 
 
+_MANY = Meta(min_length=1, max_length=MAX_INPUTS)
+
+
 class RerankRequest(RelevanceFields):
+    ONLY: ClassVar = {**RelevanceFields.ONLY, "raw_scores": (False,), "truncate": (False,)}
+
     query: Annotated[Text, doc("What the documents are compared with")]
     documents: Annotated[
-        list[Text | Document],
-        Meta(min_length=1, max_length=MAX_INPUTS),
+        Annotated[list[Text | Document], _MANY] | None,
         doc("Texts, or objects with a text"),
-    ]
+    ] = None
+    texts: Annotated[
+        Annotated[list[Text], _MANY] | None,
+        doc("TEI's name of `documents`; the answer is an array of `index` and `score`"),
+    ] = None
+    return_text: Annotated[bool, doc("Whether an answer to `texts` has them")] = False
     top_n: Annotated[Count | None, doc("Only so many of the most relevant documents; 0: all")] = None
     return_documents: Annotated[bool, doc("Whether the answer has the documents' texts")] = True
     max_tokens_per_doc: Refused = None
     max_chunks_per_doc: Refused = None
     rank_fields: Refused = None
+
+    def __post_init__(self) -> None:
+        if self.documents is None and self.texts is None:
+            raise FieldError("documents", "is missing", BadRequest, "missing_field")
+        if self.documents is not None and self.texts is not None:
+            raise FieldError("texts", "cannot go with `documents`", code="conflicting_fields")
 
 
 REQUEST = RerankRequest
@@ -50,10 +68,12 @@ error = completions.error
 async def parse(request: RerankRequest, context: ModelContext) -> GenerationRequest:
     """Makes a request for the scores. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
-    documents = [one if isinstance(one, str) else one.text for one in request.documents]
-    pairs = Pairs([request.query], documents, "query", "documents")
+    bare = request.texts is not None
+    documents = [one if isinstance(one, str) else one.text for one in request.texts or request.documents or ()]
+    pairs = Pairs([request.query], documents, "query", "texts" if bare else "documents")
     scored = await relevance_request(request, pairs, context)
-    return replace(scored, format_data=Judged(pairs, request.top_n or len(documents), request.return_documents))
+    shown = request.return_text if bare else request.return_documents
+    return replace(scored, format_data=Judged(pairs, request.top_n or len(documents), shown, bare))
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
@@ -61,6 +81,13 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     judged: Judged = context.request.format_data
     documents = judged.pairs.second
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+    if judged.bare:
+        return to_json(
+            [
+                types.RankedInput(index=index, score=scores[index], text=documents[index] if judged.shown else UNSET)
+                for index in order[: judged.top]
+            ]
+        )
     results = [
         types.Ranked(
             index=index,

@@ -80,6 +80,14 @@ class Ranked(ResponseModel):
     document: RankedText | UnsetType = UNSET
 
 
+class RankedInput(ResponseModel):
+    """Entry of an answer to `texts`."""
+
+    index: Annotated[Count, Meta(description="Of the text in the request")]
+    score: float
+    text: str | UnsetType = UNSET
+
+
 class Ranking(ResponseModel):
     id: str
     model: str

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, dataclass_transform
 
 import msgspec
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, UnsetType
 from msgspec import inspect as nodes
 
 from frontend.api.requests.keyword_struct import KeywordStructMeta
@@ -65,6 +65,9 @@ class Tokens(ResponseModel):
     tokens: Annotated[list[Count | TokenPiece], Meta(description="Ids or, with `with_pieces`, objects")]
     count: Count
     max_model_len: Count | None
+    token_strs: Annotated[
+        list[str] | UnsetType, Meta(description="With `return_token_strs`: the text of each token, for people")
+    ] = UNSET
 
 
 class Prompt(ResponseModel):
@@ -84,6 +87,10 @@ class TokenizerInfo(ResponseModel):
 class Health(ResponseModel):
     status: Literal["ok"] = "ok"
     model_loaded: bool
+
+
+class Load(ResponseModel):
+    server_load: Annotated[Count, Meta(description="Requests that this frontend has in work")]
 
 
 class Version(ResponseModel):

@@ -74,6 +74,8 @@ RESPONSES: Mapping[str, Any] = {
     "ScoredTokensList": pooling.ScoredTokensList,
     "Scores": pooling.Scores,
     "Ranking": pooling.Ranking,
+    "RankedTexts": list[pooling.RankedInput],
+    "RankingOrTexts": pooling.Ranking | list[pooling.RankedInput],
     "OllamaChat": ollama.OllamaChat,
     "OllamaText": ollama.OllamaText,
     "OllamaEmbeddings": ollama.OllamaEmbeddings,
@@ -91,6 +93,7 @@ RESPONSES: Mapping[str, Any] = {
     "Model": response_types.Model,
     "ModelList": response_types.ModelList,
     "Health": response_types.Health,
+    "Load": response_types.Load,
     "Version": response_types.Version,
     "PrefixCacheReset": response_types.PrefixCacheReset,
     "Ready": response_types.Ready,
@@ -106,6 +109,7 @@ ERRORS = {
     408: "The request did not arrive in time",
     413: "The body is too large",
     404: "The model of that name is not served",
+    415: "The body is compressed, or its `Content-Type` is not JSON's, `text/plain`, what `curl -d` says, or absent",
     422: "On /v1/completions, instead of 400 and 404: well-formed but not acceptable",
     431: "The request's line and headers are too large",
     500: "A fault of the server; the message has the id under which it is logged",
@@ -129,6 +133,7 @@ def document() -> dict[str, Any]:
             **_generating(),
             **_pooling(),
             **_counting(),
+            "/invocations": _invocations(),
             **_ollama(),
             **adapters.paths(_post, ref("OpenAIError")),
             **llama_cpp.paths(_post, _get, ref),
@@ -196,7 +201,7 @@ def _pooling() -> dict[str, Any]:
     """Returns the routes that answer with vectors or scores, which servers with other tasks refuse."""
     error = ref("OpenAIError")
     score = ("Score how relevant texts are to others", "ScoreRequest", "Scores", error)
-    rank = ("Order documents by their relevance to a query", "RerankRequest", "Ranking", error)
+    rank = ("Order documents by their relevance to a query", "RerankRequest", "RankingOrTexts", error)
     arrays = _post("Score the tokens of texts", "LogprobsRequest", "ScoredTokensList", error)
     binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     arrays["post"]["responses"]["200"]["content"] |= binary  # with `"encoding_format": "bytes"`
@@ -245,6 +250,25 @@ def _counting() -> dict[str, Any]:
     }
 
 
+def _invocations() -> dict[str, Any]:
+    """Describes SageMaker's route, whose bodies and answers are those of the routes that it leads to."""
+    takes = ("ChatCompletionRequest", "CompletionRequest", "EmbeddingRequest", "ScoreRequest", "RerankRequest")
+    gives = ("ChatCompletion", "Completion", "Embeddings", "Scores", "Ranking", "RankedTexts")
+    chunks = {"anyOf": [ref("ChatCompletionChunk"), ref("CompletionChunk"), ref("OpenAIError")]}
+    path = _post(
+        "For SageMaker: a chat by `messages`, a text by `prompt`, vectors by `input`, scores by `text_1` or `query`",
+        takes[0],
+        gives[0],
+        ref("OpenAIError"),
+        chunks,
+        operation="Invocation",
+    )
+    path["post"]["requestBody"]["content"] = _json({"anyOf": [ref(name) for name in takes]})
+    path["post"]["responses"]["200"]["content"] |= _json({"anyOf": [ref(name) for name in gives]})
+    path["post"]["responses"]["422"] = _answer(ERRORS[422], _json(ref("OpenAIError")))
+    return path
+
+
 def _reporting() -> dict[str, Any]:
     """Returns the routes that are only read: pages, health, statistics, the model."""
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
@@ -261,7 +285,8 @@ def _reporting() -> dict[str, Any]:
         "/health": _open(_get("Whether the process runs", _json(ref("Health")))),
         "/v1/health": _open(_get("The same as /health", _json(ref("Health")))),
         "/ready": _open(_get("Whether a request would be served now", _json(ref("Ready")), busy)),
-        "/ping": _open(_get("The same as /health", _json(ref("Health")))),
+        "/ping": _ping(),
+        "/load": _get("How many requests this frontend has in work", _json(ref("Load"))),
         "/version": _get("The server's version", _json(ref("Version"))),
         "/reset_prefix_cache": _reset(),
         "/stats": _get("What the scheduler does", _json(ref("Stats"))),
@@ -315,6 +340,12 @@ def _reset() -> dict[str, Any]:
     answers = {str(status): _answer(ERRORS[status], error) for status in (401, 403, 431, 500, 503)}
     done = _answer("Done; by how many workers", _json(ref("PrefixCacheReset")))
     return {"post": {"summary": "Empty the prefix caches of all workers", "responses": {"200": done, **answers}}}
+
+
+def _ping() -> dict[str, Any]:
+    """Describes SageMaker's route, which answers to both methods."""
+    path = _open(_get("The same as /health", _json(ref("Health"))))
+    return path | {"post": path["get"]}
 
 
 def _open(path: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from frontend.api.app_state import AppState, json_response
 from frontend.api.llama_cpp import server as llama_cpp
 from frontend.api.model_table import ServedModel
 from frontend.api.ollama import models as ollama
-from frontend.api.requests.response_types import Health, NotReady, Ready, Version
+from frontend.api.requests.response_types import Health, Load, NotReady, Ready, Version
 from frontend.api.routes import models, openapi
 from frontend.errors import Overloaded
 from frontend.observability import stats as statistics
@@ -40,6 +40,11 @@ async def ready(app: AppState, request: Request) -> Response:
 
 async def version(app: AppState, request: Request) -> Response:
     return json_response(Version(version=build.version()))
+
+
+async def load(app: AppState, request: Request) -> Response:
+    """Tells how many requests this frontend has in work, by vLLM's name."""
+    return json_response(Load(server_load=sum(len(model.service.generations) for model in app.models)))
 
 
 async def stats(app: AppState, request: Request) -> Response:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from frontend.api.llama_cpp.embedding import LlamaCppEmbeddingRequest
 from frontend.api.ollama.models import ShowRequest
+from frontend.api.pooling.rerank import RerankRequest
 from frontend.api.requests.request_model import RequestModel, fields_of
 from frontend.api.requests.request_schema import request_schema
 from frontend.api.routes.openapi import REQUESTS
@@ -18,7 +19,9 @@ RECEIPT = {
 ONE_OF_TWO: dict[type[RequestModel], dict[str, Any]] = {  # requests that need one of two fields
     ShowRequest: {"model": "m"},
     LlamaCppEmbeddingRequest: {"content": "a"},
+    RerankRequest: {"documents": ["a"]},
 }
+INSTEAD = {"texts": "documents"}  # a field that cannot go with another
 HELLO = [{"role": "user", "content": "a"}]
 
 

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,7 +19,9 @@ from frontend.observability.metrics import PrometheusMetrics
 from frontend.request import Finish
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.discovery import Discovery
+from frontend.workers.listener import WireCounters
 from frontend.workers.pool import WorkerPool
+from frontend.workers.status import ConnectionState, WorkerStatus
 from shared.config import FrontendConfig, WireConfig
 from shared.messages import Status
 from shared.wire.address import parse_all
@@ -134,6 +137,33 @@ def test_pages_with_the_prefix_of_vllm_have_its_names_and_labels() -> None:
     ended = {labels["finished_reason"]: n for name, labels, n in samples(pages[0]) if "request_success_total" in name}
     assert ended == {"stop": len(Finish) - 1, "length": 1}
     assert names(pages[:1]) & names(pages[1:]) == {"sluice_build_info"}
+
+
+def test_aliases_add_the_names_of_vllm_to_the_frontends_own() -> None:
+    plain, both = PrometheusMetrics(names=[NAME]), PrometheusMetrics(names=[NAME], aliases="vllm")
+    other = msgspec.structs.replace(READY_STATUS, running=0, waiting=7, prefix_queries=5, prefix_hits=1)
+    workers = [WorkerStatus(one.model, ConnectionState.READY, "ready", one) for one in (READY_STATUS, other)]
+    for metrics in (plain, both):
+        for finish in Finish:
+            metrics.models[NAME].finished(finish, 1.0)
+        metrics.models[NAME].admitted(5)
+        metrics.models[NAME].flush(WireCounters(), workers)
+    own, said = (
+        {(name, *sorted(labels.items())): value for name, labels, value in samples(metrics.text().decode())}
+        for metrics in (plain, both)
+    )
+    added = {series: value for series, value in said.items() if series[0].startswith("vllm:")}
+    assert {series[0] for series in said.keys() - added.keys()} == {series[0] for series in own}
+    label = (("engine", "0"), ("model_name", NAME))
+    assert all(set(label) <= set(series[1:]) for series in added)
+    assert added["vllm:num_requests_running", *label] == 2 and added["vllm:num_requests_waiting", *label] == 8
+    assert added["vllm:kv_cache_usage_perc", *label] == pytest.approx(6 / 14)
+    assert added["vllm:prefix_cache_queries_total", *label] == 105
+    assert added["vllm:prefix_cache_hits_total", *label] == 41
+    assert added["vllm:prompt_tokens_total", *label] == 5
+    assert added["vllm:e2e_request_latency_seconds_count", *label] == len(Finish)
+    ended = {dict(series[1:])["finished_reason"]: n for series, n in added.items() if "request_success_t" in series[0]}
+    assert ended == {"stop": len(Finish) - 1, "length": 1}
 
 
 def test_documented_names_of_vllm_are_exported_where_the_table_says() -> None:

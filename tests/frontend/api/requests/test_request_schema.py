@@ -12,12 +12,13 @@ from frontend.api.requests.request_schema import refused_fields, request_schema
 from frontend.api.routes.openapi import REQUESTS
 from frontend.errors import SluiceError
 from tests.frontend.api.harness import JSON
-from tests.frontend.api.request_values import FIELDS, LIKELY, plain, smallest
+from tests.frontend.api.request_values import FIELDS, INSTEAD, LIKELY, plain, smallest
 
 
 def takes(kind: type[RequestModel], name: str, value: Any) -> bool:
     try:
-        convert({**smallest(kind), name: value}, kind)
+        body = {other: given for other, given in smallest(kind).items() if other != INSTEAD.get(name)}
+        convert({**body, name: value}, kind)
     except SluiceError:
         return False
     return True

@@ -1,0 +1,56 @@
+"""/invocations, the one route that Amazon SageMaker calls: a body goes to the route that its fields are of."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from frontend.api.app_state import AppState
+from frontend.api.routes.generate import generate
+from frontend.api.routes.pooling_route import POOLING_FORMATS, pool
+from frontend.errors import BadRequest
+
+ROUTES = {  # a field that only bodies of a route have → the route; the first one that is there decides
+    "messages": "/v1/chat/completions",
+    "prompt": "/v1/completions",
+    "input": "/v1/embeddings",
+    "text_1": "/v1/score",
+    "query": "/v1/rerank",
+}
+_Fields = dict[str, msgspec.Raw]
+
+
+async def invocations(app: AppState, request: Request) -> Response:
+    """Answers as the route does that the body is for. Raises BadRequest if no field tells which one."""
+    body = await app.body(request)
+    path = request.scope["path"] = _route(body)
+    answered = Request(request.scope, _again(body, request))
+    return await (pool if path in POOLING_FORMATS else generate)(app, answered)
+
+
+def _route(body: bytes) -> str:
+    try:
+        fields: Any = msgspec.json.decode(body, type=_Fields)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadRequest("the body must be a JSON object") from None
+    for field, path in ROUTES.items():
+        if field in fields:
+            return path
+    names = ", ".join(f"`{field}`" for field in ROUTES)
+    raise BadRequest(f"the body has none of {names}, which tell what it asks for", code="missing_field")
+
+
+def _again(body: bytes, request: Request) -> Any:
+    """Returns a `receive` that gives the body once more, and then what comes after it."""
+    read = False
+
+    async def receive() -> Message:
+        nonlocal read
+        if read:
+            return await request.receive()
+        read = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
