@@ -47,7 +47,7 @@ class Reading:
     @property
     def functions(self) -> tuple[Function, ...]:
         """The functions that the prompt shows."""
-        return self.tool_choice.functions if self.tool_choice else ()
+        return self.tool_choice.shown_functions if self.tool_choice else ()
 
 
 async def prepare(

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from frontend.api.chat.chat_prompt import with_template
-from frontend.api.chat.tool_fields import offered
+from frontend.api.chat.tool_fields import shown
 from frontend.api.model_context import ModelContext, check_ids, check_model
 from frontend.api.openai.chat_input import TokenizeRequest, chat_prompt
 from frontend.api.requests.request_model import RequestModel
@@ -29,7 +29,7 @@ async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
                 "`add_special_tokens`: a chat template writes its own", param="add_special_tokens", code="out_of_range"
             )
         context = with_template(context.unlimited, request.chat_template)
-        ids = (await chat_prompt(request, offered(request.tools), context)).ids
+        ids = (await chat_prompt(request, shown(request.tools, request.tool_choice), context)).ids
     else:
         ids = await context.tokenizer.encode(prompt, special is not False)
     return Tokens(tokens=[*ids], count=len(ids), max_model_len=context.max_seq_len or None)

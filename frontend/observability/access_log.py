@@ -30,7 +30,8 @@ NO_TIMINGS = Timings()
 _encode = msgspec.json.Encoder().encode
 # Paths of probes and scrapes, and of the page: not in the log if successful.
 QUIET_PATHS = frozenset({
-    "/", "/health", "/v1/health", "/ready", "/ping", "/stats", "/metrics", "/version", "/favicon.ico", "/slots",
+    "/", "/health", "/v1/health", "/ready", "/ping", "/stats", "/metrics", "/load", "/version", "/favicon.ico",
+    "/slots",
 })  # fmt: skip
 
 

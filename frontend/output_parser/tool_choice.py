@@ -11,7 +11,7 @@ from frontend.errors import Unprocessable
 class Mode(StrEnum):
     """Whether functions may or must be called."""
 
-    NONE = "none"  # the prompt shows the functions, but none may be called
+    NONE = "none"  # the prompt shows no functions, and none may be called
     AUTO = "auto"
     REQUIRED = "required"
 
@@ -36,7 +36,7 @@ class Function:
 class ToolChoice:
     """The offered functions, and which of them may be called.
 
-    functions: all functions that the prompt shows
+    functions: all functions that the request offers
     callable_names: the names of the functions that may be called, unless `mode` forbids calls
     parallel: the output may have several calls
     """
@@ -45,6 +45,11 @@ class ToolChoice:
     mode: Mode = Mode.AUTO
     callable_names: frozenset[str] = frozenset()
     parallel: bool = True
+
+    @property
+    def shown_functions(self) -> tuple[Function, ...]:
+        """The functions that the prompt shows."""
+        return () if self.mode is Mode.NONE else self.functions
 
     @property
     def callable_functions(self) -> list[Function]:

@@ -43,8 +43,11 @@ class SamplerChain(msgspec.Struct, frozen=True, gc=False, array_like=True):
     min_keep: int = 0  # top_p, min_p, typical_p and xtc leave at least so many tokens
     penalties: WindowPenalties | None = None
     dry: Dry | None = None
+    mirostat: int = 0  # its version, 1 or 2, which works after the samplers of `order`; 0: off
+    mirostat_tau: float = 5.0  # the surprise that it aims at, in bits
+    mirostat_eta: float = 0.1  # how fast its bound moves
 
     @property
     def reads_tokens(self) -> bool:
         """Whether the result depends on the tokens before, not only on the logits."""
-        return self.penalties is not None or self.dry is not None
+        return self.penalties is not None or self.dry is not None or self.mirostat > 0

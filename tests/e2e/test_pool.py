@@ -40,7 +40,7 @@ def text(server: Server, i: int) -> str:
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
         chunks = client.completions.create(
             model="m", prompt=f"Story {i}: once", max_tokens=TOKENS, temperature=i % 2, seed=i, stream=True,
-            extra_body={"ignore_eos": True},
+            extra_body={"ignore_eos": True, "mirostat": 2 * (i == 1), "dry_multiplier": float(i == 3)},
         )  # fmt: skip
         return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
 

@@ -23,6 +23,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "stop id": ("/v1/completions", {**TEXT, "stop_token_ids": [16], "max_tokens": 100}),
     "eos": ("/v1/completions", {**TEXT, "max_tokens": 400}),
     "regex": ("/v1/completions", {**TEXT, "guided_regex": "[a-z ]{20,40}\\."}),
+    "mirostat": (
+        "/api/generate",
+        {
+            "model": "m",
+            "prompt": "Hi",
+            "stream": False,
+            "options": {"num_predict": 30, "mirostat": 2, "mirostat_tau": 3},
+        },
+    ),
+    "mirostat branch": ("/v1/chat/completions", {**CHAT, "mirostat": 1, "continue_from": {"ids": [5, 6, 7]}}),
     "choices": ("/v1/completions", {**TEXT, "prompt": ["A", "The"], "n": 2, "logprobs": 1, "echo": True}),
     "chat": ("/v1/chat/completions", {**CHAT, "n": 2}),
     "tools": ("/v1/chat/completions", {**CHAT, "tools": [TOOL], "tool_choice": "required"}),

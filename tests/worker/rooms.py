@@ -27,6 +27,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "worker.grammar.compiler", "worker.grammar.matcher", "worker.grammar.token_rules", "worker.grammar.thinking",
         "worker.run.grammar_mask",
     ),
+    "mirostat": ("worker.schedule.records.mirostat", "worker.run.samplers.mirostat"),
     "states": ("worker.schedule.features.states",),
     "adapters": (
         "worker.schedule.records.adapter_use", "worker.adapters.store", "worker.adapters.operations",
@@ -92,6 +93,8 @@ def serve(folder: Path) -> dict[str, Any]:
             },
         },
     }
+    mirostat = m.SamplerChain((), mirostat=2)
+    features["mirostat"] = {20: {"sampling": m.Sampling(3, chain=mirostat)}}
     for asked in features.values():
         for id, options in asked.items():
             ask(id, **options)

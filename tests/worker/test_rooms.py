@@ -18,7 +18,7 @@ from tests.worker.rooms import LENGTH, ROOMS
 ROOT = Path(__file__).parents[2]
 SERVED = {
     "checks": ["checked"], "scores": ["length", "length"], "pooling": ["pooled"], "grammars": ["length", "length"],
-    "drafts": ["made"], "states": ["made"],
+    "mirostat": ["length"], "drafts": ["made"], "states": ["made"],
     "adapters": ["this worker was started without adapters"],
 }  # fmt: skip
 

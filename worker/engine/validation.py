@@ -60,6 +60,11 @@ def _check_features(submit: m.Submit, prompt_len: int, vocab_size: int) -> str:
         return "the cache salt is not that of a request with this adapter"
     if problem := _check_token_rules(sampling, vocab_size):
         return problem
+    if sampling.chain is not None:
+        from worker.schedule.records.chain_check import check_chain
+
+        if problem := check_chain(sampling.chain, vocab_size):
+            return problem
     if submit.answer is not None and (sampling.logprobs is not None or sampling.prompt_logprobs):
         return "a request that checks an answer cannot ask for log-probabilities"
     return ""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
     from worker.schedule.records.adapter_use import AdapterUse
     from worker.schedule.records.answer_check import AnswerCheck
     from worker.schedule.records.constraint import Constraint
+    from worker.schedule.records.mirostat import MirostatRecord
     from worker.schedule.records.prompt_scores import PromptScores
     from worker.schedule.records.sequence_states import SequenceStates
 
@@ -68,6 +69,7 @@ class Sequence:
     scores: "PromptScores | None" = None  # with `prompt_logprobs`
     pooling: Pooling | None = None  # it samples nothing, and its result is a vector (worker/run/pooling.py)
     states: "SequenceStates | None" = None  # if layers have a recurrent state
+    mirostat: "MirostatRecord | None" = None  # the state of this sampler
     adapter: "AdapterUse | None" = None  # a LoRA adapter
 
     def __post_init__(self) -> None:

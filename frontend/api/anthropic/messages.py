@@ -61,7 +61,7 @@ async def parse(request: MessageRequest, context: ModelContext) -> GenerationReq
 async def count_tokens(request: MessageCountRequest, context: ModelContext) -> types.InputTokenCount:
     """Returns the `input_tokens` that a message with the same body would have."""
     check_model(request.model, context)
-    known = _tool_choice(request, context).functions
+    known = _tool_choice(request, context).shown_functions
     return types.InputTokenCount(input_tokens=len((await message_prompt(request, known, context.unlimited)).ids))
 
 

@@ -50,14 +50,17 @@ async def with_chain(chosen: Sampling, fields: GenerationFields, context: ModelC
 
 def _chain(chosen: Sampling, fields: SamplerFields) -> SamplerChain:
     last_n = WINDOW if fields.repeat_last_n is None else fields.repeat_last_n
+    order = ("temperature",) if fields.mirostat else order_of(fields.samplers)
     return SamplerChain(
-        order_of(fields.samplers), chosen.temperature, fields.dynatemp_range or 0.0,
+        order, chosen.temperature, fields.dynatemp_range or 0.0,
         1.0 if fields.dynatemp_exponent is None else fields.dynatemp_exponent, chosen.top_k, chosen.top_p, chosen.min_p,
         min(1.0, fields.typical_p or 1.0), max(0.0, fields.top_n_sigma or 0.0), fields.xtc_probability or 0.0,
         0.1 if fields.xtc_threshold is None else fields.xtc_threshold, fields.min_keep or 0,
         WindowPenalties(
             last_n, chosen.repetition_penalty, chosen.presence_penalty, chosen.frequency_penalty
         ) if chosen.penalized and last_n else None,
+        mirostat=fields.mirostat or 0, mirostat_tau=5.0 if fields.mirostat_tau is None else fields.mirostat_tau,
+        mirostat_eta=0.1 if fields.mirostat_eta is None else fields.mirostat_eta,
     )  # fmt: skip
 
 
@@ -73,6 +76,8 @@ def _is_active(name: str, chain: SamplerChain, fields: SamplerFields) -> bool:
 
 def _needs_chain(active: Sequence[str], fields: SamplerFields) -> bool:
     """Whether the samplers in this order draw otherwise than every request does."""
+    if fields.mirostat:
+        return True
     window = "penalties" in active and fields.repeat_last_n is not None
     if window or fields.dynatemp_range or not set(active) <= set(PLAIN):
         return True

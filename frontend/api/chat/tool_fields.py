@@ -47,13 +47,59 @@ class FunctionTool(RequestModel):
     function: FunctionDefinition
 
 
-class FlatFunctionTool(FunctionDefinition):
+class FlatFunctionTool(FunctionDefinition, tag="function"):
     """A tool of OpenAI's responses."""
 
     UNKNOWN_TYPE = "unsupported_field"
     ONLY: ClassVar = {"async": (False,), "defer_loading": (False,), "allowed_callers": (["direct"],)}
 
-    type: Literal["function"]
+
+# Tools of OpenAI's responses that Codex and others send by default, and that only OpenAI's models can call. The model
+# is not shown them, so that such a client works with the functions that it offers beside them.
+
+
+class WebSearchTool(RequestModel, tag="web_search"):
+    external_web_access: Ignored = None
+    indexed_web_access: Ignored = None
+    filters: Ignored = None
+    user_location: Ignored = None
+    search_context_size: Ignored = None
+    search_content_types: Ignored = None
+
+
+class LocalShellTool(RequestModel, tag="local_shell"):
+    """Commands for the client's shell."""
+
+
+class ImageGenerationTool(RequestModel, tag="image_generation"):
+    output_format: Ignored = None
+
+
+class FreeformTool(RequestModel, tag="custom"):
+    """A tool whose input is text, which may have a grammar."""
+
+    name: Ignored = None
+    description: Ignored = None
+    format: Ignored = None
+
+
+class NamespaceTool(RequestModel, tag="namespace"):
+    """A group of tools."""
+
+    name: Ignored = None
+    description: Ignored = None
+    tools: Ignored = None
+
+
+class ToolSearchTool(RequestModel, tag="tool_search"):
+    """Finds tools that the request does not list."""
+
+    execution: Ignored = None
+    description: Ignored = None
+    parameters: Ignored = None
+
+
+UnusedTool = WebSearchTool | LocalShellTool | ImageGenerationTool | FreeformTool | NamespaceTool | ToolSearchTool
 
 
 class CustomTool(RequestModel):
@@ -74,7 +120,7 @@ class CustomTool(RequestModel):
         _check_parameters("input_schema", self.input_schema)
 
 
-Tool = FunctionTool | FlatFunctionTool | CustomTool
+Tool = FunctionTool | FlatFunctionTool | CustomTool | UnusedTool
 
 
 # the tool choice
@@ -172,7 +218,10 @@ def anthropic_choice(choice: AnthropicChoice | None) -> ModeAndNames:
 
 _tools, _choice = "Functions that the model may call", "Whether and which of the `tools` the model must call"
 FunctionTools = Annotated[Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None, doc(_tools)]
-FlatFunctionTools = Annotated[Annotated[list[FlatFunctionTool], Meta(max_length=MAX_TOOLS)] | None, doc(_tools)]
+FlatFunctionTools = Annotated[
+    Annotated[list[FlatFunctionTool | UnusedTool], Meta(max_length=MAX_TOOLS)] | None,
+    doc("Functions that the model may call; it is not shown tools that only OpenAI's models can call"),
+]
 CustomTools = Annotated[Annotated[list[CustomTool], Meta(max_length=MAX_TOOLS)] | None, doc(_tools)]
 FunctionToolChoice = Annotated[_ModeName | FunctionChoice | AllowedToolsChoice | None, doc(_choice)]
 FlatToolChoice = Annotated[_ModeName | FlatFunctionChoice | FlatAllowedToolsChoice | None, doc(_choice)]
@@ -190,6 +239,11 @@ def tool_choice(
     from frontend.api.chat.tools import checked_choice
 
     return checked_choice(offered(tools), requested, parallel, context)
+
+
+def shown(tools: Sequence[Tool] | None, choice: OpenAIChoice) -> tuple[Function, ...]:
+    """Returns the functions that the prompt of a request shows."""
+    return () if choice == "none" else offered(tools)
 
 
 def offered(tools: Sequence[Tool] | None) -> tuple[Function, ...]:

@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from frontend.api.chat.tool_fields import CustomTool, FlatFunctionTool, FunctionTool, ModeAndNames, Tool
+from frontend.api.chat.tool_fields import (
+    CustomTool,
+    FlatFunctionTool,
+    FunctionDefinition,
+    FunctionTool,
+    ModeAndNames,
+    Tool,
+)
 from frontend.api.model_context import ModelContext
 from frontend.errors import Unprocessable
 from frontend.output_parser.formats import Reasoning, ToolFormat
@@ -20,18 +27,22 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 
 
 def functions(tools: Sequence[Tool] | None) -> tuple[Function, ...]:
-    return tuple([_function(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())])
+    made = [_function(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())]
+    return tuple([one for one in made if one is not None])
 
 
-def _function(tool: Tool, path: str) -> Function:
-    definition = tool.function if isinstance(tool, FunctionTool) else tool
+def _function(tool: Tool, path: str) -> Function | None:
+    """Returns the function that a tool is; None if no model here could call it."""
+    definition: FunctionDefinition | CustomTool
     match tool:
-        case FunctionTool():
-            schema, param = tool.function.parameters, f"{path}.function.parameters"
-        case FlatFunctionTool():
-            schema, param = tool.parameters, f"{path}.parameters"
-        case CustomTool():
-            schema, param = tool.input_schema, f"{path}.input_schema"
+        case FunctionTool(function=definition):
+            schema, param = definition.parameters, f"{path}.function.parameters"
+        case FlatFunctionTool() as definition:
+            schema, param = definition.parameters, f"{path}.parameters"
+        case CustomTool() as definition:
+            schema, param = definition.input_schema, f"{path}.input_schema"
+        case _:
+            return None
     schema = NO_PARAMETERS if schema is None else {"type": "object", **schema}
     shown_definition = {"name": definition.name, "description": definition.description or "", "parameters": schema}
     return Function(
@@ -82,18 +93,13 @@ async def answer_grammar(
 
     specials: what of the model's format is a special token
 
-    Raises Unprocessable if a call is forced and the text has a grammar, as such an answer has no text.
+    If a call is forced, `text_grammar` has no effect: such an answer has no text.
     """
-    if text_grammar and tool_choice.mode is Mode.REQUIRED:
-        raise Unprocessable(
-            "`tool_choice` forces a call, so no text can keep to a structured output: leave out one of them, or let "
-            "the model choose with `auto`",
-            param="tool_choice", code="conflicting_fields",
-        )  # fmt: skip
     style = context.style
+    answer = "" if tool_choice.mode is Mode.REQUIRED else text_grammar
     return await grammar_builder.in_thread(
         partial(
             output_grammar, tool_choice, style.tool_format, begins,
-            specials=specials, answer=text_grammar, tags=style.tags,
+            specials=specials, answer=answer, tags=style.tags,
         )
     )  # fmt: skip

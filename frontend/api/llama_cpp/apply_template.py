@@ -1,7 +1,7 @@
 """llama.cpp's /apply-template: the text of a prompt that messages make, without what the tokenizer adds by itself."""
 
 from frontend.api.chat.chat_prompt import with_template
-from frontend.api.chat.tool_fields import offered
+from frontend.api.chat.tool_fields import shown
 from frontend.api.llama_cpp import response_types as types
 from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai.chat_input import TemplateRequest, rendered_chat
@@ -12,7 +12,7 @@ async def apply_template(request: TemplateRequest, context: ModelContext) -> typ
     the spelling of a special token, which is text only in a chat."""
     check_model(request.model, context)
     context = with_template(context.unlimited, request.chat_template)
-    text = rendered_chat(request, offered(request.tools), context).text
+    text = rendered_chat(request, shown(request.tools, request.tool_choice), context).text
     bos = context.tokenizer.named_tokens.get("bos_token") or ""
     (lead,) = await context.tokenizer.encode_batch([""])
     added = bool(bos) and context.tokenizer.decode(lead, skip_special=False).startswith(bos)

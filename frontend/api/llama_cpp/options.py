@@ -42,6 +42,9 @@ from frontend.api.requests.sampler_fields import (
     DynatempExponent,
     DynatempRange,
     MinKeep,
+    Mirostat,
+    MirostatEta,
+    MirostatTau,
     RepeatLastN,
     SamplerOrder,
     TopNSigma,
@@ -58,7 +61,7 @@ RANDOM_SEED = (1 << 32) - 1  # llama.cpp's other name of -1
 CHAINED = (  # the fields that OpenAI's routes have by the same names
     "samplers", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
     "xtc_probability", "xtc_threshold", "typical_p", "top_n_sigma", "dynatemp_range", "dynatemp_exponent",
-    "repeat_last_n", "min_keep",
+    "repeat_last_n", "min_keep", "mirostat", "mirostat_tau", "mirostat_eta",
 )  # fmt: skip
 MOST_SEED = (1 << 64) - 1
 _Seed = Annotated[int, Meta(extra_json_schema={"minimum": -1, "maximum": MOST_SEED})]
@@ -74,7 +77,7 @@ class AdapterScale(RequestModel):
 
 class Options(RequestModel):
     ONLY: ClassVar = {
-        "mirostat": (0,), "adaptive_target": (-1.0,), "n_indent": (0,),
+        "adaptive_target": (-1.0,), "n_indent": (0,),
         "grammar_lazy": (False,), "grammar_triggers": ([],),
     }  # fmt: skip
 
@@ -137,6 +140,9 @@ class Options(RequestModel):
     dynatemp_range: DynatempRange = None
     dynatemp_exponent: DynatempExponent = None
     min_keep: MinKeep = None
+    mirostat: Mirostat = None
+    mirostat_tau: MirostatTau = None
+    mirostat_eta: MirostatEta = None
     deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
     receipt: Annotated[bool, doc("Add `receipt`, with which `/v1/receipts/verify` checks the answer")] = False
     id_slot: Ignored = None
@@ -145,8 +151,6 @@ class Options(RequestModel):
     n_cache_reuse: Ignored = None
     t_max_prompt_ms: Ignored = None
     sse_ping_interval: Ignored = None
-    mirostat_tau: Ignored = None
-    mirostat_eta: Ignored = None
     adaptive_decay: Ignored = None
     preserved_tokens: Ignored = None
 

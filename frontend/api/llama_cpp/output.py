@@ -20,7 +20,7 @@ from shared.messages import Sampling, Timings, WindowPenalties
 PLAIN = ("penalties", "temperature", "top_k", "top_p", "min_p")  # the samplers of every request
 CHAIN = (  # of SamplerChain, by llama.cpp's names
     "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "typical_p", "xtc_probability",
-    "xtc_threshold", "min_keep",
+    "xtc_threshold", "min_keep", "mirostat", "mirostat_tau", "mirostat_eta",
 )  # fmt: skip
 STOP_TYPES: dict[Finish, types.StopType] = {Finish.EOS: "eos", Finish.LENGTH: "limit"}
 

@@ -60,6 +60,8 @@ class LlamaCppSettings(ResponseModel):
     dry_allowed_length: Count = 2
     dry_penalty_last_n: int = -1
     mirostat: Count = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     stop: list[str]
     max_tokens: int
     n_predict: int

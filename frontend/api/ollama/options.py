@@ -24,7 +24,7 @@ from frontend.api.requests.request_types import (
     check_stops,
     doc,
 )
-from frontend.api.requests.sampler_fields import RepeatLastN, TypicalP
+from frontend.api.requests.sampler_fields import Mirostat, MirostatEta, MirostatTau, RepeatLastN, TypicalP
 from frontend.output_parser.tool_choice import ToolChoice
 
 Unlimited = Annotated[int, Meta(ge=-2, le=MOST)]  # 0 and less: no limit
@@ -35,7 +35,6 @@ class Options(RequestModel):
     """What Ollama calls the parameters of a model. Parameters of loading have no effect: the model is loaded."""
 
     ONLY: ClassVar = {
-        "mirostat": (0,),
         "tfs_z": (1.0,),
         "penalize_newline": (True,),
     }
@@ -52,8 +51,9 @@ class Options(RequestModel):
     frequency_penalty: Penalty | None = None
     repeat_last_n: RepeatLastN = None
     typical_p: TypicalP = None
-    mirostat_eta: Ignored = None
-    mirostat_tau: Ignored = None
+    mirostat: Mirostat = None
+    mirostat_eta: MirostatEta = None
+    mirostat_tau: MirostatTau = None
     num_ctx: Ignored = None
     num_keep: Ignored = None
     num_batch: Ignored = None
@@ -83,7 +83,8 @@ class Options(RequestModel):
             temperature=self.temperature, top_k=None if self.top_k is None else max(0, self.top_k), top_p=self.top_p,
             min_p=self.min_p, seed=self.seed, stop=self.stop or None, repetition_penalty=self.repeat_penalty,
             presence_penalty=self.presence_penalty, frequency_penalty=self.frequency_penalty,
-            repeat_last_n=self.repeat_last_n, typical_p=self.typical_p, **more,
+            repeat_last_n=self.repeat_last_n, typical_p=self.typical_p, mirostat=self.mirostat,
+            mirostat_tau=self.mirostat_tau, mirostat_eta=self.mirostat_eta, **more,
         )  # fmt: skip
 
 

@@ -55,16 +55,18 @@ async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRe
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     check_stream_options(request, request.stream)
+    choice = _tool_choice(request, context)
     reading = Reading(
         request, "input", request.max_output_tokens, logprobs=_logprobs_asked(request),
-        tool_choice=_tool_choice(request, context),
+        tool_choice=choice,
         form=structured_output_fields.openai(request, _format(request), "text.format"),
         budget=budget_of(request, request.reasoning.max_tokens if request.reasoning else None),
     )  # fmt: skip
-    functions = reading.functions
-    ids, begins = await response_prompt(request, functions, before_truncation(request.truncate_prompt_tokens, context))
+    ids, begins = await response_prompt(
+        request, reading.functions, before_truncation(request.truncate_prompt_tokens, context)
+    )
     made = await prepare(reading, [ids], context, begins)
-    return replace(made, format_data=_echoed(request, functions, made.sampling))
+    return replace(made, format_data=_echoed(request, choice.functions, made.sampling))
 
 
 def _tool_choice(request: ResponseRequest | ResponseCountRequest, context: ModelContext) -> ToolChoice:
@@ -84,7 +86,7 @@ def _format(request: ResponseRequest) -> TextFormat | None:
 async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> types.InputTokens:
     """Returns the `input_tokens` that a request with the same body would have."""
     check_model(request.model, context)
-    known = _tool_choice(request, context).functions
+    known = _tool_choice(request, context).shown_functions
     ids = (await response_prompt(request, known, context.unlimited)).ids
     return types.InputTokens(input_tokens=len(ids))
 

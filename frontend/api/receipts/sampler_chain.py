@@ -9,7 +9,8 @@ from shared.messages import Dry, SamplerChain
 
 def told(chain: SamplerChain) -> dict[str, object]:
     """Returns the chain by the names of the API. The breakers of DRY are told by their hash alone."""
-    values = {name: value for name in chain.__struct_fields__ if (value := getattr(chain, name)) is not None}
+    names = [name for name in chain.__struct_fields__ if chain.mirostat or not name.startswith("mirostat")]
+    values = {name: value for name in names if (value := getattr(chain, name)) is not None}
     if chain.penalties is not None:
         values["penalties"] = msgspec.structs.asdict(chain.penalties)
     if chain.dry is not None:

@@ -19,6 +19,9 @@ from frontend.api.requests.sampler_fields import (
     DynatempExponent,
     DynatempRange,
     MinKeep,
+    Mirostat,
+    MirostatEta,
+    MirostatTau,
     RepeatLastN,
     SamplerOrder,
     TopNSigma,
@@ -237,8 +240,6 @@ class OpenAIFields(GenerationFields):
 class SamplerFields(OpenAIFields):
     """The fields of the samplers that llama.cpp's clients ask for. Few requests have one."""
 
-    ONLY: ClassVar = {**OpenAIFields.ONLY, "mirostat": (0,)}
-
     samplers: SamplerOrder = None
     repeat_penalty: Annotated[Factor | None, doc("Llama.cpp's name of `repetition_penalty`")] = None
     dry_multiplier: DryMultiplier = None
@@ -254,8 +255,9 @@ class SamplerFields(OpenAIFields):
     dynatemp_exponent: DynatempExponent = None
     repeat_last_n: RepeatLastN = None
     min_keep: MinKeep = None
-    mirostat_tau: Ignored = None
-    mirostat_eta: Ignored = None
+    mirostat: Mirostat = None
+    mirostat_tau: MirostatTau = None
+    mirostat_eta: MirostatEta = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -265,7 +267,7 @@ class SamplerFields(OpenAIFields):
     def wants_chain(self) -> bool:
         return bool(
             self.samplers is not None or self.dry_multiplier or self.xtc_probability or self.typical_p
-            or self.top_n_sigma or self.dynatemp_range or self.repeat_last_n is not None
+            or self.top_n_sigma or self.dynatemp_range or self.repeat_last_n is not None or self.mirostat
         )  # fmt: skip
 
 

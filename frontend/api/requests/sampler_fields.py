@@ -57,6 +57,12 @@ RepeatLastN = Annotated[
     _Window | None,
     _doc("All penalties look at this many last tokens of prompt and answer; 0: no penalties, -1: at all"),
 ]
+Mirostat = Annotated[
+    Annotated[int, Meta(ge=0, le=2)] | None,
+    _doc("1 or 2: keep the surprise of tokens near a target; other samplers but the temperature are then off"),
+]
+MirostatTau = Annotated[_Amount | None, _doc("Mirostat's target in bits [5]")]
+MirostatEta = Annotated[_Amount | None, _doc("How fast Mirostat learns [0.1]")]
 MinKeep = Annotated[_Length | None, _doc("`top_p`, `min_p`, `typical_p` and XTC leave at least this many tokens")]
 SamplerOrder = Annotated[
     list[_Sampler] | _Letters | None,

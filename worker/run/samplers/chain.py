@@ -3,6 +3,8 @@
 The rest is drawn by the kernel of all requests (kernels/sample.py), with the row's own random number.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -27,7 +29,8 @@ def chained(logits: Tensor, rows: list[Row]) -> Tensor:
     for place, row in enumerate(rows):
         if (chain := row[0].sampling.chain) is not None:
             values = logits[place].float().cpu().numpy()
-            result[place] = torch.from_numpy(run_chain(values, chain, _tokens_before(row), _chance(row)))
+            run = run_chain if row[0].mirostat is None else partial(_run_mirostat, row)
+            result[place] = torch.from_numpy(run(values, chain, _tokens_before(row), _chance(row)))
     return result
 
 
@@ -46,6 +49,29 @@ def run_chain(
         left = _step(name, left, chain, tokens, chance)
     result = np.full_like(logits, NOT_CANDIDATE)
     result[left.ids] = left.logits
+    return result
+
+
+def _run_mirostat(
+    row: Row, logits: NDArray[np.float32], chain: SamplerChain, tokens: NDArray[np.int64], chance: float
+) -> NDArray[np.float32]:
+    """Does the same as run_chain, and Mirostat after it. An id that the output is known to have is the only one."""
+    from worker.run.samplers import mirostat
+
+    sequence, output = row
+    record, before = sequence.mirostat, tokens[sequence.prompt_len :].tolist()
+    assert record is not None
+    mu, result = mirostat.bound(record, chain, before), run_chain(logits, chain, tokens, chance)
+    finite = np.flatnonzero(np.isfinite(result))
+    if len(finite):
+        left = Candidates(finite, result[finite].astype(np.float64))
+        left = mirostat.bounded(left, chain.mirostat, mu, len(logits))
+        mirostat.keep_shares(record, left)
+        result = np.full_like(logits, NOT_CANDIDATE)
+        result[left.ids] = left.logits
+    if output < len(record.forced):
+        result = np.full_like(logits, NOT_CANDIDATE)
+        result[record.forced[output]] = 0.0
     return result
 
 

@@ -99,3 +99,15 @@ async def test_breaker_of_several_tokens_is_found_wherever_it_begins(tokenizer: 
         text = "".join(tokenizer.token_text(id) for id in ids)
         assert text.endswith("ab\n") and not tokenizer.token_text(ids[0]).endswith("ab\n")
     assert any(tokenizer.token_text(ids[0]) == "a" for ids in several)
+
+
+@on_every_route
+async def test_mirostat_leaves_the_temperature_and_turns_off_the_others(
+    tokenizer: Tokenizer, route: Any, body: dict[str, Any]
+) -> None:
+    fields = {"mirostat": 2, "mirostat_tau": 3.0, "temperature": 0.7, "top_k": 5, "repeat_penalty": 1.5, "min_p": 0.1}
+    sampling = await chosen(tokenizer, route, body | fields)
+    chain = sampling.chain
+    assert chain is not None and chain.order == ("temperature",) and chain.temperature == 0.7
+    assert (chain.mirostat, chain.mirostat_tau, chain.mirostat_eta, chain.penalties) == (2, 3.0, 0.1, None)
+    assert (sampling.temperature, sampling.top_k, sampling.min_p, sampling.penalized) == (1.0, 0, 0.0, False)

@@ -97,7 +97,8 @@ async def test_long_prompt_is_refused_with_its_length(tokenizer: Tokenizer) -> N
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"mirostat": 2}, "`mirostat`"),
+        ({"mirostat": 3}, "`mirostat`"),
+        ({"mirostat_tau": -1}, "`mirostat_tau`"),
         ({"xtc_probability": 1.5}, "`xtc_probability`"),
         ({"dynatemp_range": -0.5}, "`dynatemp_range`"),
         ({"min_keep": -1}, "`min_keep`"),

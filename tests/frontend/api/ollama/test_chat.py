@@ -99,7 +99,7 @@ async def test_another_model_is_404_in_ollamas_words(tokenizer: Tokenizer) -> No
     [
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images"),
         ({"options": {"temperature": -1}}, "options.temperature"),
-        ({"options": {"mirostat": 2}}, "options.mirostat"),
+        ({"options": {"mirostat": 3}}, "options.mirostat"),
         ({"options": {"repeat_last_n": -2}}, "options.repeat_last_n"),
         ({"logprobs": True}, "logprobs"),
         ({"format": {"type": "nonsense"}}, "format"),

@@ -17,6 +17,9 @@ TOOLS: list[Any] = [
 ]
 
 
+CHAT_TOOLS = [{"type": "function", "function": {"name": "now"}}]
+
+
 ASKED: dict[str, Any] = {"model": MODEL, "input": "Weather?", "max_output_tokens": 500}
 
 
@@ -93,6 +96,60 @@ async def test_response_refusal_names_the_field(qwen: Model, more: dict[str, Any
     answer = await sent(qwen, **more)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
     assert not qwen.pool.submitted
+
+
+UNUSED: list[Any] = [
+    {"type": "web_search", "external_web_access": True, "search_content_types": ["text", "image"]},
+    {"type": "local_shell"}, {"type": "image_generation", "output_format": "png"},
+    {"type": "custom", "name": "apply_patch", "description": "Edits files.",
+     "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}},
+    {"type": "namespace", "name": "agents", "description": "", "tools": [{"type": "function", "name": "spawn"}]},
+    {"type": "tool_search", "execution": "client", "description": "", "parameters": {"type": "object"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("only", UNUSED, ids=lambda tool: tool["type"])
+async def test_tool_of_openais_models_has_no_effect(qwen: Model, only: Any) -> None:
+    qwen.says = ["Hi."] * 3
+    alone, none = await sent(qwen, tools=[only]), await sent(qwen)
+    beside = await sent(qwen, tools=[only, *TOOLS, only])
+    assert "X-Sluice-Ignored-Fields" not in beside.headers
+    assert [one.json()["tools"] for one in (alone, none)] == [[], []] and qwen.prompts[0] == qwen.prompts[1]
+    assert [tool["name"] for tool in beside.json()["tools"]] == ["get_weather", "now"]
+    assert only.get("name", "local_shell") not in qwen.prompts[2]
+
+
+async def test_tool_of_openais_models_cannot_be_forced_and_counts_as_one(qwen: Model) -> None:
+    forced: list[Any] = [{"tool_choice": "required"}, {"tool_choice": {"type": "function", "name": "apply_patch"}}]
+    answers = [await sent(qwen, tools=UNUSED, **more) for more in forced]
+    named = [(answer.status_code, answer.json()["error"]["param"]) for answer in answers]
+    assert named == [(400, "tool_choice")] * 2
+    many = await sent(qwen, tools=UNUSED * 22)
+    assert (many.status_code, many.json()["error"]["param"]) == (400, "tools")
+    broken = [*UNUSED, {"type": "function", "name": "f", "parameters": {"properties": {"a": {"type": "strin"}}}}]
+    assert (await post(qwen, tools=broken))["error"]["param"] == f"tools[{len(UNUSED)}].parameters"
+
+
+async def test_forced_call_with_a_text_format_has_the_grammar_of_the_call(qwen: Model) -> None:
+    form = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "integer"}}}
+    qwen.says = ["Hi."] * 2
+    for more in ({}, {"text": form}):
+        await post(qwen, tools=TOOLS, tool_choice="required", **more)
+    plain, formed = qwen.grammars
+    assert plain == formed and "get_weather" in plain
+
+
+async def test_functions_that_may_not_be_called_are_neither_shown_nor_counted(qwen: Model) -> None:
+    qwen.says = ["Hi."]
+    answer = await post(qwen, tools=TOOLS, tool_choice="none")
+    assert qwen.prompts == [CHATTED] and len(answer["tools"]) == 2
+    async with http_client(qwen.pool, qwen.tokenizer) as http:
+        body = {key: ASKED[key] for key in ("model", "input")} | {"tools": TOOLS, "tool_choice": "none"}
+        counted = (await http.post("/v1/responses/input_tokens", json=body)).json()["input_tokens"]
+        chat = {"messages": [{"role": "user", "content": "Weather?"}], "tools": CHAT_TOOLS, "tool_choice": "none"}
+        tokens = (await http.post("/tokenize", json=chat)).json()["count"]
+        shown = (await http.post("/apply-template", json=chat)).json()["prompt"]
+    assert answer["usage"]["input_tokens"] == counted == tokens and shown == CHATTED
 
 
 async def test_refusal_by_the_model_names_the_field(folder: Path) -> None:

@@ -1,0 +1,60 @@
+"""Mirostat (Basu et al., arXiv:2007.14966): drops tokens so that the surprise of what is drawn stays near a target.
+
+Its bound mu depends on how surprising each token so far was. The record of the sequence keeps mu for every output
+position, so a step that is repeated computes the same again.
+"""
+
+import numpy as np
+
+from shared.messages.samplers import SamplerChain
+from worker.run.samplers.truncation import Candidates, descending, softmax
+from worker.schedule.records.mirostat import MirostatRecord
+
+ESTIMATED_FROM = 100  # of the likeliest tokens, as in the paper's algorithm 1
+
+
+def bounded(left: Candidates, version: int, mu: float, vocab_size: int) -> Candidates:
+    """Keeps the tokens that Mirostat 1 or 2 leaves at a bound of `mu` bits, at least the likeliest."""
+    return _by_zipf(left, mu, vocab_size) if version == 1 else _by_surprise(left, mu)
+
+
+def _by_zipf(left: Candidates, mu: float, vocab_size: int) -> Candidates:
+    """Mirostat 1: keeps so many tokens that their surprise is expected to be mu if they follow Zipf's law."""
+    order = descending(left.logits)
+    shares = np.maximum(softmax(left.logits)[order][:ESTIMATED_FROM], np.finfo(float).tiny)
+    if len(shares) < 2:
+        return left
+    places = np.arange(1.0, len(shares))
+    t, b = np.log((places + 1) / places), np.log(shares[:-1] / shares[1:])
+    exponent = (t * b).sum() / (t * t).sum()
+    with np.errstate(all="ignore"):  # tokens that are all equally likely have an exponent of 0
+        epsilon = exponent - 1
+        count = (epsilon * np.exp2(mu) / (1 - np.float64(vocab_size) ** -epsilon)) ** (1 / exponent)
+    return left.first(order, int(min(max(count, 1.0), len(order)))) if np.isfinite(count) else left
+
+
+def _by_surprise(left: Candidates, mu: float) -> Candidates:
+    """Mirostat 2: keeps the tokens whose surprise is at most mu."""
+    mask = -np.log2(np.maximum(softmax(left.logits), np.finfo(float).tiny)) <= mu
+    return left.keep(mask) if mask.any() else left.first(descending(left.logits), 1)
+
+
+def bound(record: MirostatRecord, chain: SamplerChain, output: list[int]) -> float:
+    """Returns mu for the token after `output`. A token that could not have been drawn does not move it."""
+    place = len(output)
+    del record.bounds[place + 1 :]  # of a step that is repeated
+    if place == len(record.bounds):
+        mu, share = record.bounds[-1], record.shares.get(output[-1])
+        record.bounds.append(mu if share is None else next_bound(mu, share, chain))
+    return record.bounds[place]
+
+
+def next_bound(mu: float, share: float, chain: SamplerChain) -> float:
+    """Returns mu after a token that had this share of the probability when it was drawn."""
+    surprise = -float(np.log2(max(share, np.finfo(float).tiny)))
+    return mu - chain.mirostat_eta * (surprise - chain.mirostat_tau)
+
+
+def keep_shares(record: MirostatRecord, left: Candidates) -> None:
+    """Keeps the probabilities that a token is drawn from, to know later how surprising it was."""
+    record.shares = dict(zip(left.ids.tolist(), softmax(left.logits).tolist(), strict=True))

@@ -1,0 +1,35 @@
+"""What Mirostat knows of a sequence (worker/run/samplers/mirostat.py computes it).
+
+Output that exists already, of a stream that is resumed or of an answer that a client goes on from, is computed again
+from its first token on, with the ids that are known: how surprising they were decides what is drawn next.
+"""
+
+from dataclasses import dataclass, field
+
+from worker.schedule.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class MirostatRecord:
+    """The state of Mirostat.
+
+    forced: the ids that the output begins with, whatever is drawn; bounds: mu for each output token, in bits;
+    shares: the probabilities that the latest token was drawn from, by id.
+    """
+
+    forced: list[int]
+    bounds: list[float]
+    shares: dict[int, float] = field(default_factory=dict)
+
+
+def begin(sequence: Sequence) -> None:
+    """Gives a new sequence its record, and has the output that it brings computed again."""
+    chain = sequence.sampling.chain
+    assert chain is not None
+    forced = sequence.tokens[sequence.prompt_len :]
+    sequence.mirostat = MirostatRecord(forced, [2 * chain.mirostat_tau])
+    del sequence.tokens[sequence.prompt_len :]
+    if forced and sequence.check is None:
+        from worker.schedule.records.replay import replay
+
+        replay(sequence, forced)
