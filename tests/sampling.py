@@ -22,6 +22,7 @@ CASES = {  # folder, file or function -> how many parametrized cases of each tes
     "tests/frontend/server/test_http_protocol.py": 4,
     "tests/frontend/test_main.py": 1,
     "tests/shared/gguf": 3,
+    "tests/worker/adapters": 3,
     "tests/worker/kernels": 2,
     "tests/worker/kernels/cpu": 4,
     "tests/worker/model": 3,

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from shared.gguf.translated import translated
 from tests.adapters import draw_adapter
-from tests.checkpoints import VOCAB, Checkpoints
+from tests.checkpoints import KINDS, VOCAB, Checkpoints
 from tests.gguf_files import mixed, write
 from tests.worker.adapters.harness import Asked, answers, decoder_of, loaded
 from tests.worker.model.quantized_checkpoints import gptq, rewrite
@@ -59,16 +59,16 @@ def test_answers_with_an_adapter_are_those_of_peft(family: str, checkpoints: Che
     assert found[0] != found[1], "the adapter changes the answer"
 
 
-@pytest.mark.parametrize("family", (*FAMILIES, "phi3", "glm4", "qwen3-next", "lfm2"))
+@pytest.mark.parametrize("family", KINDS)
 def test_answers_with_an_adapter_are_those_of_merged_weights(
     family: str, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     base = checkpoints(family)
-    folder = draw_adapter(base, tmp_path / "a", 4, r=6)
+    folder = draw_adapter(base, tmp_path / "a", 4, r=6, size=0.15)
     decoder = decoder_of(base)
     whole = decoder_of(merged(base, folder, tmp_path / "merged"))
-    asked = Asked(PROMPT, loaded(base, decoder, folder), 40)
-    assert answers(decoder, [asked]) == answers(whole, [Asked(PROMPT, None, 40)])
+    asked = Asked(PROMPT, loaded(base, decoder, folder), 30)
+    assert answers(decoder, [asked]) == answers(whole, [Asked(PROMPT, None, 30)])
 
 
 @pytest.mark.parametrize("form", ["gptq", "gguf"])
