@@ -7,8 +7,8 @@ from frontend import errors
 STATUSES = {
     errors.BadRequest: 400, errors.Unauthorized: 401, errors.Forbidden: 403, errors.NotFound: 404,
     errors.MethodNotAllowed: 405,
-    errors.TooLarge: 413, errors.Unprocessable: 422, errors.Internal: 500, errors.NotSupported: 501,
-    errors.Overloaded: 503,
+    errors.TooLarge: 413, errors.UnsupportedMediaType: 415, errors.Unprocessable: 422,
+    errors.Internal: 500, errors.NotSupported: 501, errors.Overloaded: 503,
     errors.DeadlineExceeded: 504,
 }  # fmt: skip
 

@@ -184,7 +184,7 @@ def test_experts_are_read_through_staging(copy: Copy, model: str) -> None:
 
 
 def test_spelling_is_that_of_most_modules() -> None:
-    qwen, mixtral, _, gpt_oss, fused, *_ = SPELLINGS
+    qwen, mixtral, _, _, gpt_oss, fused, *_ = SPELLINGS
     for one in SPELLINGS:
         modules = [one.router, *(module.format(3) for module in (*one.gate_up, one.down)), *one.of_first]
         assert spelling(modules) is one
