@@ -15,7 +15,8 @@ from frontend.api.openai import completions
 from frontend.api.receipts.receipt import Receipt
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.requests.request_schema import Schema, ignored_fields, refused_fields, request_schema
-from frontend.api.routes.openapi import ERRORS, REQUESTS, document
+from frontend.api.routes.body_types import REQUESTS
+from frontend.api.routes.openapi import ERRORS, document
 from frontend.server import http_protocol
 from frontend.workers.pool import rejection_error
 from shared import messages as m

@@ -33,7 +33,7 @@ class ServedModel:
 
     names: responses have the first
     config: how prompts are made, and what the output is searched for
-    adapter: changes its weights; None for a base model
+    adapter: changes the weights of the model `base`; both are None for a base model
     """
 
     names: tuple[str, ...]
@@ -41,6 +41,7 @@ class ServedModel:
     service: Service
     metrics: ModelMetrics
     adapter: Adapter | None = None
+    base: "ServedModel | None" = None
 
     @classmethod
     def of(
@@ -87,8 +88,13 @@ class ServedModel:
 
     @cached_property
     def _context(self) -> ModelContext:
-        context = ModelContext.of(self.names, self.service.tokenizer, self.config)
-        return context if self.adapter is None else replace(context, adapter=self.adapter)
+        if self.base is None:
+            return ModelContext.of(self.names, self.service.tokenizer, self.config)
+        return replace(self.base._context, model=self.name, names=frozenset(self.names), adapter=self.adapter)
+
+    def adapted(self, adapter: Adapter, *names: str) -> "ServedModel":
+        """Returns the model with an adapter; without `names` it has the names of this one."""
+        return replace(self, names=names or self.names, adapter=adapter, base=self)
 
 
 class ModelTable:
@@ -139,11 +145,11 @@ class ModelTable:
         used = [structs.replace(known[id], scale=scale) for id, scale in scales.items() if scale]
         if len(used) > 1:
             raise Unprocessable("`lora`: only one adapter may have a scale other than 0", param="lora")
-        return replace(self.first, adapter=used[0]) if used else self.first
+        return self.first.adapted(used[0]) if used else self.first
 
     def _with(self, adapter: Adapter) -> ServedModel:
         if adapter not in self._adapters:
-            self._adapters[adapter] = replace(self.first, names=(adapter.name,), adapter=adapter)
+            self._adapters[adapter] = self.first.adapted(adapter, adapter.name)
         return self._adapters[adapter]
 
     def find(self, name: str | None) -> ServedModel:

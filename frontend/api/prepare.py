@@ -133,7 +133,7 @@ def _specials(context: ModelContext) -> dict[str, int]:
 
 def _features(reading: Reading, whole: Prompts, prompts: Prompts, most: int, context: ModelContext) -> Features:
     """Returns what the request asks for besides text. whole: the prompts before they were shortened"""
-    fields, asked = reading.fields, dict[str, Any](adapter=context.adapter)
+    fields, asked = reading.fields, dict[str, Any](adapter=context.adapter) if context.adapter is not None else {}
     if reading.features.echo:  # a prompt that was shortened is not what the client wrote
         texts = zip(reading.features.echo, whole, prompts, strict=True)
         asked["echo"] = tuple([text if all is some else "" for text, all, some in texts])
@@ -151,7 +151,7 @@ def _features(reading: Reading, whole: Prompts, prompts: Prompts, most: int, con
         import frontend.api.receipts.making  # noqa: F401, so that its absence does not show at the answer's end only
 
         asked["receipt"] = True
-    return replace(reading.features, **asked)
+    return replace(reading.features, **asked) if asked else reading.features
 
 
 def admission(fields: GenerationFields) -> Admission:

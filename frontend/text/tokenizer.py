@@ -282,9 +282,16 @@ class Tokenizer:
         return self._raw[token].decode(errors="replace")
 
     @cached_property
-    def token_texts(self) -> list[str]:
-        """The text of each id of the vocabulary, as `token_text` returns it. Takes a second for a large one."""
-        return [self.token_text(id) for id in range(self.vocab_size)]
+    def vocabulary_texts(self) -> tuple[list[str], dict[str, list[int]]]:
+        """The text of each id, as `token_text` returns it, and the ids by the last character of their text.
+
+        Takes a second for a large vocabulary.
+        """
+        texts = [self.token_text(id) for id in range(self.vocab_size)]
+        by_last: dict[str, list[int]] = {}
+        for id, text in enumerate(texts):
+            by_last.setdefault(text[-1:], []).append(id)
+        return texts, by_last
 
     def special_ids_of(self, texts: Iterable[str]) -> dict[str, int]:
         """Returns the ids of those texts that are special tokens, which no output shows."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 TOPIC_BYTES = 8  # length of a frontend's id, which is the topic of its events
 BROADCAST = bytes(TOPIC_BYTES)  # the topic of Status
 

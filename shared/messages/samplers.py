@@ -12,6 +12,13 @@ class WindowPenalties(msgspec.Struct, frozen=True, gc=False, array_like=True):
     frequency: float = 0.0
 
 
+class LongBreaker(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Ids that end a repetition if they follow each other: one of `heads`, and then all of `tail`."""
+
+    heads: bytes  # packed ids
+    tail: tuple[int, ...]
+
+
 class Dry(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The penalty on tokens that would extend a repetition ("Don't Repeat Yourself")."""
 
@@ -19,8 +26,8 @@ class Dry(msgspec.Struct, frozen=True, gc=False, array_like=True):
     base: float
     allowed_length: int
     last_n: int  # tokens of prompt and output in which repetitions are looked for; -1: all
-    breakers: bytes = b""  # packed ids, each of which ends a repetition
-    long_breakers: tuple[tuple[int, ...], ...] = ()  # ids that end one if they follow each other
+    breakers: bytes = b""  # packed ids in ascending order, each of which ends a repetition
+    long_breakers: tuple[LongBreaker, ...] = ()
 
 
 class SamplerChain(msgspec.Struct, frozen=True, gc=False, array_like=True):

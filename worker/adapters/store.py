@@ -1,7 +1,7 @@
 """Keeps adapters in memory, and reads them in a thread, so that steps go on meanwhile.
 
-An adapter that no sequence uses makes room for another one, the least recently used first. Who asks for it again has it
-read again.
+An adapter that no sequence uses makes room for another one, the least recently used first. A request for one that was
+dropped reads it from its folder again.
 """
 
 import logging

@@ -159,8 +159,8 @@ def choose_experts(
 
     logits [T, E] float32. The weights are the softmax over all experts, or with `sigmoid` the sigmoid of each logit;
     `normalized`: those of a row's experts are divided by their sum. scales [E] float32: the weights are then multiplied
-    by them. choice_bias [E] float32, only with `sigmoid`: the sums of weight and bias are compared, not the logits. Of
-    two equal experts, the one with the lower number comes first.
+    by them. choice_bias [E] float32, only with `sigmoid`: the sums of weight and bias are compared, not the logits.
+    Equal experts stand in the order of their numbers.
     """
     order = _choice_keys(logits, choice_bias).sort(dim=1, descending=True, stable=True).indices
     ordered, numbers = logits.gather(1, order), order[:, :chosen]

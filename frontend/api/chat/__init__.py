@@ -7,5 +7,6 @@ tool_fields, tools                                tools, and which of them an an
 structured_output_fields, structured_output       the form that an answer keeps to, as a grammar
 thinking_fields, thinking_budget                  whether to think, and how much at most
 samplers            the samplers of llama.cpp, for requests that ask for one
+dry_breakers        the tokens that end a repetition for one of them, DRY
 continuation_fields, continuation                 an answer goes on from a place in an earlier one
 """

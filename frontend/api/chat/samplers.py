@@ -4,20 +4,18 @@ Most requests do not: `wants_chain` says so from a few fields, and this module i
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
+from frontend.api.chat.dry_breakers import breaker_ids
 from frontend.api.model_context import ModelContext
 from frontend.api.requests.request_types import GenerationFields, SamplerFields
-from frontend.api.requests.sampler_fields import MAX_BREAKER_CHARS, order_of
-from frontend.text.tokenizer import Tokenizer
+from frontend.api.requests.sampler_fields import order_of
 from shared.messages import Dry, SamplerChain, Sampling, WindowPenalties
-from shared.wire.codec import pack_u32
 
 BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default
 WINDOW = 64  # llama.cpp's default of `repeat_last_n`
-MAX_TAIL = 20  # ids of a breaker after its first one, as in llama.cpp
 PLAIN = ("penalties", "temperature", "top_k", "top_p", "min_p")  # the order in which every request is sampled
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 ALSO_PLAIN = ("penalties", "top_k", "temperature", "top_p", "min_p")  # draws the same
@@ -40,7 +38,7 @@ async def with_chain(chosen: Sampling, fields: GenerationFields, context: ModelC
         dry = Dry(
             fields.dry_multiplier or 0.0, fields.dry_base or 1.75,
             2 if fields.dry_allowed_length is None else fields.dry_allowed_length,
-            -1 if fields.dry_penalty_last_n is None else fields.dry_penalty_last_n, pack_u32(single), several,
+            -1 if fields.dry_penalty_last_n is None else fields.dry_penalty_last_n, single, several,
         )  # fmt: skip
     kept = chain.penalties if "penalties" in active else None
     return msgspec.structs.replace(
@@ -100,28 +98,3 @@ def _neutral(chosen: Sampling) -> Sampling:
         chosen, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0,
         frequency_penalty=0.0,
     )  # fmt: skip
-
-
-def breaker_ids(texts: Iterable[str], tokenizer: Tokenizer) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
-    """Returns the ids that contain one of the texts, and the sequences of ids in which a text begins within the first.
-
-    A sequence is an id whose text ends with the beginning of a breaker, and the ids of the rest of the breaker.
-    """
-    vocabulary = tokenizer.token_texts
-    single: dict[int, None] = {}
-    several: dict[tuple[int, ...], None] = {}
-    for text in texts:
-        assert len(text) <= MAX_BREAKER_CHARS
-        rests = {rest: tuple(tokenizer.encode_now([rest], False)[0][:MAX_TAIL]) for rest in _ends_of(text)}
-        for id, own in enumerate(vocabulary):
-            if text in own:
-                single[id] = None
-            elif own and own[-1] in text:
-                for rest, ids in rests.items():
-                    if own.endswith(text[: len(text) - len(rest)]):
-                        several[id, *ids] = None
-    return list(single), tuple(several)
-
-
-def _ends_of(text: str) -> list[str]:
-    return [text[at:] for at in range(1, len(text))]

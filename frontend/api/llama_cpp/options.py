@@ -51,6 +51,7 @@ from frontend.api.requests.sampler_fields import (
     TypicalP,
     XtcProbability,
     XtcThreshold,
+    check_breakers,
     check_samplers,
 )
 from frontend.features import Features
@@ -160,6 +161,7 @@ class Options(RequestModel):
             raise FieldError("seed", f"must be from -1 to {MOST_SEED}, got {self.seed!r:.80}")
         logit_bias.check(self.logit_bias)
         check_samplers(self.samplers)
+        check_breakers(self.dry_sequence_breakers)
         if self.receipt and (self.t_max_predict_ms or 0) > 0:
             raise FieldError("receipt", "cannot go with `t_max_predict_ms`", code="conflicting_fields")
 

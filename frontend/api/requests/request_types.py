@@ -28,6 +28,7 @@ from frontend.api.requests.sampler_fields import (
     TypicalP,
     XtcProbability,
     XtcThreshold,
+    check_breakers,
     check_samplers,
 )
 
@@ -262,6 +263,7 @@ class SamplerFields(OpenAIFields):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_samplers(self.samplers)
+        check_breakers(self.dry_sequence_breakers)
 
     @property
     def wants_chain(self) -> bool:

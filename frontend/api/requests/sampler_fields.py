@@ -14,7 +14,7 @@ LETTERS = {
 OTHER_NAMES = {"typical_p": "typ_p", "temp": "temperature"}
 NO_EFFECT = "infill"  # a name that is accepted: it only helps models without tokens for filling in
 DEFAULT_ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-MAX_BREAKERS, MAX_BREAKER_CHARS = 32, 40
+MAX_BREAKERS, MAX_BREAKER_CHARS, MAX_ALL_BREAKERS = 16, 40, 128
 
 _Amount = Annotated[float, Meta(ge=0, le=1e6)]
 _Length = Annotated[int, Meta(ge=0, le=MOST)]
@@ -68,6 +68,12 @@ SamplerOrder = Annotated[
     list[_Sampler] | _Letters | None,
     _doc("The samplers in their order, as names or letters of `edskypmxti`; the others are off"),
 ]
+
+
+def check_breakers(texts: Sequence[str] | None) -> None:
+    """Raises FieldError for breakers that are too long together: each character costs a search in the vocabulary."""
+    if sum(map(len, texts or ())) > MAX_ALL_BREAKERS:
+        raise FieldError("dry_sequence_breakers", f"may have at most {MAX_ALL_BREAKERS} characters in all")
 
 
 def order_of(samplers: Sequence[str] | None) -> tuple[str, ...]:

@@ -8,4 +8,5 @@ adapters            the routes that load and unload LoRA adapters
 reports             the routes that report: health, statistics, metrics, models, the description of the API
 models, prefix_cache        the list of models; the route that empties the prefix cache
 openapi             the description of the API at /openapi.json
+body_types          the types of all bodies, by their names there
 """

@@ -5,7 +5,7 @@ import pytest
 from deploy.reference.api import API_FORMATS, effective
 from deploy.reference.tables import TABLES
 from frontend.api.requests.request_schema import ignored_fields, refused_fields
-from frontend.api.routes.openapi import REQUESTS
+from frontend.api.routes.body_types import REQUESTS
 
 
 @pytest.mark.parametrize("request_name", REQUESTS)

@@ -10,7 +10,7 @@ from frontend.api.ollama.models import ShowRequest
 from frontend.api.pooling.rerank import RerankRequest
 from frontend.api.requests.request_model import RequestModel, fields_of
 from frontend.api.requests.request_schema import request_schema
-from frontend.api.routes.openapi import REQUESTS
+from frontend.api.routes.body_types import REQUESTS
 
 RECEIPT = {
     "version": 1, "fingerprint": "", "model": "a", "route": "/v1/completions", "index": 0, "prompt_sha256": "",

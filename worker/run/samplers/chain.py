@@ -110,7 +110,7 @@ def _temper(left: Candidates, chain: SamplerChain) -> Candidates:
 
 
 def _tokens_before(row: Row) -> NDArray[np.int64]:
-    """Returns the tokens before a row. Those of an answer that is checked count as the output."""
+    """Returns the tokens before a row: prompt and output. While an answer is checked, its tokens are the output."""
     sequence, output = row
     if sequence.check is None:
         return np.array(sequence.tokens[: sequence.prompt_len + output], np.int64)

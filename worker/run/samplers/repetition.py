@@ -1,15 +1,17 @@
 """The samplers that look at the tokens before: penalties in a window, and DRY."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.messages.samplers import Dry, WindowPenalties
+from shared.messages.samplers import Dry, LongBreaker, WindowPenalties
 from shared.wire.codec import unpack_u32
 from worker.run.samplers.truncation import Candidates
 
 MAX_MATCH = 512  # longer repetitions count as this long: this bounds the time of a step
+MAX_TAIL = 64  # ids of a breaker after its first one
 MAX_LOG = 88.7  # of the largest float32, which a penalty does not exceed
 
 Tokens = NDArray[np.int64]
@@ -74,20 +76,42 @@ def _repetitions(seen: Tokens, longest: int) -> dict[int, int]:
 
 
 def _since_breaker(seen: Tokens, by: Dry) -> int:
-    """Returns how many tokens at the end of the text follow its last breaker; all if there is none."""
-    single, after = set(unpack_u32(by.breakers)), dict[int, list[Sequence[int]]]()
-    for head, *tail in by.long_breakers:
-        after.setdefault(head, []).append(tail)
-    reverse = seen[::-1].tolist()
-    for behind, token in enumerate(reverse):
-        tails = [tail for tail in after.get(token, ()) if _follows(tail, reverse, behind)]
-        if tails or token in single:
-            return behind - max(map(len, tails), default=0)
-    return len(reverse)
+    """Returns how many tokens at the end of the text follow its last breaker; all if there is none.
+
+    Looks at no more tokens than a repetition may have.
+    """
+    recent = seen[::-1][: MAX_MATCH + MAX_TAIL]
+    single = np.flatnonzero(_among(recent, np.frombuffer(by.breakers, "<u4")))
+    end = int(single[0]) if len(single) else len(recent)
+    tails_after, reverse = _tails_by_head(by.long_breakers), recent.tolist()
+    for behind, token in enumerate(reverse[: end + 1]) if tails_after else ():
+        tails = [tail for tail in tails_after.get(token, ()) if _follows(tail, reverse, behind)]
+        if tails:
+            return behind - max(map(len, tails))
+    return end if len(single) else len(seen)
+
+
+@lru_cache(maxsize=8)
+def _tails_by_head(breakers: tuple[LongBreaker, ...]) -> Mapping[int, Sequence[Sequence[int]]]:
+    """Returns the tails that may follow each head. It is kept, because a sequence asks in each of its steps."""
+    after: dict[int, list[Sequence[int]]] = {}
+    for one in breakers:
+        for head in unpack_u32(one.heads):
+            after.setdefault(head, []).append(one.tail)
+    return after
 
 
 def _follows(tail: Sequence[int], reverse: Sequence[int], behind: int) -> bool:
     return len(tail) <= behind and all(id == reverse[behind - 1 - at] for at, id in enumerate(tail))
+
+
+def _among(tokens: Tokens, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Returns which of the tokens [N] are among the ids [K], which are in ascending order."""
+    if not len(ids):
+        return np.zeros(len(tokens), np.bool_)
+    at = np.searchsorted(ids, tokens)
+    found: NDArray[np.bool_] = ids[np.minimum(at, len(ids) - 1)] == tokens
+    return found
 
 
 def _places(left: Candidates, ids: Tokens) -> NDArray[np.int64]:

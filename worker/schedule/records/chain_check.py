@@ -3,11 +3,12 @@
 import math
 
 from shared.messages import SamplerChain
+from shared.messages.samplers import LongBreaker
 from shared.wire.codec import unpack_u32
 
 SAMPLERS = {"penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"}
 MOST = (1 << 31) - 1
-MAX_ENTRIES, MAX_LONG_BREAKERS, MAX_BREAKER_IDS = 64, 1 << 20, 64  # more than any frontend sends
+MAX_ENTRIES, MAX_TAILS, MAX_TAIL, MAX_HEADS = 64, 512, 64, 1 << 16  # more than any frontend sends
 
 
 def check_chain(chain: SamplerChain, vocab_size: int) -> str:
@@ -31,9 +32,11 @@ def check_chain(chain: SamplerChain, vocab_size: int) -> str:
     return "" if fine and whole else "a value of a sampler is out of range"
 
 
-def _check_breakers(packed: bytes, long: tuple[tuple[int, ...], ...], vocab_size: int) -> str:
+def _check_breakers(packed: bytes, long: tuple[LongBreaker, ...], vocab_size: int) -> str:
     if len(packed) % 4 or len(packed) > 4 * vocab_size or max(unpack_u32(packed), default=0) >= vocab_size:
         return "a breaker of DRY is no token, or there are too many"
-    if len(long) > MAX_LONG_BREAKERS or not all(0 < len(ids) <= MAX_BREAKER_IDS for ids in long):
-        return "a breaker of DRY is empty or too long, or there are too many"
+    if len(long) > MAX_TAILS or not all(0 < len(one.tail) <= MAX_TAIL for one in long):
+        return "a breaker of DRY has too few ids or too many, or there are too many breakers"
+    if any(len(one.heads) % 4 for one in long) or sum(len(one.heads) for one in long) > 4 * MAX_HEADS:
+        return "the breakers of DRY begin with too many ids"
     return ""

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
-from frontend.api.chat.samplers import breaker_ids
+from frontend.api.chat import dry_breakers
+from frontend.api.chat.dry_breakers import breaker_ids
 from frontend.api.llama_cpp import completion
 from frontend.api.openai import chat, completions
+from frontend.errors import SluiceError, Unprocessable
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling, WindowPenalties
 from shared.wire.codec import unpack_u32
@@ -94,11 +96,39 @@ async def test_dry_has_llama_cpps_defaults(tokenizer: Tokenizer, route: Any, bod
 
 async def test_breaker_of_several_tokens_is_found_wherever_it_begins(tokenizer: Tokenizer) -> None:
     single, several = breaker_ids(["ab\n"], tokenizer)
-    assert all("ab\n" in tokenizer.token_text(id) for id in single) and several
-    for ids in several:
-        text = "".join(tokenizer.token_text(id) for id in ids)
-        assert text.endswith("ab\n") and not tokenizer.token_text(ids[0]).endswith("ab\n")
-    assert any(tokenizer.token_text(ids[0]) == "a" for ids in several)
+    assert all("ab\n" in tokenizer.token_text(id) for id in unpack_u32(single))
+    for one in several:
+        for head in unpack_u32(one.heads):
+            text = "".join(tokenizer.token_text(id) for id in (head, *one.tail))
+            assert text.endswith("ab\n") and "ab\n" not in tokenizer.token_text(head)
+    assert several
+    begins = {tokenizer.token_text(id) for one in several for id in unpack_u32(one.heads)}
+    assert begins == {
+        text for id in range(tokenizer.vocab_size) if (text := tokenizer.token_text(id)).endswith(("a", "ab"))
+    }
+
+
+async def test_breakers_that_begin_in_too_many_tokens_are_refused(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, several = breaker_ids(["e!", "t!"], tokenizer)
+    heads = sum(len(one.heads) // 4 for one in several)
+    monkeypatch.setattr(dry_breakers, "MAX_HEADS", heads)
+    assert breaker_ids(["e!", "t!"], tokenizer)[1] == several
+    monkeypatch.setattr(dry_breakers, "MAX_HEADS", heads - 1)
+    with pytest.raises(Unprocessable, match="dry_sequence_breakers"):
+        breaker_ids(["e!", "t!"], tokenizer)
+
+
+@on_every_route
+async def test_breakers_have_a_bound_on_their_characters(
+    tokenizer: Tokenizer, route: Any, body: dict[str, Any]
+) -> None:
+    fits = ["x" * 40] * 3 + ["y" * 8]
+    sampling = await chosen(tokenizer, route, body | {"dry_multiplier": 0.8, "dry_sequence_breakers": fits})
+    assert sampling.chain is not None and sampling.chain.dry is not None
+    with pytest.raises(SluiceError, match="dry_sequence_breakers"):
+        await chosen(tokenizer, route, body | {"dry_multiplier": 0.8, "dry_sequence_breakers": [*fits, "z"]})
 
 
 @on_every_route

@@ -9,7 +9,7 @@ from jsonschema_rs import Draft202012Validator, meta
 from frontend.api.requests.decoding import convert
 from frontend.api.requests.request_model import RequestModel, type_info
 from frontend.api.requests.request_schema import refused_fields, request_schema
-from frontend.api.routes.openapi import REQUESTS
+from frontend.api.routes.body_types import REQUESTS
 from frontend.errors import SluiceError
 from tests.frontend.api.harness import JSON
 from tests.frontend.api.request_values import FIELDS, INSTEAD, LIKELY, plain, smallest

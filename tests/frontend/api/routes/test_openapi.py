@@ -11,7 +11,8 @@ import schemathesis
 from jsonschema_rs import Draft202012Validator, meta
 from starlette.routing import Route
 
-from frontend.api.routes.openapi import REQUESTS, RESPONSES, document
+from frontend.api.routes.body_types import REQUESTS, RESPONSES
+from frontend.api.routes.openapi import document
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool
 from tests.frontend.serving import app_over

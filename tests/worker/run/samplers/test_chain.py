@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from shared.messages import Dry, SamplerChain, Sampling, WindowPenalties
+from shared.messages.samplers import LongBreaker
 from shared.wire.codec import pack_u32
 from worker.run.sampler import sample_rows
 from worker.run.samplers.chain import run_chain
@@ -158,9 +159,13 @@ def test_dry_penalizes_what_extends_a_repetition(seed: int) -> None:
 def test_breaker_of_several_tokens_ends_a_repetition() -> None:
     text = [1, 2, 7, 8, 3, 1, 2, 7, 8, 3]
     free = chained(row(7), text, order=("dry",), dry=Dry(1.0, 2.0, 1, -1))
-    broken = chained(row(7), text, order=("dry",), dry=Dry(1.0, 2.0, 1, -1, long_breakers=((7, 8),)))
     given = float(row(7)[1])
-    assert math.isclose(free[1], given - 2.0**4, rel_tol=1e-5) and math.isclose(broken[1], given - 1.0, rel_tol=1e-5)
+    assert math.isclose(free[1], given - 2.0**4, rel_tol=1e-5)
+    for heads, tail, length in [([7], (8,), 1), ([2, 7], (8,), 1), ([1, 2], (7, 8), 1), ([2], (8,), 5), ([8], (3,), 0)]:
+        dry = Dry(1.0, 2.0, 1, -1, long_breakers=(LongBreaker(pack_u32(heads), tail),))
+        broken = chained(row(7), text, order=("dry",), dry=dry)
+        expected = given - (2.0 ** (length - 1) if length else 0.0)
+        assert math.isclose(broken[1], expected, rel_tol=1e-5), (heads, tail)
 
 
 def test_text_of_one_token_costs_a_bounded_time_and_penalty() -> None:

@@ -16,8 +16,14 @@ from worker.run.runner import Runner
 from worker.schedule.sequence import Plan
 
 LENGTH = 30
+
+
+def broken_by(heads: bytes, tail: tuple[int, ...], single: bytes = b"") -> m.Dry:
+    return m.Dry(3.0, 1.75, 1, -1, single, (m.samplers.LongBreaker(heads, tail),))
+
+
 CHAINS: dict[str, m.SamplerChain] = {
-    "dry": m.SamplerChain(("dry",), dry=m.Dry(3.0, 1.75, 1, -1, pack_u32([7]), ((7, 8, 9),))),
+    "dry": m.SamplerChain(("dry",), dry=broken_by(pack_u32([7]), (8, 9), single=pack_u32([7]))),
     "xtc": m.SamplerChain(("xtc", "temperature"), xtc_probability=0.5, xtc_threshold=0.01, temperature=2.0),
     "typical": m.SamplerChain(("typ_p", "top_n_sigma"), typical_p=0.7, top_n_sigma=2.0),
     "mirostat 1": m.SamplerChain(("temperature",), temperature=0.9, mirostat=1, mirostat_tau=2.0),
@@ -139,7 +145,8 @@ def test_steps_that_fail_and_are_repeated_change_no_token(
         {"mirostat_tau": -1.0}, {"top_n_sigma": float("inf")}, {"penalties": m.WindowPenalties(-2)},
         {"penalties": m.WindowPenalties(5, 0.0)}, {"dry": m.Dry(1.0, 0.5, 2, -1)},
         {"dry": m.Dry(1.0, 1.75, 2, -1, pack_u32([VOCAB]))}, {"dry": m.Dry(1.0, 1.75, 2, -1, b"odd")},
-        {"dry": m.Dry(1.0, 1.75, 2, -1, b"", ((1,) * 65,))}, {"dry": m.Dry(1.0, 1.75, 2, -1, b"", ((),))},
+        {"dry": broken_by(pack_u32([1]), (1,) * 65)}, {"dry": broken_by(pack_u32([1]), ())},
+        {"dry": broken_by(b"odd", (1,))}, {"dry": broken_by(pack_u32([1] * 70_000), (1,))},
     ],
 )  # fmt: skip
 def test_worker_refuses_values_that_no_frontend_sends(wrong: dict[str, Any], decoder: Decoder) -> None:

@@ -1,0 +1,40 @@
+"""Finds the tokens that end a repetition for DRY: those in which a breaker stands, and those in which one begins."""
+
+from collections.abc import Iterable
+
+from frontend.errors import Unprocessable
+from frontend.text.tokenizer import Tokenizer
+from shared.messages.samplers import LongBreaker
+from shared.wire.codec import pack_u32
+
+MAX_TAIL = 20  # ids of a breaker after its first one, as in llama.cpp
+MAX_HEADS = 1 << 15  # ids in which breakers begin, over all breakers: this bounds the message and a step's time
+
+
+def breaker_ids(texts: Iterable[str], tokenizer: Tokenizer) -> tuple[bytes, tuple[LongBreaker, ...]]:
+    """Returns the packed ids that contain one of the texts, and the sequences of ids in which a text is spread.
+
+    In such a sequence, the text of the first id ends with the beginning of a breaker. The rest of the breaker follows.
+    Raises Unprocessable if breakers begin in too many ids.
+    """
+    vocabulary, by_last = tokenizer.vocabulary_texts
+    single: set[int] = set()
+    several: list[LongBreaker] = []
+    heads_left = MAX_HEADS
+    for text in dict.fromkeys(texts):
+        whole = {id for id, own in enumerate(vocabulary) if text in own}
+        single |= whole
+        for at in range(1, len(text)):
+            begins = text[:at]
+            ends_so = [id for id in by_last.get(begins[-1], ()) if vocabulary[id].endswith(begins)]
+            heads = [id for id in ends_so if id not in whole]
+            heads_left -= len(heads)
+            if heads_left < 0:
+                raise Unprocessable(
+                    f"`dry_sequence_breakers`: more than {MAX_HEADS} tokens end with the beginning of a breaker; "
+                    "give fewer or shorter ones", param="dry_sequence_breakers", code="out_of_range",
+                )  # fmt: skip
+            if heads:
+                tail = tokenizer.encode_now([text[at:]], False)[0][:MAX_TAIL]
+                several.append(LongBreaker(pack_u32(heads), tuple(tail)))
+    return pack_u32(sorted(single)), tuple(several)
