@@ -5,7 +5,6 @@ The sockets are bound before the weights are loaded, so that every frontend show
 
 import gc
 import logging
-import os
 import random
 import signal
 import sys
@@ -24,6 +23,7 @@ from worker.engine.load import Engine, load_engine
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
 from worker.engine.status import StatusReporter
+from worker.model.device import threads_of
 from worker.observability.metrics import Metrics
 from worker.transport.server import Identity, WireServer
 
@@ -44,7 +44,7 @@ def run(settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = F
         DeviceBroken: the device cannot compute any more. Frontends get no End for live requests, so that the
             requests continue in the next worker.
     """
-    torch.set_num_threads(settings.worker.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads_of(settings.worker))
     stop = StopSignal.install()
     reporter = StatusReporter(settings, epoch, heartbeat)
     identity = Identity(epoch, settings.model.name)

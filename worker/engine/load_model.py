@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,6 +22,9 @@ from worker.model.decoder import Decoder
 from worker.model.families.families import spec_from_config
 from worker.model.layer import Weights
 from worker.spec import ModelSpec
+
+if TYPE_CHECKING:  # a worker that has all of its model starts no other
+    from worker.ranks.leader import Leader
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,12 @@ class LoadedModel:
     weights: Weights
     gpu: GpuMemoryReader | None
     hashes: ContentHashes
+    ranks: "Leader | None" = None  # with --tensor-parallel-size; `weights` are then those of rank 0
+
+    @property
+    def part(self) -> ModelSpec:
+        """The spec of `weights`."""
+        return self.files.spec if self.ranks is None else self.ranks.share.spec(self.files.spec)
 
     def decoder(self, max_positions: int) -> Decoder:
         """Makes a decoder for sequences up to this length, whose operations are not compared with others yet."""
@@ -75,9 +85,15 @@ def load_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_p
     device = files.device
     gpu = GpuMemoryReader(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
     hashes = ContentHashes(weight_files(files.folder), worker.weights_cache)
+    ranks = None
+    if worker.tensor_parallel_size > 1:
+        from worker.ranks.leader import Leader
+
+        ranks = Leader(files.spec, device, model, worker)
+    share = None if ranks is None else ranks.share
     with explain_out_of_memory(gpu):
-        weights = load_weights(files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress)
-    return LoadedModel(files, weights, gpu, hashes)
+        weights = load_weights(files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress, share)
+    return LoadedModel(files, weights, gpu, hashes, ranks)
 
 
 def _task(folder: Path, wanted: str) -> Task:

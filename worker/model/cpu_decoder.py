@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.cpu.decoder_c import NORMS, DecoderC, DecoderCLayer, StepRows
+from worker.kernels.cpu.ranks_c import RanksC
 from worker.kernels.operations import FAST, Operations
 from worker.kernels.rowwise.activate import ACTIVATIONS
 from worker.kv_cache.tensors import KVCache
@@ -23,7 +24,10 @@ from worker.model.mixers.kinds import mixer
 class CpuDecoder:
     """Has the interface of Decoder, but works with one cache only: the C library holds the addresses of its tensors."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, layers: list[DecoderCLayer]) -> None:
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, layers: list[DecoderCLayer], ranks: RanksC | None = None
+    ) -> None:
+        """ranks: the processes that have the other parts of the model, if the decoder has only a part (share.py)."""
         spec = decoder.spec
         self.spec, self.operations, self.max_positions = spec, decoder.operations, decoder.max_positions
         self.layers_started, self.count_replayed = decoder.layers_started, decoder.count_replayed
@@ -33,7 +37,7 @@ class CpuDecoder:
             layers, decoder.weights.norm, eps=spec.norm_eps, offset=spec.norm_offset, scale=spec.attention_scale,
             softcap=spec.attention_softcap, residual_scale=spec.residual_scale, query_scales=decoder.query_scales,
             activation=ACTIVATIONS.index(spec.activation), parallel=spec.parallel,
-            layers_started=decoder.layers_started, columns=STEP_COLUMNS,
+            layers_started=decoder.layers_started, columns=STEP_COLUMNS, ranks=ranks,
         )  # fmt: skip
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
@@ -65,8 +69,11 @@ def _rows(inputs: ForwardInputs) -> StepRows:
     return StepRows(columns_in_c(inputs), tokens, outputs, inputs.page_tables, referenced=inputs)
 
 
-def fastest_decoder(decoder: Decoder, cache: KVCache) -> Decoder | CpuDecoder:
-    """Returns a CpuDecoder if the C library has packed all weights and supports the cache's format; else `decoder`."""
+def fastest_decoder(decoder: Decoder, cache: KVCache, ranks: RanksC | None = None) -> Decoder | CpuDecoder:
+    """Returns a CpuDecoder if the C library has packed all weights and supports the cache's format; else `decoder`.
+
+    ranks: see CpuDecoder.
+    """
     spec, dtype = decoder.spec, decoder.weights.embed.dtype
     places = [Place(index, spec, decoder.ropes, cache, dtype) for index in range(len(spec.layers))]
     if decoder.operations is not FAST or not all(mixer(place.layer.mixer).runs_in_c(place) for place in places):
@@ -74,7 +81,7 @@ def fastest_decoder(decoder: Decoder, cache: KVCache) -> Decoder | CpuDecoder:
     if any(linear.cpu is None for layer in decoder.weights.layers for linear in layer.linears):
         return decoder
     pairs = zip(decoder.weights.layers, places, strict=True)
-    return CpuDecoder(decoder, cache, [_layer_in_c(*pair) for pair in pairs])
+    return CpuDecoder(decoder, cache, [_layer_in_c(*pair) for pair in pairs], ranks)
 
 
 def _layer_in_c(layer: Layer, place: Place) -> DecoderCLayer:

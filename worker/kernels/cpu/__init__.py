@@ -12,5 +12,6 @@ recurrent/          the C functions for recurrent layers, for tensors
 experts_c           the experts of a layer, for tensors
 decoder_c           all layers of a decoder in one call
 floors              measures the most that the machine reads and multiplies in a second
+ranks_c             exchanges rows between processes that share a model
 openmp              sets how OpenMP threads wait
 """

@@ -32,6 +32,7 @@ UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gemm/pack_codes.c", ()),
     ("decoder.c", ()),
     ("experts.c", ()),
+    ("ranks/ranks.c", ()),
     ("rowwise.c", AVX2),
     ("rowwise.c", AVX512),
     ("rowwise.c", AVX512BF16),

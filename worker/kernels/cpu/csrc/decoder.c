@@ -3,8 +3,11 @@
  * It computes the same steps as the loop in worker/model/decoder.py and only calls kernels, so it gives the same bits.
  * Every kernel is passed as a function for its dtype and instruction set. All buffers are overwritten: x is the
  * residual stream, h the normed rows; `projected` holds the qkv or the gate and up projections; `q` the query heads;
- * `inner` the output of attention, of a recurrent layer, or of the activation. */
+ * `inner` the output of attention, of a recurrent layer, or of the activation.
+ *
+ * Ranks may share a model: each has some heads and some columns of every linear, and gathers what the others have. */
 #include "experts.h"
+#include "ranks/ranks.h"
 #include "recurrent/recurrent.h"
 #include <string.h>
 
@@ -69,10 +72,13 @@ typedef struct {
     const float *query_scales; /* by position, or NULL */
     int activation, parallel, is_bf16; /* parallel: the feed-forward reads what attention reads */
     volatile uint64_t *layers_started; /* counted over all steps; shows that a long step makes progress */
+    Ranks *ranks; /* NULL: this process has all of the model */
 } Model;
 
 typedef struct {
-    char *x, *h, *projected, *gates, *q, *inner, *scratch; /* scratch: of recurrent layers, and of the experts */
+    char *x, *h, *projected, *gates, *q, *inner;
+    char *gathered, *own_columns; /* with ranks: `inner` of all of them; the own columns of a product */
+    char *scratch;            /* of recurrent layers, and of the experts */
     char *inputs; /* [t][num_layers][input_size], or NULL */
 #include "step_columns.h"
     const int32_t *const *page_tables; /* one for each group of layers */
@@ -83,6 +89,19 @@ typedef struct {
 
 static int linear(const Model *m, const Step *s, const char *x, const Weight *weights, char *out) {
     return m->kernels.gemm(&(GemmJob){weights, x, out, s->t}, 1, m->is_bf16, s->threads);
+}
+
+static long ranks_of(const Model *m) {
+    return m->ranks ? m->ranks->count : 1;
+}
+
+/* Multiplies `inner`, of which each rank has some columns, by a weight of which each rank has some columns, too. */
+static int linear_of_inner(const Model *m, const Step *s, const Weight *weights, char *out) {
+    if (!m->ranks) return linear(m, s, s->inner, weights, out);
+    long own_inputs = weights->k / m->ranks->count * m->element_size;
+    const char *inner = ranks_gathered(m->ranks, s->inner, s->gathered, s->t, own_inputs, s->threads);
+    if (!inner || linear(m, s, inner, weights, s->own_columns)) return 1;
+    return ranks_gather(m->ranks, s->own_columns, out, s->t, count_columns(weights) * m->element_size, s->threads);
 }
 
 static void norm(const Model *m, const Step *s, const char *x, const void *weight, char *out) {
@@ -131,13 +150,13 @@ static int mix(const Model *m, const Step *s, const Layer *l) {
 
 static int mlp(const Model *m, const Step *s, const Layer *l, char *out) {
     if (linear(m, s, s->h, l->gate_up, s->projected)) return 1;
-    long n = l->down->k;
+    long n = l->down->k / ranks_of(m);
     if (count_columns(l->gate_up) == n) /* gate and up may be in several formats, hence in a list */
         m->kernels.activate(s->projected, s->inner, l->activation, s->t, n, m->activation, s->threads);
     else
         m->kernels.act_and_mul(s->projected, s->projected + n * m->element_size, s->inner, s->t, n, 2 * n, 2 * n,
                                m->activation, s->threads);
-    return linear(m, s, s->inner, l->down, out);
+    return linear_of_inner(m, s, l->down, out);
 }
 
 /* Replaces h by the sum of its experts. The shared expert's output is in `projected`, the logits of its gate in q. */
@@ -179,7 +198,7 @@ static int add_input(const Model *m, const Step *s, const Layer *l) {
 
 static int feed_forward_block(const Model *m, const Step *s, const Layer *l, const void *next_norm) {
     char *mixed = m->parallel ? s->projected : s->h; /* then h stays what both read */
-    if (linear(m, s, s->inner, l->o, mixed)) return 1;
+    if (linear_of_inner(m, s, l->o, mixed)) return 1;
     norm(m, s, mixed, l->after_attention, mixed);
     add_norm(m, s, mixed, l->before_mlp);
     if (l->after_experts ? mlp_beside_experts(m, s, l) : l->experts ? mixture(m, s, l) : mlp(m, s, l, s->h)) return 1;
@@ -206,7 +225,7 @@ static void move_rows_to_front(char *data, const Step *s, size_t bytes) {
 
 /* Keeps only the output rows, of which a layer is computed up to `inner`. */
 static void drop_other_rows(const Model *m, Step *s, const Layer *l) {
-    move_rows_to_front(s->inner, s, l->o->k * m->element_size);
+    move_rows_to_front(s->inner, s, l->o->k / ranks_of(m) * m->element_size);
     move_rows_to_front(s->x, s, m->hidden_size * m->element_size);
     if (m->parallel) move_rows_to_front(s->h, s, m->hidden_size * m->element_size);
     if (s->inputs) move_rows_to_front(s->inputs, s, m->num_layers * m->input_size * m->element_size);
@@ -215,7 +234,7 @@ static void drop_other_rows(const Model *m, Step *s, const Layer *l) {
 
 /* Runs all layers. x holds the embedded tokens. Afterwards the first `num_outputs` rows of h are the normed output.
  * outputs: the step of the output rows alone, for the layers that only they pass; NULL if there are none such.
- * Returns 0, or 1 when memory is exhausted: then K/V and states of some layers have been written, and nothing else. */
+ * Returns 0, or 1 when memory is exhausted or a rank is gone: then K/V and states of some layers have been written, and nothing else. */
 __attribute__((visibility("default"))) int decoder_forward(const Model *m, const Step *args, const Step *outputs) {
     Step step = *args;
     const Step *s = &step;
