@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,13 +18,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from shared.config import ConfigError, Settings
-from shared.messages import Outcome
+from shared.messages import Outcome, Submit
 from shared.processes.heartbeat import Heartbeat, Phase
 from worker.engine.crash_journal import CrashJournal
 from worker.engine.load import Engine, load_engine
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
 from worker.engine.status import StatusReporter
+from worker.engine.validation import no_pictures
 from worker.observability.metrics import Metrics
 from worker.transport.server import Identity, WireServer
 
@@ -82,6 +84,7 @@ def _serve(
         crash_journal=CrashJournal(reporter.heartbeat),
         compiler=engine.compiler,
         adapters=_adapters(settings, engine, server, metrics),
+        check_pictures=_pictures(settings, engine, metrics),
         task=engine.task,
     )
     canary_s = settings.worker.canary_interval
@@ -122,6 +125,18 @@ def _adapters(settings: Settings, engine: Engine, server: WireServer, metrics: M
     store.wake = server.awake.set
     metrics.collectors.append(AdapterCollector(settings.frontend.metrics_prefix, store, engine.scheduler))
     return store
+
+
+def _pictures(settings: Settings, engine: Engine, metrics: Metrics) -> Callable[[Submit], None]:
+    """Returns what raises Refused if the pictures of a request cannot be encoded."""
+    if engine.tower is None:
+        return no_pictures
+    from worker.vision.admission import PictureCheck
+    from worker.vision.metrics import VisionCollector
+
+    if engine.runner.vision is not None:
+        metrics.collectors.append(VisionCollector(settings.frontend.metrics_prefix, engine.runner.vision))
+    return PictureCheck(engine.tower, engine.scheduler.sequences)
 
 
 def _serve_metrics(metrics: Metrics, server: WireServer, settings: Settings) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -43,6 +44,9 @@ from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.spec import ModelSpec
 
+if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.vision.vision import Tower, Vision
+
 log = logging.getLogger("sluice.load")
 
 CAPPED_SHARE = 0.05  # of --kv-cache-gb; less than that is lost to whole pages
@@ -71,6 +75,7 @@ class Engine:
     task: Task = GENERATE
     folder: Path = Path()  # of the checkpoint
     weights: Weights | None = None
+    tower: "Tower | None" = None  # None if config.json states none
 
 
 def load_engine(
@@ -115,7 +120,8 @@ def build_engine(
         decoder, cache, size, invariant = _fit_into_memory(loaded, model, worker, on_progress)
     worker = _resolve_speculation(replace(worker, batch_invariant=invariant), spec, files.folder, formats, device)
     loads = decoder.count_loads() if worker.expert_metrics else None
-    runner = _ready_runner(decoder, cache, formats, worker, size, loaded.gpu, on_progress)
+    vision = _vision(loaded.tower, decoder, worker)
+    runner = _ready_runner(decoder, cache, formats, worker, size, loaded.gpu, vision, on_progress)
     pools, slots = size.pools(), size.slots()
     kernels = kernels_name(decoder, formats.dtype)
     numerics = numerics_of(kernels, formats, device, batch_invariant=invariant and kernels != "torch")
@@ -127,6 +133,7 @@ def build_engine(
         task=files.task,
         folder=files.folder,
         weights=decoder.weights,
+        tower=loaded.tower,
         size=size,
         spec=spec,
         limits=Limits(
@@ -142,7 +149,9 @@ def build_engine(
         dtype=dtype_name(formats.dtype, formats.memory),
         kernels=kernels,
         batch_invariant=numerics.batch_invariant,
-        fingerprint=fingerprint(loaded.hashes.wait(on_progress), files.tokenizer_hash, spec, numerics),
+        fingerprint=fingerprint(
+            loaded.hashes.wait(on_progress), files.tokenizer_hash, spec, numerics, vision.spec if vision else None
+        ),
         expert_loads=dict if loads is None else _counting(loads, spec),
     )
 
@@ -170,6 +179,7 @@ def _ready_runner(
     worker: WorkerConfig,
     size: PoolSize,
     gpu: GpuMemoryReader | None,
+    vision: "Vision | None",
     on_progress: Callable[[], None],
 ) -> Runner:
     """Returns a runner whose memory, kernels and graphs are prepared."""
@@ -180,8 +190,8 @@ def _ready_runner(
     if gpu is None:
         warn_about_cpu(worker, formats)
         _prepare_cpu_memory(cache)
-        return make_runner(decoder, cache, worker, on_gpu=False)
-    runner = make_runner(decoder, cache, worker, on_gpu=True)
+        return make_runner(decoder, cache, worker, vision, on_gpu=False)
+    runner = make_runner(decoder, cache, worker, vision, on_gpu=True)
     runner.capture_graphs(on_progress)
     return runner
 
@@ -230,7 +240,19 @@ def _prepare_cpu_memory(cache: KVCache) -> None:
     cache.prefault_ahead(bindings.touch_pages)
 
 
-def make_runner(decoder: Decoder, cache: KVCache, worker: WorkerConfig, *, on_gpu: bool) -> Runner:
+def _vision(tower: "Tower | None", decoder: Decoder, worker: WorkerConfig) -> "Vision | None":
+    """Returns what encodes pictures; None if they are not served."""
+    if tower is None or tower.spec is None or tower.weights is None:
+        return None
+    from worker.vision.vision import Vision
+
+    cache_bytes = int(worker.encoder_cache_gb * GIB)
+    return Vision(tower.spec, tower.weights, decoder.operations, decoder.layers_started, cache_bytes)
+
+
+def make_runner(
+    decoder: Decoder, cache: KVCache, worker: WorkerConfig, vision: "Vision | None" = None, *, on_gpu: bool
+) -> Runner:
     capturable = decoder.operations is not TORCH  # the plain-torch operations synchronize with the device
     return Runner(
         fastest_decoder(decoder, cache),
@@ -240,6 +262,7 @@ def make_runner(decoder: Decoder, cache: KVCache, worker: WorkerConfig, *, on_gp
         graphs=worker.cuda_graphs and on_gpu and capturable,
         max_step_tokens=worker.max_step_tokens,
         batch_invariant=worker.batch_invariant,
+        vision=vision,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +23,9 @@ from worker.model.families.families import spec_from_config
 from worker.model.layer import Weights
 from worker.spec import ModelSpec
 
+if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.vision.vision import Tower
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
@@ -37,12 +41,16 @@ class ModelFiles:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in the memory of its device. gpu: None on the CPU. hashes: of the files of its weights."""
+    """A model in the memory of its device.
+
+    gpu: None on the CPU. hashes: of the files of its weights. tower: None if config.json states no vision tower.
+    """
 
     files: ModelFiles
     weights: Weights
     gpu: GpuMemoryReader | None
     hashes: ContentHashes
+    tower: "Tower | None" = None
 
     def decoder(self, max_positions: int) -> Decoder:
         """Makes a decoder for sequences up to this length, whose operations are not compared with others yet."""
@@ -77,7 +85,17 @@ def load_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_p
     hashes = ContentHashes(weight_files(files.folder), worker.weights_cache)
     with explain_out_of_memory(gpu):
         weights = load_weights(files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress)
-    return LoadedModel(files, weights, gpu, hashes)
+        tower = _tower(files, weights)
+    return LoadedModel(files, weights, gpu, hashes, tower)
+
+
+def _tower(files: ModelFiles, weights: Weights) -> "Tower | None":
+    """Loads the vision tower if the config states one and the model generates text."""
+    if files.task.name != "generate" or not read_config(files.folder).get("vision_config"):
+        return None
+    from worker.vision.load import tower_of
+
+    return tower_of(files.folder, files.spec.hidden_size, files.formats.dtype, weights.embed.device)
 
 
 def _task(folder: Path, wanted: str) -> Task:

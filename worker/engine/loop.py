@@ -41,17 +41,9 @@ MAX_ITL_SAMPLES = 8  # inter-token latencies recorded per step
 
 class Loop:
     def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: Runner,
-        request_table: RequestTable,
-        server: WireServer,
-        stats: Stats,
-        metrics: Metrics,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        canary_s: float = 0.0,
-    ) -> None:
+        self, scheduler: Scheduler, runner: Runner, request_table: RequestTable, server: WireServer, stats: Stats,
+        metrics: Metrics, clock: Callable[[], float] = time.monotonic, *, canary_s: float = 0.0,
+    ) -> None:  # fmt: skip
         """canary_s: after this many seconds without a step, a dummy step checks the device; 0 turns the check off."""
         self._scheduler = scheduler
         self._runner = runner

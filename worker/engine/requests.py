@@ -7,6 +7,7 @@ then sent in one message. This module computes nothing on the device.
 
 import random
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shared import messages as m
@@ -17,7 +18,7 @@ from worker.engine.crash_journal import CrashJournal
 from worker.engine.request_record import RequestRecord, new_record
 from worker.engine.step_builder import StepBuilder
 from worker.engine.submitted import sequence_of
-from worker.engine.validation import check_submit
+from worker.engine.validation import check_submit, no_pictures
 from worker.grammar.pending import PendingSequences, constrain
 from worker.observability.metrics import SUCCESSES, Metrics
 from worker.observability.stats import Stats
@@ -49,9 +50,10 @@ class RequestTable:
         crash_journal: CrashJournal | None = None,
         compiler: "GrammarCompiler | None" = None,
         adapters: "AdapterStore | None" = None,
+        check_pictures: Callable[[m.Submit], None] = no_pictures,
         task: Task = GENERATE,
     ) -> None:
-        """task: what the model is served for; requests for text are refused unless it is `generate`."""
+        """task: of the model; requests for text need `generate`. check_pictures: raises Refused if none are served."""
         self.draining = False
         self.crash_journal = crash_journal or CrashJournal()
         self._scheduler = scheduler
@@ -60,7 +62,7 @@ class RequestTable:
         self._vocab_size, self._task = vocab_size, task
         self._backlog = Backlog(scheduler, stats)
         self._seeds = seeds
-        self._compiler, self._adapters = compiler, adapters
+        self._compiler, self._adapters, self._check_pictures = compiler, adapters, check_pictures
         self._preparing = PendingSequences()
         self._records: dict[Key, RequestRecord] = {}
         self._ended: deque[tuple[float, Key]] = deque()
@@ -129,6 +131,8 @@ class RequestTable:
         if len(submit.prompt) + max(len(submit.generated), len(submit.answer or b"")) > 4 * longest:  # bytes
             return m.Rejected(submit.id, m.Refusal.TOO_LONG, f"more than {longest} tokens")
         problem = check_submit(submit, self._vocab_size, self._task)
+        if submit.pictures and not problem:
+            self._check_pictures(submit)
         return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else None
 
     def _reject_if_draining(self, id: int) -> m.Rejected | None:
@@ -190,7 +194,7 @@ class RequestTable:
             return
         if outcome is m.Outcome.POOLED:
             outcome, error = record.finish_vector(self._builders[sender])
-        record.vector = sequence.adapter = None
+        record.vector = sequence.adapter = sequence.pictures = None
         record.end = m.End(id, outcome, sequence.output_len, error, _timings(sequence, now))
         self._builders[sender].ends.append(record.end)
         self._ended.append((now, sequence.key))

@@ -18,20 +18,10 @@ MASK_ELEMENTS = 1 << 26  # mask entries that are in memory together
 
 
 def attention_torch(
-    q: Tensor,
-    cache_k: Tensor,
-    cache_v: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    page_table: Tensor,
-    max_kv_len: int,
-    *,
-    scale: float,
-    window: int,
-    sinks: Tensor | None = None,
-    softcap: float = 0.0,
+    q: Tensor, cache_k: Tensor, cache_v: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor,
+    max_kv_len: int, *, scale: float, window: int, sinks: Tensor | None = None, softcap: float = 0.0,
     next_weights: Sequence[Tensor] = (),
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Returns softmax(q k^T * scale) v over the cache for every row. The tokens' own K/V must have been written.
 
     q [T, Hq, D], whose rows may be strided; cache_k, cache_v [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn,
@@ -66,19 +56,9 @@ def _groups_that_fit(seqs: Tensor, seq_lens: Tensor, cache: Tensor) -> tuple[Ten
 
 
 def _attend_batch(
-    q: Tensor,
-    cache_k: Tensor,
-    cache_v: Tensor,
-    starts: Tensor,
-    q_lens: Tensor,
-    seq_lens: Tensor,
-    page_table: Tensor,
-    out: Tensor,
-    scale: float,
-    window: int,
-    sinks: Tensor | None,
-    softcap: float,
-) -> None:
+    q: Tensor, cache_k: Tensor, cache_v: Tensor, starts: Tensor, q_lens: Tensor, seq_lens: Tensor,
+    page_table: Tensor, out: Tensor, scale: float, window: int, sinks: Tensor | None, softcap: float,
+) -> None:  # fmt: skip
     """Computes one padded batch and writes its sequences' rows of out.
 
     starts, q_lens, seq_lens [B]; page_table [B, P]. Padding behind a sequence repeats its last key, and is masked.

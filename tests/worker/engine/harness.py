@@ -11,6 +11,7 @@ from shared.wire.codec import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, Done, next_id
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
+from worker.engine.validation import no_pictures
 from worker.kv_cache.pages import PagePool
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
@@ -69,6 +70,7 @@ class Bench:
         canary_s: float = 0.0,
         slots: PagePool | None = None,
         compiler: "GrammarCompiler | None" = None,
+        check_pictures: Callable[[m.Submit], None] = no_pictures,
     ) -> None:
         """runner: used instead of a FakeRunner, which calls `check`."""
         self.now = 0.0
@@ -82,6 +84,7 @@ class Bench:
             vocab_size=vocab_size,
             seeds=random.Random(0),
             compiler=compiler,
+            check_pictures=check_pictures,
         )
         self.loop = Loop(
             self.scheduler, self.runner, self.request_table, self.server, self.stats, self.metrics, lambda: self.now,  # type: ignore[arg-type]

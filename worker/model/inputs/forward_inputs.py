@@ -45,6 +45,7 @@ class ForwardInputs:
     # NO_STATE for a sequence that begins; None without such layers
     read_slots: Annotated[Tensor | None, Column(int32, SEQUENCES, NO_STATE, recurrent=True, in_c=True)] = None
     write_slots: Annotated[Tensor | None, Column(int32, SEQUENCES, SCRATCH, recurrent=True, in_c=True)] = None
+    replaced: tuple[Tensor, Tensor] | None = None  # rows [N], with vectors [N, H] in place of their embeddings
 
     @property
     def state_slots(self) -> StateSlots | None:
