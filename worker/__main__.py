@@ -27,6 +27,7 @@ from worker.engine.requests import RequestTable
 from worker.engine.status import StatusReporter
 from worker.engine.validation import no_pictures
 from worker.observability.metrics import Metrics
+from worker.schedule.sequence import Sequence
 from worker.transport.server import Identity, WireServer
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
@@ -84,7 +85,7 @@ def _serve(
         crash_journal=CrashJournal(reporter.heartbeat),
         compiler=engine.compiler,
         adapters=_adapters(settings, engine, server, metrics),
-        check_pictures=_pictures(settings, engine, metrics),
+        give_pictures=_pictures(settings, engine, metrics),
         task=engine.task,
     )
     canary_s = settings.worker.canary_interval
@@ -127,16 +128,16 @@ def _adapters(settings: Settings, engine: Engine, server: WireServer, metrics: M
     return store
 
 
-def _pictures(settings: Settings, engine: Engine, metrics: Metrics) -> Callable[[Submit], None]:
-    """Returns what raises Refused if the pictures of a request cannot be encoded."""
+def _pictures(settings: Settings, engine: Engine, metrics: Metrics) -> Callable[[Sequence, Submit], None]:
+    """Returns what checks the pictures of requests, and raises Refused."""
     if engine.tower is None:
         return no_pictures
-    from worker.vision.admission import PictureCheck
+    from worker.vision.admission import PictureAdmission
     from worker.vision.metrics import VisionCollector
 
     if engine.runner.vision is not None:
         metrics.collectors.append(VisionCollector(settings.frontend.metrics_prefix, engine.runner.vision))
-    return PictureCheck(engine.tower, engine.scheduler.sequences)
+    return PictureAdmission(engine.tower, engine.scheduler.sequences)
 
 
 def _serve_metrics(metrics: Metrics, server: WireServer, settings: Settings) -> None:

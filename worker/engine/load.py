@@ -116,6 +116,7 @@ def build_engine(
     `load_engine` does.
     """
     files, spec, formats, device = loaded.files, loaded.files.spec, loaded.files.formats, loaded.files.device
+    worker = _with_whole_pictures(worker, loaded.tower)
     with explain_out_of_memory(loaded.gpu):
         decoder, cache, size, invariant = _fit_into_memory(loaded, model, worker, on_progress)
     worker = _resolve_speculation(replace(worker, batch_invariant=invariant), spec, files.folder, formats, device)
@@ -238,6 +239,18 @@ def _prepare_cpu_memory(cache: KVCache) -> None:
     for part in (*cache.k, *cache.v):
         huge_pages(part)
     cache.prefault_ahead(bindings.touch_pages)
+
+
+def _with_whole_pictures(worker: WorkerConfig, tower: "Tower | None") -> WorkerConfig:
+    """Returns the settings with room in a step for a picture that cannot be cut, beside all decodes."""
+    if tower is None or tower.spec is None or not tower.spec.bidirectional:
+        return worker
+    tokens = tower.spec.tokens
+    return replace(
+        worker,
+        prefill_chunk_size=max(worker.prefill_chunk_size, tokens),
+        max_step_tokens=max(worker.max_step_tokens, tokens + worker.max_batch_size),
+    )
 
 
 def _vision(tower: "Tower | None", decoder: Decoder, worker: WorkerConfig) -> "Vision | None":

@@ -193,8 +193,8 @@ class Loop:
         elif len(chunks) > 1:
             for part in bisect(chunks):
                 self._retry(part)
-        elif chunks[0].length > 1 and isinstance(error, MemoryError | torch.OutOfMemoryError):
-            self._retry([first_half(chunks[0])])
+        elif isinstance(error, MemoryError | torch.OutOfMemoryError) and (half := first_half(chunks[0])) is not None:
+            self._retry([half])
         else:
             self._check_device()  # raises before the sequence is reported as failed
             self._fail(chunks[0].sequence, error)

@@ -40,20 +40,12 @@ class RequestTable:
     """All requests of this worker. In every method, `now` is the time of the loop's clock in seconds."""
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        stats: Stats,
-        metrics: Metrics,
-        *,
-        vocab_size: int,
-        seeds: random.Random,
-        crash_journal: CrashJournal | None = None,
-        compiler: "GrammarCompiler | None" = None,
-        adapters: "AdapterStore | None" = None,
-        check_pictures: Callable[[m.Submit], None] = no_pictures,
-        task: Task = GENERATE,
-    ) -> None:
-        """task: of the model; requests for text need `generate`. check_pictures: raises Refused if none are served."""
+        self, scheduler: Scheduler, stats: Stats, metrics: Metrics, *, vocab_size: int, seeds: random.Random,
+        crash_journal: CrashJournal | None = None, compiler: "GrammarCompiler | None" = None,
+        adapters: "AdapterStore | None" = None, task: Task = GENERATE,
+        give_pictures: Callable[[Sequence, m.Submit], None] = no_pictures,
+    ) -> None:  # fmt: skip
+        """task: of the model; requests for text need `generate`. give_pictures: checks pictures; raises Refused."""
         self.draining = False
         self.crash_journal = crash_journal or CrashJournal()
         self._scheduler = scheduler
@@ -62,7 +54,7 @@ class RequestTable:
         self._vocab_size, self._task = vocab_size, task
         self._backlog = Backlog(scheduler, stats)
         self._seeds = seeds
-        self._compiler, self._adapters, self._check_pictures = compiler, adapters, check_pictures
+        self._compiler, self._adapters, self._give_pictures = compiler, adapters, give_pictures
         self._preparing = PendingSequences()
         self._records: dict[Key, RequestRecord] = {}
         self._ended: deque[tuple[float, Key]] = deque()
@@ -116,6 +108,8 @@ class RequestTable:
         seed = submit.sampling.seed
         seed = seed if seed is not None else self._seeds.getrandbits(63)
         sequence = sequence_of(key, submit, seed, now, crash_count)
+        if submit.pictures:
+            self._give_pictures(sequence, submit)
         if submit.sampling.grammar or submit.adapter is not None:
             self._preparing.begin(sequence, self._compiler, self._adapters, self._scheduler.sequences)
             return None  # it is neither admitted nor rejected before all is ready
@@ -131,8 +125,6 @@ class RequestTable:
         if len(submit.prompt) + max(len(submit.generated), len(submit.answer or b"")) > 4 * longest:  # bytes
             return m.Rejected(submit.id, m.Refusal.TOO_LONG, f"more than {longest} tokens")
         problem = check_submit(submit, self._vocab_size, self._task)
-        if submit.pictures and not problem:
-            self._check_pictures(submit)
         return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else None
 
     def _reject_if_draining(self, id: int) -> m.Rejected | None:

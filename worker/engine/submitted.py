@@ -33,11 +33,6 @@ def sequence_of(key: Key, submit: Submit, seed: int, now: float, crashes: int) -
         from worker.schedule.records.adapter_use import AdapterUse
 
         sequence.adapter = AdapterUse(submit.adapter)
-    if submit.pictures:
-        from worker.schedule.records.pictures import PromptPictures
-
-        sequence.pictures = PromptPictures(submit.pictures)
-        sequence.prefix.mark = sequence.pictures.places.mark
     if submit.answer is not None:
         from worker.schedule.records.answer_check import AnswerCheck
 

@@ -11,6 +11,7 @@ from shared.prefix_identity import fits
 from shared.task import GENERATE, Task
 from shared.wire.codec import unpack_u32
 from worker.schedule.admission import Refused
+from worker.schedule.sequence import Sequence
 
 MAX_STOP_IDS, MAX_LOGPROBS, MAX_NAME_CHARS = 1024, 1024, 1024  # more than any frontend accepts
 MAX_PATH_CHARS = 4096
@@ -48,7 +49,7 @@ def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> st
     return _check_pooling(submit, vocab_size, task)
 
 
-def no_pictures(submit: m.Submit) -> None:
+def no_pictures(sequence: Sequence, submit: m.Submit) -> None:
     """Refuses a request with pictures: the model sees none."""
     raise Refused("this model sees no pictures")
 

@@ -64,7 +64,7 @@ class CpuDecoder:
 
 def _rows(inputs: ForwardInputs) -> StepRows:
     tokens, outputs = len(inputs.token_ids), len(inputs.logits_indices)
-    return StepRows(columns_in_c(inputs), tokens, outputs, inputs.page_tables, referenced=inputs)
+    return StepRows(columns_in_c(inputs), tokens, outputs, inputs.page_tables, inputs, inputs.visible_to)
 
 
 def fastest_decoder(decoder: Decoder, cache: KVCache) -> Decoder | CpuDecoder:

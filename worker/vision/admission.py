@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from shared.messages import Picture, Submit
 from shared.pictures.digest import picture_digest
-from shared.wire.codec import unpack_u32
 from worker.schedule.admission import QueueFull, Refused
+from worker.schedule.records.pictures import PromptPictures
 from worker.schedule.sequence import Sequence
 from worker.vision.spec import VisionSpec
 from worker.vision.vision import Tower
@@ -17,24 +17,27 @@ MAX_HELD_BYTES = 2 << 30  # pixels of all sequences, which keep them until they 
 
 
 @dataclass(frozen=True, slots=True)
-class PictureCheck:
-    """Refuses requests whose pictures cannot be encoded. live: returns the sequences that hold pixels"""
+class PictureAdmission:
+    """Gives sequences their pictures, or refuses them. live: returns the sequences that hold pixels"""
 
     tower: Tower
     live: Callable[[], Iterable[Sequence]]
 
-    def __call__(self, submit: Submit) -> None:
-        """Raises Refused, in words, unless a request's pictures can be encoded.
+    def __call__(self, sequence: Sequence, submit: Submit) -> None:
+        """Gives a sequence the pictures of its request. Raises Refused, in words, unless they can be encoded.
 
         Raises QueueFull if all requests together would hold too many pixels. A request that comes from a worker that
         was lost had been admitted there, and is always admitted again.
         """
         pictures = submit.pictures or []
-        if problem := check_pictures(pictures, unpack_u32(submit.prompt).tolist(), self.tower):
+        if problem := check_pictures(pictures, sequence.tokens[: sequence.prompt_len], self.tower):
             raise Refused(problem)
         held = sum(one.pictures.nbytes for one in self.live() if one.pictures is not None)
         if held + sum(len(picture.pixels) for picture in pictures) > MAX_HELD_BYTES and not submit.crashes:
             raise QueueFull(f"the pictures of all requests have more than {MAX_HELD_BYTES >> 30} GiB of pixels")
+        spec = self.tower.spec
+        sequence.pictures = PromptPictures(pictures, whole=spec is not None and spec.bidirectional)
+        sequence.prefix.mark = sequence.pictures.places.mark
 
 
 def check_pictures(pictures: list[Picture], prompt: list[int], tower: Tower) -> str:

@@ -54,7 +54,12 @@ IDEFICS3 = VisionFamily(
     "shuffle", _shuffled, ("image_token_id",), 128257,
     {**_BASE, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}, bucketed=True,
 )  # fmt: skip
+GEMMA3 = VisionFamily(
+    "pool", _pooled, ("image_token_index", "image_token_id"), 262144,
+    {**_BASE, "hidden_size": 768, "num_attention_heads": 12}, bidirectional=True,
+)  # fmt: skip
 FAMILIES: Mapping[str, VisionFamily] = {  # by the model_type of config.json
+    "gemma3": GEMMA3,
     "idefics3": IDEFICS3,
     "smolvlm": IDEFICS3,
 }

@@ -16,6 +16,7 @@ from worker.kv_cache.pages import PagePool
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
 from worker.run.in_flight import StepOutput
+from worker.schedule import sequence as scheduled
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Chunk, Plan
@@ -70,7 +71,7 @@ class Bench:
         canary_s: float = 0.0,
         slots: PagePool | None = None,
         compiler: "GrammarCompiler | None" = None,
-        check_pictures: Callable[[m.Submit], None] = no_pictures,
+        give_pictures: Callable[[scheduled.Sequence, m.Submit], None] = no_pictures,
     ) -> None:
         """runner: used instead of a FakeRunner, which calls `check`."""
         self.now = 0.0
@@ -84,7 +85,7 @@ class Bench:
             vocab_size=vocab_size,
             seeds=random.Random(0),
             compiler=compiler,
-            check_pictures=check_pictures,
+            give_pictures=give_pictures,
         )
         self.loop = Loop(
             self.scheduler, self.runner, self.request_table, self.server, self.stats, self.metrics, lambda: self.now,  # type: ignore[arg-type]

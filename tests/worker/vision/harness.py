@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     PreTrainedModel,
@@ -72,19 +74,34 @@ def _smolvlm(**changes: Any) -> PreTrainedModel:
     return SmolVLMForConditionalGeneration(config)
 
 
-MODELS = {"idefics3": _idefics3, "smolvlm": _smolvlm}
+def _gemma3(**changes: Any) -> PreTrainedModel:
+    vision = {**TOWER, "image_size": 64, "patch_size": 4, "model_type": "siglip_vision_model", **changes}
+    text = {
+        **TEXT, "model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    }  # fmt: skip
+    config = Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=16, image_token_index=PLACEHOLDER,
+        image_token_id=PLACEHOLDER, boi_token_index=3, eoi_token_index=4,
+    )  # fmt: skip
+    return Gemma3ForConditionalGeneration(config)
 
 
-def build(kind: str) -> PreTrainedModel:
+MODELS = {"idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3}
+
+
+def build(kind: str, **changes: Any) -> PreTrainedModel:
     """Returns a float32 model whose norms and biases differ from their initial values."""
     torch.manual_seed(3)
-    model = MODELS[kind]().eval()
+    model = MODELS[kind](**changes).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-            elif ("vision" in name or "connector" in name) and parameter.ndim > 1:
+            elif ("vision" in name or "connector" in name or "projector" in name) and parameter.ndim > 1:
                 parameter.normal_(0, parameter[0].numel() ** -0.5)
+            if kind == "gemma3" and "language_model" in name and "post_" in name:
+                parameter.add_(16.0)  # else the scaled embedding outweighs the layers, and a tied head repeats a token
             if "connector" in name or "projection" in name:
                 parameter.mul_(3)
     return model
@@ -162,14 +179,14 @@ class Asked:
     generated: list[int] = field(default_factory=list)  # output that exists already
 
 
-def sequence_of(index: int, one: Asked) -> Sequence:
+def sequence_of(index: int, one: Asked, *, whole: bool = False) -> Sequence:
     sampling = Sampling(
         one.new, temperature=0.0 if one.seed is None else 0.8, seed=one.seed, ignore_eos=True, logprobs=0,
         logit_bias=((PLACEHOLDER, -100.0),),
     )  # fmt: skip
     sequence = Sequence((b"f", index), one.prompt + one.generated, len(one.prompt), sampling, one.seed or 0)
     if one.pictures:
-        sequence.pictures = PromptPictures(one.pictures)
+        sequence.pictures = PromptPictures(one.pictures, whole=whole)
         sequence.prefix.mark = sequence.pictures.places.mark
     return sequence
 
@@ -187,6 +204,8 @@ class Bench:
 
     def __post_init__(self) -> None:
         decoder = self.served.decoder
+        if self.served.vision is not None and self.served.vision.spec.bidirectional:
+            self.chunk = max(self.chunk, self.served.vision.spec.tokens)
         groups, dtype = cache_groups(decoder.spec, LONGEST, paged=True), decoder.weights.embed.dtype
         pages = 1 + 12 * LONGEST // self.page
         kv = KVCache(decoder.spec, [pages] * len(groups), self.page, dtype, CPU, groups, 60, dtype)
@@ -201,7 +220,8 @@ class Bench:
     def answers(self, *asked: Asked, preempt_at: tuple[int, ...] = ()) -> list[tuple[list[int], list[float]]]:
         """Returns the ids of each request with their log-probabilities, all in one scheduler."""
         scheduler, step = self.scheduler, 0
-        sequences = [sequence_of(index, one) for index, one in enumerate(asked)]
+        whole = self.served.vision is not None and self.served.vision.spec.bidirectional
+        sequences = [sequence_of(index, one, whole=whole) for index, one in enumerate(asked)]
         logprobs: dict[Any, list[float]] = {sequence.key: [] for sequence in sequences}
         for sequence in sequences:
             scheduler.submit(sequence, 0.0)

@@ -18,7 +18,7 @@ from tests.worker.vision.harness import PLACEHOLDER, Asked, prompt_with, served
 from tests.worker.vision.harness import Bench as Alone
 from worker.engine.load import Engine, load_engine
 from worker.model.checkpoint.checkpoint import CheckpointError
-from worker.vision.admission import PictureCheck
+from worker.vision.admission import PictureAdmission
 from worker.vision.metrics import VisionCollector
 
 NEW = 10
@@ -34,7 +34,7 @@ def bench_of(engine: Engine) -> Bench:
     bench = Bench(
         runner=engine.runner, config=engine.scheduler.config, pools=engine.pools, vocab_size=engine.spec.vocab_size
     )
-    bench.request_table._check_pictures = PictureCheck(engine.tower, bench.scheduler.sequences)
+    bench.request_table._give_pictures = PictureAdmission(engine.tower, bench.scheduler.sequences)
     return bench
 
 
