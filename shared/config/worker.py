@@ -105,6 +105,10 @@ class WorkerConfig:
         unit="adapters", at_least=1, at_most=10000,
     )  # fmt: skip
     max_lora_rank: int = setting(64, "highest rank of a LoRA adapter", at_least=1, at_most=4096)
+    encoder_cache_gb: float = setting(
+        0.25, "memory for encoded pictures, so that a picture is encoded once for all chunks and later requests",
+        unit="GiB", at_least=0,
+    )  # fmt: skip
     batch_invariant: bool = setting(True, "compute the same bits for a request whatever else is in its steps")
     cuda_graphs: bool = setting(True, "on a GPU, capture steps as CUDA graphs at start and replay them")
     kernels: str = setting(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -43,6 +44,9 @@ from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.spec import ModelSpec
 
+if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.vision.vision import Tower, Vision
+
 log = logging.getLogger("sluice.load")
 
 CAPPED_SHARE = 0.05  # of --kv-cache-gb; less than that is lost to whole pages
@@ -72,6 +76,7 @@ class Engine:
     folder: Path = Path()  # of the checkpoint
     weights: Weights | None = None
     ranks: tuple[int, ...] = ()  # the processes that compute the model together, if there are several
+    tower: "Tower | None" = None  # None if config.json states none
 
 
 def load_engine(
@@ -112,11 +117,13 @@ def build_engine(
     `load_engine` does.
     """
     files, spec, formats, device = loaded.files, loaded.files.spec, loaded.files.formats, loaded.files.device
+    worker = _with_whole_pictures(worker, loaded.tower)
     with explain_out_of_memory(loaded.gpu):
         decoder, cache, size, invariant = _fit_into_memory(loaded, model, worker, on_progress)
     worker = _resolve_speculation(replace(worker, batch_invariant=invariant), spec, files.folder, formats, device)
     loads = decoder.count_loads() if worker.expert_metrics else None
-    runner = _ready_runner(decoder, cache, loaded, worker, size, on_progress)
+    vision = _vision(loaded.tower, decoder, worker)
+    runner = _ready_runner(decoder, cache, loaded, worker, size, vision, on_progress)
     pools, slots = size.pools(), size.slots()
     kernels = kernels_name(decoder, formats.dtype)
     numerics = numerics_of(kernels, formats, device, batch_invariant=invariant and kernels != "torch")
@@ -128,6 +135,7 @@ def build_engine(
         task=files.task,
         folder=files.folder,
         weights=decoder.weights,
+        tower=loaded.tower,
         size=size,
         spec=spec,
         limits=Limits(
@@ -143,7 +151,9 @@ def build_engine(
         dtype=dtype_name(formats.dtype, formats.memory),
         kernels=kernels,
         batch_invariant=numerics.batch_invariant,
-        fingerprint=fingerprint(loaded.hashes.wait(on_progress), files.tokenizer_hash, spec, numerics),
+        fingerprint=fingerprint(
+            loaded.hashes.wait(on_progress), files.tokenizer_hash, spec, numerics, vision.spec if vision else None
+        ),
         expert_loads=dict if loads is None else _counting(loads, spec),
         ranks=() if loaded.ranks is None else loaded.ranks.pids,
     )
@@ -174,6 +184,7 @@ def _ready_runner(
     loaded: LoadedModel,
     worker: WorkerConfig,
     size: PoolSize,
+    vision: "Vision | None",
     on_progress: Callable[[], None],
 ) -> Runner:
     """Returns a runner whose memory, kernels and graphs are prepared."""
@@ -186,8 +197,8 @@ def _ready_runner(
         warn_about_cpu(worker, formats)
         _prepare_cpu_memory(cache)
         shared = None if loaded.ranks is None else loaded.ranks.model(decoder, cache, size, on_progress)
-        return make_runner(shared or fastest_decoder(decoder, cache), cache, worker, on_gpu=False)
-    runner = make_runner(fastest_decoder(decoder, cache), cache, worker, on_gpu=True)
+        return make_runner(shared or fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=False)
+    runner = make_runner(fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=True)
     runner.capture_graphs(on_progress)
     return runner
 
@@ -236,7 +247,31 @@ def _prepare_cpu_memory(cache: KVCache) -> None:
     cache.prefault_ahead(bindings.touch_pages)
 
 
-def make_runner(model: Model, cache: KVCache, worker: WorkerConfig, *, on_gpu: bool) -> Runner:
+def _with_whole_pictures(worker: WorkerConfig, tower: "Tower | None") -> WorkerConfig:
+    """Returns the settings with room in a step for a picture that cannot be cut, beside all decodes."""
+    if tower is None or tower.spec is None or not tower.spec.bidirectional:
+        return worker
+    tokens = tower.spec.tokens
+    return replace(
+        worker,
+        prefill_chunk_size=max(worker.prefill_chunk_size, tokens),
+        max_step_tokens=max(worker.max_step_tokens, tokens + worker.max_batch_size),
+    )
+
+
+def _vision(tower: "Tower | None", decoder: Decoder, worker: WorkerConfig) -> "Vision | None":
+    """Returns what encodes pictures; None if they are not served."""
+    if tower is None or tower.spec is None or tower.weights is None:
+        return None
+    from worker.vision.vision import Vision
+
+    cache_bytes = int(worker.encoder_cache_gb * GIB)
+    return Vision(tower.spec, tower.weights, decoder.operations, decoder.layers_started, cache_bytes)
+
+
+def make_runner(
+    model: Model, cache: KVCache, worker: WorkerConfig, vision: "Vision | None" = None, *, on_gpu: bool
+) -> Runner:
     capturable = model.operations is not TORCH  # the plain-torch operations synchronize with the device
     return Runner(
         model,
@@ -246,6 +281,7 @@ def make_runner(model: Model, cache: KVCache, worker: WorkerConfig, *, on_gpu: b
         graphs=worker.cuda_graphs and on_gpu and capturable,
         max_step_tokens=worker.max_step_tokens,
         batch_invariant=worker.batch_invariant,
+        vision=vision,
     )
 
 

@@ -23,8 +23,9 @@ from worker.model.families.families import spec_from_config
 from worker.model.layer import Weights
 from worker.spec import ModelSpec
 
-if TYPE_CHECKING:  # a worker that has all of its model starts no other
+if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
     from worker.ranks.leader import Leader
+    from worker.vision.vision import Tower
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,17 @@ class ModelFiles:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in the memory of its device. gpu: None on the CPU. hashes: of the files of its weights."""
+    """A model in the memory of its device.
+
+    gpu: None on the CPU. hashes: of the files of its weights. tower: None if config.json states no vision tower.
+    """
 
     files: ModelFiles
     weights: Weights
     gpu: GpuMemoryReader | None
     hashes: ContentHashes
     ranks: "Leader | None" = None  # with --tensor-parallel-size; `weights` are then those of rank 0
+    tower: "Tower | None" = None
 
     @property
     def part(self) -> ModelSpec:
@@ -93,7 +98,17 @@ def load_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_p
     share = None if ranks is None else ranks.share
     with explain_out_of_memory(gpu):
         weights = load_weights(files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress, share)
-    return LoadedModel(files, weights, gpu, hashes, ranks)
+        tower = _tower(files, weights) if ranks is None else None
+    return LoadedModel(files, weights, gpu, hashes, ranks, tower)
+
+
+def _tower(files: ModelFiles, weights: Weights) -> "Tower | None":
+    """Loads the vision tower if the config states one and the model generates text."""
+    if files.task.name != "generate" or not read_config(files.folder).get("vision_config"):
+        return None
+    from worker.vision.load import tower_of
+
+    return tower_of(files.folder, files.spec.hidden_size, files.formats.dtype, weights.embed.device)
 
 
 def _task(folder: Path, wanted: str) -> Task:

@@ -52,6 +52,8 @@ class CpuDecoder:
         torch.index_select(decoder.weights.embed, 0, inputs.token_ids, out=x)
         if decoder.embed_scale != 1.0:
             x *= decoder.embed_scale
+        if inputs.replaced is not None:
+            x.index_copy_(0, *inputs.replaced)
         own = decoder.layer_inputs(inputs.token_ids, x)
         count = len(self.spec.layers)
         of_all = 1 + self.spec.last_kept if inputs.few_logits else count
@@ -66,7 +68,7 @@ class CpuDecoder:
 
 def _rows(inputs: ForwardInputs) -> StepRows:
     tokens, outputs = len(inputs.token_ids), len(inputs.logits_indices)
-    return StepRows(columns_in_c(inputs), tokens, outputs, inputs.page_tables, referenced=inputs)
+    return StepRows(columns_in_c(inputs), tokens, outputs, inputs.page_tables, inputs, inputs.visible_to)
 
 
 def fastest_decoder(decoder: Decoder, cache: KVCache, ranks: RanksC | None = None) -> Decoder | CpuDecoder:

@@ -52,6 +52,8 @@ class Decoder:
         x = embedding(inputs.token_ids, self.weights.embed)  # [T, H]
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
+        if inputs.replaced is not None:
+            x = x.index_copy(0, *inputs.replaced)
         own = self.layer_inputs(inputs.token_ids, x)
         h = x if self.norms[0] is None else do.rms_norm(x, self.norms[0], eps, offset=offset)
         step = Step(do, spec, self.ropes, self.query_scales, inputs, cache)

@@ -111,7 +111,7 @@ def step_struct(columns: type[Structure]) -> type[Structure]:
     """Returns struct Step of csrc/decoder.c. columns: the fields of csrc/step_columns.h, which are a part of it."""
     fields = [
         *((name, c_void_p) for name in BUFFERS),
-        ("columns", columns), ("page_tables", POINTER(c_void_p)),
+        ("columns", columns), ("page_tables", POINTER(c_void_p)), ("visible_to", c_void_p),
         *((name, c_long) for name in ("t", "seqs", "page_table_stride", "num_outputs", "layers_of_all")),
         ("threads", c_int),
     ]  # fmt: skip
@@ -127,6 +127,7 @@ class StepRows:
     outputs: int  # R
     page_tables: Sequence[Tensor]  # [S, P] int32, for each group of layers
     referenced: object  # what owns the memory that the columns point to
+    visible_to: Tensor | None = None  # [T] int32, see attention_torch
 
     def fields(self) -> tuple[object, ...]:
         """Returns the fields of struct Step from `columns` to `num_outputs`."""
@@ -134,7 +135,8 @@ class StepRows:
         for table in self.page_tables:
             assert len(table) == len(first) and table.dtype == torch.int32
             assert table.stride() == first.stride() and table.stride(1) == 1
-        return self.columns, pointers(self.page_tables), self.tokens, len(first), first.stride(0), self.outputs
+        seen = bindings.rows_visible(self.visible_to, self.tokens)
+        return self.columns, pointers(self.page_tables), seen, self.tokens, len(first), first.stride(0), self.outputs
 
 
 class DecoderC:

@@ -57,7 +57,7 @@ def forward(h: Tensor, own: AttentionWeights, index: int, step: Step, next_weigh
     mixed = do.attention(
         q, *kv, inputs.query_start_loc, inputs.seq_lens, inputs.page_tables[group], inputs.max_kv_len,
         scale=spec.attention_scale, window=kind.window, sinks=own.sinks, softcap=spec.attention_softcap,
-        next_weights=next_weights,
+        next_weights=next_weights, visible_to=inputs.visible_to,
     )  # fmt: skip
     return mixed.flatten(1) if gate is None else do.output_gate(mixed.flatten(1), gate)
 

@@ -7,6 +7,7 @@ constraint          what an output must keep to
 adjustment          penalties, biases and min_tokens
 token_counts        counts the tokens of a sequence, for penalties
 adapter_use         the LoRA adapter that the sequence is computed with
+pictures            the pictures of a prompt, and where its tokens are them
 chain_check         checks the values of a chain of samplers
 mirostat            what Mirostat knows of a sequence
 replay              computes output again that exists already

@@ -24,9 +24,10 @@ typedef void OutputGate(const char *x, const char *gate, char *out, long t, long
 typedef void Recur(const void *layer, const RecurrentStep *s);
 typedef void ScaleRows(char *x, const float *scales, const int64_t *positions, long t, long n, int threads);
 typedef int Attention(const char *q, const char *cache_k, const char *cache_v, const int32_t *query_start_loc,
-                      const int32_t *seq_lens, const int32_t *page_table, const float *sinks, char *out, long seqs,
-                      long q_stride, long heads, long kv_heads, long d, long page_size, long page_table_stride,
-                      long window, int kv_format, float scale, float softcap, int threads);
+                      const int32_t *seq_lens, const int32_t *page_table, const float *sinks,
+                      const int32_t *visible_to, char *out, long seqs, long q_stride, long heads, long kv_heads,
+                      long d, long page_size, long page_table_stride, long window, int kv_format, float scale,
+                      float softcap, int threads);
 
 typedef struct {
     Norm *norm; /* RMS norm or layer norm */
@@ -82,6 +83,7 @@ typedef struct {
     char *inputs; /* [t][num_layers][input_size], or NULL */
 #include "step_columns.h"
     const int32_t *const *page_tables; /* one for each group of layers */
+    const int32_t *visible_to;         /* [t] how many keys each row sees; NULL if those up to its position */
     long t, seqs, page_table_stride, num_outputs;
     long layers_of_all; /* the layers that all rows pass; the others write no K/V and no state */
     int threads;
@@ -136,7 +138,7 @@ static int attention_block(const Model *m, const Step *s, const Layer *l) {
     if (m->query_scales)
         m->kernels.scale_rows(s->q, m->query_scales, s->positions, s->t, m->heads * l->d, s->threads);
     if (m->kernels.attention(s->q, l->cache_k, l->cache_v, s->query_start_loc, s->seq_lens, s->page_tables[l->group],
-                             l->sinks, s->inner, s->seqs, m->heads * l->d, m->heads, l->kv_heads, l->d, m->page_size,
+                             l->sinks, s->visible_to, s->inner, s->seqs, m->heads * l->d, m->heads, l->kv_heads, l->d, m->page_size,
                              s->page_table_stride, l->window, l->kv_format, m->scale, m->softcap, s->threads))
         return 1;
     if (l->gates) m->kernels.output_gate(s->inner, s->gates, s->inner, s->t, m->heads * l->d, s->threads);

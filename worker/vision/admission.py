@@ -1,0 +1,73 @@
+"""Checks the pictures of a request, so that no frontend can harm the worker. Encodes nothing."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from shared.messages import Picture, Submit
+from shared.pictures.digest import picture_digest
+from worker.schedule.admission import QueueFull, Refused
+from worker.schedule.records.pictures import PromptPictures
+from worker.schedule.sequence import Sequence
+from worker.vision.spec import VisionSpec
+from worker.vision.vision import Tower
+
+MAX_PIXEL_BYTES = 48 << 20  # of a request: a message may have 64 MiB
+MAX_HELD_BYTES = 2 << 30  # pixels of all sequences, which keep them until they end
+
+
+@dataclass(frozen=True, slots=True)
+class PictureAdmission:
+    """Gives sequences their pictures, or refuses them. live: returns the sequences that hold pixels"""
+
+    tower: Tower
+    live: Callable[[], Iterable[Sequence]]
+
+    def __call__(self, sequence: Sequence, submit: Submit) -> None:
+        """Gives a sequence the pictures of its request. Raises Refused, in words, unless they can be encoded.
+
+        Raises QueueFull if all requests together would hold too many pixels. A request that comes from a worker that
+        was lost had been admitted there, and is always admitted again.
+        """
+        pictures = submit.pictures or []
+        if problem := check_pictures(pictures, sequence.tokens[: sequence.prompt_len], self.tower):
+            raise Refused(problem)
+        held = sum(one.pictures.nbytes for one in self.live() if one.pictures is not None)
+        if held + sum(len(picture.pixels) for picture in pictures) > MAX_HELD_BYTES and not submit.crashes:
+            raise QueueFull(f"the pictures of all requests have more than {MAX_HELD_BYTES >> 30} GiB of pixels")
+        spec = self.tower.spec
+        sequence.pictures = PromptPictures(pictures, whole=spec is not None and spec.bidirectional)
+        sequence.prefix.mark = sequence.pictures.places.mark
+
+
+def check_pictures(pictures: list[Picture], prompt: list[int], tower: Tower) -> str:
+    """Returns the first problem of the pictures of a prompt, or ""."""
+    spec = tower.spec
+    if spec is None:
+        return tower.missing
+    if sum(len(picture.pixels) for picture in pictures) > MAX_PIXEL_BYTES:
+        return f"the pictures of the request have more than {MAX_PIXEL_BYTES >> 20} MiB of pixels"
+    for index, picture in enumerate(pictures):
+        if problem := _problem(picture, prompt, spec):
+            return f"picture {index}: {problem}"
+    if any(before.start + before.tokens > after.start for before, after in pairwise(pictures)):
+        return "the pictures are not in the order of their tokens"
+    return ""
+
+
+def _problem(picture: Picture, prompt: list[int], spec: VisionSpec) -> str:
+    size = spec.image_size
+    if (picture.height, picture.width) != (size, size):
+        return f"it has {picture.height} x {picture.width} pixels; this model sees {size} x {size}"
+    if len(picture.pixels) != 3 * size * size:
+        return f"it has {len(picture.pixels)} bytes of pixels, not {3 * size * size}"
+    if picture.tokens != spec.tokens:
+        return f"it has {picture.tokens} tokens; this model makes {spec.tokens} of it"
+    end = picture.start + picture.tokens
+    if picture.start < 0 or end > len(prompt):
+        return "its tokens are not in the prompt"
+    if prompt[picture.start : end].count(spec.placeholder) != picture.tokens:
+        return f"its tokens are not all the placeholder {spec.placeholder}"
+    if picture.digest != picture_digest(picture.height, picture.width, picture.pixels):
+        return "its digest is not that of its pixels"
+    return ""

@@ -1,0 +1,66 @@
+"""The forward of a SigLIP tower and the connector behind it: one picture becomes vectors of the text model's width.
+
+A picture is encoded alone, and by operations that give a row the same bits with any number of threads. So its vectors
+depend on nothing but its pixels.
+"""
+
+from ctypes import c_uint64
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.kernels.linear import PackedLinear
+from worker.kernels.operations import Operations
+from worker.vision.attention import attend_all
+from worker.vision.connectors import CONNECTORS, ConnectorWeights
+from worker.vision.preprocess import level_table, patches_of
+from worker.vision.spec import VisionSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderLayer:
+    """The weights of a layer. H: hidden size. Norms are layer norms [2, H]: a weight and a bias."""
+
+    before_attention: Tensor
+    qkv: PackedLinear
+    o: PackedLinear
+    before_mlp: Tensor
+    up: PackedLinear
+    down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderWeights:
+    """patches: the convolution over patches as a linear; positions [grid * grid, H]: one for each patch"""
+
+    patches: PackedLinear
+    positions: Tensor
+    layers: list[EncoderLayer]
+    norm: Tensor
+    connector: ConnectorWeights
+
+
+class Encoder:
+    """A tower that is ready to run."""
+
+    def __init__(self, spec: VisionSpec, weights: EncoderWeights, operations: Operations, started: c_uint64) -> None:
+        """started: counts the layers of all pictures, which shows that a long step makes progress."""
+        self.spec, self.weights, self._do, self._started = spec, weights, operations, started
+        positions = weights.positions
+        self._table = level_table(spec).to(positions.device).to(positions.dtype)
+
+    @torch.inference_mode()
+    def encode(self, pixels: bytes) -> Tensor:
+        """Returns the vectors of a picture, [tokens, text_size]. pixels: uint8 RGB, image_size x image_size x 3"""
+        spec, weights, do = self.spec, self.weights, self._do
+        x = do.linear(patches_of(pixels, spec, self._table), weights.patches) + weights.positions  # [N, H]
+        h = do.rms_norm(x, weights.layers[0].before_attention, spec.norm_eps)
+        norms = [*(layer.before_attention for layer in weights.layers[1:]), weights.norm]
+        for layer, norm in zip(weights.layers, norms, strict=True):
+            self._started.value += 1
+            h = attend_all(do.linear(h, layer.qkv), spec.heads, do)
+            h, x = do.linear_add_norm(h, layer.o, x, layer.before_mlp, spec.norm_eps)
+            h = do.activate(do.linear(h, layer.up), spec.activation)
+            h, x = do.linear_add_norm(h, layer.down, x, norm, spec.norm_eps)
+        return CONNECTORS[spec.connector](h, weights.connector, spec, do)

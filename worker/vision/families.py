@@ -1,0 +1,157 @@
+"""Makes a VisionSpec from the files of a checkpoint and the row of its family.
+
+Configs leave out what is the default of their class in transformers, so each family states these defaults.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+from worker.model.checkpoint.checkpoint import UnsupportedModel
+from worker.vision.spec import Connector, VisionSpec
+
+Config = Mapping[str, Any]
+
+HALF = (0.5, 0.5, 0.5)
+PROCESSOR, NESTED = "preprocessor_config.json", "processor_config.json"
+ACTIVATION = "gelu_pytorch_tanh"  # of all SigLIP towers
+MAX_PATCHES = 1 << 14  # of a picture
+SIZES = ("image_size", "patch_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+MAX_SIZE = 1 << 24
+
+
+def _shuffled(config: Config, grid: int) -> int:
+    return _size(config, "scale_factor", 2)
+
+
+def _pooled(config: Config, grid: int) -> int:
+    return grid // isqrt(_size(config, "mm_tokens_per_image", 256))
+
+
+@dataclass(frozen=True, slots=True)
+class VisionFamily:
+    """A row: which connector the family has, and what its configs leave out.
+
+    side: returns VisionSpec.side for a grid of so many patches along a side
+    placeholder: the names that config.json may have for its token id
+    """
+
+    connector: Connector
+    side: Callable[[Config, int], int]
+    placeholder: tuple[str, ...]
+    default_placeholder: int
+    defaults: Config
+    bucketed: bool = False
+    bidirectional: bool = False
+
+
+_BASE = {"patch_size": 16, "num_hidden_layers": 12, "intermediate_size": 3072, "hidden_act": ACTIVATION,
+         "image_size": 224, "layer_norm_eps": 1e-6, "num_channels": 3}  # fmt: skip
+IDEFICS3 = VisionFamily(
+    "shuffle", _shuffled, ("image_token_id",), 128257,
+    {**_BASE, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}, bucketed=True,
+)  # fmt: skip
+GEMMA3 = VisionFamily(
+    "pool", _pooled, ("image_token_index", "image_token_id"), 262144,
+    {**_BASE, "hidden_size": 768, "num_attention_heads": 12}, bidirectional=True,
+)  # fmt: skip
+FAMILIES: Mapping[str, VisionFamily] = {  # by the model_type of config.json
+    "gemma3": GEMMA3,
+    "idefics3": IDEFICS3,
+    "smolvlm": IDEFICS3,
+}
+
+
+def vision_spec(folder: Path, config: Config, text_size: int) -> VisionSpec | None:
+    """Returns the spec of a checkpoint's tower; None if its family has none that is served.
+
+    config: config.json. text_size: hidden size of the text model. Raises UnsupportedModel, which names the setting, if
+    the config of a family that is served states a tower that is not.
+    """
+    family, vision = FAMILIES.get(str(config.get("model_type"))), config.get("vision_config")
+    if family is None or not isinstance(vision, dict):
+        return None
+    vision = {**family.defaults, **vision}
+    _check(vision)
+    processor = _processor(folder)
+    spec = VisionSpec(
+        image_size=vision["image_size"],
+        patch_size=vision["patch_size"],
+        hidden_size=vision["hidden_size"],
+        intermediate_size=vision["intermediate_size"],
+        layers=vision["num_hidden_layers"],
+        heads=vision["num_attention_heads"],
+        norm_eps=float(vision["layer_norm_eps"]),
+        activation="gelu_tanh",
+        connector=family.connector,
+        bucketed=family.bucketed,
+        side=family.side(config, vision["image_size"] // vision["patch_size"]),
+        text_size=text_size,
+        placeholder=next(
+            (_size(config, name, 0) for name in family.placeholder if config.get(name) is not None),
+            family.default_placeholder,
+        ),
+        bidirectional=family.bidirectional,
+        rescale=float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0,
+        mean=_channels(processor, "image_mean", HALF, (0.0, 0.0, 0.0)),
+        std=_channels(processor, "image_std", HALF, (1.0, 1.0, 1.0)),
+    )
+    if not 1 <= spec.side <= spec.grid or spec.grid % spec.side:
+        raise UnsupportedModel(
+            f"vision_config: {spec.grid} patches along a side cannot be joined by {spec.side}, so pictures have no "
+            "whole number of tokens"
+        )
+    return spec
+
+
+def _check(vision: Config) -> None:
+    for name in SIZES:
+        _size(vision, name, 0)
+    if vision["hidden_act"] != ACTIVATION:
+        raise UnsupportedModel(f"vision_config: hidden_act {vision['hidden_act']!r} is not supported")
+    if vision["num_channels"] != 3:
+        raise UnsupportedModel(f"vision_config: num_channels {vision['num_channels']!r} is not supported")
+    if vision["hidden_size"] % vision["num_attention_heads"]:
+        raise UnsupportedModel("vision_config: hidden_size is not a multiple of num_attention_heads")
+    if not 1 <= (vision["image_size"] // vision["patch_size"]) ** 2 <= MAX_PATCHES:
+        raise UnsupportedModel(f"vision_config: pictures of no patch, or of more than {MAX_PATCHES}, are not supported")
+
+
+def _size(config: Config, name: str, default: int) -> int:
+    value = config.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
+        raise UnsupportedModel(f"{name} {str(value)[:80]} of a model with a vision tower is not supported")
+    return value
+
+
+def _processor(folder: Path) -> Config:
+    """Returns the settings of the image processor; nothing if the checkpoint has none."""
+    for name in (PROCESSOR, NESTED):
+        file = folder / name
+        if not file.exists():
+            continue
+        try:
+            settings = json.loads(file.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise UnsupportedModel(f"{file} is not JSON: {error}") from error
+        settings = settings.get("image_processor", settings) if isinstance(settings, dict) else settings
+        if not isinstance(settings, dict):
+            raise UnsupportedModel(f"{file} is not a JSON object")
+        return settings
+    return {}
+
+
+def _channels(
+    processor: Config, name: str, default: tuple[float, float, float], off: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    """Returns the values of the three colours. off: what they are without normalization"""
+    if not processor.get("do_normalize", True):
+        return off
+    values = processor.get(name) or default
+    numbers = [float(value) for value in values] if isinstance(values, list | tuple) else [float(values)] * 3
+    if len(numbers) != 3 or (name == "image_std" and not all(numbers)):
+        raise UnsupportedModel(f"{name} {str(values)[:80]} is not supported: it has a number for each of three colours")
+    return numbers[0], numbers[1], numbers[2]
