@@ -5,7 +5,7 @@ Its streams are real. `play` is called with each admitted stream; without it the
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -138,6 +138,7 @@ class FakePool:
         generated: Iterable[int] = (),
         scored_from: int = 0,
         answer: list[int] | None = None,
+        pictures: Sequence[m.Picture] = (),
     ) -> Stream:
         self.calls += 1
         call = self.calls - 1
