@@ -56,7 +56,7 @@ class Decoder:
             x = x.index_copy(0, *inputs.replaced)
         own = self.layer_inputs(inputs.token_ids, x)
         h = x if self.norms[0] is None else do.rms_norm(x, self.norms[0], eps, offset=offset)
-        step = Step(do, spec, self.ropes, self.query_scales, inputs, cache)
+        step = Step(do, spec, rope.at_columns(self.ropes, inputs.rotary), self.query_scales, inputs, cache)
         for index, (layer, (mix, feed)) in enumerate(zip(self.weights.layers, self._forwards, strict=True)):
             self.layers_started.value += 1
             normed, h = h, mix(h, layer.mixer, index, step, layer.next_weights)  # [T, width of the mixer]

@@ -24,9 +24,9 @@ def has_adapters(plan: Plan) -> bool:
 
 
 def has_pictures(plan: Plan) -> bool:
-    """Whether a chunk of the step may have tokens of a picture."""
+    """Whether a chunk of the step may have tokens of a picture, or positions that depend on one."""
     pictures = [(chunk.start, chunk.sequence.pictures) for chunk in plan.chunks]
-    return any([each is not None and start < each.end for start, each in pictures])
+    return any([each is not None and (start < each.end or each.rotary is not None) for start, each in pictures])
 
 
 def model_for(model: M, plan: Plan, inputs: ForwardInputs) -> M:

@@ -5,20 +5,19 @@ Configs leave out what is the default of their class in transformers, so each fa
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isqrt
 from pathlib import Path
 from typing import Any
 
 from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.vision.spec import Connector, VisionSpec
+from worker.vision.spec import MAX_PATCHES, Connector, VisionSpec
 
 Config = Mapping[str, Any]
 
 HALF = (0.5, 0.5, 0.5)
 PROCESSOR, NESTED = "preprocessor_config.json", "processor_config.json"
 ACTIVATION = "gelu_pytorch_tanh"  # of all SigLIP towers
-MAX_PATCHES = 1 << 14  # of a picture
 SIZES = ("image_size", "patch_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 MAX_SIZE = 1 << 24
 
@@ -29,6 +28,10 @@ def _shuffled(config: Config, grid: int) -> int:
 
 def _pooled(config: Config, grid: int) -> int:
     return grid // isqrt(_size(config, "mm_tokens_per_image", 256))
+
+
+def _merged(config: Config, grid: int) -> int:
+    return _size(config["vision_config"], "spatial_merge_size", 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class VisionFamily:
     defaults: Config
     bucketed: bool = False
     bidirectional: bool = False
+    names: Config = field(default_factory=dict)  # what its config calls the sizes
+    rotary: bool = False  # patches of pictures of any size rotate, and so do tokens, by M-RoPE
 
 
 _BASE = {"patch_size": 16, "num_hidden_layers": 12, "intermediate_size": 3072, "hidden_act": ACTIVATION,
@@ -58,9 +63,21 @@ GEMMA3 = VisionFamily(
     "pool", _pooled, ("image_token_index", "image_token_id"), 262144,
     {**_BASE, "hidden_size": 768, "num_attention_heads": 12}, bidirectional=True,
 )  # fmt: skip
+QWEN3_5 = VisionFamily(
+    "merge", _merged, ("image_token_id",), 248056,
+    {
+        "patch_size": 16, "depth": 27, "intermediate_size": 4304, "hidden_act": ACTIVATION, "in_channels": 3,
+        "image_size": 0, "layer_norm_eps": 1e-6, "hidden_size": 1152, "num_heads": 16, "temporal_patch_size": 2,
+        "num_position_embeddings": 2304, "spatial_merge_size": 2, "out_hidden_size": 3584,
+    },
+    names={"num_hidden_layers": "depth", "num_attention_heads": "num_heads", "num_channels": "in_channels"},
+    rotary=True,
+)  # fmt: skip
 FAMILIES: Mapping[str, VisionFamily] = {  # by the model_type of config.json
     "gemma3": GEMMA3,
     "idefics3": IDEFICS3,
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe": QWEN3_5,
     "smolvlm": IDEFICS3,
 }
 
@@ -75,7 +92,8 @@ def vision_spec(folder: Path, config: Config, text_size: int) -> VisionSpec | No
     if family is None or not isinstance(vision, dict):
         return None
     vision = {**family.defaults, **vision}
-    _check(vision)
+    vision |= {common: vision[own] for common, own in family.names.items()}
+    _check(vision, any_size=family.rotary)
     processor = _processor(folder)
     spec = VisionSpec(
         image_size=vision["image_size"],
@@ -88,27 +106,48 @@ def vision_spec(folder: Path, config: Config, text_size: int) -> VisionSpec | No
         activation="gelu_tanh",
         connector=family.connector,
         bucketed=family.bucketed,
-        side=family.side(config, vision["image_size"] // vision["patch_size"]),
+        side=family.side({**config, "vision_config": vision}, vision["image_size"] // vision["patch_size"]),
         text_size=text_size,
         placeholder=next(
             (_size(config, name, 0) for name in family.placeholder if config.get(name) is not None),
             family.default_placeholder,
         ),
         bidirectional=family.bidirectional,
+        **(_of_any_size(config, vision, text_size) if family.rotary else {}),
         rescale=float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0,
         mean=_channels(processor, "image_mean", HALF, (0.0, 0.0, 0.0)),
         std=_channels(processor, "image_std", HALF, (1.0, 1.0, 1.0)),
     )
-    if not 1 <= spec.side <= spec.grid or spec.grid % spec.side:
+    grid = spec.image_size // spec.patch_size
+    if not family.rotary and (not 1 <= spec.side <= grid or grid % spec.side):
         raise UnsupportedModel(
-            f"vision_config: {spec.grid} patches along a side cannot be joined by {spec.side}, so pictures have no "
+            f"vision_config: {grid} patches along a side cannot be joined by {spec.side}, so pictures have no "
             "whole number of tokens"
         )
     return spec
 
 
-def _check(vision: Config) -> None:
-    for name in SIZES:
+def _of_any_size(config: Config, vision: Config, text_size: int) -> dict[str, Any]:
+    """Returns the fields of a tower whose patches rotate. The MLP of its connector has the text model's width."""
+    if _size(vision, "out_hidden_size", 0) != text_size:
+        raise UnsupportedModel(f"vision_config: out_hidden_size {vision['out_hidden_size']} is not {text_size}")
+    text = config.get("text_config") or {}
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    sections = rope.get("mrope_section") or (11, 11, 10)
+    if len(sections) != 3 or not all(isinstance(pairs, int) and 0 <= pairs <= MAX_SIZE for pairs in sections):
+        raise UnsupportedModel(f"mrope_section {str(sections)[:80]} is not supported: it has three numbers of pairs")
+    side = isqrt(_size(vision, "num_position_embeddings", 0))
+    if side * side != vision["num_position_embeddings"]:
+        raise UnsupportedModel("vision_config: num_position_embeddings is not a square")
+    own = vision.get("rope_parameters") or {}
+    return {
+        "frames": _size(vision, "temporal_patch_size", 0), "position_side": side, "sections": tuple(sections),
+        "rotary_theta": float(own.get("rope_theta", 10000.0)),
+    }  # fmt: skip
+
+
+def _check(vision: Config, *, any_size: bool) -> None:
+    for name in SIZES[any_size:]:
         _size(vision, name, 0)
     if vision["hidden_act"] != ACTIVATION:
         raise UnsupportedModel(f"vision_config: hidden_act {vision['hidden_act']!r} is not supported")
@@ -116,7 +155,7 @@ def _check(vision: Config) -> None:
         raise UnsupportedModel(f"vision_config: num_channels {vision['num_channels']!r} is not supported")
     if vision["hidden_size"] % vision["num_attention_heads"]:
         raise UnsupportedModel("vision_config: hidden_size is not a multiple of num_attention_heads")
-    if not 1 <= (vision["image_size"] // vision["patch_size"]) ** 2 <= MAX_PATCHES:
+    if not any_size and not 1 <= (vision["image_size"] // vision["patch_size"]) ** 2 <= MAX_PATCHES:
         raise UnsupportedModel(f"vision_config: pictures of no patch, or of more than {MAX_PATCHES}, are not supported")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from shared.messages import Picture
 from tests.worker.vision.harness import (
     MODELS,
     PLACEHOLDER,
@@ -20,6 +21,23 @@ from tests.worker.vision.harness import (
 NEW = 64
 
 
+def inputs_of(kind: str, pictures: list[Picture], shows: torch.Tensor, patch: int) -> dict[str, torch.Tensor]:
+    """What the model's processor makes of pictures. shows: which tokens of the text are theirs"""
+    pixels = [normalized(each) for each in pictures]
+    if kind == "gemma3":
+        return {"pixel_values": torch.stack(pixels), "token_type_ids": shows.long()}
+    if kind != "qwen3_5":
+        return {"pixel_values": torch.stack(pixels)[None]}
+    grids = [(1, each.height // patch, each.width // patch) for each in pictures]
+    patches = []
+    for each, (_, rows, columns) in zip(pixels, grids, strict=True):  # in squares of 2 x 2, each in two frames
+        cut = each.reshape(3, rows // 2, 2, patch, columns // 2, 2, patch).permute(1, 4, 2, 5, 0, 3, 6)
+        patches.append(cut[..., None, :, :].expand(*cut.shape[:5], 2, patch, patch).reshape(rows * columns, -1))
+    return {
+        "pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids), "mm_token_type_ids": shows.int(),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("pictures", [1, 2, 3])
 @pytest.mark.parametrize("kind", MODELS)
 def test_answer_has_the_log_probabilities_of_transformers(kind: str, towers: dict[str, Path], pictures: int) -> None:
@@ -27,10 +45,8 @@ def test_answer_has_the_log_probabilities_of_transformers(kind: str, towers: dic
     prompt, shown = prompt_with(pictures, one.vision.spec)
     [(ids, logprobs)] = Bench(one).answers(Asked(prompt, shown, NEW))
     model = build(kind)
-    pixels, read = torch.stack([normalized(each) for each in shown]), torch.tensor([prompt + ids])
-    how = {"pixel_values": pixels[None]}
-    if kind == "gemma3":
-        how = {"pixel_values": pixels, "token_type_ids": (read == PLACEHOLDER).long()}
+    read = torch.tensor([prompt + ids])
+    how = inputs_of(kind, shown, read == PLACEHOLDER, one.vision.spec.patch_size)
     with torch.no_grad():
         logits = model(input_ids=read, **how).logits[0, len(prompt) - 1 : -1]
     expected = logits.log_softmax(-1)

@@ -111,7 +111,8 @@ def step_struct(columns: type[Structure]) -> type[Structure]:
     """Returns struct Step of csrc/decoder.c. columns: the fields of csrc/step_columns.h, which are a part of it."""
     fields = [
         *((name, c_void_p) for name in BUFFERS),
-        ("columns", columns), ("page_tables", POINTER(c_void_p)), ("visible_to", c_void_p),
+        ("columns", columns), ("page_tables", POINTER(c_void_p)), 
+        *((name, c_void_p) for name in ("visible_to", "cos", "sin", "rope_rows")),
         *((name, c_long) for name in ("t", "seqs", "page_table_stride", "num_outputs", "layers_of_all")),
         ("threads", c_int),
     ]  # fmt: skip
@@ -128,6 +129,7 @@ class StepRows:
     page_tables: Sequence[Tensor]  # [S, P] int32, for each group of layers
     referenced: object  # what owns the memory that the columns point to
     visible_to: Tensor | None = None  # [T] int32, see attention_torch
+    rotary: tuple[Tensor, Tensor, Tensor] | None = None  # cos, sin [M, D] in place of the layers', and its rows [T]
 
     def fields(self) -> tuple[object, ...]:
         """Returns the fields of struct Step from `columns` to `num_outputs`."""
@@ -136,7 +138,11 @@ class StepRows:
             assert len(table) == len(first) and table.dtype == torch.int32
             assert table.stride() == first.stride() and table.stride(1) == 1
         seen = bindings.rows_visible(self.visible_to, self.tokens)
-        return self.columns, pointers(self.page_tables), seen, self.tokens, len(first), first.stride(0), self.outputs
+        rotary = self.rotary or (None, None, None)
+        assert rotary[2] is None or (rotary[2].dtype == torch.int64 and len(rotary[2]) == self.tokens)
+        tables = map(bindings.address, rotary)
+        counts = self.tokens, len(first), first.stride(0), self.outputs
+        return self.columns, pointers(self.page_tables), seen, *tables, *counts
 
 
 class DecoderC:

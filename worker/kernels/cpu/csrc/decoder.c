@@ -83,7 +83,9 @@ typedef struct {
     char *inputs; /* [t][num_layers][input_size], or NULL */
 #include "step_columns.h"
     const int32_t *const *page_tables; /* one for each group of layers */
-    const int32_t *visible_to;         /* [t] how many keys each row sees; NULL if those up to its position */
+    const int32_t *visible_to; /* [t] how many keys each row sees; NULL if those up to its position */
+    const float *cos, *sin;    /* in place of the tables of all layers; NULL: those of the layers */
+    const int64_t *rope_rows;  /* [t] rows of these tables */
     long t, seqs, page_table_stride, num_outputs;
     long layers_of_all; /* the layers that all rows pass; the others write no K/V and no state */
     int threads;
@@ -133,7 +135,8 @@ static int recurrent_block(const Model *m, const Step *s, const Layer *l) {
 static int attention_block(const Model *m, const Step *s, const Layer *l) {
     if (project(m, s, l)) return 1;
     m->kernels.qkv_rope_write(s->projected, s->q, l->cache_k, l->cache_v, l->q_norm, l->k_norm, l->v_norm,
-                              l->cos, l->sin, s->positions, s->slot_mappings[l->group], m->eps, m->offset, s->t,
+                              s->cos ? s->cos : l->cos, s->sin ? s->sin : l->sin,
+                              s->rope_rows ? s->rope_rows : s->positions, s->slot_mappings[l->group], m->eps, m->offset, s->t,
                               m->heads, l->own_kv_heads, l->d, l->normed, l->kv_format, s->threads);
     if (m->query_scales)
         m->kernels.scale_rows(s->q, m->query_scales, s->positions, s->t, m->heads * l->d, s->threads);
