@@ -41,9 +41,8 @@ def model_for(model: M, plan: Plan, inputs: ForwardInputs) -> M:
 
 def inputs_for(inputs: ForwardInputs, plan: Plan, vision: "Vision | None") -> ForwardInputs:
     """Returns the inputs of a step, with the vectors of its pictures. Encodes those that are not encoded yet."""
-    if not has_pictures(plan):
+    if vision is None or not has_pictures(plan):  # without a tower, no sequence with pictures is admitted
         return inputs
     from worker.vision.step import with_pictures
 
-    assert vision is not None, "sequences with pictures are admitted only if they can be encoded"
     return with_pictures(inputs, plan.chunks, vision)

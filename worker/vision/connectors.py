@@ -20,12 +20,13 @@ FEW_ELEMENTS = 1 << 14
 class ConnectorWeights:
     """projection: to the text model's width. norm [H]: of an average. before: a linear before the projection.
 
-    A connector without one of these has None.
+    joined_norm [2, side * side * H]: a layer norm of the patches of a square together. What a connector lacks is None.
     """
 
     projection: PackedLinear
     norm: Tensor | None = None
     before: PackedLinear | None = None
+    joined_norm: Tensor | None = None
 
 
 def _joined(squares: Tensor) -> Tensor:
@@ -45,7 +46,10 @@ def shuffle(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Op
 def merge(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Operations) -> Tensor:
     """Gives the patches of a square together to an MLP, whose activation is the exact GELU. Qwen3.5."""
     assert weights.before is not None
-    wide = do.linear(_joined(squares), weights.before)
+    x = _joined(squares)
+    if weights.joined_norm is not None:
+        x = do.rms_norm(x, weights.joined_norm, spec.norm_eps)
+    wide = do.linear(x, weights.before)
     few = max(1, FEW_ELEMENTS // wide.shape[1])
     parts = [gelu(wide[first : first + few]) for first in range(0, len(wide), few)]
     return do.linear(torch.cat(parts), weights.projection)

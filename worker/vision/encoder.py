@@ -41,6 +41,7 @@ class EncoderWeights:
     layers: list[EncoderLayer]
     norm: Tensor
     connector: ConnectorWeights
+    deepstack: list[ConnectorWeights]  # behind the layers of VisionSpec.deepstack
 
 
 class Encoder:
@@ -54,7 +55,7 @@ class Encoder:
 
     @torch.inference_mode()
     def encode(self, picture: Picture) -> Tensor:
-        """Returns the vectors of a picture, [tokens, text_size]."""
+        """Returns the vectors of a picture, [tokens, text_size], and beside them those of deepstack, as wide each."""
         spec, weights, do = self.spec, self.weights, self._do
         rows, columns = spec.grid_of(picture.height, picture.width)
         positions, tables = weights.positions, None
@@ -66,12 +67,21 @@ class Encoder:
         x = do.linear(patches_of(picture, spec, self._table), weights.patches) + positions  # [N, H]
         h = do.rms_norm(x, weights.layers[0].before_attention, spec.norm_eps)
         norms = [*(layer.before_attention for layer in weights.layers[1:]), weights.norm]
-        for layer, norm in zip(weights.layers, norms, strict=True):
+        stack = dict(zip(spec.deepstack, weights.deepstack, strict=True))
+        more = []
+        for index, (layer, norm) in enumerate(zip(weights.layers, norms, strict=True)):
             self._started.value += 1
             h = attend_all(do.linear(h, layer.qkv), spec.heads, do, tables)
             h, x = do.linear_add_norm(h, layer.o, x, layer.before_mlp, spec.norm_eps)
             h = do.activate(do.linear(h, layer.up), spec.activation)
             h, x = do.linear_add_norm(h, layer.down, x, norm, spec.norm_eps)
+            if index in stack:
+                more.append(self._connected(x, stack[index], picture))
+        first = self._connected(h, weights.connector, picture)
+        return torch.cat([first, *more], dim=1) if more else first
+
+    def _connected(self, x: Tensor, connector: ConnectorWeights, picture: Picture) -> Tensor:
+        spec = self.spec
         down, across = spec.squares_of(picture.height, picture.width)
-        squares = h.view(down, spec.side, across, spec.side, spec.hidden_size)
-        return CONNECTORS[spec.connector](squares, weights.connector, spec, do)
+        squares = x.view(down, spec.side, across, spec.side, spec.hidden_size)
+        return CONNECTORS[spec.connector](squares, connector, spec, self._do)

@@ -5,7 +5,7 @@ Configs leave out what is the default of their class in transformers, so each fa
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,15 @@ QWEN3_5 = VisionFamily(
     names={"num_hidden_layers": "depth", "num_attention_heads": "num_heads", "num_channels": "in_channels"},
     rotary=True,
 )  # fmt: skip
+QWEN3_VL = replace(
+    QWEN3_5, default_placeholder=151655, defaults={**QWEN3_5.defaults, "deepstack_visual_indexes": (8, 16, 24)}
+)
 FAMILIES: Mapping[str, VisionFamily] = {  # by the model_type of config.json
     "gemma3": GEMMA3,
     "idefics3": IDEFICS3,
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": QWEN3_5,
+    "qwen3_vl": QWEN3_VL,
     "smolvlm": IDEFICS3,
 }
 
@@ -140,7 +144,13 @@ def _of_any_size(config: Config, vision: Config, text_size: int) -> dict[str, An
     if side * side != vision["num_position_embeddings"]:
         raise UnsupportedModel("vision_config: num_position_embeddings is not a square")
     own = vision.get("rope_parameters") or {}
+    deepstack = vision.get("deepstack_visual_indexes") or ()
+    if list(deepstack) != sorted({*deepstack}) or not {*deepstack} <= {*range(vision["num_hidden_layers"])}:
+        raise UnsupportedModel(f"deepstack_visual_indexes {str(deepstack)[:80]} are not layers of the tower, in order")
+    if len(deepstack) >= text.get("num_hidden_layers", MAX_SIZE):
+        raise UnsupportedModel("deepstack_visual_indexes are as many as the text model has layers")
     return {
+        "deepstack": tuple(deepstack),
         "frames": _size(vision, "temporal_patch_size", 0), "position_side": side, "sections": tuple(sections),
         "rotary_theta": float(own.get("rope_theta", 10000.0)),
     }  # fmt: skip

@@ -25,6 +25,7 @@ class TowerNames:
     last_norm: str
     projections: tuple[str, ...]
     bare: bool
+    deepstack: str = ""  # what stands before the index of a connector behind a layer, which has a norm
     unread: tuple[str, ...] = ()  # what belongs to the tower but not to a model that generates text
 
 
@@ -40,7 +41,7 @@ NAMES: Mapping[Connector, TowerNames] = {
     "merge": TowerNames(
         patches="patch_embed.proj", positions="pos_embed.weight", layers="blocks.", norms=("norm1", "norm2"),
         qkv=("attn.qkv",), out="attn.proj", up="mlp.linear_fc1", down="mlp.linear_fc2", last_norm="merger.norm",
-        projections=("merger.linear_fc1", "merger.linear_fc2"), bare=False,
+        projections=("merger.linear_fc1", "merger.linear_fc2"), bare=False, deepstack="deepstack_merger_list.",
     ),
 }  # fmt: skip
 SOFT_NORM = "mm_soft_emb_norm.weight"  # of the average that "pool" projects

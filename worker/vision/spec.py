@@ -40,6 +40,8 @@ class VisionSpec:
     rotary_theta: float = 0.0  # of rotary embeddings by row and column of a patch; 0: there are none
     sections: tuple[int, int, int] | None = None  # M-RoPE: pairs of a head that rotate by time, row and column
 
+    deepstack: tuple[int, ...] = ()  # after these layers a connector makes vectors for the text model's first layers
+
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """Returns how many rows and columns of patches a picture of so many pixels has."""
         return height // self.patch_size, width // self.patch_size

@@ -30,8 +30,10 @@ def with_pictures(inputs: ForwardInputs, chunks: Sequence[Chunk], vision: Vision
         inputs = _rotated(inputs, chunks, vision.components)
     if not indices:
         return inputs
-    replaced = torch.cat(indices).to(inputs.token_ids.device), torch.cat(vectors)
-    return replace(inputs, replaced=replaced, visible_to=visible_to)
+    joined = torch.cat(vectors)
+    embedded, *more = joined.view(len(joined), -1, vision.spec.text_size).unbind(1)
+    replaced = torch.cat(indices).to(inputs.token_ids.device), embedded.contiguous()
+    return replace(inputs, replaced=replaced, visible_to=visible_to, added=tuple(part.contiguous() for part in more))
 
 
 def _rotated(inputs: ForwardInputs, chunks: Sequence[Chunk], components: Tensor) -> ForwardInputs:

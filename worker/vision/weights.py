@@ -69,7 +69,8 @@ class _Loader:
             positions=self._positions(read),
             layers=[self._layer(f"{self._prefix}{names.layers}{index}.", read) for index in range(self._spec.layers)],
             norm=_layer_norm(self._prefix + names.last_norm, read),
-            connector=self._connector(read),
+            connector=self._connector(self._projections, read),
+            deepstack=[self._connector(names, read, norm) for norm, *names in self._stacked()],
         )
 
     def _shapes(self) -> dict[str, Shape]:
@@ -97,10 +98,18 @@ class _Loader:
             return {first: (spec.text_size, joined)}
         if spec.connector == "pool":
             return {first: (spec.hidden_size, spec.text_size), self._soft_norm: (spec.hidden_size,)}
-        shapes = zip(self._projections, ((joined, joined), (spec.text_size, joined)), strict=True)
-        return {
-            f"{name}.{kind}": own for name, shape in shapes for kind, own in (("weight", shape), ("bias", shape[:1]))
-        }
+        shapes: dict[str, Shape] = {}
+        stacked = self._stacked()
+        for names in (self._projections, *(names for _, *names in stacked)):
+            for name, outputs in zip(names, (joined, spec.text_size), strict=True):
+                shapes |= {f"{name}.weight": (outputs, joined), f"{name}.bias": (outputs,)}
+        return shapes | _both((norm for norm, *_ in stacked), joined)
+
+    def _stacked(self) -> list[list[str]]:
+        """Returns the names of the connectors behind layers: the norm, and then the projections."""
+        own = [name.rpartition(".")[2] for name in self._names.projections]
+        before = self._prefix + self._names.deepstack
+        return [[f"{before}{index}.{name}" for name in ("norm", *own)] for index in range(len(self._spec.deepstack))]
 
     def _positions(self, read: Read) -> Tensor:
         """Returns the position of each patch, [grid * grid, H], or the grid that is stretched over pictures.
@@ -134,13 +143,14 @@ class _Loader:
             down=_linear([prefix + names.down], read),
         )  # fmt: skip
 
-    def _connector(self, read: Read) -> ConnectorWeights:
-        first, *others = self._projections
+    def _connector(self, names: list[str], read: Read, norm: str = "") -> ConnectorWeights:
+        first, *others = names
         if self._spec.connector == "shuffle":
             return ConnectorWeights(pack(read(first), invariant=True))
         if self._spec.connector == "pool":
             return ConnectorWeights(pack(read(first).T.contiguous(), invariant=True), norm=read(self._soft_norm))
-        return ConnectorWeights(_linear(others, read), before=_linear([first], read))
+        joined_norm = _layer_norm(norm, read) if norm else None
+        return ConnectorWeights(_linear(others, read), before=_linear([first], read), joined_norm=joined_norm)
 
 
 def _linear(names: Iterable[str], read: Read) -> PackedLinear:

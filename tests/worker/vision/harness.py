@@ -17,6 +17,8 @@ from transformers import (
     PreTrainedModel,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
@@ -104,7 +106,23 @@ def _qwen3_5(**changes: Any) -> PreTrainedModel:
     return Qwen3_5ForConditionalGeneration(config)
 
 
-MODELS = {"idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3, "qwen3_5": _qwen3_5}
+def _qwen3_vl(**changes: Any) -> PreTrainedModel:
+    vision = {
+        "depth": 4, "hidden_size": 48, "num_heads": 3, "intermediate_size": 80, "patch_size": 4, "out_hidden_size": 64,
+        "num_position_embeddings": 16, "initializer_range": 0.2, "deepstack_visual_indexes": [0, 2], **changes,
+    }  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_interleaved": True, "mrope_section": [4, 2, 2]}
+    text = {**TEXT, "head_dim": 16, "rope_parameters": rope, "model_type": "qwen3_vl_text"}
+    config = Qwen3VLConfig(
+        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=6, vision_start_token_id=3,
+        vision_end_token_id=4, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Qwen3VLForConditionalGeneration(config)
+
+
+MODELS = {
+    "idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3, "qwen3_5": _qwen3_5, "qwen3_vl": _qwen3_vl,
+}  # fmt: skip
 SQUARES = [(3, 2), (2, 5), (1, 4)]  # rows and columns of tokens, where pictures may have any size
 
 
@@ -223,6 +241,7 @@ class Bench:
     step_tokens: int = 256
     page: int = 16
     prefix_cache: bool = True
+    in_c: bool = True  # whether the loop over the layers is in C, if there is a library
     scheduler: Scheduler = field(init=False)
 
     def __post_init__(self) -> None:
@@ -238,7 +257,8 @@ class Bench:
         )  # fmt: skip
         pools = [PagePool(pages, self.page, group.window) for group in groups]
         self.scheduler = Scheduler(config, pools, PagePool(60, self.page) if kv.states else None)
-        self.runner = Runner(fastest_decoder(decoder, kv), kv, vision=self.served.vision)
+        model = fastest_decoder(decoder, kv) if self.in_c else decoder
+        self.runner = Runner(model, kv, vision=self.served.vision)
 
     def answers(self, *asked: Asked, preempt_at: tuple[int, ...] = ()) -> list[tuple[list[int], list[float]]]:
         """Returns the ids of each request with their log-probabilities, all in one scheduler."""

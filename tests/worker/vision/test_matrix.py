@@ -34,6 +34,7 @@ def test_bits_depend_on_the_request_alone(kind: str, dtype: torch.dtype, towers:
     [alone] = Bench(one).answers(target)
     assert Bench(one).answers(target, *others)[0] == alone
     assert Bench(one).answers(target, *others)[2] != alone, "other pictures give another answer"
+    assert Bench(one, in_c=False).answers(target, *others)[0] == alone
     for chunk in (1, 7, 16):
         assert Bench(one, chunk=chunk, step_tokens=64).answers(*others, target)[-1] == alone
     assert Bench(one, page=32, prefix_cache=False).answers(target, preempt_at=(2, 9))[0] == alone

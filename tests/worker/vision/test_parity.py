@@ -11,6 +11,7 @@ from tests.worker.vision.harness import (
     PLACEHOLDER,
     Asked,
     Bench,
+    Served,
     build,
     inverted,
     normalized,
@@ -26,7 +27,7 @@ def inputs_of(kind: str, pictures: list[Picture], shows: torch.Tensor, patch: in
     pixels = [normalized(each) for each in pictures]
     if kind == "gemma3":
         return {"pixel_values": torch.stack(pixels), "token_type_ids": shows.long()}
-    if kind != "qwen3_5":
+    if not kind.startswith("qwen"):
         return {"pixel_values": torch.stack(pixels)[None]}
     grids = [(1, each.height // patch, each.width // patch) for each in pictures]
     patches = []
@@ -66,3 +67,15 @@ def test_tokens_of_a_picture_see_each_other_in_gemma(towers: dict[str, Path]) ->
         causal = build("gemma3")(input_ids=torch.tensor([prompt + ids]), pixel_values=normalized(shown[0])[None])
     expected = causal.logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     assert (expected[range(NEW), ids] - torch.tensor(logprobs)).abs().max() > 0.1
+
+
+def test_first_layers_of_the_text_model_read_the_first_layers_of_the_tower_in_qwen3_vl(towers: dict[str, Path]) -> None:
+    one = Served.of(towers["qwen3_vl"])
+    prompt, shown = prompt_with(1, one.vision.spec)
+    [(_, logprobs)] = Bench(one).answers(Asked(prompt, shown, NEW))
+    for connector in one.vision._encoder.weights.deepstack:
+        connector.joined_norm.zero_()
+        one.vision._cache.clear()
+        [(_, changed)] = Bench(one).answers(Asked(prompt, shown, NEW))
+        assert max(abs(a - b) for a, b in zip(changed, logprobs, strict=True)) > 0.01
+        logprobs = changed

@@ -49,6 +49,7 @@ class ForwardInputs:
     rotary: Tensor | None = None  # [T, D] int64: the position of each column of the rotary table, with M-RoPE
     rope_rows: Tensor | None = None  # [T] int64: the rows of `rotary`
     replaced: tuple[Tensor, Tensor] | None = None  # rows [N], with vectors [N, H] in place of their embeddings
+    added: tuple[Tensor, ...] = ()  # vectors [N, H] that these rows gain after each of the first layers
 
     @property
     def state_slots(self) -> StateSlots | None:

@@ -86,6 +86,9 @@ typedef struct {
     const int32_t *visible_to; /* [t] how many keys each row sees; NULL if those up to its position */
     const float *cos, *sin;    /* in place of the tables of all layers; NULL: those of the layers */
     const int64_t *rope_rows;  /* [t] rows of these tables */
+    const int64_t *added_rows; /* [added_count] ascending */
+    const char *const *added;  /* for each of the first num_added layers, what these rows gain after it */
+    long num_added, added_count;
     long t, seqs, page_table_stride, num_outputs;
     long layers_of_all; /* the layers that all rows pass; the others write no K/V and no state */
     int threads;
@@ -237,6 +240,18 @@ static void drop_other_rows(const Model *m, Step *s, const Layer *l) {
     s->t = s->num_outputs;
 }
 
+/* Adds vectors to some rows of x, and norms these rows again. */
+static void add_vectors(const Model *m, const Step *s, const char *vectors, const void *weight) {
+    long bytes = m->hidden_size * m->element_size;
+    for (long i = 0, rows; i < s->added_count; i += rows) {
+        long row = s->added_rows[i];
+        for (rows = 1; i + rows < s->added_count && s->added_rows[i + rows] == row + rows;) rows++;
+        char *x = s->x + row * bytes;
+        m->kernels.add_norm(vectors + i * bytes, x, weight, s->h + row * bytes, x, rows, m->hidden_size, m->eps,
+                            m->offset, 1.0f, s->threads);
+    }
+}
+
 /* Runs all layers. x holds the embedded tokens. Afterwards the first `num_outputs` rows of h are the normed output.
  * outputs: the step of the output rows alone, for the layers that only they pass; NULL if there are none such.
  * Returns 0, or 1 when memory is exhausted or a rank is gone: then K/V and states of some layers have been written, and nothing else. */
@@ -256,7 +271,9 @@ __attribute__((visibility("default"))) int decoder_forward(const Model *m, const
             if (!s->t) return 0;
             if (outputs) s = outputs;
         }
-        if (feed_forward_block(m, s, l, i + 1 < m->num_layers ? l[1].before_attention : m->last_norm)) return 1;
+        const void *next = i + 1 < m->num_layers ? l[1].before_attention : m->last_norm;
+        if (feed_forward_block(m, s, l, next)) return 1;
+        if (i < s->num_added) add_vectors(m, s, s->added[i], next);
     }
     return 0;
 }
