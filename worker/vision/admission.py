@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from shared.messages import Picture, Submit
 from shared.pictures.digest import picture_digest
 from worker.schedule.admission import QueueFull, Refused
@@ -27,14 +29,16 @@ class PictureAdmission:
     def __call__(self, sequence: Sequence, submit: Submit) -> None:
         """Gives a sequence the pictures of its request. Raises Refused, in words, unless they can be encoded.
 
-        Raises QueueFull if all requests together would hold too many pixels. A request that comes from a worker that
-        was lost had been admitted there, and is always admitted again.
+        Equal pictures of several requests share their pixels. Raises QueueFull if all requests together would hold too
+        many. A request that comes from a worker that was lost had been admitted there, and is always admitted again.
         """
         pictures = submit.pictures or []
         if problem := check_pictures(pictures, sequence.tokens[: sequence.prompt_len], self.tower):
             raise Refused(problem)
-        held = sum(one.pictures.nbytes for one in self.live() if one.pictures is not None)
-        if held + sum(len(picture.pixels) for picture in pictures) > MAX_HELD_BYTES and not submit.crashes:
+        others = (other.pictures.pictures for other in self.live() if other.pictures is not None)
+        held = {one.digest: one.pixels for each in others for one in each}
+        pictures = [replace(one, pixels=held.setdefault(one.digest, one.pixels)) for one in pictures]
+        if sum(map(len, held.values())) > MAX_HELD_BYTES and not submit.crashes:
             raise QueueFull(f"the pictures of all requests have more than {MAX_HELD_BYTES >> 30} GiB of pixels")
         assert self.tower.spec is not None
         give(sequence, pictures, self.tower.spec)

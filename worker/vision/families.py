@@ -6,7 +6,7 @@ Configs leave out what is the default of their class in transformers, so each fa
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from math import isqrt
+from math import inf, isqrt
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,14 @@ Config = Mapping[str, Any]
 HALF = (0.5, 0.5, 0.5)
 PROCESSOR, NESTED = "preprocessor_config.json", "processor_config.json"
 ACTIVATION = "gelu_pytorch_tanh"  # of all SigLIP towers
-SIZES = ("image_size", "patch_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-MAX_SIZE = 1 << 24
+SIZES = {  # the most that a config may state
+    "image_size": 1 << 14, "patch_size": 1 << 10, "hidden_size": 1 << 16, "intermediate_size": 1 << 18,
+    "num_hidden_layers": 1 << 10, "num_attention_heads": 1 << 10, "scale_factor": 64, "spatial_merge_size": 64,
+    "mm_tokens_per_image": 1 << 14, "temporal_patch_size": 16, "num_position_embeddings": 1 << 20,
+    "out_hidden_size": 1 << 18, "image_token_id": 1 << 31, "image_token_index": 1 << 31,
+}  # fmt: skip
+OF_TOWER = tuple(SIZES)[:6]
+MAX_HEAD = 512
 
 
 def _shuffled(config: Config, grid: int) -> int:
@@ -95,7 +101,16 @@ def vision_spec(folder: Path, config: Config, text_size: int) -> VisionSpec | No
     family, vision = FAMILIES.get(str(config.get("model_type"))), config.get("vision_config")
     if family is None or not isinstance(vision, dict):
         return None
-    vision = {**family.defaults, **vision}
+    try:
+        return _spec(family, folder, config, vision, text_size)
+    except (AttributeError, TypeError, ValueError) as error:
+        if isinstance(error, UnsupportedModel):
+            raise
+        raise UnsupportedModel(f"a setting of the vision tower or its processor has a wrong type ({error})") from error
+
+
+def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, text_size: int) -> VisionSpec:
+    vision = {**family.defaults, **stated}
     vision |= {common: vision[own] for common, own in family.names.items()}
     _check(vision, any_size=family.rotary)
     processor = _processor(folder)
@@ -138,7 +153,7 @@ def _of_any_size(config: Config, vision: Config, text_size: int) -> dict[str, An
     text = config.get("text_config") or {}
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     sections = rope.get("mrope_section") or (11, 11, 10)
-    if len(sections) != 3 or not all(isinstance(pairs, int) and 0 <= pairs <= MAX_SIZE for pairs in sections):
+    if len(sections) != 3 or not all(isinstance(pairs, int) and 0 <= pairs <= MAX_HEAD for pairs in sections):
         raise UnsupportedModel(f"mrope_section {str(sections)[:80]} is not supported: it has three numbers of pairs")
     side = isqrt(_size(vision, "num_position_embeddings", 0))
     if side * side != vision["num_position_embeddings"]:
@@ -147,7 +162,7 @@ def _of_any_size(config: Config, vision: Config, text_size: int) -> dict[str, An
     deepstack = vision.get("deepstack_visual_indexes") or ()
     if list(deepstack) != sorted({*deepstack}) or not {*deepstack} <= {*range(vision["num_hidden_layers"])}:
         raise UnsupportedModel(f"deepstack_visual_indexes {str(deepstack)[:80]} are not layers of the tower, in order")
-    if len(deepstack) >= text.get("num_hidden_layers", MAX_SIZE):
+    if len(deepstack) >= text.get("num_hidden_layers", inf):
         raise UnsupportedModel("deepstack_visual_indexes are as many as the text model has layers")
     return {
         "deepstack": tuple(deepstack),
@@ -157,7 +172,7 @@ def _of_any_size(config: Config, vision: Config, text_size: int) -> dict[str, An
 
 
 def _check(vision: Config, *, any_size: bool) -> None:
-    for name in SIZES[any_size:]:
+    for name in OF_TOWER[any_size:]:
         _size(vision, name, 0)
     if vision["hidden_act"] != ACTIVATION:
         raise UnsupportedModel(f"vision_config: hidden_act {vision['hidden_act']!r} is not supported")
@@ -165,13 +180,16 @@ def _check(vision: Config, *, any_size: bool) -> None:
         raise UnsupportedModel(f"vision_config: num_channels {vision['num_channels']!r} is not supported")
     if vision["hidden_size"] % vision["num_attention_heads"]:
         raise UnsupportedModel("vision_config: hidden_size is not a multiple of num_attention_heads")
+    head = vision["hidden_size"] // vision["num_attention_heads"]
+    if head > MAX_HEAD or (any_size and head % 4):
+        raise UnsupportedModel(f"vision_config: heads of {head} dimensions are not supported")
     if not any_size and not 1 <= (vision["image_size"] // vision["patch_size"]) ** 2 <= MAX_PATCHES:
         raise UnsupportedModel(f"vision_config: pictures of no patch, or of more than {MAX_PATCHES}, are not supported")
 
 
 def _size(config: Config, name: str, default: int) -> int:
     value = config.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= SIZES[name]:
         raise UnsupportedModel(f"{name} {str(value)[:80]} of a model with a vision tower is not supported")
     return value
 

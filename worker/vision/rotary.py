@@ -42,11 +42,10 @@ class RotaryPositions:
 def components(sections: tuple[int, int, int], width: int) -> list[int]:
     """Returns which of the three positions each column of a rotary table is read at.
 
-    sections: pairs of a head that rotate by each position, which alternate. width: columns, of which both halves are
-    equal; the pairs behind those of all sections do not rotate.
+    sections: pairs of a head that rotate by each position, which alternate. width: columns, whose halves are equal
     """
     half = [0] * (width // 2)
     for component in (1, 2):
-        for pair in range(component, min(3 * sections[component], sum(sections)), 3):
+        for pair in range(component, min(3 * sections[component], len(half)), 3):
             half[pair] = component
     return half * 2

@@ -91,7 +91,8 @@ def test_pixels_of_a_request_and_of_all_are_bounded(tower: Tower, monkeypatch: p
     assert tower.spec is not None and MAX_PIXEL_BYTES < MAX_MESSAGE_BYTES
     prompt, pictures = prompt_with(2, tower.spec)
     size = sum(len(each.pixels) for each in pictures)
-    live = [sequence_of(index, one, tower.spec) for index, one in enumerate((Asked(prompt, pictures), Asked(prompt)))]
+    others = [changed(each, digest=each.digest[::-1]) for each in pictures]
+    live = [sequence_of(index, one, tower.spec) for index, one in enumerate((Asked(prompt, others), Asked(prompt)))]
     monkeypatch.setattr(admission, "MAX_HELD_BYTES", 2 * size)
     admit(tower, submit(prompt, pictures), live)
     monkeypatch.setattr(admission, "MAX_HELD_BYTES", 2 * size - 1)
@@ -101,6 +102,17 @@ def test_pixels_of_a_request_and_of_all_are_bounded(tower: Tower, monkeypatch: p
     monkeypatch.setattr(admission, "MAX_PIXEL_BYTES", size - 1)
     with pytest.raises(Refused, match="MiB of pixels"):
         admit(tower, submit(prompt, pictures))
+
+
+def test_equal_pictures_of_several_requests_are_in_memory_once(tower: Tower) -> None:
+    assert tower.spec is not None
+    prompt, pictures = prompt_with(2, tower.spec)
+    first = admit(tower, submit(prompt, pictures))
+    copies = [changed(each, pixels=bytes(bytearray(each.pixels))) for each in pictures]
+    second = admit(tower, submit(prompt, copies), [first])
+    assert first.pictures is not None and second.pictures is not None
+    pairs = zip(first.pictures.pictures, second.pictures.pictures, strict=True)
+    assert all(one.pixels is other.pixels for one, other in pairs)
 
 
 def test_sizes_of_a_model_that_sees_any(towers: dict[str, Path]) -> None:
