@@ -149,7 +149,7 @@ class FakePool:
         message = m.Submit(
             call + 1, pack_u32(prompt), sampling, pack_u32(generated), cache_salt, group, deadline_ms, priority, 0,
             tenant, pooling=pooling, scored_from=scored_from,
-            answer=None if answer is None else pack_u32(answer), adapter=adapter,
+            answer=None if answer is None else pack_u32(answer), adapter=adapter, pictures=list(pictures) or None,
         )  # fmt: skip
         admission = asyncio.get_running_loop().create_future()
         stream = Stream(message, admission, seed=sampling.seed or 77, fingerprint=fingerprint or self.fingerprint)

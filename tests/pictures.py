@@ -12,6 +12,8 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from tests.checkpoints import VOCAB, byte_level_tokenizer
 from tests.worker.vision.harness import MEAN, STD, build
@@ -34,27 +36,54 @@ GEMMA3_TEMPLATE = (
     "{{ item['text'] | trim }}{% endif %}{% endfor %}{% endif %}{{ '<end_of_turn>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
+QWEN_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for item in message['content'] %}{% if item['type'] == 'image' %}"
+    "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% elif 'text' in item %}{{ item['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+QWEN_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+AREA = {"shortest_edge": 512, "longest_edge": 4096}  # of pictures that Qwen sees: 8 to 64 tokens
 GEMMA3_NAMED = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+
+
+SPECIAL = {
+    "idefics3": IDEFICS3_TOKENS,
+    "gemma3": [*GEMMA3_NAMED.values(), "<start_of_turn>", "<end_of_turn>"],
+    "qwen3_5": QWEN_TOKENS,
+}
+NAMED = {"idefics3": {"image_token": "<image>"}, "gemma3": GEMMA3_NAMED, "qwen3_5": {"image_token": "<|image_pad|>"}}
+TEMPLATES = {"idefics3": IDEFICS3_TEMPLATE, "gemma3": GEMMA3_TEMPLATE, "qwen3_5": QWEN_TEMPLATE}
+
+
+class _WithoutVideo(Qwen3VLProcessor):  # type: ignore[misc]
+    """The processor for videos needs torchvision."""
+
+    def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
+        return None if name == "video_processor" else super().check_argument_for_proper_class(name, argument)
 
 
 def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
     """A tokenizer with the special tokens of the family, as many ids as the model has."""
-    special = IDEFICS3_TOKENS if kind == "idefics3" else [*GEMMA3_NAMED.values(), "<start_of_turn>", "<end_of_turn>"]
+    special = SPECIAL[kind]
     plain = byte_level_tokenizer(VOCAB - len(special))
     plain.add_tokens([AddedToken(one, special=True, normalized=False) for one in special], special_tokens=True)
     assert len(plain) == VOCAB
-    named = GEMMA3_NAMED if kind == "gemma3" else {"image_token": "<image>"}
-    template = IDEFICS3_TEMPLATE if kind == "idefics3" else GEMMA3_TEMPLATE
     return PreTrainedTokenizerFast(
         tokenizer_object=plain.backend_tokenizer, bos_token=plain.bos_token, eos_token=plain.eos_token,
-        pad_token=plain.eos_token, extra_special_tokens=named, chat_template=template,
+        pad_token=plain.eos_token, extra_special_tokens=NAMED[kind], chat_template=TEMPLATES[kind],
     )  # fmt: skip
 
 
 def processor_of(kind: str) -> Any:
     """The processor of transformers, for the same tokenizer, without normalization."""
-    side, tokenizer = SIDES[kind], tokenizer_of(kind)
+    tokenizer = tokenizer_of(kind)
     bare = {"do_rescale": False, "do_normalize": False}
+    if kind == "qwen3_5":
+        images = Qwen2VLImageProcessorPil(size=AREA, patch_size=4, merge_size=2, temporal_patch_size=1, **bare)
+        return _WithoutVideo(images, tokenizer, chat_template=tokenizer.chat_template)
+    side = SIDES[kind]
     if kind == "gemma3":
         images = Gemma3ImageProcessorPil(size={"height": side, "width": side}, do_pan_and_scan=False, **bare)
         return Gemma3Processor(images, tokenizer, tokenizer.chat_template, image_seq_length=TOKENS[kind])
@@ -64,14 +93,15 @@ def processor_of(kind: str) -> Any:
 
 def seeing_checkpoint(kind: str, folder: Path) -> Path:
     """Saves a checkpoint that sees pictures."""
-    side, tokenizer = SIDES[kind], tokenizer_of(kind)
+    tokenizer = tokenizer_of(kind)
     build(kind).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    token = tokenizer.convert_tokens_to_ids("<image>" if kind == "idefics3" else "<image_soft_token>")
+    token = tokenizer.convert_tokens_to_ids(tokenizer.image_token)
     config = json.loads((folder / "config.json").read_text())
     config |= {"image_token_id": token, "image_token_index": token}
     (folder / "config.json").write_text(json.dumps(config))
-    size = {"longest_edge": 3 * side} if kind == "idefics3" else {"height": side, "width": side}
+    sizes = {"gemma3": dict.fromkeys(("height", "width"), SIDES["gemma3"]), "qwen3_5": AREA}
+    size = sizes.get(kind) or {"longest_edge": 3 * SIDES[kind]}
     settings = {"image_mean": MEAN, "image_std": STD, "rescale_factor": 1 / 255, "do_normalize": True, "size": size}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder

@@ -5,17 +5,22 @@ It does what the image processors of transformers do with Pillow, up to the norm
 
 import io
 import math
+from collections.abc import Sequence
 from typing import Any
 
 DECODE = f"{__name__}:decode"
 SECONDS, MEGABYTES = 10.0, 1024  # for one picture
 KINDS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_TILES = 64
+MOST_RATIO = 200  # of the sides of a picture that keeps its shape, as in transformers
 
 Tile = tuple[int, int, bytes]  # height, width, uint8 RGB row by row
 
 
-def decode(data: bytes, most_pixels: int, kind: str, side: int, longest: int, cuts: bool, resample: int) -> list[Any]:
+def decode(
+    data: bytes, most_pixels: int, kind: str, side: int, longest: int, cuts: bool, resample: int,
+    area: Sequence[int] = (0, 0),
+) -> list[Any]:  # fmt: skip
     """Returns rows, columns and the tiles of a picture; or ["…"], what is wrong with it.
 
     The other arguments are the fields of a PictureFormat.
@@ -37,6 +42,10 @@ def decode(data: bytes, most_pixels: int, kind: str, side: int, longest: int, cu
         return [f"is broken: {error}"]
     if kind == "square":
         return [0, 0, [_bytes(image.resize((side, side), resample))]]
+    if kind == "any":
+        if max(width, height) > MOST_RATIO * min(width, height):
+            return [f"has {width} x {height} pixels; one side may be {MOST_RATIO} times as long as the other at most"]
+        return [0, 0, [_bytes(image.resize(_of_area(image.width, image.height, side, *area), resample))]]
     image = image.resize(_scaled(image.width, image.height, longest), resample)
     return _tiles(image, side, resample) if cuts else [0, 0, [_bytes(image.resize((side, side), resample))]]
 
@@ -61,6 +70,18 @@ def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:
         return longest, max(1, other + other % 2)
     other = int(longest * ratio)
     return max(1, other + other % 2), longest
+
+
+def _of_area(width: int, height: int, step: int, least: int, most: int) -> tuple[int, int]:
+    """Returns multiples of `step` of about the picture's shape, with `least` to `most` pixels together."""
+    across, down = round(width / step), round(height / step)
+    if across * down * step * step > most:
+        shrink = math.sqrt(height * width / most)
+        across, down = (max(1, math.floor(side / shrink / step)) for side in (width, height))
+    elif across * down * step * step < least:
+        grow = math.sqrt(least / (height * width))
+        across, down = (math.ceil(side * grow / step) for side in (width, height))
+    return across * step, down * step
 
 
 def _whole_tiles(width: int, height: int, side: int) -> tuple[int, int]:

@@ -68,7 +68,15 @@ class _Children:
         child = self._idle.get()
         try:
             found: list[Any] = child.call(
-                data, most_pixels, seen.kind, seen.side, seen.longest, seen.cuts, seen.resample, seconds=SECONDS
+                data,
+                most_pixels,
+                seen.kind,
+                seen.side,
+                seen.longest,
+                seen.cuts,
+                seen.resample,
+                seen.area,
+                seconds=SECONDS,
             )
             return found
         finally:

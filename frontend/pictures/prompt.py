@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from frontend.errors import BadRequest, Unprocessable
 from frontend.pictures.decoding import Decoded, decoded
@@ -57,7 +58,7 @@ def shown_text(text: str, mark: str, pictures: Sequence[Decoded], seen: PictureF
 
     def shown(_: re.Match[str]) -> str:
         one = next(following)
-        return seen.shown(one.rows, one.columns)
+        return seen.shown(one.rows, one.columns, seen.tokens_of(*one.tiles[0][:2]))
 
     return own.sub(shown, text)
 
@@ -72,15 +73,16 @@ def placed(
     placeholder = tokenizer.ids_of({seen.token: ""})
     tiles = [tile for one in pictures for tile in one.tiles]
     places = [place for place, id in enumerate(ids) if id in placeholder]
-    starts = places[:: seen.tokens]
-    if len(places) != len(tiles) * seen.tokens or any(
-        ids[start : start + seen.tokens].count(ids[start]) != seen.tokens for start in starts
+    counts = [seen.tokens_of(height, width) for height, width, _ in tiles]
+    starts = [places[before] for before in accumulate(counts, initial=0) if before < len(places)]
+    if len(places) != sum(counts) or any(
+        ids[start : start + count].count(ids[start]) != count for start, count in zip(starts, counts, strict=True)
     ):
         raise Unprocessable(
             f"the tokenizer does not make a token of each {seen.token}, so the model cannot see pictures",
             param="messages", code="unsupported_content",
         )  # fmt: skip
     return tuple(
-        Picture(start, seen.tokens, height, width, pixels, picture_digest(height, width, pixels))
-        for start, (height, width, pixels) in zip(starts, tiles, strict=True)
+        Picture(start, count, height, width, pixels, picture_digest(height, width, pixels))
+        for start, count, (height, width, pixels) in zip(starts, counts, tiles, strict=True)
     )

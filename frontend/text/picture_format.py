@@ -10,9 +10,10 @@ from math import isqrt
 from pathlib import Path
 from typing import Any, Literal
 
-BILINEAR, LANCZOS = 2, 1  # Pillow's numbers, which preprocessor_config.json has, too
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers, which preprocessor_config.json has, too
 MOST_SIDE = 1 << 14
-Kind = Literal["square", "tiles"]
+MOST_PATCHES = 1 << 14  # of a picture of any size: more the worker does not encode
+Kind = Literal["square", "tiles", "any"]
 Config = Mapping[str, Any]
 
 
@@ -20,8 +21,9 @@ Config = Mapping[str, Any]
 class PictureFormat:
     """How a model sees pictures.
 
-    kind: square: one picture of `side` x `side` pixels; tiles: cut into tiles of this size, and one of the whole
-    tokens: of each tile in the prompt
+    kind: square: one picture of `side` x `side` pixels; tiles: cut into tiles of this size, and one of the whole;
+        any: one picture whose height and width are multiples of `side`, of about its own shape
+    tokens: of each tile in the prompt; any: of each square of `side` x `side` pixels
     longest: tiles: the longest side of the picture before it is cut; 0 for a square
     cuts: whether the picture is cut; else it becomes one tile after the same steps
     placeholder: what the chat template writes for a picture
@@ -39,11 +41,20 @@ class PictureFormat:
     token: str
     before: str = ""
     after: str = ""
+    area: tuple[int, int] = (0, 0)  # any: the least and the most pixels
 
-    def shown(self, rows: int, columns: int) -> str:
-        """Returns what the prompt has for a picture that is cut into so many rows and columns of tiles; 0: not cut."""
-        tokens = self.token * self.tokens
-        if self.kind == "square":
+    def tokens_of(self, height: int, width: int) -> int:
+        """Returns how many tokens a tile of so many pixels has in the prompt."""
+        return self.tokens * (height // self.side) * (width // self.side)
+
+    def shown(self, rows: int, columns: int, tokens_each: int) -> str:
+        """Returns what the prompt has for a picture.
+
+        rows, columns: of the tiles that it is cut into; 0: it is not cut
+        tokens_each: how many tokens a tile has
+        """
+        tokens = self.token * tokens_each
+        if self.kind != "tiles":
             return f"{self.before}{tokens}{self.after}"
         lines = "".join(
             "".join(f"{self.before}<row_{row}_col_{column}>{tokens}" for column in range(1, columns + 1)) + "\n"
@@ -64,7 +75,8 @@ def picture_format(folder: Path, config: Config, named_tokens: Mapping[str, str]
         found = make(config, vision, _processor(folder), named_tokens)
     except (TypeError, ValueError, KeyError, ZeroDivisionError, AttributeError):  # the worker says what is wrong
         return None
-    return found if 0 < found.side <= MOST_SIDE and found.longest <= MOST_SIDE and found.tokens > 0 else None
+    fits = 0 < found.side <= MOST_SIDE and found.longest <= MOST_SIDE and found.tokens > 0
+    return found if fits and (found.kind != "any" or 0 < found.area[0] <= found.area[1]) else None
 
 
 def _idefics3(config: Config, vision: Config, processor: Config, named: Mapping[str, str]) -> PictureFormat:
@@ -87,8 +99,21 @@ def _gemma3(config: Config, vision: Config, processor: Config, named: Mapping[st
     )  # fmt: skip
 
 
+def _qwen(config: Config, vision: Config, processor: Config, named: Mapping[str, str]) -> PictureFormat:
+    """Reads the settings of Qwen2VLImageProcessor; older checkpoints have the bounds of the area apart from `size`."""
+    patch, merge = vision.get("patch_size", 16), vision.get("spatial_merge_size", 2)
+    size = processor.get("size") or {}
+    least = processor.get("min_pixels") or size.get("shortest_edge", 56 * 56)
+    most = processor.get("max_pixels") or size.get("longest_edge", 28 * 28 * 1280)
+    token = named.get("image_token", "<|image_pad|>")
+    return PictureFormat(
+        "any", patch * merge, 1, 0, False, processor.get("resample", BICUBIC), token, token,
+        area=(least, min(most, MOST_PATCHES * patch * patch)),
+    )  # fmt: skip
+
+
 FORMATS: Mapping[str, Callable[[Config, Config, Config, Mapping[str, str]], PictureFormat]] = {
-    "gemma3": _gemma3, "idefics3": _idefics3, "smolvlm": _idefics3,
+    "gemma3": _gemma3, "idefics3": _idefics3, "qwen3_5": _qwen, "qwen3_5_moe": _qwen, "smolvlm": _idefics3,
 }  # fmt: skip
 
 

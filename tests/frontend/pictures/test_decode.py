@@ -14,6 +14,7 @@ from PIL import Image
 from transformers.image_utils import load_image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from frontend.pictures.decode import decode
@@ -74,6 +75,31 @@ def test_square_is_that_of_the_processor(size: tuple[int, int]) -> None:
     rows, columns, (tile,) = decode(encoded(image), MOST, "square", SIDE, 0, False, processor.resample)
     assert (rows, columns) == (0, 0)
     assert np.abs(pixels(tile).astype(float) - np.moveaxis(value, 0, -1)).max() <= 1
+
+
+@pytest.mark.parametrize("area", [(1, 1 << 20), (4096, 1 << 14), (64, 2048), (1 << 14, 1 << 14)])
+@pytest.mark.parametrize("size", SIZES)
+def test_picture_of_any_size_is_that_of_the_processor(size: tuple[int, int], area: tuple[int, int]) -> None:
+    image, (least, most) = drawn(*size), area
+    processor = Qwen2VLImageProcessorPil(
+        size={"shortest_edge": least, "longest_edge": most}, patch_size=4, merge_size=2, temporal_patch_size=1, **BARE
+    )
+    found = processor(image)
+    _, rows, columns = found["image_grid_thw"][0]
+    _, _, (tile,) = decode(encoded(image), MOST, "any", 8, 0, False, processor.resample, area)
+    assert tile[:2] == (4 * rows, 4 * columns)
+    patches = pixels(tile).reshape(rows // 2, 2, 4, columns // 2, 2, 4, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+    assert np.abs(patches.reshape(rows * columns, -1).astype(float) - found["pixel_values"]).max() <= 1
+
+
+@pytest.mark.parametrize("size", [(201, 1), (1, 201), (3, 1), (1, 1), (200, 1)])
+def test_picture_of_any_size_has_a_row_and_a_column(size: tuple[int, int]) -> None:
+    found = decode(encoded(drawn(*size)), MOST, "any", 8, 0, False, 3, (1, 4096))
+    if 201 in size:
+        assert "one side may be 200 times as long" in found[0]
+    else:
+        (height, width, _) = found[2][0]
+        assert height >= 8 <= width and height % 8 == width % 8 == 0 and height * width <= 4096
 
 
 def rotated(image: Image.Image, orientation: int) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from frontend.api.anthropic import messages
@@ -23,7 +24,7 @@ from tests.pictures import SIDES, drawn, processor_of, seeing_checkpoint
 
 MODEL = "seeing"
 SIZES = [(90, 40), (30, 200), (64, 64)]
-KINDS = ["idefics3", "gemma3"]
+KINDS = ["idefics3", "gemma3", "qwen3_5"]
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,19 @@ async def asked(content: Any, context: ModelContext, **more: Any) -> GenerationR
     return await parse(chat, body, context)
 
 
+def levels_of(kind: str, expected: Any) -> list[NDArray[Any]]:
+    """Returns the pixels that a processor has made, [height, width, 3] each."""
+    values = np.asarray(expected["pixel_values"])
+    if kind != "qwen3_5":
+        return list(np.moveaxis(values.reshape(-1, 3, SIDES[kind], SIDES[kind]), 1, -1))
+    found, at = [], 0
+    for _, rows, columns in np.asarray(expected["image_grid_thw"]):
+        patches = values[at : at + rows * columns].reshape(rows // 2, columns // 2, 2, 2, 3, 4, 4)
+        found.append(patches.transpose(0, 2, 5, 1, 3, 6, 4).reshape(4 * rows, 4 * columns, 3))
+        at += rows * columns
+    return found
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_ids_places_and_pixels_are_those_of_the_processor(
@@ -76,14 +90,14 @@ async def test_ids_places_and_pixels_are_those_of_the_processor(
     prompt = processor.apply_chat_template([{"role": "user", "content": theirs}], add_generation_prompt=True)
     expected = processor(images=[images], text=[prompt], add_special_tokens=False)
     assert request.prompts[0] == list(expected["input_ids"][0])
-    pixels = np.asarray(expected["pixel_values"]).reshape(-1, 3, SIDES[kind], SIDES[kind])
+    pixels = levels_of(kind, expected)
     found = [one for one in request.features.pictures]
     if kind == "idefics3":  # shorter pictures of a batch are padded with black ones
         pixels = pixels[: len(found)]
     assert len(found) == len(pixels) >= count
     for picture, value in zip(found, pixels, strict=True):
         levels = np.frombuffer(picture.pixels, np.uint8).reshape(picture.height, picture.width, 3)
-        assert np.abs(levels.astype(float) - np.moveaxis(value, 0, -1)).max() <= 1
+        assert np.abs(levels.astype(float) - value).max() <= 1
         token = request.prompts[0][picture.start]
         assert request.prompts[0][picture.start : picture.start + picture.tokens] == [token] * picture.tokens
     assert sum(one.tokens for one in found) == request.prompts[0].count(request.prompts[0][found[0].start])
