@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -18,8 +19,12 @@ from frontend.api.openai import chat, responses
 from frontend.errors import SluiceError
 from frontend.request import GenerationRequest
 from frontend.text.tokenizer import Tokenizer
+from shared import messages as m
 from shared.config import FrontendConfig
+from tests.checkpoints import VOCAB
+from tests.fakes import FakePool, sending
 from tests.frontend.api.harness import parse
+from tests.frontend.serving import http_client
 from tests.pictures import SIDES, drawn, processor_of, seeing_checkpoint
 
 MODEL = "seeing"
@@ -217,6 +222,34 @@ async def test_model_without_sight_says_so(folders: dict[str, Path], tmp_path: P
     with pytest.raises(SluiceError, match="sees no pictures") as raised:
         await asked([openai_part(drawn(20, 20))], context_of(folder))
     assert raised.value.status == 400
+
+
+async def test_model_that_sees_is_listed_with_it_and_its_pictures_are_counted(folders: dict[str, Path]) -> None:
+    part, bad = openai_part(drawn(20, 20)), {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+    limits = m.Limits(max_seq_len=4096, vocab_size=VOCAB, eos_token_ids=())
+    pool = FakePool(sending([104]), welcome=m.Welcome(1, 1, 4711, "tiny", "", limits))
+
+    def body(*parts: Any) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": list(parts)}]}
+
+    async with http_client(pool, Tokenizer.load(folders["gemma3"])) as http:
+        (listed,) = (await http.get("/v1/models")).json()["data"]
+        assert "vision" in listed["capabilities"]
+        before = await counted(http)
+        tokens = (await http.post("/tokenize", json=body(part, part))).json()["count"]
+        assert tokens > (await http.post("/tokenize", json=body(text("Hi")))).json()["count"] + 2 * 16
+        assert (await http.post("/v1/chat/completions", json=body(bad))).status_code == 400
+        after = await counted(http)
+    (seconds, *one), (more, *other) = before, after
+    assert [now - then for now, then in zip(other, one, strict=True)] == [1, 1] and more > seconds
+
+
+async def counted(http: httpx.AsyncClient) -> list[float]:
+    """Returns the metrics of pictures: seconds, decoded, refused."""
+    names = ["picture_decode_seconds_total", 'pictures_total{outcome="decoded"}', 'pictures_total{outcome="refused"}']
+    page = (await http.get("/metrics")).text
+    values = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    return [float(values[f"sluice_{name}"]) for name in names]
 
 
 async def test_same_text_with_another_picture_is_another_prompt(folders: dict[str, Path]) -> None:
