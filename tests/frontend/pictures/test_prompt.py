@@ -25,11 +25,11 @@ from tests.checkpoints import VOCAB
 from tests.fakes import FakePool, sending
 from tests.frontend.api.harness import parse
 from tests.frontend.serving import http_client
-from tests.pictures import SIDES, drawn, processor_of, seeing_checkpoint
+from tests.pictures import QWENS, SIDES, drawn, processor_of, seeing_checkpoint
 
 MODEL = "seeing"
 SIZES = [(90, 40), (30, 200), (64, 64)]
-KINDS = ["idefics3", "gemma3", "qwen3_5"]
+KINDS = ["idefics3", "gemma3", *QWENS]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ async def asked(content: Any, context: ModelContext, **more: Any) -> GenerationR
 def levels_of(kind: str, expected: Any) -> list[NDArray[Any]]:
     """Returns the pixels that a processor has made, [height, width, 3] each."""
     values = np.asarray(expected["pixel_values"])
-    if kind != "qwen3_5":
+    if kind not in QWENS:
         return list(np.moveaxis(values.reshape(-1, 3, SIDES[kind], SIDES[kind]), 1, -1))
     found, at = [], 0
     for _, rows, columns in np.asarray(expected["image_grid_thw"]):
@@ -96,7 +96,7 @@ async def test_ids_places_and_pixels_are_those_of_the_processor(
     expected = processor(images=[images], text=[prompt], add_special_tokens=False)
     assert request.prompts[0] == list(expected["input_ids"][0])
     pixels = levels_of(kind, expected)
-    found = [one for one in request.features.pictures]
+    found = list(request.features.pictures)
     if kind == "idefics3":  # shorter pictures of a batch are padded with black ones
         pixels = pixels[: len(found)]
     assert len(found) == len(pixels) >= count
