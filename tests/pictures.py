@@ -56,7 +56,7 @@ SPECIAL = {
 }
 NAMED = {
     "idefics3": {"image_token": "<image>"}, "gemma3": GEMMA3_NAMED,
-    **dict.fromkeys(QWENS, {"image_token": "<|image_pad|>"}),
+    **{kind: {"image_token": "<|image_pad|>"} for kind in QWENS},
 }  # fmt: skip
 TEMPLATES = {"idefics3": IDEFICS3_TEMPLATE, "gemma3": GEMMA3_TEMPLATE, **dict.fromkeys(QWENS, QWEN_TEMPLATE)}
 
