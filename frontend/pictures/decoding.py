@@ -1,6 +1,7 @@
 """Has child processes decode pictures. A file that crashes a child, or takes too long, ends only its own request."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from queue import LifoQueue
 from time import monotonic
@@ -38,7 +39,8 @@ async def decoded(name: str, data: bytes, seen: PictureFormat, most_pixels: int)
     children.waiting += 1
     counts, since = picture_counts(), monotonic()
     try:
-        found = await asyncio.to_thread(children.decode, data, seen, most_pixels)
+        running = asyncio.get_running_loop().run_in_executor(children.threads, children.decode, data, seen, most_pixels)
+        found = await running
     except NotStarted as error:
         counts.not_decoded += 1
         raise Overloaded(f"pictures cannot be decoded: {error}", code="not_ready", retry_after=1.0) from error
@@ -65,10 +67,11 @@ def refused(name: str, problem: str) -> BadRequest:
 
 
 class _Children:
-    """Idle children, which threads take and give back."""
+    """Idle children, which threads take and give back. Other work has other threads, and does not wait for pictures."""
 
     def __init__(self) -> None:
         self.waiting = 0
+        self.threads = ThreadPoolExecutor(CHILDREN, thread_name_prefix="picture")
         self._idle: LifoQueue[Expendable] = LifoQueue()
         for _ in range(CHILDREN):
             self._idle.put(Expendable(DECODE, megabytes=MEGABYTES))

@@ -1,7 +1,9 @@
 """The prompts of conversations with pictures, in every format: ids, places and pixels as transformers' processors."""
 
+import asyncio
 import base64
 import io
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from frontend.api.anthropic import messages
 from frontend.api.model_context import ModelContext
 from frontend.api.ollama import chat as ollama_chat
 from frontend.api.openai import chat, responses
-from frontend.errors import SluiceError
+from frontend.errors import BadRequest, SluiceError
+from frontend.pictures import decoding, fetch
 from frontend.request import GenerationRequest
 from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
@@ -25,6 +28,7 @@ from tests.checkpoints import VOCAB
 from tests.fakes import FakePool, sending
 from tests.frontend.api.harness import parse
 from tests.frontend.serving import http_client
+from tests.patience import PATIENCE_S
 from tests.pictures import QWENS, SIDES, drawn, processor_of, seeing_checkpoint
 
 MODEL = "seeing"
@@ -242,6 +246,29 @@ async def test_model_that_sees_is_listed_with_it_and_its_pictures_are_counted(fo
         after = await counted(http)
     (seconds, *one), (more, *other) = before, after
     assert [now - then for now, then in zip(other, one, strict=True)] == [1, 1] and more > seconds
+
+
+async def test_pictures_that_take_long_hold_no_other_work_up(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, context = threading.Event(), context_of(folders["gemma3"], allowed_media_domains="example.org")
+
+    def slow(*_: Any) -> Any:
+        held.wait()
+        raise BadRequest("slow")
+
+    monkeypatch.setattr(fetch, "fetched", slow)
+    monkeypatch.setattr(decoding._children(), "decode", slow)
+    web = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    slow_ones = [asyncio.ensure_future(asked([part], context)) for part in [openai_part(drawn(9, 9)), web] * 40]
+    try:
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: 5), PATIENCE_S) == 5
+        assert not any(one.done() for one in slow_ones)
+    finally:
+        held.set()
+        ends = await asyncio.gather(*slow_ones, return_exceptions=True)
+    assert all(isinstance(end, BadRequest) for end in ends)
 
 
 async def counted(http: httpx.AsyncClient) -> list[float]:
