@@ -228,7 +228,7 @@ def sending(*pieces: list[int], outcome: m.Outcome = m.Outcome.EOS, error: str =
 
 
 def context(tokenizer: Tokenizer, **more: Any) -> ModelContext:
-    template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens)
+    template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens, sees=tokenizer.pictures is not None)
     return replace(ModelContext(MODEL, 64, LIMITS.vocab_size, tokenizer, template), **more)
 
 
