@@ -24,7 +24,7 @@ from tests.pictures import SIDES, drawn, processor_of, seeing_checkpoint
 
 MODEL = "seeing"
 SIZES = [(90, 40), (30, 200), (64, 64)]
-KINDS = ["idefics3", "gemma3", "qwen3_5"]
+KINDS = ["idefics3", "gemma3", "qwen3_5", "qwen3_vl"]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ async def asked(content: Any, context: ModelContext, **more: Any) -> GenerationR
 def levels_of(kind: str, expected: Any) -> list[NDArray[Any]]:
     """Returns the pixels that a processor has made, [height, width, 3] each."""
     values = np.asarray(expected["pixel_values"])
-    if kind != "qwen3_5":
+    if not kind.startswith("qwen"):
         return list(np.moveaxis(values.reshape(-1, 3, SIDES[kind], SIDES[kind]), 1, -1))
     found, at = [], 0
     for _, rows, columns in np.asarray(expected["image_grid_thw"]):
