@@ -1,5 +1,6 @@
 """`prediction`: a text that the client expects as the answer. It makes the answer faster, and changes nothing of it."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -7,6 +8,7 @@ from msgspec import Meta
 from frontend.api.chat.chat_prompt import MAX_PARTS, join_text
 from frontend.api.model_context import ModelContext
 from frontend.api.openai.content_parts import TextPart
+from frontend.api.prepare import Reading
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.requests.request_types import doc
 
@@ -22,7 +24,10 @@ PredictionField = Annotated[
 ]
 
 
-async def predicted_ids(prediction: Prediction, context: ModelContext) -> tuple[int, ...]:
-    """Returns the ids of the expected answer, as many as the context has room for."""
+async def with_prediction(reading: Reading, prediction: Prediction | None, context: ModelContext) -> Reading:
+    """Returns what was read with the ids of the expected answer, as many as the context has room for."""
+    if prediction is None:
+        return reading
     ids = await context.tokenizer.encode(join_text(prediction.content), add_special_tokens=False)
-    return tuple(id for id in ids[: context.max_seq_len] if id < context.vocab_size)
+    known = tuple(id for id in ids[: context.max_seq_len] if id < context.vocab_size)
+    return replace(reading, features=replace(reading.features, predicted=known))
