@@ -5,6 +5,7 @@ scripted_worker     a worker without a model, and a client that reads many strea
 asgi_floor          a server that does nothing: the lower bound for a frontend
 text                detokenizing, stop strings, encoding
 engine              prefill and decode of a loaded model, without HTTP and scheduler
+adapters            decode with LoRA adapters, as a share of the speed without
 step                what a step costs the worker outside of the model
 state_cache         prompts asked twice of a model with recurrent layers, with several spacings of checkpoints
 drafts, grammar, quantization       what these features cost or gain

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from array import array
+from collections.abc import Callable
 
 from shared.config import ConfigError, Settings
 from shared.flags import Parser, add_flags, read, select
@@ -68,16 +69,25 @@ def prefill(engine: Engine, tokens: int) -> float:
 
 def decode(engine: Engine, count: int) -> float:
     """Returns the tokens per second of `count` sequences."""
-    sequences = _sequences(engine, count, PROMPT + DECODE_STEPS + 1)
+    return decode_of(engine, decoding(engine, count))
+
+
+def decoding(engine: Engine, count: int) -> list[Sequence]:
+    """Returns sequences for `decode_of`, whose prompts have been computed."""
+    return _sequences(engine, count, PROMPT + DECODE_STEPS + 1)
+
+
+def decode_of(engine: Engine, sequences: list[Sequence], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Returns the tokens per second of the decode of these sequences."""
     plans = [
         Plan([Chunk(sequence, at, 1, True) for sequence in sequences])
         for at in range(PROMPT, PROMPT + DECODE_STEPS + 1)
     ]
     engine.runner.step(plans[0])
-    begun = time.perf_counter()
+    begun = clock()
     for plan in plans[1:]:
         engine.runner.step(plan)
-    return count * DECODE_STEPS / (time.perf_counter() - begun)
+    return len(sequences) * DECODE_STEPS / (clock() - begun)
 
 
 MEASURES = {"prefill": prefill, "decode": decode}

@@ -1,13 +1,13 @@
 """An adapter in memory: for each linear that it changes, the packed product of its modules.
 
 Both matrices of a product are packed as linears are, so each row of its result has bits that depend on this row alone
-(worker/kernels/linear.py). The modules of one linear are side by side in one product: their matrices A are stacked, and
-each has columns of its own in B, with zeros elsewhere.
+(worker/kernels/linear.py). The modules of one linear share their inputs, so their matrices A are stacked. Each has
+columns of its own, hence a matrix B of its own. Modules whose columns lie among each other share one, with zeros.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,33 +16,56 @@ from torch import Tensor
 from shared.adapters.files import WEIGHTS, AdapterError, AdapterFiles
 from shared.adapters.low_rank import LowRank, StoredFactor, low_rank_modules
 from worker.adapters.sites import Rows, Sites
+from worker.kernels.cpu.adapters_c import AdapterC, PartC, ProductC
 from worker.kernels.linear import PackedLinear, linear, pack
 
 NOT_OF_TEXT = ("vision", "visual", "audio")  # words in the names of encoders, whose layers have numbers, too
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 IN_LAYER = re.compile(r"(?:.*\.)?layers\.(\d{1,6})\.(.+)")
-RANK_STEP = 32  # ranks are padded with zeros to multiples of this, which every kernel can read
+RANK_STEP = 32  # the ranks that B reads are padded with zeros to multiples of this, which every kernel can read
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """B of modules that change neighbouring columns.
+
+    b: ranks, padded → columns; first_rank, ranks: which outputs of A it reads; column: the first that it changes
+    """
+
+    b: PackedLinear
+    first_rank: int
+    ranks: int
+    column: int
+    columns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What an adapter adds to the output of a linear: scale * (x A B), computed row by row."""
+    """What an adapter adds to the output of a linear: scale * factors * (x A B), computed row by row."""
 
-    a: PackedLinear  # inputs → ranks of all modules
-    b: PackedLinear  # ranks → outputs
-    scale: Tensor  # [outputs] float32
+    changed: PackedLinear
+    a: PackedLinear  # inputs → ranks of all parts
+    parts: tuple[Part, ...]
+    factors: Tensor  # [outputs] float32
 
-    def of(self, x: Tensor, multiply: Callable[..., Tensor] = linear) -> Tensor:
-        """Returns what is added to the linear's output for the rows x [T, K]: [T, N] float32."""
-        return multiply(multiply(x, self.a), self.b, fp32_out=True) * self.scale
+    def add(self, y: Tensor, rows: Tensor, x: Tensor, scale: float, multiply: Callable[..., Tensor] = linear) -> None:
+        """Adds to the rows [R] of y [T, N] what these rows of x [R, K] give. Sums are in float32, and rounded once."""
+        low = multiply(x, self.a)
+        for part in self.parts:
+            ranks = low[:, part.first_rank : part.first_rank + part.ranks]
+            padded = torch.nn.functional.pad(ranks, (0, -part.ranks % RANK_STEP)).contiguous()
+            at = slice(part.column, part.column + part.columns)
+            added = multiply(padded, part.b, fp32_out=True) * self.factors[at] * scale
+            y[rows, at] = (y[rows, at].float() + added).to(y.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """products: by the id of the PackedLinear that they change"""
+    """products: by the id of the PackedLinear that they change; in_c: the same, if the C library has packed them all"""
 
     sha256: str
     products: Mapping[int, Product]
+    in_c: AdapterC | None
 
 
 def load_adapter(
@@ -58,8 +81,8 @@ def load_adapter(
         for rows in found:
             _check_shape(module, product, rows)
             changed[id(rows.linear)].append((rows, product))
-    parts = changed.items()
-    return LoadedAdapter(files.sha256, {key: _product(files, pairs, dtype, device) for key, pairs in parts})
+    products = {key: _product(files, pairs, dtype, device) for key, pairs in changed.items()}
+    return LoadedAdapter(files.sha256, products, _in_c(products.values()))
 
 
 def _sites_of(module: str, sites: Sites) -> tuple[Rows, ...]:
@@ -82,20 +105,59 @@ def _check_shape(module: str, product: LowRank, rows: Rows) -> None:
 def _product(
     files: AdapterFiles, pairs: Sequence[tuple[Rows, LowRank]], dtype: torch.dtype, device: torch.device
 ) -> Product:
-    rank = sum(low.rank for _, low in pairs)
-    padded = -(-rank // RANK_STEP) * RANK_STEP
     first = pairs[0][0]
-    a, b = torch.zeros(padded, first.inputs), torch.zeros(first.outputs, padded)
-    scale, at = torch.ones(first.outputs), 0
-    for rows, low in pairs:
-        own, inside = slice(at, at + low.rank), rows.places >= 0
-        places = rows.places[inside]
-        a[own] = _read(files, low.a)
-        b[places, own] = _read(files, low.b)[inside]
-        scale[places] = low.scale
-        at += low.rank
-    packed = [pack(matrix.to(dtype).to(device), invariant=True) for matrix in (a, b)]
-    return Product(packed[0], packed[1], scale.to(device))
+    factors, stacked, parts = torch.ones(first.outputs), [], list[Part]()
+    at = 0
+    for group in _apart(pairs):
+        ranks, (begin, end) = sum(low.rank for _, low in group), _columns(group)
+        b, own = torch.zeros(end - begin, -(-ranks // RANK_STEP) * RANK_STEP), 0
+        for rows, low in group:
+            inside = rows.places >= 0
+            places = rows.places[inside]
+            stacked.append(_read(files, low.a))
+            b[places - begin, own : own + low.rank] = _read(files, low.b)[inside]
+            factors[places] = low.scale
+            own += low.rank
+        parts.append(Part(_packed(b, dtype, device), at, ranks, begin, end - begin))
+        at += ranks
+    a = _packed(torch.cat(stacked), dtype, device)
+    return Product(first.linear, a, tuple(parts), factors.to(device))
+
+
+def _apart(pairs: Sequence[tuple[Rows, LowRank]]) -> list[list[tuple[Rows, LowRank]]]:
+    """Groups modules so that each group has columns between which there are none of another group."""
+    groups: list[list[tuple[Rows, LowRank]]] = []
+    for pair in sorted(pairs, key=lambda pair: _columns([pair])):
+        if groups and _columns([pair])[0] < _columns(groups[-1])[1]:
+            groups[-1].append(pair)
+        else:
+            groups.append([pair])
+    return groups
+
+
+def _columns(group: Sequence[tuple[Rows, LowRank]]) -> tuple[int, int]:
+    """Returns the first column that a group changes, and the end of its columns."""
+    places = torch.cat([rows.places for rows, _ in group])
+    return int(places[places >= 0].min()), int(places.max()) + 1
+
+
+def _packed(matrix: Tensor, dtype: torch.dtype, device: torch.device) -> PackedLinear:
+    return pack(matrix.to(dtype).to(device), invariant=True)
+
+
+def _in_c(products: Collection[Product]) -> AdapterC | None:
+    found = list[ProductC]()
+    for product in products:
+        changed, a, b = product.changed.cpu, product.a.cpu, [part.b.cpu for part in product.parts]
+        parts = [
+            PartC(one, part.first_rank, part.ranks, part.column)
+            for one, part in zip(b, product.parts, strict=True)
+            if one is not None
+        ]
+        if changed is None or a is None or len(parts) < len(b):
+            return None
+        found.append(ProductC(changed, a, parts, product.factors))
+    return AdapterC(found)
 
 
 def _read(files: AdapterFiles, factor: StoredFactor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from worker.adapters.loaded import LoadedAdapter, Product
+from worker.kernels.cpu.adapters_c import RowsC, StepAdaptersC
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import Operations
 from worker.kernels.rowwise.activate import Activation
@@ -53,6 +54,14 @@ class OperationsWithAdapters(Operations):
     rows: Sequence[AdapterRows]
     total: int
 
+    def in_c(self) -> StepAdaptersC | None:
+        found = [
+            RowsC(one.adapter.in_c, one.scale, one.of_all, one.of_logits)
+            for one in self.rows
+            if one.adapter.in_c is not None
+        ]
+        return StepAdaptersC(found) if len(found) == len(self.rows) else None
+
     def changing(self, x: Tensor, packed: PackedLinear) -> list[tuple[Tensor, Product, float]]:
         """Returns the adapters that change the output of a linear for x [T, K], with the rows of each."""
         found = []
@@ -80,7 +89,7 @@ def operations_with_adapters(plain: Operations, chunks: Sequence[Chunk], inputs:
             return plain.linear(x, packed, fp32_out=fp32_out, split_k=split_k)
         y = plain.linear(x, packed, fp32_out=fp32_out)
         for rows, product, scale in changing:
-            y[rows] = (y[rows].float() + product.of(x[rows], plain.linear) * scale).to(y.dtype)
+            product.add(y, rows, x[rows], scale, plain.linear)
         return y
 
     def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
@@ -88,10 +97,10 @@ def operations_with_adapters(plain: Operations, chunks: Sequence[Chunk], inputs:
         if sum(len(rows) for rows, *_ in changing) < len(x):
             y = plain.gated_linear(x, packed, activation)
         else:
-            y = x.new_empty((len(x), len(changing[0][1].scale) // 2))
+            y = x.new_empty((len(x), len(changing[0][1].factors) // 2))
         for rows, product, scale in changing:
             own = plain.linear(x[rows], packed)
-            own = (own.float() + product.of(x[rows], plain.linear) * scale).to(own.dtype)
+            product.add(own, torch.arange(len(own), device=own.device), x[rows], scale, plain.linear)
             y[rows] = plain.act_and_mul(own, activation)
         return y
 

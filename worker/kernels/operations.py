@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from worker.kernels.attention import attention_torch
+from worker.kernels.cpu.adapters_c import StepAdaptersC
 from worker.kernels.experts import experts, experts_torch
 from worker.kernels.forms import (
     act_and_mul,
@@ -58,6 +59,10 @@ class Operations:
     ) -> tuple[Tensor, Tensor]:
         """Returns add_rms_norm(linear(x, packed), residual, weight, eps, ...)."""
         return self.add_rms_norm(self.linear(x, packed, split_k=True), residual, weight, eps, **how)
+
+    def in_c(self) -> StepAdaptersC | None:
+        """Returns how the loop in C computes the same, if it can where these operations do more than the usual ones."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,12 @@
 `fastest_decoder` chooses between this decoder and model/decoder.py once, after the model is loaded.
 """
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
+from worker.kernels.cpu.adapters_c import StepAdaptersC
 from worker.kernels.cpu.decoder_c import NORMS, DecoderC, DecoderCLayer, StepRows
 from worker.kernels.cpu.ranks_c import RanksC
 from worker.kernels.operations import FAST, Operations
@@ -34,6 +37,7 @@ class CpuDecoder:
         self.layers_started, self.count_replayed = decoder.layers_started, decoder.count_replayed
         self.logits = decoder.logits
         self._decoder, self._cache = decoder, cache
+        self._adapters: StepAdaptersC | None = None
         self._layers = DecoderC(
             layers, decoder.weights.norm, eps=spec.norm_eps, offset=spec.norm_offset, scale=spec.attention_scale,
             softcap=spec.attention_softcap, residual_scale=spec.residual_scale, query_scales=decoder.query_scales,
@@ -60,11 +64,17 @@ class CpuDecoder:
         of_all = 1 + self.spec.last_kept if inputs.few_logits else count
         tables = None if inputs.rotary is None else rope.at_columns(decoder.ropes, inputs.rotary)[0]
         outputs = _rows(inputs.only_logits(), tables) if of_all < count else None
-        return layers.run(_rows(inputs, tables), own, layers_of_all=of_all, outputs=outputs)
+        return layers.run(_rows(inputs, tables), own, layers_of_all=of_all, adapters=self._adapters, outputs=outputs)
 
-    def with_operations(self, operations: Operations) -> Decoder:
-        """Returns a decoder with other operations, whose loop is in Python. Both share the weights."""
-        return self._decoder.with_operations(operations)
+    def with_operations(self, operations: Operations) -> "Decoder | CpuDecoder":
+        """Returns a decoder with other operations, which shares the weights. Its loop is in Python if they are not the
+        usual ones and what adapters add to these."""
+        adapters = operations.in_c()
+        if adapters is None:
+            return self._decoder.with_operations(operations)
+        other = copy(self)
+        other._adapters = adapters
+        return other
 
 
 def _rows(inputs: ForwardInputs, tables: tuple[Tensor, Tensor] | None) -> StepRows:

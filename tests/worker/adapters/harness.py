@@ -9,7 +9,7 @@ from shared.adapters.files import read_files
 from shared.messages import Adapter, Sampling
 from tests.checkpoints import EOS
 from tests.worker.schedule.harness import commit
-from worker.adapters.loaded import LoadedAdapter, load_adapter
+from worker.adapters.loaded import LoadedAdapter, Product, load_adapter
 from worker.adapters.sites import sites_of
 from worker.kv_cache.groups import cache_groups
 from worker.kv_cache.pages import PagePool
@@ -40,6 +40,13 @@ def decoder_of(folder: Path, dtype: torch.dtype = torch.float32, quantization: s
 def loaded(base: Path, decoder: Decoder, folder: Path, max_rank: int = 64) -> LoadedAdapter:
     sites = sites_of(base, decoder.spec, decoder.weights)
     return load_adapter(read_files(str(folder)), sites, decoder.weights.embed.dtype, CPU, max_rank)
+
+
+def added(product: Product, x: torch.Tensor) -> torch.Tensor:
+    """What a product adds to the output of its linear for x [T, K]: [T, N] float32."""
+    y = torch.zeros(len(x), len(product.factors))
+    product.add(y, torch.arange(len(x)), x, 1.0)
+    return y
 
 
 def use(adapter: LoadedAdapter | None, scale: float = 1.0) -> AdapterUse | None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from shared.adapters.files import AdapterError
 from tests.adapters import draw_adapter
 from tests.checkpoints import Checkpoints
-from tests.worker.adapters.harness import Asked, answers, decoder_of, loaded
+from tests.worker.adapters.harness import Asked, added, answers, decoder_of, loaded
 
 PROMPT = list(range(30, 50))
 
@@ -76,5 +76,5 @@ def test_one_product_for_queries_keys_and_values_is_that_of_each(checkpoints: Ch
     one, other = (loaded(base, decoder, folder) for folder in (apart, fused))
     x = torch.randn(5, decoder.spec.hidden_size)
     site = id(decoder.weights.layers[1].mixer.qkv)  # type: ignore[attr-defined]
-    torch.testing.assert_close(one.products[site].of(x), other.products[site].of(x))
+    torch.testing.assert_close(added(one.products[site], x), added(other.products[site], x))
     assert answers(decoder, [Asked(PROMPT, one)]) == answers(decoder, [Asked(PROMPT, other)])

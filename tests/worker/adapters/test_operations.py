@@ -8,7 +8,7 @@ import torch
 from shared.messages import Sampling
 from tests.adapters import draw_adapter
 from tests.checkpoints import VOCAB, Checkpoints
-from tests.worker.adapters.harness import Asked, answers, decoder_of, loaded, use
+from tests.worker.adapters.harness import Asked, added, answers, decoder_of, loaded, use
 from tests.worker.model.harness import cache_for, pack, rows_for
 from worker.adapters.operations import operations_with_adapters
 from worker.model.cpu_decoder import fastest_decoder
@@ -98,8 +98,8 @@ def test_adapter_on_a_quantized_base_changes_it_as_its_dequantized_base(
     folder = draw_adapter(base, tmp_path / "a", 2)
     for before, after in zip(exact.weights.layers, few.weights.layers, strict=True):
         x = torch.randn(3, exact.spec.hidden_size)
-        one = loaded(base, exact, folder).products[id(before.mixer.qkv)].of(x)  # type: ignore[attr-defined]
-        other = loaded(base, few, folder).products[id(after.mixer.qkv)].of(x)  # type: ignore[attr-defined]
+        one = added(loaded(base, exact, folder).products[id(before.mixer.qkv)], x)  # type: ignore[attr-defined]
+        other = added(loaded(base, few, folder).products[id(after.mixer.qkv)], x)  # type: ignore[attr-defined]
         assert torch.equal(one, other), "the product does not depend on how the base is kept"
     asked = [Asked(PROMPTS[3], loaded(base, few, folder)), Asked(PROMPTS[3], None)]
     together = answers(few, asked)

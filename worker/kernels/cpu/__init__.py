@@ -10,6 +10,7 @@ packed_experts      packs the weights of all experts of a layer
 bindings            the functions of the library, for tensors
 recurrent/          the C functions for recurrent layers, for tensors
 experts_c           the experts of a layer, for tensors
+adapters_c          what LoRA adapters add to linears
 decoder_c           all layers of a decoder in one call
 floors              measures the most that the machine reads and multiplies in a second
 ranks_c             exchanges rows between processes that share a model

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.cpu import bindings
+from worker.kernels.cpu.adapters_c import StepAdaptersC
 from worker.kernels.cpu.experts_c import CExperts, ExpertsStruct, scratch_bytes
 from worker.kernels.cpu.huge_pages import huge_pages
 from worker.kernels.cpu.library import kernels, library
@@ -111,11 +112,11 @@ def step_struct(columns: type[Structure]) -> type[Structure]:
     """Returns struct Step of csrc/decoder.c. columns: the fields of csrc/step_columns.h, which are a part of it."""
     fields = [
         *((name, c_void_p) for name in BUFFERS),
-        ("columns", columns), ("page_tables", POINTER(c_void_p)), 
+        ("columns", columns), ("page_tables", POINTER(c_void_p)),
         *((name, c_void_p) for name in ("visible_to", "cos", "sin", "rope_rows", "added_rows")),
         ("added", POINTER(c_void_p)), ("num_added", c_long), ("added_count", c_long),
         *((name, c_long) for name in ("t", "seqs", "page_table_stride", "num_outputs", "layers_of_all")),
-        ("threads", c_int),
+        ("threads", c_int), ("adapters", c_void_p),
     ]  # fmt: skip
     return type("Step", (Structure,), {"_fields_": fields})
 
@@ -221,7 +222,13 @@ class DecoderC:
         return self._buffers[0][:rows]
 
     def run(
-        self, rows: StepRows, inputs: Tensor | None = None, *, layers_of_all: int, outputs: StepRows | None = None
+        self,
+        rows: StepRows,
+        inputs: Tensor | None = None,
+        *,
+        layers_of_all: int,
+        outputs: StepRows | None = None,
+        adapters: StepAdaptersC | None = None,
     ) -> Tensor:
         """Runs a step, which writes the K/V of every row and the state of every sequence. Returns the normed output
         [R, H] of the rows with logits.
@@ -229,8 +236,9 @@ class DecoderC:
         The output is valid until the next step.
 
         inputs [T, L, P], which is overwritten, where layers have vectors. All rows pass the first `layers_of_all`
-        layers. `outputs` are the rows with logits, which alone pass the others. Raises MemoryError when a
-        kernel's scratch memory cannot be allocated, RankLost when another rank has died.
+        layers. `outputs` are the rows with logits, which alone pass the others. `adapters` add to the linears of some
+        rows. Raises MemoryError when a kernel's scratch memory cannot be allocated, RankLost when another rank has
+        died.
         """
         assert (outputs is None) == (layers_of_all == len(self._layers))
         assert outputs is None or outputs.tokens == rows.outputs
@@ -240,8 +248,9 @@ class DecoderC:
         assert inputs is None or inputs.dtype == self._dtype
         buffers = (*(buffer.data_ptr() for buffer in self._buffers), bindings.address(inputs))
         counts = (layers_of_all, torch.get_num_threads())
-        step = self._step(*buffers, *rows.fields(), *counts)
-        last = None if outputs is None else self._step(*buffers, *outputs.fields(), *counts)
+        of_all, of_outputs = (None, None) if adapters is None else adapters.addresses
+        step = self._step(*buffers, *rows.fields(), *counts, of_all)
+        last = None if outputs is None else self._step(*buffers, *outputs.fields(), *counts, of_outputs)
         if self._library.decoder_forward(ctypes.byref(self._model), ctypes.byref(step), last and ctypes.byref(last)):
             if self._ranks is not None:
                 self._ranks.check(1)

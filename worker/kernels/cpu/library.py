@@ -35,6 +35,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "combine": _POINTERS * 6 + _LONGS * 3 + (c_int,),
     "rotary": _POINTERS * 5 + _LONGS * 4 + (c_int,),
     "qkv_rope_write": _POINTERS * 11 + (c_float, c_float) + _LONGS * 4 + (c_int, c_int, c_int),
+    "add_product": _POINTERS * 3 + _LONGS + (c_float,),
     "gemm": _POINTERS + _LONGS + (c_int, c_int),
     "attention": _POINTERS * 9 + _LONGS * 8 + (c_int, c_float, c_float, c_int),
     "store_kv": _POINTERS * 5 + _LONGS * 5 + (c_int,),
@@ -60,6 +61,7 @@ class Kernels:
     scale_rows: Call
     rotary: Call
     qkv_rope_write: Call
+    add_product: Call
     gemm: Call
     attention: Call
     store_kv: Call

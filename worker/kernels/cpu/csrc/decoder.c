@@ -6,6 +6,7 @@
  * `inner` the output of attention, of a recurrent layer, or of the activation.
  *
  * Ranks may share a model: each has some heads and some columns of every linear, and gathers what the others have. */
+#include "adapters/adapters.h"
 #include "experts.h"
 #include "ranks/ranks.h"
 #include "recurrent/recurrent.h"
@@ -92,10 +93,16 @@ typedef struct {
     long t, seqs, page_table_stride, num_outputs;
     long layers_of_all; /* the layers that all rows pass; the others write no K/V and no state */
     int threads;
+    const StepAdapters *adapters; /* [2]: of all rows, and of the output rows; NULL if no row has an adapter */
 } Step;
 
+static int multiply(const Model *m, const Step *s, const GemmJob *jobs, long count) {
+    if (!s->adapters) return m->kernels.gemm(jobs, count, m->is_bf16, s->threads);
+    return multiply_with_adapters(s->adapters, m->kernels.gemm, jobs, count, m->is_bf16, s->threads);
+}
+
 static int linear(const Model *m, const Step *s, const char *x, const Weight *weights, char *out) {
-    return m->kernels.gemm(&(GemmJob){weights, x, out, s->t}, 1, m->is_bf16, s->threads);
+    return multiply(m, s, &(GemmJob){weights, x, out, s->t}, 1);
 }
 
 static long ranks_of(const Model *m) {
@@ -125,7 +132,7 @@ static void add_norm(const Model *m, const Step *s, char *h, const void *weight)
 /* Computes what the layer mixes: `projected`, and `gates` if there are any. */
 static int project(const Model *m, const Step *s, const Layer *l) {
     GemmJob jobs[] = {{l->qkv, s->h, s->projected, s->t}, {l->gates, s->h, s->gates, s->t}};
-    return m->kernels.gemm(jobs, l->gates ? 2 : 1, m->is_bf16, s->threads);
+    return multiply(m, s, jobs, l->gates ? 2 : 1);
 }
 
 static int recurrent_block(const Model *m, const Step *s, const Layer *l) {
@@ -238,6 +245,7 @@ static void drop_other_rows(const Model *m, Step *s, const Layer *l) {
     if (m->parallel) move_rows_to_front(s->h, s, m->hidden_size * m->element_size);
     if (s->inputs) move_rows_to_front(s->inputs, s, m->num_layers * m->input_size * m->element_size);
     s->t = s->num_outputs;
+    if (s->adapters) s->adapters++;
 }
 
 /* Adds vectors to some rows of x, and norms these rows again. */

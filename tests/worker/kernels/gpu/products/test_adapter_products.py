@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, random
-from worker.adapters.loaded import Product
+from worker.adapters.loaded import Part, Product
 from worker.kernels.linear import PackedLinear
 
 
@@ -21,10 +21,17 @@ def test_product_is_that_of_both_matrices_and_each_row_that_of_it_alone(
     x = random(70, 72, dtype=dtype, device=device)
     a, b = (random(*shape, dtype=dtype, device=device, seed=1) / 8 for shape in ((rank, 72), (130, rank)))
     scale = random(130, device=device, seed=2)
-    product = Product(PackedLinear(a, None, True), PackedLinear(b, None, True), scale)
-    found = product.of(x, multiply)
+    part = Part(PackedLinear(b, None, True), 0, rank, 0, 130)
+    product = Product(PackedLinear(a[:0], None, True), PackedLinear(a, None, True), (part,), scale)
+
+    def of(x: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros(len(x), 130, device=device)
+        product.add(y, torch.arange(len(x), device=device), x, 1.0, multiply)
+        return y
+
+    found = of(x)
     inner = (x.double() @ a.double().T).to(dtype).double()
     if dtype is torch.float32:
         close(found, ((inner @ b.double().T) * scale.double()).float())
     for begin, end in ((0, 1), (3, 20), (20, 70)):
-        assert torch.equal(product.of(x[begin:end], multiply), found[begin:end])
+        assert torch.equal(of(x[begin:end]), found[begin:end])

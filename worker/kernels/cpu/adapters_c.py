@@ -1,0 +1,118 @@
+"""What LoRA adapters add to the linears of a step in C (csrc/adapters/adapters.c). Its structures have the same fields,
+in the same order, as those in csrc/adapters/adapters.h.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_float, c_long, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker.kernels.cpu.library import kernels
+from worker.kernels.cpu.packed_weight import CpuWeight
+
+
+@dataclass(frozen=True, slots=True)
+class PartC:
+    """B of some modules, which change neighbouring columns of a linear.
+
+    b: ranks, padded with zeros → columns; first_rank, ranks: which outputs of A it reads; column: the first it changes
+    """
+
+    b: CpuWeight
+    first_rank: int
+    ranks: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProductC:
+    """What an adapter adds to the linear `changed` [N, K]. a: K → the ranks of all parts; factors [N] float32"""
+
+    changed: CpuWeight
+    a: CpuWeight
+    parts: Sequence[PartC]
+    factors: Tensor
+
+
+class _Part(Structure):
+    _fields_ = [("b", c_void_p), *((name, c_long) for name in ("first_rank", "ranks", "column"))]
+
+
+class _Product(Structure):
+    _fields_ = [
+        ("changed", c_void_p), ("a", c_void_p), ("parts", POINTER(_Part)), ("part_count", c_long),
+        ("factors", c_void_p),
+    ]  # fmt: skip
+
+
+class _Rows(Structure):
+    _fields_ = [
+        ("products", POINTER(_Product)), ("product_count", c_long), ("rows", c_void_p), ("count", c_long),
+        ("scale", c_float),
+    ]  # fmt: skip
+
+
+class _StepAdapters(Structure):
+    _fields_ = [("adapters", POINTER(_Rows)), ("count", c_long), ("add", c_void_p)]
+
+
+class AdapterC:
+    """The products of an adapter, in the order in which the library finds them: by address of what they change."""
+
+    def __init__(self, products: Sequence[ProductC]) -> None:
+        self.products = sorted(products, key=lambda product: ctypes.addressof(product.changed.struct))  # keeps memory
+        self.dtype = products[0].changed.dtype
+        self.structs = (_Product * len(products))(*map(_product, self.products))
+
+
+def _product(product: ProductC) -> _Product:
+    a, factors, changed = product.a, product.factors, product.changed
+    assert len(a.parts) == 1 and a.k == changed.k and a.dtype == changed.dtype
+    assert factors.shape == (changed.n,) and factors.dtype == torch.float32 and factors.is_contiguous()
+    for part in product.parts:
+        assert len(part.b.parts) == 1 and part.b.dtype == a.dtype and part.ranks <= part.b.k
+        assert part.first_rank + part.ranks <= a.n and part.column + part.b.n <= changed.n
+    parts = [_Part(ctypes.addressof(one.b.struct), one.first_rank, one.ranks, one.column) for one in product.parts]
+    changed_at, a_at = ctypes.addressof(changed.struct), ctypes.addressof(a.struct)
+    return _Product(changed_at, a_at, (_Part * len(parts))(*parts), len(parts), factors.data_ptr())
+
+
+@dataclass(frozen=True, slots=True)
+class RowsC:
+    """The rows of a step that have an adapter with a scale. of_all: among its T rows; of_logits: among its R outputs.
+    Both are int64, ascending."""
+
+    adapter: AdapterC
+    scale: float
+    of_all: Tensor
+    of_logits: Tensor
+
+
+class StepAdaptersC:
+    """The adapters of a step."""
+
+    def __init__(self, rows: Sequence[RowsC]) -> None:
+        self._rows = rows  # the library gets addresses: keep what they point to
+        function: Any = kernels()[rows[0].adapter.dtype].add_product
+        add = ctypes.cast(function, c_void_p)
+        columns = ([one.of_all for one in rows], [one.of_logits for one in rows])
+        self._structs = (_StepAdapters * 2)(*(_StepAdapters(_rows(rows, each), len(rows), add) for each in columns))
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """The addresses of struct StepAdapters for all rows and for those with logits, one after the other."""
+        return ctypes.addressof(self._structs[0]), ctypes.addressof(self._structs[1])
+
+
+def _rows(rows: Sequence[RowsC], columns: Sequence[Tensor]) -> "ctypes.Array[_Rows]":
+    assert all(each.dtype == torch.int64 and each.is_contiguous() for each in columns)
+    return (_Rows * len(rows))(
+        *(
+            _Rows(one.adapter.structs, len(one.adapter.structs), each.data_ptr(), len(each), one.scale)
+            for one, each in zip(rows, columns, strict=True)
+        )
+    )
