@@ -6,6 +6,7 @@ from starlette.responses import Response
 from frontend.api import tokenize
 from frontend.api.app_state import AppState, json_response
 from frontend.api.llama_cpp import server as llama_cpp
+from frontend.api.model_context import ModelContext
 from frontend.api.model_table import ServedModel
 from frontend.api.ollama import models as ollama
 from frontend.api.requests.response_types import Health, Load, NotReady, Ready, Version
@@ -28,6 +29,8 @@ async def health(app: AppState, request: Request) -> Response:
 
 async def ready(app: AppState, request: Request) -> Response:
     readiness = app.models.readiness
+    if readiness.ready and not app.models.first.service.has_tokenizer:  # of many models, none is loaded yet
+        return json_response(Ready(task="generate", chat=False))
     if readiness.ready:
         context = app.models.first.context
         return json_response(Ready(task=context.task.name, chat=bool(context.template)))
@@ -75,17 +78,23 @@ async def tokenizer_info(app: AppState, request: Request) -> Response:
     return json_response(tokenize.info(app.models.first.context))
 
 
+def _contexts(app: AppState, served: list[ServedModel]) -> list[ModelContext]:
+    """Returns the facts about the models; of many models, about those that are loaded."""
+    return [one.context for one in served if app.models.state_of(one.name) is None or one.service.has_tokenizer]
+
+
 async def ollama_tags(app: AppState, request: Request) -> Response:
-    return json_response(ollama.tags([model.context for model in (*app.models, *app.models.adapters)], app.created))
+    return json_response(ollama.tags(_contexts(app, [*app.models, *app.models.adapters]), app.created))
 
 
 async def ollama_processes(app: AppState, request: Request) -> Response:
-    return json_response(ollama.running([model.context for model in app.models]))
+    return json_response(ollama.running(_contexts(app, [*app.models])))
 
 
 async def ollama_show(app: AppState, request: Request) -> Response:
     decoded = app.decode(request, await app.body(request), ollama.ShowRequest)
-    context = app.models.find(decoded.model or decoded.name).context
+    name = decoded.model or decoded.name
+    context = (await app.models.usable(app.models.find(name), name, computing=False)).context
     return json_response(ollama.show(decoded, context, app.created))
 
 
