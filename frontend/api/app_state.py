@@ -47,7 +47,9 @@ class AppState:
 
     async def usable_model(self, decoded: RequestModel, *, computing: bool = True) -> ServedModel:
         """Returns the model that a decoded body means, when it can serve, see ModelTable.usable."""
-        return await self.models.usable(self.model_of(decoded), getattr(decoded, "model", None), computing=computing)
+        found, name = self.model_of(decoded), getattr(decoded, "model", None)
+        keep_alive = getattr(decoded, "keep_alive", None)
+        return await self.models.usable(found, name, computing=computing, keep_alive=keep_alive)
 
     def sign(self, request: Request, model: ServedModel, worker: str) -> str:
         """Returns the fingerprint of answers that workers with the fingerprint `worker` compute, and has the response

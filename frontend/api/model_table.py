@@ -161,10 +161,13 @@ class ModelTable:
         found = (self.get(written) for written in (name, name.removesuffix(TAG), name + TAG))
         return next((model for model in found if model is not None), self.first)
 
-    async def usable(self, found: ServedModel, name: str | None, *, computing: bool = True) -> ServedModel:
+    async def usable(
+        self, found: ServedModel, name: str | None, *, computing: bool = True, keep_alive: object = None
+    ) -> ServedModel:
         """Returns the model `found` by `name` when it can serve. Raises Overloaded if it cannot.
 
         computing: it needs a worker, and not only a tokenizer
+        keep_alive: how long it stays loaded after this request, where models are unloaded; None: as long as others do
         """
         if computing:
             await found.service.wait_for_handshake()

@@ -23,7 +23,9 @@ class ModelState(msgspec.Struct, frozen=True, array_like=True):
     folder: with its tokenizer; empty before it was loaded once
     nbytes: what it takes of the memory for all models: weights, K/V pool and its process; 0 while not known
     attempts: how often the launcher has tried to load it
-    expires_at: when it is unloaded if no request comes, in seconds since 1970; None: not because of time
+    keep_alive: seconds that it stays without requests; None: until its memory is needed
+    expires_at: when it is unloaded if no request comes, in seconds since 1970; None: a request needs it now, or the
+        time does not matter
     """
 
     name: str
@@ -32,6 +34,7 @@ class ModelState(msgspec.Struct, frozen=True, array_like=True):
     folder: str = ""
     nbytes: int = 0
     attempts: int = 0
+    keep_alive: float | None = None
     expires_at: float | None = None
 
 

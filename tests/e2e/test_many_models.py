@@ -134,6 +134,32 @@ def test_routes_load_and_unload(server: Server, texts: dict[str, str]) -> None:
     assert text(server, "one") == texts["one"]
 
 
+def test_ollama_keeps_loads_and_lists(server: Server, texts: dict[str, str]) -> None:
+    """`keep_alive` 0 unloads after the answer, an empty prompt loads, and both lists have what they should."""
+
+    def generate(**fields: Any) -> httpx.Response:
+        return httpx.post(
+            f"{server.url}/api/generate", json={"model": "one", "stream": False, **fields}, timeout=PATIENCE_S
+        )
+
+    def running() -> dict[str, Any]:
+        return {one["name"]: one for one in httpx.get(f"{server.url}/api/ps").json()["models"]}
+
+    assert generate(keep_alive="10m").json()["done_reason"] == "load"
+    seen: list[dict[str, Any]] = []  # a frontend may learn of it later than the one that was asked
+    until(lambda: seen.extend(one for name, one in running().items() if name == "one:latest") or seen)
+    shown = seen[0]
+    assert shown["size"] > 0.02 * (1 << 30)
+    assert shown["expires_at"].startswith("20")
+    listed = {one["name"] for one in httpx.get(f"{server.url}/api/tags").json()["models"]}
+    assert listed == {f"{name}:latest" for name in (*KINDS, "huge", "damaged")}
+    refused = generate(keep_alive="soon")
+    assert (refused.status_code, "keep_alive" in refused.json()["error"]) == (400, True)
+    generate(keep_alive=0)
+    until_state(server, "one", "unloaded")
+    until(lambda: "one:latest" not in running())
+
+
 def test_a_running_request_is_finished_before_its_model_goes(server: Server, texts: dict[str, str]) -> None:
     body = {"model": "one", "prompt": [5, 6, 7], "max_tokens": 300, "temperature": 0, "ignore_eos": True}
     events = 0
@@ -161,15 +187,14 @@ def test_kill_while_a_model_loads_heals(server: Server, texts: dict[str, str], p
 
 
 def until(true: Any) -> None:
-    """A connection that was on its way to a killed frontend may break: that is no answer, so the client asks again."""
+    """Asks until it is true. A connection on its way to a killed frontend may break: that is no answer."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        try:
-            assert true()
-            return
-        except httpx.TransportError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        with suppress(httpx.TransportError):
+            if true():
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_small_soak_with_kills(server: Server, texts: dict[str, str]) -> None:

@@ -190,8 +190,11 @@ class Manager:
                 slot.told = self._table.version
 
     def _state(self, slot: Slot) -> ModelState:
+        keep_alive = slot.keep_alive if slot.keep_alive < math.inf else None
         expires_at = None
-        if slot.state == "loaded" and not slot.used and slot.keep_alive < math.inf:
-            expires_at = round(self._since_1970 + slot.used_at + slot.keep_alive, 1)
+        if slot.state == "loaded" and not slot.used and keep_alive is not None:
+            expires_at = round(self._since_1970 + slot.used_at + keep_alive, 1)
         folder, reason = self._folders.get(slot, ""), slot.reason if slot.state == "failed" else ""
-        return ModelState(slot.name, slot.state, reason, folder, slot.nbytes, slot.attempts, expires_at)
+        return ModelState(
+            slot.name, slot.state, reason, folder, slot.nbytes, slot.attempts, keep_alive, expires_at
+        )  # fmt: skip

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from frontend.api.many.launcher_link import LauncherLink
 from frontend.api.model_table import TAG, ModelTable, ServedModel
-from frontend.errors import Overloaded, Unprocessable
+from frontend.errors import BadRequest, Overloaded, Unprocessable
 from frontend.observability.model_metrics import ModelMetrics
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.discovery import Discovery
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import DRAINING, READY, Readiness, not_ready
 from shared.config import Settings, with_values
+from shared.models.durations import seconds_of
 from shared.models.entries import Entry, worker_folder
 from shared.models.messages import Keep, Load, ModelState
 from shared.wire.address import parse_all
@@ -107,12 +108,15 @@ class Residents(ModelTable):
         found = (self.get(written) for written in (name, name.removesuffix(TAG), name + TAG))
         return next((model for model in found if model is not None), None)
 
-    async def usable(self, found: ServedModel, name: str | None, *, computing: bool = True) -> ServedModel:
+    async def usable(
+        self, found: ServedModel, name: str | None, *, computing: bool = True, keep_alive: object = None
+    ) -> ServedModel:
         """Returns the model once it can serve, and holds it until the task that calls this has ended.
 
         Raises Unprocessable for a name that no model has, and Overloaded if the model cannot be loaded, or not within
-        --load-wait.
+        --load-wait; BadRequest for a `keep_alive` that is no duration.
         """
+        seconds = _seconds(keep_alive)
         if name and not found.config.any_model_name and self._named(name) is None:
             raise Unprocessable(f"`model`: the model `{name}` does not exist", param="model", code="model_not_found")
         one = self._residents[found.name]
@@ -123,6 +127,8 @@ class Residents(ModelTable):
         except TimeoutError:
             text = f"the model `{found.name}` is {one.state.state}, and was not ready in time"
             raise Overloaded(text, code="model_loading", retry_after=RETRY_S) from None
+        if seconds is not None:
+            self.keep(found.name, seconds)
         return one.served
 
     async def _until_loaded(self, one: Resident) -> None:
@@ -237,6 +243,17 @@ class Residents(ModelTable):
             self._running.cancel()
         for one in self._residents.values():
             await one.served.pool.close()
+
+
+def _seconds(keep_alive: object) -> float | None:
+    if keep_alive is None:
+        return None
+    try:
+        if isinstance(keep_alive, bool) or not isinstance(keep_alive, str | int | float):
+            raise ValueError("must be a duration like 300, 90s, 10m or -1")
+        return seconds_of(keep_alive)
+    except (ValueError, OverflowError) as error:
+        raise BadRequest(f"`keep_alive` {error}", param="keep_alive", code="out_of_range") from None
 
 
 def _failure(state: ModelState) -> Overloaded:

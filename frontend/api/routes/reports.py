@@ -84,11 +84,15 @@ def _contexts(app: AppState, served: list[ServedModel]) -> list[ModelContext]:
 
 
 async def ollama_tags(app: AppState, request: Request) -> Response:
-    return json_response(ollama.tags(_contexts(app, [*app.models, *app.models.adapters]), app.created))
+    contexts = _contexts(app, [*app.models, *app.models.adapters])
+    known = {context.model for context in contexts}
+    unloaded = [model.name for model in app.models if model.name not in known]
+    return json_response(ollama.tags(contexts, app.created, unloaded))
 
 
 async def ollama_processes(app: AppState, request: Request) -> Response:
-    return json_response(ollama.running(_contexts(app, [*app.models])))
+    states = [state for model in app.models if (state := app.models.state_of(model.name)) is not None]
+    return json_response(ollama.running(_contexts(app, [*app.models]), states))
 
 
 async def ollama_show(app: AppState, request: Request) -> Response:
