@@ -13,6 +13,8 @@ RESPONSES: Mapping[str, Any] = {"Accepted": Accepted}
 def paths(post: Callable[..., dict[str, Any]], error: dict[str, str]) -> dict[str, Any]:
     """Returns the routes. post: describes a route"""
     return {
-        "/models/load": post("Load a model of many", "ModelRequest", "Accepted", error, operation="LoadModel"),
-        "/models/unload": post("Unload a model of many", "ModelRequest", "Accepted", error, operation="UnloadModel"),
+        "/models/load": post("Load a model of many", "ModelRequest", "Accepted", error),
+        "/models/unload": post(
+            "Unload a model of many", "ModelRequest", "Accepted", error, operation="ModelRequestUnload"
+        ),
     }

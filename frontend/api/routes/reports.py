@@ -23,7 +23,8 @@ SERVING = (ConnectionState.READY, ConnectionState.DRAINING)  # the model is load
 
 async def health(app: AppState, request: Request) -> Response:
     pools = [model.pool.membership.statuses() for model in app.models]
-    loaded = all(any(worker.state in SERVING for worker in workers) for workers in pools)
+    each = [any(worker.state in SERVING for worker in workers) for workers in pools]
+    loaded = any(each) if app.models.state_of(app.models.first.name) is not None else all(each)  # of many, some are not
     return json_response(Health(model_loaded=loaded))
 
 
