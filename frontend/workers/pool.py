@@ -121,6 +121,7 @@ class WorkerPool:
         generated: Sequence[int] = (),
         scored_from: int = 0,
         answer: list[int] | None = None,
+        pictures: Sequence[m.Picture] = (),
     ) -> Stream:
         """Submits a sequence, and returns when a worker has admitted it: one with this fingerprint, unless it is "".
 
@@ -131,6 +132,10 @@ class WorkerPool:
             Overloaded: queue full, draining, or no worker, with `retry_after` in seconds.
             Unprocessable: no worker can ever serve this request.
         """
+        if pictures:
+            from frontend.workers.picture_memory import check_memory
+
+            check_memory(pictures, (stream.submit.pictures for stream in self._placement))
         ready = self.membership.ready(fingerprint=fingerprint)
         if not ready:
             reason = self.membership.readiness
@@ -140,7 +145,7 @@ class WorkerPool:
             self._new_id(), pack_u32(prompt), sampling,
             cache_salt=cache_salt, group=group, deadline_ms=deadline_ms, priority=priority, tenant=tenant,
             pooling=pooling, generated=pack_u32(generated), scored_from=scored_from,
-            answer=None if answer is None else pack_u32(answer), adapter=adapter,
+            answer=None if answer is None else pack_u32(answer), adapter=adapter, pictures=list(pictures) or None,
         )  # fmt: skip
         stream = Stream(message, asyncio.get_running_loop().create_future(), fingerprint=fingerprint)
         self._put(stream, self._choose(stream, ready))
@@ -183,7 +188,12 @@ class WorkerPool:
                 if other.submit.group == submit.group and home is not None and home in connections:
                     return home
         loads = {one.address.name: load(one.streams.values(), one.status) for one in connections}
-        return connections[self._router.choose(submit.prompt, submit.cache_salt, loads)]
+        prompt = submit.prompt
+        if submit.pictures is not None:
+            from shared.pictures.identity import with_pictures
+
+            prompt = with_pictures(prompt, submit.pictures)
+        return connections[self._router.choose(prompt, submit.cache_salt, loads)]
 
     def _put(self, stream: Stream, connection: WorkerConnection) -> None:
         self._placement[stream] = connection

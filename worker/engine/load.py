@@ -249,9 +249,8 @@ def _prepare_cpu_memory(cache: KVCache) -> None:
 
 def _with_whole_pictures(worker: WorkerConfig, tower: "Tower | None") -> WorkerConfig:
     """Returns the settings with room in a step for a picture that cannot be cut, beside all decodes."""
-    if tower is None or tower.spec is None or not tower.spec.bidirectional:
+    if tower is None or tower.spec is None or not (tokens := tower.spec.largest_whole):
         return worker
-    tokens = tower.spec.tokens
     return replace(
         worker,
         prefill_chunk_size=max(worker.prefill_chunk_size, tokens),
@@ -266,7 +265,8 @@ def _vision(tower: "Tower | None", decoder: Decoder, worker: WorkerConfig) -> "V
     from worker.vision.vision import Vision
 
     cache_bytes = int(worker.encoder_cache_gb * GIB)
-    return Vision(tower.spec, tower.weights, decoder.operations, decoder.layers_started, cache_bytes)
+    width = decoder.ropes[0][0].shape[1]
+    return Vision(tower.spec, tower.weights, decoder.operations, decoder.layers_started, cache_bytes, width)
 
 
 def make_runner(

@@ -98,7 +98,7 @@ def load_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_p
     share = None if ranks is None else ranks.share
     with explain_out_of_memory(gpu):
         weights = load_weights(files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress, share)
-        tower = _tower(files, weights) if ranks is None else None
+        tower = _tower(files, weights)
     return LoadedModel(files, weights, gpu, hashes, ranks, tower)
 
 

@@ -11,6 +11,7 @@ from worker.kernels.cpu.ranks_c import RanksC
 from worker.kernels.operations import FAST, Operations
 from worker.kernels.rowwise.activate import ACTIVATIONS
 from worker.kv_cache.tensors import KVCache
+from worker.model import rope
 from worker.model.decoder import Decoder
 from worker.model.feed_forward.kinds import feed_forward
 from worker.model.inputs.columns_in_c import STEP_COLUMNS, columns_in_c
@@ -57,18 +58,22 @@ class CpuDecoder:
         own = decoder.layer_inputs(inputs.token_ids, x)
         count = len(self.spec.layers)
         of_all = 1 + self.spec.last_kept if inputs.few_logits else count
-        return layers.run(
-            _rows(inputs), own, layers_of_all=of_all, outputs=_rows(inputs.only_logits()) if of_all < count else None
-        )  # fmt: skip
+        tables = None if inputs.rotary is None else rope.at_columns(decoder.ropes, inputs.rotary)[0]
+        outputs = _rows(inputs.only_logits(), tables) if of_all < count else None
+        return layers.run(_rows(inputs, tables), own, layers_of_all=of_all, outputs=outputs)
 
     def with_operations(self, operations: Operations) -> Decoder:
         """Returns a decoder with other operations, whose loop is in Python. Both share the weights."""
         return self._decoder.with_operations(operations)
 
 
-def _rows(inputs: ForwardInputs) -> StepRows:
+def _rows(inputs: ForwardInputs, tables: tuple[Tensor, Tensor] | None) -> StepRows:
+    """tables: cos and sin of the rows of a step with M-RoPE, whose models have one rotary table"""
     tokens, outputs = len(inputs.token_ids), len(inputs.logits_indices)
-    return StepRows(columns_in_c(inputs), tokens, outputs, inputs.page_tables, inputs, inputs.visible_to)
+    return StepRows(columns_in_c(inputs), tokens, outputs, inputs.page_tables, inputs, inputs.visible_to,
+        None if tables is None or inputs.rope_rows is None else (*tables, inputs.rope_rows),
+        inputs.added, None if inputs.replaced is None else inputs.replaced[0],
+    )  # fmt: skip
 
 
 def fastest_decoder(decoder: Decoder, cache: KVCache, ranks: RanksC | None = None) -> Decoder | CpuDecoder:

@@ -24,9 +24,9 @@ def has_adapters(plan: Plan) -> bool:
 
 
 def has_pictures(plan: Plan) -> bool:
-    """Whether a chunk of the step may have tokens of a picture."""
+    """Whether a chunk of the step may have tokens of a picture, or positions that depend on one."""
     pictures = [(chunk.start, chunk.sequence.pictures) for chunk in plan.chunks]
-    return any([each is not None and start < each.end for start, each in pictures])
+    return any([each is not None and (start < each.end or each.rotary is not None) for start, each in pictures])
 
 
 def model_for(model: M, plan: Plan, inputs: ForwardInputs) -> M:
@@ -41,9 +41,8 @@ def model_for(model: M, plan: Plan, inputs: ForwardInputs) -> M:
 
 def inputs_for(inputs: ForwardInputs, plan: Plan, vision: "Vision | None") -> ForwardInputs:
     """Returns the inputs of a step, with the vectors of its pictures. Encodes those that are not encoded yet."""
-    if not has_pictures(plan):
+    if vision is None or not has_pictures(plan):  # without a tower, no sequence with pictures is admitted
         return inputs
     from worker.vision.step import with_pictures
 
-    assert vision is not None, "sequences with pictures are admitted only if they can be encoded"
     return with_pictures(inputs, plan.chunks, vision)

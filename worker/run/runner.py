@@ -77,17 +77,9 @@ class Runner:
     """
 
     def __init__(
-        self,
-        model: Model,
-        cache: KVCache,
-        *,
-        overlap: bool = False,
-        graphs: bool = False,
-        max_batch_size: int = 64,
-        max_step_tokens: int = 512,
-        batch_invariant: bool = True,
-        vision: "Vision | None" = None,
-    ) -> None:
+        self, model: Model, cache: KVCache, *, overlap: bool = False, graphs: bool = False, max_batch_size: int = 64,
+        max_step_tokens: int = 512, batch_invariant: bool = True, vision: "Vision | None" = None,
+    ) -> None:  # fmt: skip
         self._model, self._cache, self.vision = model, cache, vision
         self._device = cache.device
         self._grammar_mask: GrammarMask | None = None  # made when it is first needed
@@ -143,7 +135,7 @@ class Runner:
         return InFlightStep(plan, False, ids, HostCopy(ids), logprobs, done.read_pooled)
 
     def _replay(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> _Computed | None:
-        if self._graphs is None or has_adapters(plan) or has_pictures(plan):
+        if self._graphs is None or has_adapters(plan) or (self.vision is not None and has_pictures(plan)):
             return None
         replayed = self._graphs.launch(plan, rows, before)
         if replayed is None:

@@ -4,11 +4,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from shared.messages import Picture, Submit
 from shared.pictures.digest import picture_digest
 from worker.schedule.admission import QueueFull, Refused
 from worker.schedule.records.pictures import PromptPictures
 from worker.schedule.sequence import Sequence
+from worker.vision.rotary import RotaryPositions
 from worker.vision.spec import VisionSpec
 from worker.vision.vision import Tower
 
@@ -26,18 +29,29 @@ class PictureAdmission:
     def __call__(self, sequence: Sequence, submit: Submit) -> None:
         """Gives a sequence the pictures of its request. Raises Refused, in words, unless they can be encoded.
 
-        Raises QueueFull if all requests together would hold too many pixels. A request that comes from a worker that
-        was lost had been admitted there, and is always admitted again.
+        Equal pictures of several requests share their pixels. Raises QueueFull if all requests together would hold too
+        many. A request that comes from a worker that was lost had been admitted there, and is always admitted again.
         """
         pictures = submit.pictures or []
         if problem := check_pictures(pictures, sequence.tokens[: sequence.prompt_len], self.tower):
             raise Refused(problem)
-        held = sum(one.pictures.nbytes for one in self.live() if one.pictures is not None)
-        if held + sum(len(picture.pixels) for picture in pictures) > MAX_HELD_BYTES and not submit.crashes:
+        others = (other.pictures.pictures for other in self.live() if other.pictures is not None)
+        held = {one.digest: one.pixels for each in others for one in each}
+        pictures = [replace(one, pixels=held.setdefault(one.digest, one.pixels)) for one in pictures]
+        if sum(map(len, held.values())) > MAX_HELD_BYTES and not submit.crashes:
             raise QueueFull(f"the pictures of all requests have more than {MAX_HELD_BYTES >> 30} GiB of pixels")
-        spec = self.tower.spec
-        sequence.pictures = PromptPictures(pictures, whole=spec is not None and spec.bidirectional)
-        sequence.prefix.mark = sequence.pictures.places.mark
+        assert self.tower.spec is not None
+        give(sequence, pictures, self.tower.spec)
+
+
+def give(sequence: Sequence, pictures: list[Picture], spec: VisionSpec) -> None:
+    """Gives a sequence pictures that were checked."""
+    rotary = None
+    if spec.sections is not None:
+        squares = [spec.squares_of(picture.height, picture.width) for picture in pictures]
+        rotary = RotaryPositions([picture.start for picture in pictures], squares)
+    sequence.pictures = PromptPictures(pictures, whole=spec.bidirectional, rotary=rotary)
+    sequence.prefix.mark = sequence.pictures.places.mark
 
 
 def check_pictures(pictures: list[Picture], prompt: list[int], tower: Tower) -> str:
@@ -56,13 +70,12 @@ def check_pictures(pictures: list[Picture], prompt: list[int], tower: Tower) -> 
 
 
 def _problem(picture: Picture, prompt: list[int], spec: VisionSpec) -> str:
-    size = spec.image_size
-    if (picture.height, picture.width) != (size, size):
-        return f"it has {picture.height} x {picture.width} pixels; this model sees {size} x {size}"
-    if len(picture.pixels) != 3 * size * size:
-        return f"it has {len(picture.pixels)} bytes of pixels, not {3 * size * size}"
-    if picture.tokens != spec.tokens:
-        return f"it has {picture.tokens} tokens; this model makes {spec.tokens} of it"
+    if problem := spec.size_problem(picture.height, picture.width):
+        return f"it has {picture.height} x {picture.width} pixels; {problem}"
+    if len(picture.pixels) != 3 * picture.height * picture.width:
+        return f"it has {len(picture.pixels)} bytes of pixels, not {3 * picture.height * picture.width}"
+    if picture.tokens != (tokens := spec.tokens_of(picture.height, picture.width)):
+        return f"it has {picture.tokens} tokens; this model makes {tokens} of it"
     end = picture.start + picture.tokens
     if picture.start < 0 or end > len(prompt):
         return "its tokens are not in the prompt"

@@ -12,23 +12,30 @@ import torch
 from torch import Tensor
 
 from worker.kernels.attention import attention_torch
-from worker.kernels.forms import store_kv
+from worker.kernels.forms import rotary, store_kv
 from worker.kernels.operations import Operations
+from worker.kernels.rowwise.rotary import rotary_torch
 from worker.kernels.rowwise.store_kv import store_kv_torch
 
 PAGE = 64
 GROUP, GROUP_GPU = 256, 64  # queries that become heads of one token: what a work item or a tile of the kernels holds
 
 
-def attend_all(qkv: Tensor, heads: int, do: Operations) -> Tensor:
-    """Returns softmax(q k^T / sqrt(D)) v among all N rows, [N, heads * D]. qkv [N, 3 * heads * D]"""
+def attend_all(qkv: Tensor, heads: int, do: Operations, tables: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """Returns softmax(q k^T / sqrt(D)) v among all N rows, [N, heads * D]. qkv [N, 3 * heads * D]
+
+    tables: cos and sin [N, D] float32, by which queries and keys are rotated before; None: they are not
+    """
     rows, device = len(qkv), qkv.device
     head = qkv.shape[1] // (3 * heads)
     q, k, v = qkv.view(rows, 3, heads, head).unbind(1)
+    plain, numbers = do.attention is attention_torch, torch.arange(rows, device=device)
+    if tables is not None:
+        q, k = (rotary_torch if plain else rotary)(q, k, *tables, numbers)
     pages = -(-rows // PAGE)
     cache_k, cache_v = (qkv.new_zeros(pages, PAGE, heads, head) for _ in "kv")
-    store: Callable[..., None] = store_kv_torch if do.attention is attention_torch else store_kv
-    store(k, v, cache_k, cache_v, torch.arange(rows, device=device))
+    store: Callable[..., None] = store_kv_torch if plain else store_kv
+    store(k, v, cache_k, cache_v, numbers)
     group = min(rows, GROUP_GPU if qkv.is_cuda else GROUP)
     tokens = -(-rows // group)
     padded = qkv.new_zeros(tokens * group, heads, head)

@@ -30,7 +30,7 @@ def tower_of(folder: Path, text_size: int, dtype: torch.dtype, device: torch.dev
     weights = load_tower(folder, spec, dtype, device)
     if weights is None:
         return _without("the checkpoint has no weights of a vision tower")
-    log.info("pictures: %d x %d pixels, %d tokens each", spec.image_size, spec.image_size, spec.tokens)
+    log.info("pictures are served: %s", config.get("model_type"))
     return Tower(spec, weights, "")
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared.messages import Picture
 from worker.vision.spec import VisionSpec
 
 
@@ -17,15 +18,16 @@ def level_table(spec: VisionSpec) -> Tensor:
     return torch.from_numpy((levels[None, :] - mean[:, None]) / std[:, None])
 
 
-def patches_of(pixels: bytes, spec: VisionSpec, table: Tensor) -> Tensor:
-    """Returns the patches [grid * grid, 3 * patch * patch] of a picture, in the order of rows, on the table's device.
+def patches_of(picture: Picture, spec: VisionSpec, table: Tensor) -> Tensor:
+    """Returns the patches [rows * columns, patch_width] of a picture, in the order of rows, on the table's device.
 
-    pixels: uint8 RGB, image_size x image_size x 3. table: the levels of level_table, in the dtype of the encoder. A
-    patch has its colours one after another, each row by row, as the weights of a convolution.
+    table: the levels of level_table, in the dtype of the encoder. A patch has its colours one after another, each row
+    by row and repeated for all frames, as the weights of a convolution.
     """
-    size, patch, grid = spec.image_size, spec.patch_size, spec.grid
-    whole = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(size, size, 3)[: grid * patch, : grid * patch]
-    cut = whole.reshape(grid, patch, grid, patch, 3).permute(0, 2, 4, 1, 3)  # [grid, grid, 3, patch, patch]
-    levels = cut.reshape(grid * grid, 3, patch * patch).to(table.device).long()
+    patch, (rows, columns) = spec.patch_size, spec.grid_of(picture.height, picture.width)
+    whole = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8).view(picture.height, picture.width, 3)
+    whole = whole[: rows * patch, : columns * patch]
+    cut = whole.reshape(rows, patch, columns, patch, 3).permute(0, 2, 4, 1, 3)  # [rows, columns, 3, patch, patch]
+    levels = cut.reshape(rows * columns, 3, patch * patch).to(table.device).long()
     colours = torch.arange(3, device=table.device)[None, :, None]
-    return table[colours, levels].flatten(1)
+    return table[colours, levels].repeat(1, 1, spec.frames).flatten(1)

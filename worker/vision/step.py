@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.model.inputs.forward_inputs import ForwardInputs
@@ -24,10 +26,30 @@ def with_pictures(inputs: ForwardInputs, chunks: Sequence[Chunk], vision: Vision
             vectors.append(rows)
             if visible_to is not None:
                 visible_to[own] = end
+    if vision.components is not None:
+        inputs = _rotated(inputs, chunks, vision.components)
     if not indices:
         return inputs
-    replaced = torch.cat(indices).to(inputs.token_ids.device), torch.cat(vectors)
-    return replace(inputs, replaced=replaced, visible_to=visible_to)
+    joined = torch.cat(vectors)
+    embedded, *more = joined.view(len(joined), -1, vision.spec.text_size).unbind(1)
+    replaced = torch.cat(indices).to(inputs.token_ids.device), embedded.contiguous()
+    return replace(inputs, replaced=replaced, visible_to=visible_to, added=tuple(part.contiguous() for part in more))
+
+
+def _rotated(inputs: ForwardInputs, chunks: Sequence[Chunk], components: Tensor) -> ForwardInputs:
+    """Returns the inputs with the three positions of each row. components: see rotary.py"""
+    positions = np.concatenate([_positions_of(chunk) for chunk in chunks], axis=1)
+    device = inputs.positions.device
+    columns = torch.from_numpy(positions)[components].T.contiguous()  # [T, D]
+    return replace(inputs, rotary=columns.to(device), rope_rows=torch.arange(len(columns), device=device))
+
+
+def _positions_of(chunk: Chunk) -> NDArray[np.int64]:
+    end, pictures = chunk.start + chunk.length, chunk.sequence.pictures
+    if pictures is None or pictures.rotary is None:
+        return np.tile(np.arange(chunk.start, end), (3, 1))
+    found: NDArray[np.int64] = pictures.rotary.between(chunk.start, end)
+    return found
 
 
 def _vectors_of(chunk: Chunk, vision: Vision) -> list[tuple[int, int, Tensor]]:

@@ -5,11 +5,13 @@ from collections import OrderedDict
 from ctypes import c_uint64
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from shared.messages import Picture
 from worker.kernels.operations import Operations
 from worker.vision.encoder import Encoder, EncoderWeights
+from worker.vision.rotary import components
 from worker.vision.spec import VisionSpec
 
 
@@ -26,9 +28,16 @@ class Vision:
     """Encodes pictures. cache_bytes: vectors that stay in memory, the least recently used are dropped first."""
 
     def __init__(
-        self, spec: VisionSpec, weights: EncoderWeights, operations: Operations, started: c_uint64, cache_bytes: int
+        self,
+        spec: VisionSpec,
+        weights: EncoderWeights,
+        operations: Operations,
+        started: c_uint64,
+        cache_bytes: int,
+        rope_width: int = 0,
     ) -> None:
-        """started: counts the layers of all pictures."""
+        """started: counts the layers of all pictures. rope_width: columns of the text model's rotary table."""
+        self.components = None if spec.sections is None else torch.tensor(components(spec.sections, rope_width))
         self.spec = spec
         self.encoded = self.hits = 0  # pictures
         self.seconds = 0.0  # spent encoding
@@ -45,7 +54,7 @@ class Vision:
             self._cache.move_to_end(picture.digest)
             return found
         began = time.perf_counter()
-        rows = self._encoder.encode(picture.pixels)
+        rows = self._encoder.encode(picture)
         self.seconds += time.perf_counter() - began
         self.encoded += 1
         self._keep(picture.digest, rows)

@@ -97,5 +97,6 @@ def _capabilities(context: ModelContext) -> dict[str, bool]:
         "completion": generates,
         "embedding": context.task.name == "embed",
         "tools": generates and (style.shows_tools or style.tools_as_text),
+        "vision": generates and context.tokenizer.pictures is not None,
         "thinking": generates and (style.has_reasoning or bool(style.thinking_switch)),
     }

@@ -116,7 +116,7 @@ class OllamaShown(ResponseModel):
     template: Annotated[str, Meta(description="The chat template, in Jinja")]
     details: OllamaDetails
     model_info: dict[str, Any]
-    capabilities: list[Literal["completion", "embedding", "insert", "thinking", "tools"]]
+    capabilities: list[Literal["completion", "embedding", "insert", "thinking", "tools", "vision"]]
     modified_at: str
 
 

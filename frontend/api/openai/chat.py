@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from msgspec import UNSET, UnsetType
 
 from frontend.api.chat import structured_output_fields
-from frontend.api.chat.chat_prompt import with_template
+from frontend.api.chat.own_template import with_template
 from frontend.api.chat.thinking_fields import budget_of
 from frontend.api.chat.tool_fields import openai_choice, tool_choice
 from frontend.api.model_context import ModelContext, check_model
@@ -55,10 +55,8 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
         form=structured_output_fields.openai(request, request.response_format, "response_format"),
         budget=budget_of(request, request.reasoning.max_tokens if request.reasoning else None),
     )  # fmt: skip
-    ids, begins = await chat_prompt(
-        request, reading.functions, before_truncation(request.truncate_prompt_tokens, context)
-    )
-    return await prepare(reading, [ids], context, begins)
+    prompt = await chat_prompt(request, reading.functions, before_truncation(request.truncate_prompt_tokens, context))
+    return await prepare(reading, [prompt.ids], context, prompt.begins, prompt.pictures)
 
 
 def _check_together(request: ChatRequest) -> None:

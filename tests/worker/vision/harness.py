@@ -15,13 +15,17 @@ from transformers import (
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     PreTrainedModel,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
 
 from shared.messages import Picture, Sampling
 from shared.pictures.digest import picture_digest
-from tests.checkpoints import EOS, VOCAB, byte_level_tokenizer
+from tests.checkpoints import DELTA, EOS, VOCAB, byte_level_tokenizer
 from tests.worker.schedule.harness import commit
 from worker.kv_cache.groups import cache_groups
 from worker.kv_cache.pages import PagePool
@@ -33,9 +37,9 @@ from worker.model.families.families import spec_from_config
 from worker.model.weights import load
 from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig
-from worker.schedule.records.pictures import PromptPictures
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Sequence
+from worker.vision.admission import give
 from worker.vision.load import tower_of
 from worker.vision.spec import VisionSpec
 from worker.vision.vision import Vision
@@ -87,7 +91,39 @@ def _gemma3(**changes: Any) -> PreTrainedModel:
     return Gemma3ForConditionalGeneration(config)
 
 
-MODELS = {"idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3}
+def _qwen3_5(**changes: Any) -> PreTrainedModel:
+    vision = {
+        "depth": 3, "hidden_size": 48, "num_heads": 3, "intermediate_size": 80, "patch_size": 4,
+        "out_hidden_size": DELTA["hidden_size"],
+        "num_position_embeddings": 25, "initializer_range": 0.2, **changes,
+    }  # fmt: skip
+    rope = {**DELTA["rope_parameters"], "mrope_interleaved": True, "mrope_section": [2, 1, 1]}
+    text = {**DELTA, "max_position_embeddings": LONGEST, "rope_parameters": rope, "model_type": "qwen3_5_text"}
+    config = Qwen3_5Config(
+        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=6, vision_start_token_id=3,
+        vision_end_token_id=4, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Qwen3_5ForConditionalGeneration(config)
+
+
+def _qwen3_vl(**changes: Any) -> PreTrainedModel:
+    vision = {
+        "depth": 4, "hidden_size": 48, "num_heads": 3, "intermediate_size": 80, "patch_size": 4, "out_hidden_size": 64,
+        "num_position_embeddings": 16, "initializer_range": 0.2, "deepstack_visual_indexes": [0, 2], **changes,
+    }  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_interleaved": True, "mrope_section": [4, 2, 2]}
+    text = {**TEXT, "head_dim": 16, "rope_parameters": rope, "model_type": "qwen3_vl_text"}
+    config = Qwen3VLConfig(
+        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=6, vision_start_token_id=3,
+        vision_end_token_id=4, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Qwen3VLForConditionalGeneration(config)
+
+
+MODELS = {
+    "idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3, "qwen3_5": _qwen3_5, "qwen3_vl": _qwen3_vl,
+}  # fmt: skip
+SQUARES = [(3, 2), (2, 5), (1, 4)]  # rows and columns of tokens, where pictures may have any size
 
 
 def build(kind: str, **changes: Any) -> PreTrainedModel:
@@ -98,7 +134,9 @@ def build(kind: str, **changes: Any) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-            elif ("vision" in name or "connector" in name or "projector" in name) and parameter.ndim > 1:
+            elif (
+                "vision" in name or "visual" in name or "connector" in name or "projector" in name
+            ) and parameter.ndim > 1:
                 parameter.normal_(0, parameter[0].numel() ** -0.5)
             if kind == "gemma3" and "language_model" in name and "post_" in name:
                 parameter.add_(16.0)  # else the scaled embedding outweighs the layers, and a tied head repeats a token
@@ -116,14 +154,14 @@ def save(kind: str, folder: Path) -> Path:
     return folder
 
 
-def picture_of(start: int, tokens: int, size: int, pixels: bytes) -> Picture:
-    return Picture(start, tokens, size, size, pixels, picture_digest(size, size, pixels))
+def picture_of(start: int, tokens: int, height: int, width: int, pixels: bytes) -> Picture:
+    return Picture(start, tokens, height, width, pixels, picture_digest(height, width, pixels))
 
 
 def inverted(picture: Picture) -> Picture:
     """Another picture in the same place."""
     levels = bytes(255 - level for level in picture.pixels)
-    return picture_of(picture.start, picture.tokens, picture.height, levels)
+    return picture_of(picture.start, picture.tokens, picture.height, picture.width, levels)
 
 
 def prompt_with(pictures: int, spec: VisionSpec, seed: int = 0) -> tuple[list[int], list[Picture]]:
@@ -133,9 +171,11 @@ def prompt_with(pictures: int, spec: VisionSpec, seed: int = 0) -> tuple[list[in
     found: list[Picture] = []
     for index in range(pictures):
         prompt += [draw.randrange(8, VOCAB) for _ in range(3 + 5 * index)]
-        pixels = draw.randbytes(3 * spec.image_size**2)
-        found.append(picture_of(len(prompt), spec.tokens, spec.image_size, pixels))
-        prompt += [PLACEHOLDER] * spec.tokens
+        step = spec.patch_size * spec.side
+        height, width = (spec.image_size or squares * step for squares in SQUARES[index])
+        tokens = spec.tokens_of(height, width)
+        found.append(picture_of(len(prompt), tokens, height, width, draw.randbytes(3 * height * width)))
+        prompt += [PLACEHOLDER] * tokens
     return prompt + [draw.randrange(8, VOCAB) for _ in range(9)], found
 
 
@@ -159,7 +199,9 @@ class Served:
         decoder = Decoder(spec, load(folder, spec, dtype, CPU, invariant=True), LONGEST)
         tower = tower_of(folder, spec.hidden_size, dtype, CPU)
         assert tower.spec is not None and tower.weights is not None, tower.missing
-        vision = Vision(tower.spec, tower.weights, decoder.operations, decoder.layers_started, cache_bytes)
+        vision = Vision(tower.spec, tower.weights, decoder.operations, decoder.layers_started, cache_bytes,
+            decoder.ropes[0][0].shape[1],
+        )  # fmt: skip
         return cls(decoder, vision)
 
 
@@ -179,15 +221,14 @@ class Asked:
     generated: list[int] = field(default_factory=list)  # output that exists already
 
 
-def sequence_of(index: int, one: Asked, *, whole: bool = False) -> Sequence:
+def sequence_of(index: int, one: Asked, spec: Any) -> Sequence:
     sampling = Sampling(
         one.new, temperature=0.0 if one.seed is None else 0.8, seed=one.seed, ignore_eos=True, logprobs=0,
         logit_bias=((PLACEHOLDER, -100.0),),
     )  # fmt: skip
     sequence = Sequence((b"f", index), one.prompt + one.generated, len(one.prompt), sampling, one.seed or 0)
     if one.pictures:
-        sequence.pictures = PromptPictures(one.pictures, whole=whole)
-        sequence.prefix.mark = sequence.pictures.places.mark
+        give(sequence, one.pictures, spec)
     return sequence
 
 
@@ -200,12 +241,13 @@ class Bench:
     step_tokens: int = 256
     page: int = 16
     prefix_cache: bool = True
+    in_c: bool = True  # whether the loop over the layers is in C, if there is a library
     scheduler: Scheduler = field(init=False)
 
     def __post_init__(self) -> None:
         decoder = self.served.decoder
-        if self.served.vision is not None and self.served.vision.spec.bidirectional:
-            self.chunk = max(self.chunk, self.served.vision.spec.tokens)
+        if self.served.vision is not None:
+            self.chunk = max(self.chunk, self.served.vision.spec.largest_whole)
         groups, dtype = cache_groups(decoder.spec, LONGEST, paged=True), decoder.weights.embed.dtype
         pages = 1 + 12 * LONGEST // self.page
         kv = KVCache(decoder.spec, [pages] * len(groups), self.page, dtype, CPU, groups, 60, dtype)
@@ -215,13 +257,14 @@ class Bench:
         )  # fmt: skip
         pools = [PagePool(pages, self.page, group.window) for group in groups]
         self.scheduler = Scheduler(config, pools, PagePool(60, self.page) if kv.states else None)
-        self.runner = Runner(fastest_decoder(decoder, kv), kv, vision=self.served.vision)
+        model = fastest_decoder(decoder, kv) if self.in_c else decoder
+        self.runner = Runner(model, kv, vision=self.served.vision)
 
     def answers(self, *asked: Asked, preempt_at: tuple[int, ...] = ()) -> list[tuple[list[int], list[float]]]:
         """Returns the ids of each request with their log-probabilities, all in one scheduler."""
         scheduler, step = self.scheduler, 0
-        whole = self.served.vision is not None and self.served.vision.spec.bidirectional
-        sequences = [sequence_of(index, one, whole=whole) for index, one in enumerate(asked)]
+        spec = None if self.served.vision is None else self.served.vision.spec
+        sequences = [sequence_of(index, one, spec) for index, one in enumerate(asked)]
         logprobs: dict[Any, list[float]] = {sequence.key: [] for sequence in sequences}
         for sequence in sequences:
             scheduler.submit(sequence, 0.0)

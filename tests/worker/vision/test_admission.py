@@ -91,7 +91,8 @@ def test_pixels_of_a_request_and_of_all_are_bounded(tower: Tower, monkeypatch: p
     assert tower.spec is not None and MAX_PIXEL_BYTES < MAX_MESSAGE_BYTES
     prompt, pictures = prompt_with(2, tower.spec)
     size = sum(len(each.pixels) for each in pictures)
-    live = [sequence_of(0, Asked(prompt, pictures)), sequence_of(1, Asked(prompt))]
+    others = [changed(each, digest=each.digest[::-1]) for each in pictures]
+    live = [sequence_of(index, one, tower.spec) for index, one in enumerate((Asked(prompt, others), Asked(prompt)))]
     monkeypatch.setattr(admission, "MAX_HELD_BYTES", 2 * size)
     admit(tower, submit(prompt, pictures), live)
     monkeypatch.setattr(admission, "MAX_HELD_BYTES", 2 * size - 1)
@@ -101,3 +102,29 @@ def test_pixels_of_a_request_and_of_all_are_bounded(tower: Tower, monkeypatch: p
     monkeypatch.setattr(admission, "MAX_PIXEL_BYTES", size - 1)
     with pytest.raises(Refused, match="MiB of pixels"):
         admit(tower, submit(prompt, pictures))
+
+
+def test_equal_pictures_of_several_requests_are_in_memory_once(tower: Tower) -> None:
+    assert tower.spec is not None
+    prompt, pictures = prompt_with(2, tower.spec)
+    first = admit(tower, submit(prompt, pictures))
+    copies = [changed(each, pixels=bytes(bytearray(each.pixels))) for each in pictures]
+    second = admit(tower, submit(prompt, copies), [first])
+    assert first.pictures is not None and second.pictures is not None
+    pairs = zip(first.pictures.pictures, second.pictures.pictures, strict=True)
+    assert all(one.pixels is other.pixels for one, other in pairs)
+
+
+def test_sizes_of_a_model_that_sees_any(towers: dict[str, Path]) -> None:
+    spec = served(towers["qwen3_5"]).vision.spec
+    prompt, pictures = prompt_with(3, spec)
+    admit(Tower(spec), submit(prompt, pictures))
+    step = spec.patch_size * spec.side
+    for height, width in ((step, step + 1), (0, step), (-step, -step), (step, 1 << 40)):
+        with pytest.raises(Refused, match=r"multiples of 8|at most 16384 patches"):
+            admit(Tower(spec), submit(prompt, [changed(pictures[0], height=height, width=width), *pictures[1:]]))
+    rows = pictures[0].height // step, pictures[0].width // step
+    with pytest.raises(Refused, match="6 tokens; this model makes 12"):
+        taller = changed(pictures[0], height=2 * pictures[0].height, pixels=pictures[0].pixels * 2)
+        admit(Tower(spec), submit(prompt, [taller, *pictures[1:]]))
+    assert rows == (3, 2)

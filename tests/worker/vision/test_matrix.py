@@ -34,6 +34,7 @@ def test_bits_depend_on_the_request_alone(kind: str, dtype: torch.dtype, towers:
     [alone] = Bench(one).answers(target)
     assert Bench(one).answers(target, *others)[0] == alone
     assert Bench(one).answers(target, *others)[2] != alone, "other pictures give another answer"
+    assert Bench(one, in_c=False).answers(target, *others)[0] == alone
     for chunk in (1, 7, 16):
         assert Bench(one, chunk=chunk, step_tokens=64).answers(*others, target)[-1] == alone
     assert Bench(one, page=32, prefix_cache=False).answers(target, preempt_at=(2, 9))[0] == alone
@@ -55,8 +56,9 @@ def test_prefixes_are_shared_if_their_pictures_are_equal(kind: str, towers: dict
     others = Asked(target.prompt, [target.pictures[0], inverted(target.pictures[1])], NEW, SEED)
     assert bench.answers(others) == Bench(one).answers(others) != first
     shared = target.pictures[1].start // 16 * 16
-    assert bench.scheduler.status.prefix_hits - again == shared, "pages are shared up to the first other picture"
-    assert one.vision.encoded == 3 and shared > 0
+    found = bench.scheduler.status.prefix_hits - again
+    assert found == shared > 0 or kind == "qwen3_5", "pages are shared up to the first other picture"
+    assert found <= shared and one.vision.encoded == 3, "a hybrid shares up to a recurrent state"
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -76,7 +78,7 @@ def test_vectors_of_a_picture_do_not_depend_on_threads(kind: str, dtype: torch.d
     try:
         for count in (1, 2, 5):
             torch.set_num_threads(count)
-            found.append(one.vision._encoder.encode(picture.pixels))
+            found.append(one.vision._encoder.encode(picture))
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

@@ -93,10 +93,10 @@ def test_failing_encoder_fails_its_request_alone(towers: dict[str, Path], monkey
     vision: Any = engine.runner.vision
     encode_picture = vision._encoder.encode
 
-    def encode_but(pixels: bytes) -> torch.Tensor:
-        if pixels == bad[0].pixels:
+    def encode_but(picture: m.Picture) -> torch.Tensor:
+        if picture.pixels == bad[0].pixels:
             raise RuntimeError("no kernel for it")
-        found: torch.Tensor = encode_picture(pixels)
+        found: torch.Tensor = encode_picture(picture)
         return found
 
     monkeypatch.setattr(vision._encoder, "encode", encode_but)

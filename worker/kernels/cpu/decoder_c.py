@@ -111,7 +111,9 @@ def step_struct(columns: type[Structure]) -> type[Structure]:
     """Returns struct Step of csrc/decoder.c. columns: the fields of csrc/step_columns.h, which are a part of it."""
     fields = [
         *((name, c_void_p) for name in BUFFERS),
-        ("columns", columns), ("page_tables", POINTER(c_void_p)), ("visible_to", c_void_p),
+        ("columns", columns), ("page_tables", POINTER(c_void_p)), 
+        *((name, c_void_p) for name in ("visible_to", "cos", "sin", "rope_rows", "added_rows")),
+        ("added", POINTER(c_void_p)), ("num_added", c_long), ("added_count", c_long),
         *((name, c_long) for name in ("t", "seqs", "page_table_stride", "num_outputs", "layers_of_all")),
         ("threads", c_int),
     ]  # fmt: skip
@@ -128,6 +130,9 @@ class StepRows:
     page_tables: Sequence[Tensor]  # [S, P] int32, for each group of layers
     referenced: object  # what owns the memory that the columns point to
     visible_to: Tensor | None = None  # [T] int32, see attention_torch
+    rotary: tuple[Tensor, Tensor, Tensor] | None = None  # cos, sin [M, D] in place of the layers', and its rows [T]
+    added: Sequence[Tensor] = ()  # for each of the first layers, vectors [N, H] that rows gain after it
+    added_rows: Tensor | None = None  # [N] int64
 
     def fields(self) -> tuple[object, ...]:
         """Returns the fields of struct Step from `columns` to `num_outputs`."""
@@ -136,7 +141,14 @@ class StepRows:
             assert len(table) == len(first) and table.dtype == torch.int32
             assert table.stride() == first.stride() and table.stride(1) == 1
         seen = bindings.rows_visible(self.visible_to, self.tokens)
-        return self.columns, pointers(self.page_tables), seen, self.tokens, len(first), first.stride(0), self.outputs
+        rotary = self.rotary or (None, None, None)
+        assert rotary[2] is None or (rotary[2].dtype == torch.int64 and len(rotary[2]) == self.tokens)
+        tables = map(bindings.address, (*rotary, self.added_rows))
+        rows = 0 if self.added_rows is None else len(self.added_rows)
+        assert all(each.is_contiguous() and len(each) == rows for each in self.added)
+        added = pointers(self.added), len(self.added), rows
+        counts = self.tokens, len(first), first.stride(0), self.outputs
+        return self.columns, pointers(self.page_tables), seen, *tables, *added, *counts
 
 
 class DecoderC:

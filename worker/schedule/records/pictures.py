@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shared.messages import Picture
 
@@ -37,9 +37,12 @@ class PicturePlaces:
 class PromptPictures:
     """The pictures of a sequence, in the order of their tokens, which do not overlap."""
 
-    def __init__(self, pictures: list[Picture], *, whole: bool = False) -> None:
-        """whole: whether a step computes all rest of a picture or nothing, because its tokens see each other."""
-        self.pictures, self.whole = pictures, whole
+    def __init__(self, pictures: list[Picture], *, whole: bool = False, rotary: Any = None) -> None:
+        """whole: whether a step computes all rest of a picture or nothing, because its tokens see each other.
+
+        rotary: the RotaryPositions of a model with M-RoPE (worker/vision/rotary.py); None: positions are those of text
+        """
+        self.pictures, self.whole, self.rotary = pictures, whole, rotary
         self.end = pictures[-1].start + pictures[-1].tokens  # the place behind the last one's tokens
         self.nbytes = sum(len(picture.pixels) for picture in pictures)
         self.places = PicturePlaces(tuple(PicturePlace(one.start, one.tokens, one.digest) for one in pictures))

@@ -83,7 +83,12 @@ typedef struct {
     char *inputs; /* [t][num_layers][input_size], or NULL */
 #include "step_columns.h"
     const int32_t *const *page_tables; /* one for each group of layers */
-    const int32_t *visible_to;         /* [t] how many keys each row sees; NULL if those up to its position */
+    const int32_t *visible_to; /* [t] how many keys each row sees; NULL if those up to its position */
+    const float *cos, *sin;    /* in place of the tables of all layers; NULL: those of the layers */
+    const int64_t *rope_rows;  /* [t] rows of these tables */
+    const int64_t *added_rows; /* [added_count] ascending */
+    const char *const *added;  /* for each of the first num_added layers, what these rows gain after it */
+    long num_added, added_count;
     long t, seqs, page_table_stride, num_outputs;
     long layers_of_all; /* the layers that all rows pass; the others write no K/V and no state */
     int threads;
@@ -133,7 +138,8 @@ static int recurrent_block(const Model *m, const Step *s, const Layer *l) {
 static int attention_block(const Model *m, const Step *s, const Layer *l) {
     if (project(m, s, l)) return 1;
     m->kernels.qkv_rope_write(s->projected, s->q, l->cache_k, l->cache_v, l->q_norm, l->k_norm, l->v_norm,
-                              l->cos, l->sin, s->positions, s->slot_mappings[l->group], m->eps, m->offset, s->t,
+                              s->cos ? s->cos : l->cos, s->sin ? s->sin : l->sin,
+                              s->rope_rows ? s->rope_rows : s->positions, s->slot_mappings[l->group], m->eps, m->offset, s->t,
                               m->heads, l->own_kv_heads, l->d, l->normed, l->kv_format, s->threads);
     if (m->query_scales)
         m->kernels.scale_rows(s->q, m->query_scales, s->positions, s->t, m->heads * l->d, s->threads);
@@ -234,6 +240,18 @@ static void drop_other_rows(const Model *m, Step *s, const Layer *l) {
     s->t = s->num_outputs;
 }
 
+/* Adds vectors to some rows of x, and norms these rows again. */
+static void add_vectors(const Model *m, const Step *s, const char *vectors, const void *weight) {
+    long bytes = m->hidden_size * m->element_size;
+    for (long i = 0, rows; i < s->added_count; i += rows) {
+        long row = s->added_rows[i];
+        for (rows = 1; i + rows < s->added_count && s->added_rows[i + rows] == row + rows;) rows++;
+        char *x = s->x + row * bytes;
+        m->kernels.add_norm(vectors + i * bytes, x, weight, s->h + row * bytes, x, rows, m->hidden_size, m->eps,
+                            m->offset, 1.0f, s->threads);
+    }
+}
+
 /* Runs all layers. x holds the embedded tokens. Afterwards the first `num_outputs` rows of h are the normed output.
  * outputs: the step of the output rows alone, for the layers that only they pass; NULL if there are none such.
  * Returns 0, or 1 when memory is exhausted or a rank is gone: then K/V and states of some layers have been written, and nothing else. */
@@ -253,7 +271,9 @@ __attribute__((visibility("default"))) int decoder_forward(const Model *m, const
             if (!s->t) return 0;
             if (outputs) s = outputs;
         }
-        if (feed_forward_block(m, s, l, i + 1 < m->num_layers ? l[1].before_attention : m->last_norm)) return 1;
+        const void *next = i + 1 < m->num_layers ? l[1].before_attention : m->last_norm;
+        if (feed_forward_block(m, s, l, next)) return 1;
+        if (i < s->num_added) add_vectors(m, s, s->added[i], next);
     }
     return 0;
 }
