@@ -30,6 +30,7 @@ class Features:
     scored: Scored | None = None
     adapter: Adapter | None = None  # changes the weights of the model
     pictures: tuple[Picture, ...] = ()  # of the prompt, of which there is one
+    predicted: tuple[int, ...] | None = None  # ids that the client expects as the output
     pooling: Pooling | None = None  # asks for one vector of each prompt instead of text
 
 

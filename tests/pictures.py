@@ -43,6 +43,7 @@ QWEN_TEMPLATE = (
     "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+QWENS = ("qwen3_5", "qwen3_vl")
 QWEN_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 AREA = {"shortest_edge": 512, "longest_edge": 4096}  # of pictures that Qwen sees: 8 to 64 tokens
 GEMMA3_NAMED = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
@@ -51,10 +52,13 @@ GEMMA3_NAMED = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", 
 SPECIAL = {
     "idefics3": IDEFICS3_TOKENS,
     "gemma3": [*GEMMA3_NAMED.values(), "<start_of_turn>", "<end_of_turn>"],
-    "qwen3_5": QWEN_TOKENS,
+    **dict.fromkeys(QWENS, QWEN_TOKENS),
 }
-NAMED = {"idefics3": {"image_token": "<image>"}, "gemma3": GEMMA3_NAMED, "qwen3_5": {"image_token": "<|image_pad|>"}}
-TEMPLATES = {"idefics3": IDEFICS3_TEMPLATE, "gemma3": GEMMA3_TEMPLATE, "qwen3_5": QWEN_TEMPLATE}
+NAMED = {
+    "idefics3": {"image_token": "<image>"}, "gemma3": GEMMA3_NAMED,
+    **{kind: {"image_token": "<|image_pad|>"} for kind in QWENS},
+}  # fmt: skip
+TEMPLATES = {"idefics3": IDEFICS3_TEMPLATE, "gemma3": GEMMA3_TEMPLATE, **dict.fromkeys(QWENS, QWEN_TEMPLATE)}
 
 
 class _WithoutVideo(Qwen3VLProcessor):  # type: ignore[misc]
@@ -80,7 +84,7 @@ def processor_of(kind: str) -> Any:
     """The processor of transformers, for the same tokenizer, without normalization."""
     tokenizer = tokenizer_of(kind)
     bare = {"do_rescale": False, "do_normalize": False}
-    if kind == "qwen3_5":
+    if kind in QWENS:
         images = Qwen2VLImageProcessorPil(size=AREA, patch_size=4, merge_size=2, temporal_patch_size=1, **bare)
         return _WithoutVideo(images, tokenizer, chat_template=tokenizer.chat_template)
     side = SIDES[kind]
@@ -100,7 +104,7 @@ def seeing_checkpoint(kind: str, folder: Path) -> Path:
     config = json.loads((folder / "config.json").read_text())
     config |= {"image_token_id": token, "image_token_index": token}
     (folder / "config.json").write_text(json.dumps(config))
-    sizes = {"gemma3": dict.fromkeys(("height", "width"), SIDES["gemma3"]), "qwen3_5": AREA}
+    sizes = {"gemma3": dict.fromkeys(("height", "width"), SIDES["gemma3"]), **dict.fromkeys(QWENS, AREA)}
     size = sizes.get(kind) or {"longest_edge": 3 * SIDES[kind]}
     settings = {"image_mean": MEAN, "image_std": STD, "rescale_factor": 1 / 255, "do_normalize": True, "size": size}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))

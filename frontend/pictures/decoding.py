@@ -1,11 +1,14 @@
 """Has child processes decode pictures. A file that crashes a child, or takes too long, ends only its own request."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from queue import LifoQueue
+from time import monotonic
 from typing import Any, NamedTuple
 
 from frontend.errors import BadRequest, Overloaded
+from frontend.observability.picture_metrics import picture_counts
 from frontend.pictures.decode import DECODE, MEGABYTES, SECONDS, Tile
 from frontend.text.picture_format import PictureFormat
 from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Raised
@@ -34,18 +37,26 @@ async def decoded(name: str, data: bytes, seen: PictureFormat, most_pixels: int)
     if children.waiting >= MAX_WAITING:
         raise Overloaded(f"{MAX_WAITING} pictures wait to be decoded", code="queue_full", retry_after=1.0)
     children.waiting += 1
+    counts, since = picture_counts(), monotonic()
     try:
-        found = await asyncio.to_thread(children.decode, data, seen, most_pixels)
+        running = asyncio.get_running_loop().run_in_executor(children.threads, children.decode, data, seen, most_pixels)
+        found = await running
     except NotStarted as error:
+        counts.not_decoded += 1
         raise Overloaded(f"pictures cannot be decoded: {error}", code="not_ready", retry_after=1.0) from error
     except Killed as error:
+        counts.not_decoded += 1
         raise Overloaded(f"{name} was not decoded: {error}", code="not_ready", retry_after=1.0) from error
     except (Lost, Raised) as error:
+        counts.refused += 1
         raise refused(name, f"cannot be decoded: {error}") from error
     finally:
         children.waiting -= 1
+        counts.seconds += monotonic() - since
     if len(found) == 1:
+        counts.refused += 1
         raise refused(name, str(found[0]))
+    counts.decoded += 1
     rows, columns, tiles = found
     return Decoded(rows, columns, [(height, width, pixels) for height, width, pixels in tiles])
 
@@ -56,10 +67,11 @@ def refused(name: str, problem: str) -> BadRequest:
 
 
 class _Children:
-    """Idle children, which threads take and give back."""
+    """Idle children, which threads take and give back. Other work has other threads, and does not wait for pictures."""
 
     def __init__(self) -> None:
         self.waiting = 0
+        self.threads = ThreadPoolExecutor(CHILDREN, thread_name_prefix="picture")
         self._idle: LifoQueue[Expendable] = LifoQueue()
         for _ in range(CHILDREN):
             self._idle.put(Expendable(DECODE, megabytes=MEGABYTES))

@@ -8,12 +8,14 @@ import http.client
 import ipaddress
 import socket
 import ssl
+import time
 from collections.abc import Sequence
 from urllib.parse import SplitResult, urlsplit
 
 from frontend.pictures.decoding import refused
 
-SECONDS = 10.0  # for connecting, and between two pieces of the answer
+SECONDS = 10.0  # for connecting, and for each wait for more of the answer
+ALL_SECONDS = 30.0  # for the whole answer
 PIECE = 1 << 16
 
 
@@ -74,14 +76,23 @@ class _Connection(http.client.HTTPConnection):
 
 def _answer(name: str, connection: _Connection, parts: SplitResult, most: int) -> bytes:
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    connection.request("GET", target, headers={"Accept": "image/*", "User-Agent": "sluice"})
+    connection.request("GET", target, headers={"Accept": "image/*", "User-Agent": "sluice", "Connection": "close"})
     response = connection.getresponse()
     if response.status != 200:
         moved = ", and redirects are not followed" if 300 <= response.status < 400 else ""
         raise refused(name, f"cannot be fetched: the host answers {response.status}{moved}")
-    data = bytearray()
-    while piece := response.read(PIECE):
+    size = response.length  # None: up to the end of the connection, or of the last chunk
+    data, end = bytearray(), time.monotonic() + ALL_SECONDS
+    while size is None or len(data) < size:
+        if not (
+            piece := response.read1(PIECE)
+        ):  # what is there: a host that sends byte by byte must not go on for ever
+            break
         data += piece
+        if time.monotonic() > end:
+            raise refused(name, f"cannot be fetched: its host takes longer than {ALL_SECONDS:.0f} s")
         if len(data) > most:
             raise refused(name, f"has more than {most >> 20} MiB")
+    if size is not None and len(data) < size:
+        raise refused(name, f"cannot be fetched: its host sends {len(data)} of {size} bytes")
     return bytes(data)

@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import binascii
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -12,6 +14,7 @@ from frontend.text.picture_marks import Source
 from shared.config import FrontendConfig, words
 
 MAX_BYTES = 20 << 20  # of a file
+FETCHES = 8  # at once
 
 
 async def read(name: str, source: Source, config: FrontendConfig) -> bytes:
@@ -23,10 +26,19 @@ async def read(name: str, source: Source, config: FrontendConfig) -> bytes:
         case "http" | "https":
             from frontend.pictures.fetch import fetched
 
-            return await asyncio.to_thread(fetched, name, source.url, words(config.allowed_media_domains), MAX_BYTES)
+            allowed = words(config.allowed_media_domains)
+            return await asyncio.get_running_loop().run_in_executor(
+                _fetchers(), fetched, name, source.url, allowed, MAX_BYTES
+            )
         case "file":
             return _checked(name, await asyncio.to_thread(_from_folder, name, source.url, config.allowed_media_path))
     raise refused(name, "must be a data:, http:, https: or file: URL")
+
+
+@cache
+def _fetchers() -> ThreadPoolExecutor:
+    """Returns the threads that fetch, so that slow hosts delay only requests with pictures from the web."""
+    return ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
 
 
 def _own(name: str, url: str) -> bytes:

@@ -113,7 +113,8 @@ def _qwen(config: Config, vision: Config, processor: Config, named: Mapping[str,
 
 
 FORMATS: Mapping[str, Callable[[Config, Config, Config, Mapping[str, str]], PictureFormat]] = {
-    "gemma3": _gemma3, "idefics3": _idefics3, "qwen3_5": _qwen, "qwen3_5_moe": _qwen, "smolvlm": _idefics3,
+    "gemma3": _gemma3, "idefics3": _idefics3, "qwen3_5": _qwen, "qwen3_5_moe": _qwen, "qwen3_vl": _qwen,
+    "smolvlm": _idefics3,
 }  # fmt: skip
 
 

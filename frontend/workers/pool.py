@@ -122,6 +122,7 @@ class WorkerPool:
         scored_from: int = 0,
         answer: list[int] | None = None,
         pictures: Sequence[m.Picture] = (),
+        predicted: Sequence[int] | None = None,
     ) -> Stream:
         """Submits a sequence, and returns when a worker has admitted it: one with this fingerprint, unless it is "".
 
@@ -146,6 +147,7 @@ class WorkerPool:
             cache_salt=cache_salt, group=group, deadline_ms=deadline_ms, priority=priority, tenant=tenant,
             pooling=pooling, generated=pack_u32(generated), scored_from=scored_from,
             answer=None if answer is None else pack_u32(answer), adapter=adapter, pictures=list(pictures) or None,
+            prediction=None if predicted is None else pack_u32(predicted),
         )  # fmt: skip
         stream = Stream(message, asyncio.get_running_loop().create_future(), fingerprint=fingerprint)
         self._put(stream, self._choose(stream, ready))

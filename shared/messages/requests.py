@@ -53,6 +53,7 @@ class Submit(Message, frozen=True):
     scored_from: U32 = 0  # with `prompt_logprobs`: only of the prompt's tokens from this index on
     adapter: Adapter | None = None  # changes the weights for this sequence
     pictures: list[Picture] | None = None  # of the prompt, in the order of their tokens
+    prediction: bytes | None = None  # packed uint32: what the client expects as the output, whose ids become drafts
 
 
 class Abort(Message, frozen=True):

@@ -31,7 +31,7 @@ def asking(seed: int, question: str = "What is this?") -> list[dict[str, Any]]:
     return [{"role": "user", "content": [picture, {"type": "text", "text": question}]}]
 
 
-@pytest.fixture(scope="module", params=["idefics3", "gemma3", "qwen3_5"])
+@pytest.fixture(scope="module", params=["idefics3", "gemma3", "qwen3_5", "qwen3_vl"])
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("seeing")
     folder = seeing_checkpoint(request.param, root / "model")

@@ -187,7 +187,7 @@ class RequestTable:
         if outcome is m.Outcome.POOLED:
             outcome, error = record.finish_vector(self._builders[sender])
         record.vector = sequence.adapter = sequence.pictures = None
-        record.end = m.End(id, outcome, sequence.output_len, error, _timings(sequence, now))
+        record.end = m.End(id, outcome, sequence.output_len, error, _timings(sequence, now), _predicted(sequence))
         self._builders[sender].ends.append(record.end)
         self._ended.append((now, sequence.key))
         self._metrics.ended(outcome, sequence, now)
@@ -279,3 +279,8 @@ def _timings(sequence: Sequence, now: float) -> m.Timings:
         decode_ms=1e3 * (now - first),
         cached_tokens=sequence.prefix.cached_tokens,
     )
+
+
+def _predicted(sequence: Sequence) -> tuple[int, int] | None:
+    prediction = sequence.prediction
+    return None if prediction is None else (prediction.accepted, prediction.rejected)

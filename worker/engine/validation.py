@@ -23,11 +23,11 @@ def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> st
     sampling = submit.sampling
     try:
         prompt, generated = unpack_u32(submit.prompt), unpack_u32(submit.generated)
-        answer = unpack_u32(submit.answer or b"")
+        answer, predicted = unpack_u32(submit.answer or b""), unpack_u32(submit.prediction or b"")
     except ValueError:
         return "the prompt is not a whole number of token ids"
     biases = [value for _, value in sampling.logit_bias]
-    columns = (prompt, generated, answer, sampling.stop_token_ids, [id for id, _ in sampling.logit_bias])
+    columns = (prompt, generated, answer, predicted, sampling.stop_token_ids, [id for id, _ in sampling.logit_bias])
     if not prompt or any(ids and not 0 <= min(ids) <= max(ids) < vocab_size for ids in columns):
         return "the prompt is empty, or a token id is outside the vocabulary"
     if len(sampling.stop_token_ids) > MAX_STOP_IDS or len(biases) > vocab_size:

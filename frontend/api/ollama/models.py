@@ -10,6 +10,7 @@ from frontend.api.ollama.envelope import check_model, rfc3339, tagged
 from frontend.api.ollama.options import OllamaModelName
 from frontend.api.requests.request_model import FieldError, RequestModel
 from frontend.api.requests.request_types import Ignored, Text, doc
+from frontend.api.requests.response_types import Capability
 from frontend.errors import BadRequest
 from shared.models.messages import ModelState
 
@@ -82,7 +83,7 @@ def show(request: ShowRequest, context: ModelContext, created: int) -> types.Oll
         template=context.tokenizer.templates.get("default", ""),
         details=types.OllamaDetails(),
         model_info=info,
-        capabilities=[name for name, has in _capabilities(context).items() if has],  # type: ignore[misc]
+        capabilities=capabilities(context),
         modified_at=rfc3339(created),
     )
 
@@ -91,12 +92,14 @@ def version() -> types.OllamaVersion:
     return types.OllamaVersion(version=VERSION)
 
 
-def _capabilities(context: ModelContext) -> dict[str, bool]:
+def capabilities(context: ModelContext) -> list[Capability]:
+    """Returns what the model can do, in Ollama's words."""
     style, generates = context.style, context.task.name == "generate"
-    return {
+    has: dict[Capability, bool] = {
         "completion": generates,
         "embedding": context.task.name == "embed",
         "tools": generates and (style.shows_tools or style.tools_as_text),
         "vision": generates and context.tokenizer.pictures is not None,
         "thinking": generates and (style.has_reasoning or bool(style.thinking_switch)),
     }
+    return [name for name, is_there in has.items() if is_there]

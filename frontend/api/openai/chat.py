@@ -18,6 +18,7 @@ from frontend.api.openai.chat_input import ChatRequest, chat_prompt
 from frontend.api.openai.chat_output import ParsedChunkWriter, finish_reason, message
 from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, error, stream_error, usage_of
 from frontend.api.openai.completions_input import check_stream_options
+from frontend.api.openai.prediction import with_prediction
 from frontend.api.openai.token_details import LEAST, output_ids, prompt_ids, prompt_logprobs
 from frontend.api.prepare import Reading, prepare
 from frontend.api.receipts.receipt import receipt_of
@@ -56,6 +57,7 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
         budget=budget_of(request, request.reasoning.max_tokens if request.reasoning else None),
     )  # fmt: skip
     prompt = await chat_prompt(request, reading.functions, before_truncation(request.truncate_prompt_tokens, context))
+    reading = await with_prediction(reading, request.prediction, context)
     return await prepare(reading, [prompt.ids], context, prompt.begins, prompt.pictures)
 
 

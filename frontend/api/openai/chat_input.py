@@ -31,6 +31,7 @@ from frontend.api.chat.thinking_fields import (
 from frontend.api.chat.tool_fields import FunctionToolChoice, FunctionTools, ParallelToolCalls
 from frontend.api.model_context import ModelContext
 from frontend.api.openai.content_parts import ImagePart, TextPart
+from frontend.api.openai.prediction import PredictionField
 from frontend.api.requests.request_model import FieldError, RequestModel
 from frontend.api.requests.request_types import (
     ChoiceCount,
@@ -181,7 +182,7 @@ class ChatRequest(TokenDetailFields):
     thinking_token_budget: OtherBudgetName = None
     include_reasoning: IncludeReasoning = True
     separate_reasoning: SeparateReasoning = True
-    prediction: Ignored = None
+    prediction: PredictionField = None
     audio: Refused = None
     moderation: Refused = None
     web_search_options: Refused = None

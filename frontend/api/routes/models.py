@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 from frontend.api.model_table import ModelTable, ServedModel
+from frontend.api.ollama.models import capabilities
 from frontend.api.requests.response_types import Model, ModelList, ModelStatus
 from frontend.errors import NotFound
 from frontend.workers.status import NO_TOKENIZER, ConnectionState
@@ -51,6 +52,7 @@ def model_of(
         max_input_tokens=longest,
         fingerprint=served.fingerprint or None,
         status=status_of(served, known),
+        capabilities=capabilities(served.context) if served.service.has_tokenizer else None,
     )
 
 

@@ -1,11 +1,14 @@
 """The prompts of conversations with pictures, in every format: ids, places and pixels as transformers' processors."""
 
+import asyncio
 import base64
 import io
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -15,16 +18,22 @@ from frontend.api.anthropic import messages
 from frontend.api.model_context import ModelContext
 from frontend.api.ollama import chat as ollama_chat
 from frontend.api.openai import chat, responses
-from frontend.errors import SluiceError
+from frontend.errors import BadRequest, SluiceError
+from frontend.pictures import decoding, fetch
 from frontend.request import GenerationRequest
 from frontend.text.tokenizer import Tokenizer
+from shared import messages as m
 from shared.config import FrontendConfig
+from tests.checkpoints import VOCAB
+from tests.fakes import FakePool, sending
 from tests.frontend.api.harness import parse
-from tests.pictures import SIDES, drawn, processor_of, seeing_checkpoint
+from tests.frontend.serving import http_client
+from tests.patience import PATIENCE_S
+from tests.pictures import QWENS, SIDES, drawn, processor_of, seeing_checkpoint
 
 MODEL = "seeing"
 SIZES = [(90, 40), (30, 200), (64, 64)]
-KINDS = ["idefics3", "gemma3", "qwen3_5"]
+KINDS = ["idefics3", "gemma3", *QWENS]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +73,7 @@ async def asked(content: Any, context: ModelContext, **more: Any) -> GenerationR
 def levels_of(kind: str, expected: Any) -> list[NDArray[Any]]:
     """Returns the pixels that a processor has made, [height, width, 3] each."""
     values = np.asarray(expected["pixel_values"])
-    if kind != "qwen3_5":
+    if kind not in QWENS:
         return list(np.moveaxis(values.reshape(-1, 3, SIDES[kind], SIDES[kind]), 1, -1))
     found, at = [], 0
     for _, rows, columns in np.asarray(expected["image_grid_thw"]):
@@ -91,7 +100,7 @@ async def test_ids_places_and_pixels_are_those_of_the_processor(
     expected = processor(images=[images], text=[prompt], add_special_tokens=False)
     assert request.prompts[0] == list(expected["input_ids"][0])
     pixels = levels_of(kind, expected)
-    found = [one for one in request.features.pictures]
+    found = list(request.features.pictures)
     if kind == "idefics3":  # shorter pictures of a batch are padded with black ones
         pixels = pixels[: len(found)]
     assert len(found) == len(pixels) >= count
@@ -217,6 +226,57 @@ async def test_model_without_sight_says_so(folders: dict[str, Path], tmp_path: P
     with pytest.raises(SluiceError, match="sees no pictures") as raised:
         await asked([openai_part(drawn(20, 20))], context_of(folder))
     assert raised.value.status == 400
+
+
+async def test_model_that_sees_is_listed_with_it_and_its_pictures_are_counted(folders: dict[str, Path]) -> None:
+    part, bad = openai_part(drawn(20, 20)), {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+    limits = m.Limits(max_seq_len=4096, vocab_size=VOCAB, eos_token_ids=())
+    pool = FakePool(sending([104]), welcome=m.Welcome(1, 1, 4711, "tiny", "", limits))
+
+    def body(*parts: Any) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": list(parts)}]}
+
+    async with http_client(pool, Tokenizer.load(folders["gemma3"])) as http:
+        (listed,) = (await http.get("/v1/models")).json()["data"]
+        assert "vision" in listed["capabilities"]
+        before = await counted(http)
+        tokens = (await http.post("/tokenize", json=body(part, part))).json()["count"]
+        assert tokens > (await http.post("/tokenize", json=body(text("Hi")))).json()["count"] + 2 * 16
+        assert (await http.post("/v1/chat/completions", json=body(bad))).status_code == 400
+        after = await counted(http)
+    (seconds, *one), (more, *other) = before, after
+    assert [now - then for now, then in zip(other, one, strict=True)] == [1, 1] and more > seconds
+
+
+async def test_pictures_that_take_long_hold_no_other_work_up(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, context = threading.Event(), context_of(folders["gemma3"], allowed_media_domains="example.org")
+
+    def slow(*_: Any) -> Any:
+        held.wait()
+        raise BadRequest("slow")
+
+    monkeypatch.setattr(fetch, "fetched", slow)
+    monkeypatch.setattr(decoding._children(), "decode", slow)
+    web = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    slow_ones = [asyncio.ensure_future(asked([part], context)) for part in [openai_part(drawn(9, 9)), web] * 40]
+    try:
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: 5), PATIENCE_S) == 5
+        assert not any(one.done() for one in slow_ones)
+    finally:
+        held.set()
+        ends = await asyncio.gather(*slow_ones, return_exceptions=True)
+    assert all(isinstance(end, BadRequest) for end in ends)
+
+
+async def counted(http: httpx.AsyncClient) -> list[float]:
+    """Returns the metrics of pictures: seconds, decoded, refused."""
+    names = ["picture_decode_seconds_total", 'pictures_total{outcome="decoded"}', 'pictures_total{outcome="refused"}']
+    page = (await http.get("/metrics")).text
+    values = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    return [float(values[f"sluice_{name}"]) for name in names]
 
 
 async def test_same_text_with_another_picture_is_another_prompt(folders: dict[str, Path]) -> None:
