@@ -78,10 +78,10 @@ class WorkerPool:
         await self.membership.start()
         self._ticker = asyncio.create_task(self._tick())
 
-    async def close(self) -> None:
+    async def close(self, reason: str = "the server is shutting down") -> None:
         """Fails live streams with `shutdown` and closes all connections."""
         for stream in list(self._placement):
-            self._fail(stream, m.Outcome.SHUTDOWN, "the server is shutting down")
+            self._fail(stream, m.Outcome.SHUTDOWN, reason)
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
