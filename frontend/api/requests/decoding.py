@@ -278,6 +278,7 @@ def _missing(path: str) -> BadRequest:
 def _of_object(node: nodes.StructType) -> Reader:
     kind: Any = node.cls
     readers = {field.encode_name: reader(field.type) for field in node.fields}
+    attributes = {field.encode_name: field.name for field in node.fields}
     required = [field.encode_name for field in node.fields if field.required]
     types = _literal_types(node)
 
@@ -295,7 +296,8 @@ def _of_object(node: nodes.StructType) -> Reader:
                 raise _missing(prefix + name)
         fields = {name: entry for name, entry in value.items() if entry is not None and name in readers}
         try:
-            return kind(**{name: readers[name](entry, prefix + name, unknown) for name, entry in fields.items()})
+            given = {attributes[name]: readers[name](entry, prefix + name, unknown) for name, entry in fields.items()}
+            return kind(**given)
         except FieldError as error:
             raise error.at(prefix) from None
 

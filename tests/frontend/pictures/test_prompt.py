@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from frontend.api.anthropic import messages
 from frontend.api.model_context import ModelContext
 from frontend.api.ollama import chat as ollama_chat
 from frontend.api.openai import chat, responses
+from frontend.api.requests.decoding import decode
 from frontend.errors import BadRequest, SluiceError
 from frontend.pictures import decoding, fetch
 from frontend.request import GenerationRequest
@@ -287,3 +289,15 @@ async def test_same_text_with_another_picture_is_another_prompt(folders: dict[st
     assert one.prompts == other.prompts
     hashes = [prompt_hash(each.prompts[0], each.features.pictures) for each in (one, other)]
     assert hashes[0] != hashes[1] and hashes[0] != prompt_hash(one.prompts[0])
+
+
+@pytest.mark.parametrize(
+    "source", [{"type": "base64", "media_type": "image/png", "data": "x"}, {"type": "url", "url": "u"}]
+)
+def test_unknown_field_beside_a_picture_is_ignored(source: dict[str, str]) -> None:
+    block = {"type": "image", "source": {**source, "more": 1}, "unknown": None}
+    body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": [block]}]}
+    ignored: list[str] = []
+    read = decode(json.dumps(body).encode(), messages.REQUEST, ignored.append)
+    found: Any = read.messages[0].content[0]
+    assert len(ignored) == 2 and found.source.url.endswith(source.get("data", "u"))
