@@ -7,6 +7,7 @@ server/             the edge: connections, TLS, authentication, middleware, serv
 api/                the routes, and what each API format reads and writes
 generation/         one request: its sequences, its choices, their deltas
 text/               tokenizer, chat template, detokenizer, stop strings, grammars
+pictures/           pictures in chat: read, decoded, and put into prompts
 output_parser/      reasoning and tool calls in the generated text
 workers/            the worker pool: discovery, membership, routing, connections, streams
 observability/      access log, metrics, statistics, tracing

@@ -35,6 +35,7 @@ from frontend.workers.discovery import Discovery
 from frontend.workers.pool import WorkerPool
 from shared.allocator import map_large_buffers
 from shared.config import Settings
+from shared.models.entries import Entry, read_entries
 from shared.processes.heartbeat import Heartbeat, Phase
 from shared.processes.stop_requests import StopRequests, ignore_further
 from shared.wire.address import parse_all
@@ -159,10 +160,12 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat
     check_tls(config)
     for address in (settings.wire.requests, *config.worker_addresses.split(",")):
         keys_for(address.strip(), settings.wire, worker=False)  # raises ConfigError
-    metrics = PrometheusMetrics(config.metrics_prefix, [settings.model.name], config.metrics_aliases)
+    entries = read_entries(Path(settings.models.models)) if settings.models.many else []
+    names = [entry.name for entry in entries] or [settings.model.name]
+    metrics = PrometheusMetrics(config.metrics_prefix, names, config.metrics_aliases)
     limits = ConnectionLimits.of(config)
     tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
-    models = _model_table(settings, tokenizer, metrics)
+    models = _many(settings, entries, metrics) if entries else _model_table(settings, tokenizer, metrics)
     app = create_app(config, models, metrics)
     server = Server(
         _uvicorn_config(settings, app, partial(LimitedHttpProtocol, limits, metrics.refused)),
@@ -174,13 +177,14 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.leave)
     heartbeat_task = asyncio.create_task(_send_heartbeats(heartbeat))
     timeouts_task = asyncio.create_task(enforce_timeouts(server.server_state.connections, limits))
-    tokenizer_task = asyncio.create_task(_load_tokenizer(settings, server, tokenizer))
+    loading = None if entries else asyncio.create_task(_load_tokenizer(settings, server, tokenizer))
     try:
         await server.serve(sockets)
         if server.stopping:
             ignore_further()
     finally:
-        tokenizer_task.cancel()
+        if loading is not None:
+            loading.cancel()
         heartbeat_task.cancel()
         timeouts_task.cancel()
     if tokenizer.done() and not tokenizer.cancelled():
@@ -196,6 +200,13 @@ def _model_table(settings: Settings, tokenizer: asyncio.Future[Tokenizer], metri
     from frontend.api.adapters.registry import AdapterRegistry
 
     return ModelTable([model], AdapterRegistry(settings.model, settings.wire.run_dir))
+
+
+def _many(settings: Settings, entries: list[Entry], metrics: PrometheusMetrics) -> ModelTable:
+    """Makes the table of many models, which the launcher loads."""
+    from frontend.api.many.residents import Residents
+
+    return Residents(settings, entries, lambda name: metrics.models[name])
 
 
 def _worker_pool(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPool:

@@ -6,7 +6,7 @@ These are plain values. What they do to an answer stands in a module of `fronten
 
 from dataclasses import dataclass
 
-from shared.messages import Adapter, Pooling
+from shared.messages import Adapter, Picture, Pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class Features:
     checked: list[int] | None = None  # ids to check instead of generating; there is one prompt, and n is 1
     scored: Scored | None = None
     adapter: Adapter | None = None  # changes the weights of the model
+    pictures: tuple[Picture, ...] = ()  # of the prompt, of which there is one
+    predicted: tuple[int, ...] | None = None  # ids that the client expects as the output
     pooling: Pooling | None = None  # asks for one vector of each prompt instead of text
 
 

@@ -93,6 +93,7 @@ class Usage:
     cached_tokens: int = 0
     continued_tokens: int = 0  # of the prompt's; those that the output went on from
     reasoning_tokens: int | None = None  # of the completion's; None where nobody counts them
+    predicted: tuple[int, int] | None = None  # tokens of a `prediction` that were accepted, and that were rejected
 
     @property
     def total_tokens(self) -> int:
@@ -123,6 +124,7 @@ class Extras(msgspec.Struct, gc=False):
     output: list[int] | None = None  # all ids of the output, for a receipt
     scores: Sequence[Logprobs] = ()  # the log-probabilities of the prompt as they came
     vector: bytes = b""  # packed float32
+    predicted: tuple[int, int] | None = None  # drafts of an expected output: accepted, and rejected
 
 
 NO_EXTRAS = Extras()  # to read from, never to write to

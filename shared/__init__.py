@@ -1,6 +1,8 @@
 """Code shared by frontends, workers and the launcher. It imports none of them.
 
 messages/           the messages on the wire
+models/             the table of many models, and the messages about it
+pictures/           what frontends and workers must agree on about pictures
 wire/               ZeroMQ sockets, their keys and addresses, and the encoding of messages
 allocator           when freed memory returns to the system
 private_files       who may read secrets, and who may write to the cache

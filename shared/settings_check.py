@@ -36,9 +36,22 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
     _check_hosts(settings.frontend)
     if settings.frontend.record_text and not settings.frontend.record:
         raise ConfigError("--record-text needs --record FILE")
+    if settings.worker.tensor_parallel_size > 1:
+        _check_ranks(settings)
     for rule in (_static, _contiguous, _chunks, _target, _budget, _speculation, _stopping, _ports):
         settings = with_values(settings, rule(settings, explicit))
     return settings
+
+
+def _check_ranks(settings: Settings) -> None:
+    """Raises ConfigError for what is not computed by several processes together."""
+    model, worker = settings.model, settings.worker
+    given = {
+        "--lora-modules": model.lora_modules, "--allow-runtime-lora": model.allow_runtime_lora,
+        "--weights-cache": worker.weights_cache, "--expert-metrics": worker.expert_metrics,
+    }  # fmt: skip
+    if wrong := next((flag for flag, value in given.items() if value), ""):
+        raise ConfigError(f"{wrong} does not work with --tensor-parallel-size above 1")
 
 
 def _check_values(settings: Settings) -> None:

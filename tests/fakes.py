@@ -5,7 +5,7 @@ Its streams are real. `play` is called with each admitted stream; without it the
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -138,6 +138,8 @@ class FakePool:
         generated: Iterable[int] = (),
         scored_from: int = 0,
         answer: list[int] | None = None,
+        pictures: Sequence[m.Picture] = (),
+        predicted: Sequence[int] | None = None,
     ) -> Stream:
         self.calls += 1
         call = self.calls - 1
@@ -148,7 +150,8 @@ class FakePool:
         message = m.Submit(
             call + 1, pack_u32(prompt), sampling, pack_u32(generated), cache_salt, group, deadline_ms, priority, 0,
             tenant, pooling=pooling, scored_from=scored_from,
-            answer=None if answer is None else pack_u32(answer), adapter=adapter,
+            answer=None if answer is None else pack_u32(answer), adapter=adapter, pictures=list(pictures) or None,
+            prediction=None if predicted is None else pack_u32(predicted),
         )  # fmt: skip
         admission = asyncio.get_running_loop().create_future()
         stream = Stream(message, admission, seed=sampling.seed or 77, fingerprint=fingerprint or self.fingerprint)
@@ -225,7 +228,7 @@ def sending(*pieces: list[int], outcome: m.Outcome = m.Outcome.EOS, error: str =
 
 
 def context(tokenizer: Tokenizer, **more: Any) -> ModelContext:
-    template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens)
+    template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens, sees=tokenizer.pictures is not None)
     return replace(ModelContext(MODEL, 64, LIMITS.vocab_size, tokenizer, template), **more)
 
 

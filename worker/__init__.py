@@ -3,9 +3,12 @@
 __main__            one process: binds its sockets, loads the model, serves, drains
 transport/          the ZeroMQ sockets, on an I/O thread
 engine/             loads the model; the compute loop, the request table, the crash journal
+ranks/              several processes that compute one model together
+follower            one of these processes
 spec                describes a model as data: sizes, norms, biases, layers
 schedule/           decides which tokens the next step computes; works on plain integers
 kv_cache/           K/V pages: owners, prefix cache, tensors, sizes
+vision/             pictures: a vision encoder, its cache, and the rows of a step that pictures replace
 run/                runs a planned step on tensors: inputs, forward, sampling, CUDA graphs
 model/              the decoder, and how it is made from a checkpoint
 kernels/            the operations: reference versions in PyTorch, Triton for GPUs, C for CPUs

@@ -5,11 +5,11 @@ The sockets are bound before the weights are loaded, so that every frontend show
 
 import gc
 import logging
-import os
 import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from shared.config import ConfigError, Settings
-from shared.messages import Outcome
+from shared.messages import Outcome, Submit
 from shared.processes.heartbeat import Heartbeat, Phase
 from worker.engine.crash_journal import CrashJournal
 from worker.engine.load import Engine, load_engine
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
 from worker.engine.status import StatusReporter
+from worker.engine.validation import no_pictures
+from worker.model.device import threads_of
 from worker.observability.metrics import Metrics
+from worker.schedule.sequence import Sequence
 from worker.transport.server import Identity, WireServer
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
@@ -44,7 +47,7 @@ def run(settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = F
         DeviceBroken: the device cannot compute any more. Frontends get no End for live requests, so that the
             requests continue in the next worker.
     """
-    torch.set_num_threads(settings.worker.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads_of(settings.worker))
     stop = StopSignal.install()
     reporter = StatusReporter(settings, epoch, heartbeat)
     identity = Identity(epoch, settings.model.name)
@@ -82,6 +85,7 @@ def _serve(
         crash_journal=CrashJournal(reporter.heartbeat),
         compiler=engine.compiler,
         adapters=_adapters(settings, engine, server, metrics),
+        give_pictures=_pictures(settings, engine, metrics),
         task=engine.task,
     )
     canary_s = settings.worker.canary_interval
@@ -122,6 +126,18 @@ def _adapters(settings: Settings, engine: Engine, server: WireServer, metrics: M
     store.wake = server.awake.set
     metrics.collectors.append(AdapterCollector(settings.frontend.metrics_prefix, store, engine.scheduler))
     return store
+
+
+def _pictures(settings: Settings, engine: Engine, metrics: Metrics) -> Callable[[Sequence, Submit], None]:
+    """Returns what checks the pictures of requests, and raises Refused."""
+    if engine.tower is None:
+        return no_pictures
+    from worker.vision.admission import PictureAdmission
+    from worker.vision.metrics import VisionCollector
+
+    if engine.runner.vision is not None:
+        metrics.collectors.append(VisionCollector(settings.frontend.metrics_prefix, engine.runner.vision))
+    return PictureAdmission(engine.tower, engine.scheduler.sequences)
 
 
 def _serve_metrics(metrics: Metrics, server: WireServer, settings: Settings) -> None:

@@ -25,6 +25,7 @@ import torch  # noqa: E402
 from shared.messages import Sampling  # noqa: E402
 from worker.engine.load import Engine, load_engine  # noqa: E402
 from worker.kernels.cpu import bindings  # noqa: E402
+from worker.model.device import threads_of  # noqa: E402
 from worker.run.inputs import dummy_sequence  # noqa: E402
 from worker.schedule.sequence import Chunk, Plan, Sequence  # noqa: E402
 
@@ -41,7 +42,7 @@ def main(words: list[str]) -> None:
         settings = read(parser.read(words), os.environ, flags)
     except ConfigError as error:
         raise SystemExit(f"{parser.prog}: {error}") from error
-    torch.set_num_threads(settings.worker.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads_of(settings.worker))
     begun = time.perf_counter()
     engine = load_engine(settings.model, settings.worker)
     _say(

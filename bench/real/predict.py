@@ -29,6 +29,7 @@ from bench.score import Score  # noqa: E402
 from shared.messages import Sampling  # noqa: E402
 from worker.engine.load import Engine, load_engine  # noqa: E402
 from worker.kernels.cpu import bindings  # noqa: E402
+from worker.model.device import threads_of  # noqa: E402
 from worker.run.inputs import build_inputs, dummy_sequence  # noqa: E402
 from worker.schedule.records.prompt_scores import PromptScores  # noqa: E402
 from worker.schedule.sequence import Chunk  # noqa: E402
@@ -52,7 +53,7 @@ def main(words: list[str]) -> None:
         settings = read(args, os.environ, flags)
     except ConfigError as error:
         raise SystemExit(f"{parser.prog}: {error}") from error
-    torch.set_num_threads(settings.worker.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads_of(settings.worker))
     if args.what == "transformers":
         print(json.dumps(compare(BaseFile.open(args.base), args.count, _transformers(settings))))
         return

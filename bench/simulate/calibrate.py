@@ -5,7 +5,6 @@ timed. Memory that was never written is one shared page of zeros, which costs no
 up.
 """
 
-import os
 import random
 import time
 from array import array
@@ -17,6 +16,7 @@ from bench.simulate.cost import Observation
 from shared.config import Settings
 from shared.messages import Sampling
 from worker.engine.load import Engine, load_engine
+from worker.model.device import threads_of
 from worker.run.inputs import use_scratch_slot
 from worker.schedule.sequence import Chunk, Plan, Sequence
 
@@ -30,7 +30,7 @@ Progress = Callable[[str], None]  # is called with a line of text
 
 def measure(settings: Settings, progress: Progress = lambda text: None) -> list[Observation]:
     """Loads `settings.model` and times its steps; raises what load_engine raises."""
-    torch.set_num_threads(settings.worker.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads_of(settings.worker))
     progress(f"loading {settings.model.name}")
     return observe(load_engine(settings.model, settings.worker), progress)
 

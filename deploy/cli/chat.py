@@ -9,13 +9,18 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from deploy.cli.http_client import DEFAULT_URL, Server, add_key
 from deploy.supervisor.child_command import CliError
 from shared.flags import Parser
+from shared.pictures.data_url import file_as_url
 
-HELP = "/reset starts over, /system TEXT sets the system prompt and starts over, /quit leaves; Ctrl-C stops an answer"
+HELP = (
+    "/image FILE shows a picture with the next question, /reset starts over, /system TEXT sets the system prompt and "
+    "starts over, /quit leaves; Ctrl-C stops an answer"
+)
 INTERRUPTED = 130
 
 SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
@@ -99,7 +104,8 @@ class Conversation:
         self._body = body
         self._system = system
         self._interactive = interactive
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[dict[str, Any]] = []
+        self._pictures: list[str] = []  # URLs, of the next question
 
     def run(self) -> int:
         while True:
@@ -118,17 +124,34 @@ class Conversation:
 
     def _command(self, name: str, rest: str) -> None:
         match name:
+            case "/image":
+                self._show(rest.strip())
             case "/reset":
                 self._messages.clear()
+                self._pictures.clear()
             case "/system":
                 self._system = rest.strip()
                 self._messages.clear()
             case _:
                 print(HELP, file=sys.stderr)
 
+    def _show(self, file: str) -> None:
+        try:
+            self._pictures.append(file_as_url(Path(file)))
+        except ValueError as problem:
+            if not self._interactive:
+                raise CliError(f"/image {file} {problem}", 1) from problem
+            print(f"{file} {problem}", file=sys.stderr)
+
+    def _content(self, line: str) -> Any:
+        """Returns what the next message has: a text, or parts if pictures go with it."""
+        pictures = [{"type": "image_url", "image_url": {"url": url}} for url in self._pictures]
+        self._pictures = []
+        return [*pictures, {"type": "text", "text": line}] if pictures else line
+
     def _exchange(self, line: str) -> None:
         """Sends a question and prints the answer; later requests leave out a failed exchange."""
-        messages = [*self._messages, {"role": "user", "content": line}]
+        messages = [*self._messages, {"role": "user", "content": self._content(line)}]
         system = [{"role": "system", "content": self._system}] if self._system else []
         answer: list[str] = []
         try:

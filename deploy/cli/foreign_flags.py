@@ -32,10 +32,10 @@ class Foreign:
 _DETECTED = "Sluice detects it from the chat template; set it with"
 FOREIGN = (
     Foreign(
-        "Sluice does not split a model; use --workers N for one copy on each of N GPUs, and --quantization for a "
-        "model that is too large for one",
-        vllm="--tensor-parallel-size -tp --pipeline-parallel-size -pp --enable-expert-parallel",
-        sglang="--tensor-parallel-size --tp-size --tp --pipeline-parallel-size --pp-size --ep-size",
+        "Sluice splits a model among processes of the CPU with --tensor-parallel-size N, and not among GPUs; use "
+        "--workers N for one copy on each of N GPUs, and --quantization for a model that is too large for one",
+        vllm="-tp --pipeline-parallel-size -pp --enable-expert-parallel",
+        sglang="--tp-size --tp --pipeline-parallel-size --pp-size --ep-size",
         llama_cpp="--tensor-split -ts --split-mode -sm",
     ),
     Foreign(

@@ -17,6 +17,8 @@ from deploy.supervisor.child_command import FRONTEND_FLAGS, WORKER_FLAGS, child_
 from deploy.supervisor.child_process import ChildSpec
 from deploy.supervisor.console import Console
 from deploy.supervisor.listen_sockets import is_taken, listen, reachable, url
+from deploy.supervisor.models.manager import Manager
+from deploy.supervisor.models.plan import Plan, plan
 from deploy.supervisor.placement import WorkerPlacement, addresses, place_workers
 from deploy.supervisor.readiness import Readiness, poll_ready, ready_message
 from deploy.supervisor.run_dir import RunDirError, run_dir
@@ -69,12 +71,19 @@ def serve(settings: Settings, explicit: Collection[str]) -> int:
         stack.callback(_close, listeners)
         folder = stack.enter_context(run_dir(settings.wire.run_dir))
         settings = with_values(settings, {"run_dir": str(folder)})
+        if settings.models.many:
+            planned = plan(settings, explicit)
+            return asyncio.run(_supervise(planned.for_frontends(folder), listeners, [], folder, planned))
         workers = place_workers(settings, visible_gpus(), lambda port: _metrics_port(settings, port, explicit))
         return asyncio.run(_supervise(settings, listeners, workers, folder))
 
 
 async def _supervise(
-    settings: Settings, listeners: list[socket.socket], workers: list[WorkerPlacement], folder: Path
+    settings: Settings,
+    listeners: list[socket.socket],
+    workers: list[WorkerPlacement],
+    folder: Path,
+    planned: Plan | None = None,
 ) -> int:
     specs = [*_frontend_specs(settings, listeners, folder), *(_worker_spec(worker, folder) for worker in workers)]
     with (
@@ -84,18 +93,24 @@ async def _supervise(
         console = Console(
             stderr, tuple(spec.name for spec in specs), stdout, as_json=settings.frontend.log_format == "json"
         )
-        return await _run_supervisor(console, specs, settings, listeners, folder)
+        return await _run_supervisor(console, specs, settings, listeners, folder, planned)
 
 
 async def _run_supervisor(
-    console: Console, specs: list[ChildSpec], settings: Settings, listeners: list[socket.socket], folder: Path
+    console: Console,
+    specs: list[ChildSpec],
+    settings: Settings,
+    listeners: list[socket.socket],
+    folder: Path,
+    planned: Plan | None,
 ) -> int:
     reporting: list[asyncio.Task[None]] = []
 
     def on_stop() -> None:
         """Closes the sockets, so that no new connections wait in their queues, and ends the readiness report."""
         _close(listeners)
-        reporting[0].cancel()
+        for task in reporting:
+            task.cancel()
         console.clear_progress()
 
     supervisor = Supervisor(
@@ -114,6 +129,9 @@ async def _run_supervisor(
 
     report = report_readiness(supervisor, console, reachable(listeners[0]), text, secure=secure)
     reporting.append(asyncio.create_task(report))
+    if planned is not None:
+        manager = Manager(planned, supervisor, lambda worker: _worker_spec(worker, folder), console.print)
+        reporting.append(manager.start())
     return await supervisor.run()
 
 

@@ -108,10 +108,21 @@ class Supervisor:
             del self._tasks[ended]
         return ended
 
-    def _start(self, child: Child) -> None:
-        task = asyncio.create_task(child.run(lambda code: self._is_final(child, code)))
+    def start_beside(self, spec: ChildSpec, is_final: Callable[[Child, int], bool]) -> tuple[Child, asyncio.Task[int]]:
+        """Starts a child whose end does not end the server. `Child.stop` ends it; so does the end of all others.
+
+        is_final: whether it is not restarted after this exit code
+        """
+        child = self._make(spec)
+        if self._stopping:
+            child.stop()
+        return child, self._start(child, lambda code: is_final(child, code))
+
+    def _start(self, child: Child, is_final: Callable[[int], bool] | None = None) -> asyncio.Task[int]:
+        task = asyncio.create_task(child.run(is_final or (lambda code: self._is_final(child, code))))
         task.add_done_callback(lambda _: self._ended.put_nowait(child))
         self._tasks[child] = task
+        return task
 
     def _is_final(self, child: Child, code: int) -> bool:
         """Whether a child that exited with `code` is not restarted.

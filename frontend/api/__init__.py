@@ -10,6 +10,7 @@
     ollama/             chat, generate, embed, and the routes around them
     llama_cpp/          completion, infill, and the routes around them
     pooling/            the formats that answer with vectors or scores
+    many/               many models, which the launcher loads when requests need them
     adapters/           LoRA adapters, which requests choose by name as models
     tokenize            /tokenize and /detokenize
     receipts/           what proves an answer, and how it is checked

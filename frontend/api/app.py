@@ -25,6 +25,7 @@ from frontend.api.api_formats import API_FORMATS, error_format
 from frontend.api.app_state import AppState, json_response
 from frontend.api.llama_cpp.apply_template import apply_template
 from frontend.api.llama_cpp.tokenize import AnyTokenizeRequest, any_tokenize
+from frontend.api.many.routes import load_model, unload_model
 from frontend.api.model_context import ModelContext
 from frontend.api.model_table import ModelTable
 from frontend.api.openai import responses
@@ -60,7 +61,8 @@ def answering(kind: type[R], function: Callable[[R, ModelContext], Awaitable[Any
 
     async def handler(app: AppState, request: Request) -> Response:
         decoded = app.decode(request, await app.body(request), kind)
-        return json_response(await function(decoded, app.model_of(decoded).context))
+        model = await app.usable_model(decoded, computing=False)
+        return json_response(await function(decoded, model.context))
 
     return handler
 
@@ -80,6 +82,8 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/models", reports.model_list),
     ("GET", "/v1/models/{name:path}", reports.model),
     ("POST", "/reset_prefix_cache", reset_prefix_cache),
+    ("POST", "/models/load", load_model),
+    ("POST", "/models/unload", unload_model),
     ("POST", "/v1/load_lora_adapter", load_adapter),
     ("POST", "/v1/unload_lora_adapter", unload_adapter),
     ("GET", "/tokenizer_info", reports.tokenizer_info),

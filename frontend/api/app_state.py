@@ -45,6 +45,12 @@ class AppState:
         scales = {one.id: one.scale for one in getattr(decoded, "lora", None) or ()}
         return self.models.scaled(scales) if scales else found
 
+    async def usable_model(self, decoded: RequestModel, *, computing: bool = True) -> ServedModel:
+        """Returns the model that a decoded body means, when it can serve, see ModelTable.usable."""
+        found, name = self.model_of(decoded), getattr(decoded, "model", None)
+        keep_alive = getattr(decoded, "keep_alive", None)
+        return await self.models.usable(found, name, computing=computing, keep_alive=keep_alive)
+
     def sign(self, request: Request, model: ServedModel, worker: str) -> str:
         """Returns the fingerprint of answers that workers with the fingerprint `worker` compute, and has the response
         name it in its header."""

@@ -34,6 +34,7 @@ class ModelContext:
     trusts_templates: bool = False  # a request may bring its own chat template
     special_tokens_in_content: bool = False  # their spellings in messages make special tokens
     adapter: Adapter | None = None  # that the requests are computed with
+    config: FrontendConfig = field(default_factory=FrontendConfig)  # how requests are read
     text_fingerprint: str = ""  # of how prompts are made, see fingerprint.py
 
     @classmethod
@@ -42,10 +43,12 @@ class ModelContext:
         style = ModelFormat.of(tokenizer.templates, config.tool_format, config.reasoning_format)
         defaults = recommended(tokenizer.generation) if config.sampling_defaults == "model" else {}
         return cls(
-            names[0], 0, tokenizer.vocab_size, tokenizer, ChatTemplate(tokenizer.templates, tokenizer.named_tokens),
+            names[0], 0, tokenizer.vocab_size, tokenizer,
+            ChatTemplate(tokenizer.templates, tokenizer.named_tokens, sees=tokenizer.pictures is not None),
             config.completions_stream_format, style, defaults, frozenset(names), config.any_model_name, tokenizer.task,
             trusts_templates=config.trust_request_chat_template,
             special_tokens_in_content=config.special_tokens_in_content,
+            config=config,
             text_fingerprint=text_fingerprint(tokenizer, style, defaults, config.special_tokens_in_content),
         )  # fmt: skip
 

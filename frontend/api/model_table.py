@@ -20,6 +20,7 @@ from frontend.workers.pool import WorkerPool
 from frontend.workers.status import DRAINING, READY, Readiness, not_ready
 from shared.config import FrontendConfig
 from shared.messages import Adapter, Limits
+from shared.models.messages import ModelState
 
 if TYPE_CHECKING:  # a server without adapters loads no part of theirs
     from frontend.api.adapters.registry import AdapterRegistry
@@ -159,6 +160,30 @@ class ModelTable:
         name = name or ""
         found = (self.get(written) for written in (name, name.removesuffix(TAG), name + TAG))
         return next((model for model in found if model is not None), self.first)
+
+    async def usable(
+        self, found: ServedModel, name: str | None, *, computing: bool = True, keep_alive: object = None
+    ) -> ServedModel:
+        """Returns the model `found` by `name` when it can serve. Raises Overloaded if it cannot.
+
+        computing: it needs a worker, and not only a tokenizer
+        keep_alive: how long it stays loaded after this request, where models are unloaded; None: as long as others do
+        """
+        if computing:
+            await found.service.wait_for_handshake()
+        return found
+
+    def state_of(self, name: str) -> ModelState | None:
+        """Returns what the launcher says of a model; None if this server always has its models loaded."""
+        return None
+
+    def load(self, name: str) -> None:
+        """Has the launcher load a model. Where models are always loaded, nobody calls this, nor `keep`."""
+        raise NotImplementedError
+
+    def keep(self, name: str, seconds: float | None) -> None:
+        """Says how long a model stays without requests, see shared.models.messages.Keep."""
+        raise NotImplementedError
 
     @property
     def readiness(self) -> Readiness:

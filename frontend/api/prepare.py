@@ -23,7 +23,7 @@ from frontend.output_parser.calls.tool_syntax import specials_of
 from frontend.output_parser.formats import ParserConfig, Reasoning, with_reasoning
 from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
 from frontend.request import Admission, GenerationRequest, Shown
-from shared.messages import ThinkingBudget
+from shared.messages import Picture, ThinkingBudget
 
 Prompts = Sequence[list[int]]
 
@@ -51,11 +51,15 @@ class Reading:
 
 
 async def prepare(
-    reading: Reading, prompts: Prompts, context: ModelContext, begins: Reasoning = Reasoning.DONE
+    reading: Reading,
+    prompts: Prompts,
+    context: ModelContext,
+    begins: Reasoning = Reasoning.DONE,
+    pictures: tuple[Picture, ...] = (),
 ) -> GenerationRequest:
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field.
 
-    begins: the state of reasoning where the output begins
+    begins: the state of reasoning where the output begins; pictures: of the only prompt
     """
     fields, whole = reading.fields, prompts
     prompts = [truncated(ids, reading.max_tokens, fields, context) for ids in whole]
@@ -75,7 +79,7 @@ async def prepare(
     return GenerationRequest(
         tuple(prompts), chosen, stops=fields.stops, n=reading.n, stream=fields.stream, model=context.model,
         parser_config=_parser_config(reading, begins, context),
-        features=_features(reading, whole, prompts, most, context),
+        features=_features(reading, whole, prompts, most, context, pictures),
         shown=shown(fields), admission=admission(fields), format_data=reading.format_data,
     )  # fmt: skip
 
@@ -131,7 +135,9 @@ def _specials(context: ModelContext) -> dict[str, int]:
     return context.tokenizer.special_ids_of(specials_of(context.style.tool_format, context.style.tags))
 
 
-def _features(reading: Reading, whole: Prompts, prompts: Prompts, most: int, context: ModelContext) -> Features:
+def _features(
+    reading: Reading, whole: Prompts, prompts: Prompts, most: int, context: ModelContext, pictures: tuple[Picture, ...]
+) -> Features:
     """Returns what the request asks for besides text. whole: the prompts before they were shortened"""
     fields, asked = reading.fields, dict[str, Any](adapter=context.adapter) if context.adapter is not None else {}
     if reading.features.echo:  # a prompt that was shortened is not what the client wrote
@@ -140,13 +146,15 @@ def _features(reading: Reading, whole: Prompts, prompts: Prompts, most: int, con
     if getattr(fields, "continue_from", None) is not None:
         from frontend.api.chat.continuation import continued_ids
 
-        asked["continued"] = continued_ids(fields, prompts, most, context)
+        asked["continued"] = continued_ids(fields, prompts, most, context, pictures)
     if (top := getattr(fields, "prompt_logprobs", None)) is not None:
         if fields.stream:
             raise Unprocessable(
                 "`prompt_logprobs` are not available in a stream", param="prompt_logprobs", code="conflicting_fields"
             )
         asked["prompt_logprobs"] = top
+    if pictures:
+        asked["pictures"] = pictures
     if fields.receipt:
         import frontend.api.receipts.making  # noqa: F401, so that its absence does not show at the answer's end only
 

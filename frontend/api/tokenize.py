@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from frontend.api.chat.chat_prompt import with_template
+from frontend.api.chat.own_template import with_template
 from frontend.api.chat.tool_fields import shown
 from frontend.api.model_context import ModelContext, check_ids, check_model
 from frontend.api.openai.chat_input import TokenizeRequest, chat_prompt

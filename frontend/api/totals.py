@@ -17,6 +17,7 @@ class Totals:
         self.reasoning_tokens: int | None = None  # set by those who count them
         self._completion = [0] * (len(request.prompts) * request.n)
         self._cached: dict[int, int] = {}
+        self._predicted: tuple[int, int] | None = None
         self._timings: list[Timings] = []
         self._last: dict[int, float] = {}
         self._gaps: list[float] = []
@@ -32,6 +33,9 @@ class Totals:
             self._cached[prompt] = min(cached, self._cached.get(prompt, cached))
         if delta.timings is not None:
             self._timings.append(delta.timings)
+        if delta.added is not None and delta.added.predicted is not None:
+            (accepted, rejected), (more, less) = self._predicted or (0, 0), delta.added.predicted
+            self._predicted = accepted + more, rejected + less
 
     def _tick(self, delta: Delta) -> None:
         now = time.perf_counter()
@@ -44,7 +48,10 @@ class Totals:
     def usage(self) -> Usage:
         """A prompt counts once, however many choices continue it."""
         request, cached = self.request, sum(self._cached.values())
-        return Usage(request.prompt_tokens, sum(self._completion), cached, request.brought, self.reasoning_tokens)
+        return Usage(
+            request.prompt_tokens, sum(self._completion), cached, request.brought, self.reasoning_tokens,
+            self._predicted,
+        )  # fmt: skip
 
     @property
     def timings(self) -> response_types.Timings | UnsetType:

@@ -7,7 +7,10 @@ from frontend.request import Delta
 
 def endings(features: Features) -> list[Extra]:
     """Returns the extras of the features that are asked for."""
-    asked = ((features.receipt, _output), (features.pooling, _vector), (features.scored, _scores))
+    asked = (
+        (features.receipt, _output), (features.pooling, _vector), (features.scored, _scores),
+        (features.predicted is not None, _predicted),
+    )  # fmt: skip
     return [extra for wanted, extra in asked if wanted]
 
 
@@ -24,3 +27,9 @@ def _vector(choice: Choice, delta: Delta) -> None:
 def _scores(choice: Choice, delta: Delta) -> None:
     if delta.finish is not None:
         delta.add().scores = choice.logprobs
+
+
+def _predicted(choice: Choice, delta: Delta) -> None:
+    if delta.finish is not None:
+        end = choice.stream.end
+        delta.add().predicted = (0, 0) if end is None or end.predicted is None else end.predicted

@@ -42,7 +42,7 @@ def extras_of(
         from frontend.generation.progress import Progress
 
         extras.append(Progress(request.shown))
-    if features.receipt or features.pooling or features.scored:
+    if features.receipt or features.pooling or features.scored or features.predicted is not None:
         from frontend.generation.endings import endings
 
         extras += endings(features)

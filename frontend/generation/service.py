@@ -192,6 +192,7 @@ class Service:
                 deadline_ms=admission.deadline_ms, priority=admission.priority, tenant=admission.tenant,
                 fingerprint=fingerprint, generated=features.continued, answer=features.checked,
                 scored_from=features.scored.starts[i] if features.scored else 0, pooling=features.pooling,
+                pictures=features.pictures, predicted=features.predicted,
             )
             for i, (prompt, group) in enumerate(zip(request.prompts, self._group_ids(request), strict=True))
             for n in range(request.n)

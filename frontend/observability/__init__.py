@@ -6,6 +6,7 @@ record_files        its files, which are renamed when they are full
 hooks               called when a request has ended: access log, record, metrics, tracing
 metrics             Prometheus metrics
 model_metrics       those of each model
+picture_metrics     those of pictures
 vllm_names          vLLM's names of them, with --metrics-aliases vllm
 histograms          histograms that are cheap to observe
 stats               the document at /stats

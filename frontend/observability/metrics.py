@@ -15,6 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from frontend.observability.histograms import BufferedHistogram
 from frontend.observability.model_metrics import ModelFamilies, ModelMetrics, WorkerGauges
+from frontend.observability.picture_metrics import PictureMetrics
 from shared.logs.metrics_page import Collector, MetricsPage
 from shared.logs.prometheus_adapter import BulkHistogram
 
@@ -59,6 +60,7 @@ class PrometheusMetrics:
             counter("key_prompt_tokens", "Prompt tokens of requests made with the API key of this name", "key"),
             counter("key_generation_tokens", "Tokens generated for the API key of this name", "key"),
         )
+        self._pictures = PictureMetrics(prefix, self.registry)
         self._new_by_key: dict[str, list[int]] = {}
         counted: Collector = _Multiprocess() if "PROMETHEUS_MULTIPROC_DIR" in os.environ else self.registry
         if aliases == "vllm":
@@ -101,6 +103,7 @@ class PrometheusMetrics:
     def flush(self) -> None:
         """Carries what was observed since the last call over to prometheus-client; the models flush for themselves."""
         self._lag.flush()
+        self._pictures.flush()
         for key, counts in self._new_by_key.items():
             for counter, count in zip(self._by_key, counts, strict=True):
                 counter.labels(key).inc(count)

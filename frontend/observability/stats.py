@@ -84,6 +84,13 @@ class Latency(msgspec.Struct, kw_only=True):
     e2e: Quantiles
 
 
+class Rank(msgspec.Struct, kw_only=True):
+    """One of the processes that compute a model together."""
+
+    rank: Count
+    pid: Count
+
+
 class Worker(msgspec.Struct, kw_only=True):
     pid: Count
     epoch: Count
@@ -98,6 +105,7 @@ class Worker(msgspec.Struct, kw_only=True):
     max_seq_len: Count
     fingerprint: str
     step: StepBudget
+    ranks: list[Rank]
 
 
 class PoolWorker(Worker, kw_only=True):
@@ -197,6 +205,7 @@ def _worker(worker: WorkerStatus, pool: Pool) -> dict[str, Any]:
         "max_seq_len": status.max_seq_len,
         "fingerprint": pool.fingerprint(worker.fingerprint),
         "step": msgspec.convert(status.prefill_budget, StepBudget, from_attributes=True),
+        "ranks": [Rank(rank=rank, pid=pid) for rank, pid in enumerate(status.ranks)],
     }
 
 

@@ -3,6 +3,7 @@
 llm                 `LLM`: generates with a worker of its own
 start               starts that worker
 inputs              prompts and options as requests
+pictures            images of Pillow and files, as requests have them
 batch               runs many requests with bounded concurrency
 pooled              vectors and scores
 loop_thread         an event loop in a thread, for synchronous callers

@@ -111,14 +111,23 @@ def prompt_requests(prompts: Sequence[Prompt], options: Mapping[str, Any]) -> Re
 def chat_requests(chats: list[Messages], options: Mapping[str, Any]) -> ReadRequests:
     """Returns a function that makes one request per conversation. Raises as `prompt_requests` does."""
     body = _body(options, ChatOptions)
-    entries = [list(map(dict, messages)) for messages in chats]
 
     async def read(context: ModelContext) -> list[GenerationRequest]:
+        entries = [_as_body(messages) for messages in chats]
         return [
             await chat.parse(convert({**body, "messages": messages}, chat.REQUEST), context) for messages in entries
         ]
 
     return read
+
+
+def _as_body(messages: Messages) -> Messages:
+    """Returns the messages as a JSON body has them. Raises BadRequest for a picture that cannot be read."""
+    if all(isinstance(message.get("content"), str) for message in messages):
+        return list(map(dict, messages))
+    from frontend.offline.pictures import with_urls
+
+    return list(map(with_urls, messages))
 
 
 def _body(options: Mapping[str, Any], kind: type) -> dict[str, Any]:

@@ -159,7 +159,9 @@ class LLM:
     def chat(self, messages: Any, *, stream: bool = False, progress: bool | None = None, **options: Any) -> Any:
         """Like `generate`, for a conversation or for each of a list of them.
 
-        A conversation is a list of dicts with `role` and `content`, or the text of a single message of the user.
+        A conversation is a list of dicts with `role` and `content`, or the text of a single message of the user. The
+        content may be a list of parts, as over HTTP; that of a picture, `{"type": "image", "image": ...}`, has a path
+        or an image of Pillow.
 
         The model's chat template renders a conversation.
 

@@ -21,7 +21,7 @@ POLICY = {
     "style-src": "'self'",
     "font-src": "'self'",
     "connect-src": "'self'",
-    "img-src": "data:",  # the empty icon
+    "img-src": "data:",  # the empty icon, and pictures of conversations
     "base-uri": "'none'",
     "form-action": "'none'",
     "frame-ancestors": "'none'",

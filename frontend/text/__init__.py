@@ -7,6 +7,8 @@ aliased_engine      a copy of a tokenizer, for texts whose spellings of added to
 token_length        how many characters of a text one token can stand for
 chat_template       renders a chat as prompt text
 detokenizer         ids to text as they arrive, without ever cutting a character
+picture_marks       what stands for a picture in a text, from the request to the chat template
+picture_format      what a checkpoint says about pictures: their sizes, and how a prompt shows them
 stop_strings        finds stop strings across the pieces of a stream
 grammar_builder     structured-output requests as the text of a grammar; the worker compiles it (worker/grammar)
 grammar_check       whether a grammar is valid, found out in child processes

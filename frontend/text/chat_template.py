@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from frontend.errors import BadRequest
+from frontend.text.picture_marks import parts_of
 from shared.config import ConfigError
 
 
@@ -86,11 +87,14 @@ class ChatTemplate:
     templates: sources by name
     specials: the special tokens that a template may write (`bos_token`, `eos_token`, ...)
 
+    sees: whether the model sees pictures
+
     A missing template, or one that does not compile, raises at the first `render` only: completions need none.
     """
 
-    def __init__(self, templates: Mapping[str, str], specials: Mapping[str, str]) -> None:
+    def __init__(self, templates: Mapping[str, str], specials: Mapping[str, str], *, sees: bool = False) -> None:
         self._templates = dict(templates)
+        self.takes_parts = sees and self.mentions("image")  # else contents are texts
         self._compiled: dict[str, jinja2.Template] = {}
         self._environment = _environment()
         self._specials: dict[str, object] = dict(specials)
@@ -134,6 +138,8 @@ class ChatTemplate:
         defaults: dict[str, object] = {
             "add_generation_prompt": add_generation_prompt, "tools": tools, "documents": None,
         }  # fmt: skip
+        if self.takes_parts:
+            messages = [{**one, "content": parts_of(one.get("content"))} for one in messages]
         variables = {**self._specials, **defaults, **kwargs, "messages": messages}
         template = self._choose(variables["tools"] is not None)
         try:

@@ -114,6 +114,7 @@ class Tokenizer:
     named_tokens: special tokens by name ("bos_token", ...), for the templates
     generation: generation_config.json
     task: what the checkpoint is served for
+    pictures: how the model sees pictures; None if it sees none
     added: the added tokens that control the model
     """
 
@@ -126,6 +127,7 @@ class Tokenizer:
         self.eos_ids = source.eos_ids
         self.generation = source.generation
         self.task = source.task
+        self.pictures = source.pictures
         self.added = AddedTokens.of(self._engine)
         added = self._engine.get_added_tokens_decoder()
         self._specials = {entry.content: token for token, entry in added.items() if entry.special}

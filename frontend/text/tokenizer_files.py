@@ -13,6 +13,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from frontend.text.chat_template import given_template
+from frontend.text.picture_format import PictureFormat, picture_format
 from shared.task import Task, TaskError, read_task
 
 Settings = dict[str, Any]
@@ -46,6 +47,7 @@ class TokenizerFiles:
     eos_ids: tuple[int, ...]
     generation: Settings  # generation_config.json
     task: Task
+    pictures: PictureFormat | None = None
 
     @classmethod
     def read(cls, folder: Path, template: str = "", task: str = "auto") -> Self:
@@ -69,7 +71,10 @@ class TokenizerFiles:
         engine.add_special_tokens(missing_specials(engine, config, names))
         eos_ids = first_ids("eos_token_id", settings) or ids_of(engine.token_to_id(names.get("eos_token", "")))
         templates = given_template(Path(template)) if template else chat_templates(folder, config)
-        return cls(data, engine, decoding, templates, names, eos_ids, generation, _task(folder, task))
+        served = _task(folder, task)
+        sees = model.get("vision_config") and served.name == "generate"
+        pictures = picture_format(folder, model, names) if sees else None
+        return cls(data, engine, decoding, templates, names, eos_ids, generation, served, pictures)
 
 
 def _task(folder: Path, wanted: str) -> Task:

@@ -1,27 +1,50 @@
-// Text files that go with a question: read in the browser, checked, listed, and written into the prompt.
+// Text files and pictures that go with a question: read in the browser, checked, listed, and put into the message. A text
+// file is {name, size, text}; a picture has its data: URL, as `picture`, and no text.
 
 import { Failure } from "./api.js";
 
 const MOST_BYTES = 512 * 1024;
+const MOST_PICTURE_BYTES = 5 * 1024 * 1024; // the server takes bodies of 8 MiB, and base64 adds a third
+const PICTURES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 
 export function size(bytes) {
   if (bytes < 1000) return `${bytes} B`;
   return bytes < 999_500 ? `${Number((bytes / 1000).toPrecision(3))} kB` : `${Number((bytes / 1e6).toPrecision(3))} MB`;
 }
 
-// {name, size, text}. Throws a Failure for a file that is too large or not text.
-async function readText(file) {
-  if (file.size > MOST_BYTES) throw new Failure(`${file.name} has ${size(file.size)}: files up to ${size(MOST_BYTES)} can be attached`);
-  const bytes = await file.arrayBuffer().catch(() => {
-    throw new Failure(`${file.name} cannot be read`);
+// Whether a text is the data: URL of a picture.
+export const isPicture = (url) => PICTURES.some((type) => url.startsWith(`data:${type};base64,`));
+
+const unreadable = (file) => () => {
+  throw new Failure(`${file.name} cannot be read`);
+};
+
+// A file as it is kept. Throws a Failure for one that is too large, or neither a picture nor text.
+function read(file) {
+  const [isSeen, most] = PICTURES.includes(file.type) ? [true, MOST_PICTURE_BYTES] : [false, MOST_BYTES];
+  if (file.size > most) throw new Failure(`${file.name} has ${size(file.size)}: ${isSeen ? "pictures" : "files"} up to ${size(most)} can be attached`);
+  return isSeen ? readPicture(file) : readText(file);
+}
+
+async function readPicture(file) {
+  const reader = new FileReader();
+  const url = new Promise((resolve, reject) => {
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
   });
+  reader.readAsDataURL(file);
+  return { name: file.name, size: file.size, text: "", picture: await url.catch(unreadable(file)) };
+}
+
+async function readText(file) {
+  const bytes = await file.arrayBuffer().catch(unreadable(file));
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
     if (!text.includes("\0")) return { name: file.name, size: file.size, text };
   } catch {
     // not UTF-8
   }
-  throw new Failure(`${file.name} is not a text file: only text in UTF-8 can be attached`);
+  throw new Failure(`${file.name} is neither text in UTF-8 nor a PNG, JPEG, WebP or GIF picture`);
 }
 
 // A fence is longer than any run of backticks in the file, so the file cannot end it.
@@ -31,8 +54,12 @@ function fenced({ name, text }) {
   return `File ${JSON.stringify(name)}:\n${fence}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}\n\n`;
 }
 
-// The question as the model reads it.
-export const withFiles = (question, files) => files.map(fenced).join("") + question;
+// The question as the content of a message: a text, or parts if there are pictures, which stand before the text.
+export function withFiles(question, files) {
+  const text = files.filter(({ picture }) => !picture).map(fenced).join("") + question;
+  const pictures = files.filter(({ picture }) => picture).map(({ picture }) => ({ type: "image_url", image_url: { url: picture } }));
+  return pictures.length ? [...pictures, { type: "text", text }] : text;
+}
 
 // The files that the next question will have: a list with a button to remove each.
 export class Attached {
@@ -69,7 +96,7 @@ export class Attached {
     const refused = [];
     for (const file of files) {
       try {
-        this.files.push(await readText(file));
+        this.files.push(await read(file));
       } catch (error) {
         refused.push(`${error.message}.`);
       }
@@ -85,8 +112,9 @@ export class Attached {
     this.#changed();
   }
 
-  #item({ name, size: bytes }) {
+  #item({ name, size: bytes, picture }) {
     const [item, button] = [document.createElement("li"), document.createElement("button")];
+    if (picture) item.append(image(picture, ""), " "); // its name stands beside it
     button.type = "button";
     button.textContent = "×";
     button.setAttribute("aria-label", `Remove ${name}`);
@@ -101,9 +129,17 @@ export class Attached {
   }
 }
 
-// What a question had, to be read again: one fold for each file.
+function image(url, text) {
+  const element = document.createElement("img");
+  element.src = url;
+  element.alt = text;
+  return element;
+}
+
+// What a question had, to be seen again: each picture, and a fold for each other file.
 export function folds(files) {
-  return files.map(({ name, size: bytes, text }) => {
+  return files.map(({ name, size: bytes, text, picture }) => {
+    if (picture) return image(picture, name);
     const [fold, summary, content] = ["details", "summary", "pre"].map((tag) => document.createElement(tag));
     fold.className = "file";
     summary.textContent = `${name} · ${size(bytes)}`;

@@ -10,7 +10,7 @@
 //                  database), transfer and shapes (as a file, which is checked), sidebar (their list)
 // requests         api (HTTP and streams), api_formats (chat and completion), request (the body), knobs (the settings),
 //                  run (one answer), runs (all answers of this tab)
-// one tab          panel (the whole), composer (the next question), files (text files for it), extras (system prompt, tools),
+// one tab          panel (the whole), composer (the next question), files (for it), extras (system prompt, tools),
 //                  turn_view (a turn with its buttons), answer (its answer), calls (its tool calls), timing (the line under it)
 // text             prose (a growing text), markdown, maths, code, tokens (with probabilities)
 // the header       access (the API key), live (the server's state), chart, events

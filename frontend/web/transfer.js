@@ -2,6 +2,7 @@
 
 import { Failure } from "./api.js";
 import * as apiFormats from "./api_formats.js";
+import { isPicture } from "./files.js";
 import { boolean, id, mapOf, maybe, need, number, oneOf, pair, string, taken } from "./shapes.js";
 
 const FORMAT = "sluice-conversations";
@@ -14,7 +15,7 @@ const TURN = {
   parent: maybe(id),
   created: number,
   question: maybe(string),
-  files: [{ name: string, size: number, text: string }],
+  files: [{ name: string, size: number, text: string, picture: maybe(picture) }],
   results: maybe([{ role: oneOf(["tool"]), tool_call_id: string, content: string }]),
   request: maybe(string),
   scored: boolean,
@@ -38,6 +39,11 @@ const CONVERSATION = {
   extras: mapOf(string),
   turns: [TURN],
 };
+
+function picture(value, where) {
+  need(isPicture(string(value, where)), `\`${where}\` is not the data: URL of a picture`);
+  return value;
+}
 
 // A stop string, or the id of a stop token.
 function stop(value, where) {

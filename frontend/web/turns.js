@@ -2,7 +2,7 @@
 // objects, kept as they are; they form a tree, because a question that is edited or asked again is one more child.
 //
 // id, conversation, parent (the turn before it, or null), kind (the name in api_formats.js), created (in ms)
-// question (null with results), files: [{name, size, text}], results (messages of tools, or null)
+// question (null with results), files: [{name, size, text, picture}], results (messages of tools, or null)
 // request (the body as JSON text, until the answer is done), scored (whether it asked for probabilities)
 // state: "running", "done", "stopped" or "failed"; error: {message, status, param, retryAfter} or null
 // thought, text, calls (as in a message), tokens (see api_formats.js; with `thinks` those of the thought)

@@ -78,10 +78,10 @@ class WorkerPool:
         await self.membership.start()
         self._ticker = asyncio.create_task(self._tick())
 
-    async def close(self) -> None:
+    async def close(self, reason: str = "the server is shutting down") -> None:
         """Fails live streams with `shutdown` and closes all connections."""
         for stream in list(self._placement):
-            self._fail(stream, m.Outcome.SHUTDOWN, "the server is shutting down")
+            self._fail(stream, m.Outcome.SHUTDOWN, reason)
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
@@ -121,6 +121,8 @@ class WorkerPool:
         generated: Sequence[int] = (),
         scored_from: int = 0,
         answer: list[int] | None = None,
+        pictures: Sequence[m.Picture] = (),
+        predicted: Sequence[int] | None = None,
     ) -> Stream:
         """Submits a sequence, and returns when a worker has admitted it: one with this fingerprint, unless it is "".
 
@@ -131,6 +133,10 @@ class WorkerPool:
             Overloaded: queue full, draining, or no worker, with `retry_after` in seconds.
             Unprocessable: no worker can ever serve this request.
         """
+        if pictures:
+            from frontend.workers.picture_memory import check_memory
+
+            check_memory(pictures, (stream.submit.pictures for stream in self._placement))
         ready = self.membership.ready(fingerprint=fingerprint)
         if not ready:
             reason = self.membership.readiness
@@ -140,7 +146,8 @@ class WorkerPool:
             self._new_id(), pack_u32(prompt), sampling,
             cache_salt=cache_salt, group=group, deadline_ms=deadline_ms, priority=priority, tenant=tenant,
             pooling=pooling, generated=pack_u32(generated), scored_from=scored_from,
-            answer=None if answer is None else pack_u32(answer), adapter=adapter,
+            answer=None if answer is None else pack_u32(answer), adapter=adapter, pictures=list(pictures) or None,
+            prediction=None if predicted is None else pack_u32(predicted),
         )  # fmt: skip
         stream = Stream(message, asyncio.get_running_loop().create_future(), fingerprint=fingerprint)
         self._put(stream, self._choose(stream, ready))
@@ -183,7 +190,12 @@ class WorkerPool:
                 if other.submit.group == submit.group and home is not None and home in connections:
                     return home
         loads = {one.address.name: load(one.streams.values(), one.status) for one in connections}
-        return connections[self._router.choose(submit.prompt, submit.cache_salt, loads)]
+        prompt = submit.prompt
+        if submit.pictures is not None:
+            from shared.pictures.identity import with_pictures
+
+            prompt = with_pictures(prompt, submit.pictures)
+        return connections[self._router.choose(prompt, submit.cache_salt, loads)]
 
     def _put(self, stream: Stream, connection: WorkerConnection) -> None:
         self._placement[stream] = connection

@@ -2,6 +2,7 @@
 
 declaration         how a setting is declared, and what is wrong with a value
 model, wire         records that frontends and workers share
+models              the record of a server with many models
 worker, frontend, launch    the records of one kind of process
 settings            all records together
 
@@ -14,6 +15,7 @@ from shared.config.declaration import BY_DEVICE, ConfigError, flag_name, setting
 from shared.config.frontend import FrontendConfig
 from shared.config.launch import LaunchConfig
 from shared.config.model import ModelConfig
+from shared.config.models import ModelsConfig
 from shared.config.settings import Settings, non_default_names, with_values
 from shared.config.wire import WireConfig
 from shared.config.worker import WorkerConfig
@@ -24,6 +26,7 @@ __all__ = [
     "FrontendConfig",
     "LaunchConfig",
     "ModelConfig",
+    "ModelsConfig",
     "Settings",
     "WireConfig",
     "WorkerConfig",

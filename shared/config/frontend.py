@@ -28,6 +28,17 @@ class FrontendConfig:
         False, "let the spelling of a special token in a message, a tool, a document or a variable of the chat "
         "template make that token; off: it is text, and only the template writes special tokens",
     )  # fmt: skip
+    allowed_media_domains: str = setting(
+        "", "hosts from which requests may have pictures fetched, by name; addresses of private networks only if they "
+        "are listed as addresses; empty: none, pictures are sent as data",
+        many=True,
+    )  # fmt: skip
+    allowed_media_path: str = setting("", "folder below which requests may name pictures as file: URLs; empty: none")
+    max_images_per_request: int = setting(8, "maximum pictures of one request", at_least=0, at_most=1024)
+    max_image_pixels: int = setting(
+        33_177_600, "maximum width times height of a picture, before it is resized", unit="pixels", at_least=1,
+        at_most=1 << 28,
+    )  # fmt: skip
     sampling_defaults: str = setting(
         "openai", "sampling parameters of requests that set none; openai: temperature 1, all tokens; model: those "
         "of the checkpoint's generation_config.json (temperature, top_p, top_k, min_p, repetition_penalty)",

@@ -9,6 +9,7 @@ from shared.config.declaration import ConfigError
 from shared.config.frontend import FrontendConfig
 from shared.config.launch import LaunchConfig
 from shared.config.model import ModelConfig
+from shared.config.models import ModelsConfig
 from shared.config.wire import WireConfig
 from shared.config.worker import WorkerConfig
 
@@ -18,6 +19,7 @@ class Settings:
     """All records of one command; a command uses the ones it needs."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    models: ModelsConfig = field(default_factory=ModelsConfig)
     wire: WireConfig = field(default_factory=WireConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     frontend: FrontendConfig = field(default_factory=FrontendConfig)

@@ -38,6 +38,11 @@ class WorkerConfig:
         "reads them; empty: none",
     )  # fmt: skip
     threads: int = setting(0, "compute threads on the CPU; 0: one per core", unit="threads", at_least=0, at_most=1024)
+    tensor_parallel_size: int = setting(
+        1, "processes that compute the model together on the CPU, each with a part of its weights and of the K/V; they "
+        "divide --threads, and answers have the same bytes with any number of them",
+        unit="processes", at_least=1, at_most=8,
+    )  # fmt: skip
     kv_cache_gb: float = setting(0.0, "size of the K/V pool; 0: computed from free memory", unit="GiB", at_least=0)
     gpu_memory_utilization: float = setting(
         0.9, "fraction of the GPU's memory for weights, K/V and scratch buffers", above=0, at_most=1
@@ -100,6 +105,10 @@ class WorkerConfig:
         unit="adapters", at_least=1, at_most=10000,
     )  # fmt: skip
     max_lora_rank: int = setting(64, "highest rank of a LoRA adapter", at_least=1, at_most=4096)
+    encoder_cache_gb: float = setting(
+        0.25, "memory for encoded pictures, so that a picture is encoded once for all chunks and later requests",
+        unit="GiB", at_least=0,
+    )  # fmt: skip
     batch_invariant: bool = setting(True, "compute the same bits for a request whatever else is in its steps")
     cuda_graphs: bool = setting(True, "on a GPU, capture steps as CUDA graphs at start and replay them")
     kernels: str = setting(

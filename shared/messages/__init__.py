@@ -12,6 +12,7 @@ little-endian (codec.py).
 
 base        what both directions share
 sampling    what a request asks for
+pictures    what a vision encoder is given
 samplers    chains of samplers, which few requests ask for
 requests    the messages of a frontend
 events      the messages of a worker
@@ -32,6 +33,7 @@ from shared.messages.events import (
     Timings,
     Welcome,
 )
+from shared.messages.pictures import Picture
 from shared.messages.requests import Abort, Hello, Lease, Request, ResetPrefixCache, Resync, Submit
 from shared.messages.samplers import Dry, SamplerChain, WindowPenalties
 from shared.messages.sampling import Adapter, Pooling, PoolingKind, Sampling, ThinkingBudget
@@ -65,6 +67,7 @@ __all__ = [
     "Logprobs",
     "Outcome",
     "Pages",
+    "Picture",
     "Pooled",
     "Pooling",
     "PoolingKind",

@@ -1,6 +1,7 @@
 """The messages of a frontend to a worker."""
 
 from shared.messages.base import PROTOCOL_VERSION, U32, Message
+from shared.messages.pictures import Picture
 from shared.messages.sampling import Adapter, Pooling, Sampling
 
 
@@ -51,6 +52,8 @@ class Submit(Message, frozen=True):
     answer: bytes | None = None  # packed uint32: an answer to check, see below
     scored_from: U32 = 0  # with `prompt_logprobs`: only of the prompt's tokens from this index on
     adapter: Adapter | None = None  # changes the weights for this sequence
+    pictures: list[Picture] | None = None  # of the prompt, in the order of their tokens
+    prediction: bytes | None = None  # packed uint32: what the client expects as the output, whose ids become drafts
 
 
 class Abort(Message, frozen=True):

@@ -106,3 +106,4 @@ class Status(Message, frozen=True):
     kv_cache: tuple[KVUsage, ...] = ()  # by kind of layers; `pages` are those of the first kind
     prefix_cache_reset: int = 0  # the nonce of the latest ResetPrefixCache; 0: there was none
     batch_invariant: bool | None = None  # whether an answer depends on its request alone; None while not known
+    ranks: tuple[int, ...] = ()  # the processes that compute the model together, in order; () if it is one process

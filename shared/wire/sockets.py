@@ -15,6 +15,7 @@ from shared.wire.curve import keys_for
 
 HANDSHAKE_MS = 3000  # for the CURVE handshake; a rejected peer is disconnected after this and tries again
 CONNECT_MS = 3000  # for another host to answer; without it, the system's pauses between attempts double up to minutes
+MAX_MESSAGE_BYTES = 64 << 20  # a peer that sends a larger message is disconnected
 HIGH_WATER = 100_000  # maximum frames queued for a peer; beyond it, sends to the peer fail
 PING_TIMEOUT_MS = 15_000  # a peer that answers no pings is disconnected: frames queued for it would fill the memory
 
@@ -63,7 +64,7 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
     sock.setsockopt(zmq.LINGER, 0)
     sock.setsockopt(zmq.SNDHWM, HIGH_WATER)
     sock.setsockopt(zmq.RCVHWM, HIGH_WATER)
-    sock.setsockopt(zmq.MAXMSGSIZE, (16 if kind == zmq.ROUTER else 64) << 20)
+    sock.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     sock.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
     sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, PING_TIMEOUT_MS)
     if kind == zmq.ROUTER:

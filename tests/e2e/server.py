@@ -100,7 +100,7 @@ def read_events(client: httpx.Client, body: dict[str, Any]) -> Events:
 
 @contextmanager
 def serving(
-    model: Path | str,
+    model: Path | str | None,
     log: Path,
     *flags: str,
     trust: ssl.SSLContext | None = None,
@@ -111,12 +111,14 @@ def serving(
     """`sluice serve` on a free port, ready; afterwards SIGTERM, exit code 0 and no process left.
 
     With `trust`, over https to a certificate that this context trusts; `entry` is what Python runs. With `held` the
-    test can hold its workers (held.py). Without a `name`, the model has that of its folder.
+    test can hold its workers (held.py). Without a `name`, the model has that of its folder; without a model, `flags`
+    name those of the server.
     """
     hold = Hold(log.with_suffix(".hold"))
     port = free_port()
     url = f"{'https' if trust else 'http'}://127.0.0.1:{port}"
-    command = [sys.executable, *(hold.entry if held else entry), "serve", "--model", str(model)]
+    command = [sys.executable, *(hold.entry if held else entry), "serve"]
+    command += ["--model", str(model)] if model is not None else []
     command += ["--served-model-name", name] if name else []
     command += ["--port", str(port), "--worker-metrics-port", "0", "--threads", "1"]
     command += ["--drain-timeout", str(PATIENCE_S / 2), "--stop-timeout", str(PATIENCE_S * 0.8), *flags]

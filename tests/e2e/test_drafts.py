@@ -87,3 +87,31 @@ def test_stream_with_drafts_and_killed_worker_is_unchanged(both: tuple[Server, S
     after = on.until(lambda stats: stats["worker"]["pid"] != before["pid"])["worker"]
     assert after["epoch"] > before["epoch"]
     on.until_idle()
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.8, "seed": 5}])
+def test_prediction_changes_no_byte_and_is_counted(both: tuple[Server, Server], options: dict[str, Any]) -> None:
+    on, off = both
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Tell me of a dog."}],
+        "max_tokens": 120,
+        "ignore_eos": True,
+        **options,
+    }
+
+    def chat(server: Server, **more: Any) -> tuple[str, dict[str, Any]]:
+        told = server.client.post("/v1/chat/completions", json=body | more).json()
+        return told["choices"][0]["message"]["content"], told["usage"]
+
+    text, usage = chat(off)
+    words = text.split(" ")
+    edited = " ".join([*words[: len(words) // 2], "zebra", *words[len(words) // 2 + 1 :]])
+    for content in (text, edited, [{"type": "text", "text": text}], "something else", ""):
+        again, counted = chat(on, prediction={"type": "content", "content": content})
+        details = counted["completion_tokens_details"]
+        assert again == text and counted["completion_tokens"] == usage["completion_tokens"]
+        assert (details["accepted_prediction_tokens"] > 5) == (content not in ("something else", ""))
+    assert chat(off, prediction={"type": "content", "content": text})[0] == text
+    refused = on.client.post("/v1/chat/completions", json=body | {"prediction": {"type": "other", "content": "x"}})
+    assert refused.status_code in (400, 422) and "prediction.type" in refused.text

@@ -29,10 +29,10 @@ def test_boolean_variable_accepts_common_words(text: str) -> None:
 
 
 def test_misspelt_variable_is_reported_and_others_are_ignored() -> None:
-    warnings = misspelt_variables({"SLUICE_MAX_BATCHSIZE": "8", "SLUICE_MODELS": "x"})
+    warnings = misspelt_variables({"SLUICE_MAX_BATCHSIZE": "8", "SLUICE_MODELL": "x"})
     assert warnings == [
         "SLUICE_MAX_BATCHSIZE is not a setting; did you mean SLUICE_MAX_BATCH_SIZE?",
-        "SLUICE_MODELS is not a setting; did you mean SLUICE_MODEL?",
+        "SLUICE_MODELL is not a setting; did you mean SLUICE_MODEL?",
     ]
     ours = dict.fromkeys(flag.variable for flag in FLAGS) | {"SLUICE_ISA": "", "SLUICE_EPOCH": ""}
     kubernetes = dict.fromkeys(("SLUICE_SERVICE_HOST", "SLUICE_PORT_80_TCP", "SLUICE_SERVICE_PORT_HTTP"))

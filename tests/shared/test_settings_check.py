@@ -26,6 +26,8 @@ from tests.shared.harness import parse, refuse
         ("--no-use-chunked-prefill --target-step-s 0.1", ("--target-step-s", "--no-use-chunked-prefill")),
         ("--batching-mode static --target-step-s 0.1", ("--target-step-s", "--batching-mode")),
         ("--scheduler-policy prefill_first --target-step-s 0.1", ("--target-step-s", "--scheduler-policy")),
+        ("--tensor-parallel-size 2 --weights-cache here", ("--weights-cache", "--tensor-parallel-size")),
+        ("--tensor-parallel-size 2 --lora-modules a=b", ("--lora-modules", "--tensor-parallel-size")),
         ("--prefill-chunk-size 600 --max-step-tokens 512", ("--prefill-chunk-size", "--max-step-tokens")),
         ("--max-batch-size 64 --max-step-tokens 32", ("--max-batch-size", "--max-step-tokens")),
         ("--speculation off --max-draft-tokens 3", ("--max-draft-tokens", "--speculation off")),

@@ -311,10 +311,11 @@ def test_text_file_goes_into_the_prompt_and_others_are_refused(model: Model, ope
     note = "[role=alert].note"
     with served(model) as url, open_playground(url) as ui:
         ui.open()
-        attach(ui, "logo.png", b"\x89PNG\r\n\x1a\n\x00")
-        expect(ui.panel.locator(note)).to_have_text("logo.png is not a text file: only text in UTF-8 can be attached.")
+        attach(ui, "logo.bmp", b"BM\xff\xff\0")
+        refused = "logo.bmp is neither text in UTF-8 nor a PNG, JPEG, WebP or GIF picture."
+        expect(ui.panel.locator(note)).to_have_text(refused)
         attach(ui, "null.bin", b"a\0b")
-        expect(ui.panel.locator(note)).to_contain_text("null.bin is not a text file")
+        expect(ui.panel.locator(note)).to_contain_text("null.bin is neither text")
         attach(ui, "big.txt", b"x" * 600_000)
         expect(ui.panel.locator(note)).to_have_text("big.txt has 600 kB: files up to 524 kB can be attached.")
         attach(ui, "gone.txt", b"never sent")

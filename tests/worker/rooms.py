@@ -32,6 +32,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "adapters": (
         "worker.schedule.records.adapter_use", "worker.adapters.store", "worker.adapters.operations",
     ),
+    "pictures": (
+        "worker.schedule.records.pictures", "worker.vision.vision", "worker.vision.step", "worker.vision.admission",
+        "shared.pictures.digest",
+    ),
 }  # fmt: skip
 ROOMS["all"] = tuple(name for names in ROOMS.values() for name in names)
 

@@ -38,12 +38,14 @@ class Numerics:
     libraries: dict[str, str] = field(default_factory=lambda: {name: _release(name) for name in LIBRARIES})
 
 
-def fingerprint(weights: Sequence[str], tokenizer: str, spec: ModelSpec, numerics: Numerics) -> str:
+def fingerprint(weights: Sequence[str], tokenizer: str, spec: ModelSpec, numerics: Numerics, vision: Any = None) -> str:
     """Returns the worker's fingerprint.
 
-    weights, tokenizer: the hashes of the files
+    weights, tokenizer: the hashes of the files, of which those of the weights cover a vision tower, too
+    vision: the VisionSpec, with how pixels are normalized; None if pictures are not served
     """
-    return fingerprint_of([ARITHMETIC_VERSION, list(weights), tokenizer, _facts_of(spec), numerics])
+    facts = [ARITHMETIC_VERSION, list(weights), tokenizer, _facts_of(spec), numerics]
+    return fingerprint_of(facts if vision is None else [*facts, vision])
 
 
 def _facts_of(spec: ModelSpec) -> Any:

@@ -10,9 +10,15 @@ def isolate_suspects(chunks: list[Chunk]) -> list[list[Chunk]]:
     return [others, *suspects] if others else suspects
 
 
-def first_half(chunk: Chunk) -> Chunk:
-    """Returns the first half of a chunk, to retry it alone. The scheduler plans the rest in a later step."""
-    return Chunk(chunk.sequence, chunk.start, chunk.length // 2, False)
+def first_half(chunk: Chunk) -> Chunk | None:
+    """Returns the first half of a chunk, to retry it alone; None if it cannot be cut.
+
+    The scheduler plans the rest in a later step.
+    """
+    half, pictures = chunk.length // 2, chunk.sequence.pictures
+    if pictures is not None:
+        half = pictures.uncut(chunk.start, half, most=chunk.length - 1)
+    return Chunk(chunk.sequence, chunk.start, half, False) if half else None
 
 
 def bisect(chunks: list[Chunk]) -> tuple[list[Chunk], list[Chunk]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -38,10 +39,13 @@ from worker.run.checks.bits_check import keeps_bits
 from worker.run.checks.kernel_check import choose_operations
 from worker.run.checks.library_check import with_equal_library_products
 from worker.run.checks.option_check import with_sound_options
-from worker.run.runner import Runner
+from worker.run.runner import Model, Runner
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.spec import ModelSpec
+
+if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.vision.vision import Tower, Vision
 
 log = logging.getLogger("sluice.load")
 
@@ -71,6 +75,8 @@ class Engine:
     task: Task = GENERATE
     folder: Path = Path()  # of the checkpoint
     weights: Weights | None = None
+    ranks: tuple[int, ...] = ()  # the processes that compute the model together, if there are several
+    tower: "Tower | None" = None  # None if config.json states none
 
 
 def load_engine(
@@ -111,11 +117,13 @@ def build_engine(
     `load_engine` does.
     """
     files, spec, formats, device = loaded.files, loaded.files.spec, loaded.files.formats, loaded.files.device
+    worker = _with_whole_pictures(worker, loaded.tower)
     with explain_out_of_memory(loaded.gpu):
         decoder, cache, size, invariant = _fit_into_memory(loaded, model, worker, on_progress)
     worker = _resolve_speculation(replace(worker, batch_invariant=invariant), spec, files.folder, formats, device)
     loads = decoder.count_loads() if worker.expert_metrics else None
-    runner = _ready_runner(decoder, cache, formats, worker, size, loaded.gpu, on_progress)
+    vision = _vision(loaded.tower, decoder, worker)
+    runner = _ready_runner(decoder, cache, loaded, worker, size, vision, on_progress)
     pools, slots = size.pools(), size.slots()
     kernels = kernels_name(decoder, formats.dtype)
     numerics = numerics_of(kernels, formats, device, batch_invariant=invariant and kernels != "torch")
@@ -127,6 +135,7 @@ def build_engine(
         task=files.task,
         folder=files.folder,
         weights=decoder.weights,
+        tower=loaded.tower,
         size=size,
         spec=spec,
         limits=Limits(
@@ -142,8 +151,11 @@ def build_engine(
         dtype=dtype_name(formats.dtype, formats.memory),
         kernels=kernels,
         batch_invariant=numerics.batch_invariant,
-        fingerprint=fingerprint(loaded.hashes.wait(on_progress), files.tokenizer_hash, spec, numerics),
+        fingerprint=fingerprint(
+            loaded.hashes.wait(on_progress), files.tokenizer_hash, spec, numerics, vision.spec if vision else None
+        ),
         expert_loads=dict if loads is None else _counting(loads, spec),
+        ranks=() if loaded.ranks is None else loaded.ranks.pids,
     )
 
 
@@ -153,6 +165,9 @@ def _fit_into_memory(
     """Returns a decoder and its cache, with the sizes of the pools, and whether --batch-invariant holds here."""
     spec, formats, weights, gpu = loaded.files.spec, loaded.files.formats, loaded.weights, loaded.gpu
     size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, on_progress)
+    if loaded.ranks is not None:
+        spec = loaded.part
+        decoder = Decoder(spec, weights, size.max_seq_len)
     invariant = worker.batch_invariant
     if gpu is not None:  # before the cache takes the memory
         invariant = keeps_bits(decoder, worker, size.max_seq_len, gpu.name)
@@ -166,13 +181,14 @@ def _fit_into_memory(
 def _ready_runner(
     decoder: Decoder,
     cache: KVCache,
-    formats: Formats,
+    loaded: LoadedModel,
     worker: WorkerConfig,
     size: PoolSize,
-    gpu: GpuMemoryReader | None,
+    vision: "Vision | None",
     on_progress: Callable[[], None],
 ) -> Runner:
     """Returns a runner whose memory, kernels and graphs are prepared."""
+    formats, gpu = loaded.files.formats, loaded.gpu
     log.info(
         "%s on %s in %s, K/V in %s: %s", decoder.spec.model_type, gpu.name if gpu else "cpu", formats.dtype,
         formats.kv_dtype, size,
@@ -180,8 +196,9 @@ def _ready_runner(
     if gpu is None:
         warn_about_cpu(worker, formats)
         _prepare_cpu_memory(cache)
-        return make_runner(decoder, cache, worker, on_gpu=False)
-    runner = make_runner(decoder, cache, worker, on_gpu=True)
+        shared = None if loaded.ranks is None else loaded.ranks.model(decoder, cache, size, on_progress)
+        return make_runner(shared or fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=False)
+    runner = make_runner(fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=True)
     runner.capture_graphs(on_progress)
     return runner
 
@@ -230,16 +247,41 @@ def _prepare_cpu_memory(cache: KVCache) -> None:
     cache.prefault_ahead(bindings.touch_pages)
 
 
-def make_runner(decoder: Decoder, cache: KVCache, worker: WorkerConfig, *, on_gpu: bool) -> Runner:
-    capturable = decoder.operations is not TORCH  # the plain-torch operations synchronize with the device
+def _with_whole_pictures(worker: WorkerConfig, tower: "Tower | None") -> WorkerConfig:
+    """Returns the settings with room in a step for a picture that cannot be cut, beside all decodes."""
+    if tower is None or tower.spec is None or not (tokens := tower.spec.largest_whole):
+        return worker
+    return replace(
+        worker,
+        prefill_chunk_size=max(worker.prefill_chunk_size, tokens),
+        max_step_tokens=max(worker.max_step_tokens, tokens + worker.max_batch_size),
+    )
+
+
+def _vision(tower: "Tower | None", decoder: Decoder, worker: WorkerConfig) -> "Vision | None":
+    """Returns what encodes pictures; None if they are not served."""
+    if tower is None or tower.spec is None or tower.weights is None:
+        return None
+    from worker.vision.vision import Vision
+
+    cache_bytes = int(worker.encoder_cache_gb * GIB)
+    width = decoder.ropes[0][0].shape[1]
+    return Vision(tower.spec, tower.weights, decoder.operations, decoder.layers_started, cache_bytes, width)
+
+
+def make_runner(
+    model: Model, cache: KVCache, worker: WorkerConfig, vision: "Vision | None" = None, *, on_gpu: bool
+) -> Runner:
+    capturable = model.operations is not TORCH  # the plain-torch operations synchronize with the device
     return Runner(
-        fastest_decoder(decoder, cache),
+        model,
         cache,
         max_batch_size=worker.max_batch_size,
         overlap=worker.overlap,
         graphs=worker.cuda_graphs and on_gpu and capturable,
         max_step_tokens=worker.max_step_tokens,
         batch_invariant=worker.batch_invariant,
+        vision=vision,
     )
 
 

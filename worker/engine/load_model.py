@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +23,10 @@ from worker.model.families.families import spec_from_config
 from worker.model.layer import Weights
 from worker.spec import ModelSpec
 
+if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.ranks.leader import Leader
+    from worker.vision.vision import Tower
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
@@ -37,12 +42,22 @@ class ModelFiles:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in the memory of its device. gpu: None on the CPU. hashes: of the files of its weights."""
+    """A model in the memory of its device.
+
+    gpu: None on the CPU. hashes: of the files of its weights. tower: None if config.json states no vision tower.
+    """
 
     files: ModelFiles
     weights: Weights
     gpu: GpuMemoryReader | None
     hashes: ContentHashes
+    ranks: "Leader | None" = None  # with --tensor-parallel-size; `weights` are then those of rank 0
+    tower: "Tower | None" = None
+
+    @property
+    def part(self) -> ModelSpec:
+        """The spec of `weights`."""
+        return self.files.spec if self.ranks is None else self.ranks.share.spec(self.files.spec)
 
     def decoder(self, max_positions: int) -> Decoder:
         """Makes a decoder for sequences up to this length, whose operations are not compared with others yet."""
@@ -75,9 +90,25 @@ def load_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_p
     device = files.device
     gpu = GpuMemoryReader(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
     hashes = ContentHashes(weight_files(files.folder), worker.weights_cache)
+    ranks = None
+    if worker.tensor_parallel_size > 1:
+        from worker.ranks.leader import Leader
+
+        ranks = Leader(files.spec, device, model, worker)
+    share = None if ranks is None else ranks.share
     with explain_out_of_memory(gpu):
-        weights = load_weights(files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress)
-    return LoadedModel(files, weights, gpu, hashes)
+        weights = load_weights(files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress, share)
+        tower = _tower(files, weights)
+    return LoadedModel(files, weights, gpu, hashes, ranks, tower)
+
+
+def _tower(files: ModelFiles, weights: Weights) -> "Tower | None":
+    """Loads the vision tower if the config states one and the model generates text."""
+    if files.task.name != "generate" or not read_config(files.folder).get("vision_config"):
+        return None
+    from worker.vision.load import tower_of
+
+    return tower_of(files.folder, files.spec.hidden_size, files.formats.dtype, weights.embed.device)
 
 
 def _task(folder: Path, wanted: str) -> Task:

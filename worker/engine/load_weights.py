@@ -16,6 +16,7 @@ from worker.kv_cache.gpu_memory import GpuMemoryReader
 from worker.kv_cache.host_memory import check_host_memory
 from worker.kv_cache.sizing import WeightsSize, configured_budget, size_pool
 from worker.model.layer import Weights
+from worker.model.share import Share
 from worker.model.weights import load
 from worker.model.weights_cache.weights_cache import WeightsCache
 from worker.spec import ModelSpec
@@ -32,8 +33,9 @@ def load_weights(
     worker: WorkerConfig,
     gpu: GpuMemoryReader | None,
     on_progress: Progress,
+    share: Share | None = None,
 ) -> Weights:
-    """Loads all weights to the device. gpu: None on the CPU.
+    """Loads all weights to the device, or those of a share. gpu: None on the CPU.
 
     Raises CheckpointError, and ConfigError when the memory of the device is too small.
     """
@@ -51,12 +53,12 @@ def load_weights(
 
     read = partial(
         load, folder, spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
-        on_progress=on_progress, on_size=check,
+        on_progress=on_progress, on_size=check, share=share,
     )  # fmt: skip
     if gpu is not None:
         return read()
     begun = time.perf_counter()
-    kept = _cache(worker, folder, formats)
+    kept = _cache(worker, folder, formats) if share is None else None
     weights = kept.read(on_progress) if kept else None
     if weights is None:
         weights = read()

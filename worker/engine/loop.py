@@ -41,17 +41,9 @@ MAX_ITL_SAMPLES = 8  # inter-token latencies recorded per step
 
 class Loop:
     def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: Runner,
-        request_table: RequestTable,
-        server: WireServer,
-        stats: Stats,
-        metrics: Metrics,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        canary_s: float = 0.0,
-    ) -> None:
+        self, scheduler: Scheduler, runner: Runner, request_table: RequestTable, server: WireServer, stats: Stats,
+        metrics: Metrics, clock: Callable[[], float] = time.monotonic, *, canary_s: float = 0.0,
+    ) -> None:  # fmt: skip
         """canary_s: after this many seconds without a step, a dummy step checks the device; 0 turns the check off."""
         self._scheduler = scheduler
         self._runner = runner
@@ -201,8 +193,8 @@ class Loop:
         elif len(chunks) > 1:
             for part in bisect(chunks):
                 self._retry(part)
-        elif chunks[0].length > 1 and isinstance(error, MemoryError | torch.OutOfMemoryError):
-            self._retry([first_half(chunks[0])])
+        elif isinstance(error, MemoryError | torch.OutOfMemoryError) and (half := first_half(chunks[0])) is not None:
+            self._retry([half])
         else:
             self._check_device()  # raises before the sequence is reported as failed
             self._fail(chunks[0].sequence, error)

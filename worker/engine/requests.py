@@ -7,6 +7,7 @@ then sent in one message. This module computes nothing on the device.
 
 import random
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shared import messages as m
@@ -17,7 +18,7 @@ from worker.engine.crash_journal import CrashJournal
 from worker.engine.request_record import RequestRecord, new_record
 from worker.engine.step_builder import StepBuilder
 from worker.engine.submitted import sequence_of
-from worker.engine.validation import check_submit
+from worker.engine.validation import check_submit, no_pictures
 from worker.grammar.pending import PendingSequences, constrain
 from worker.observability.metrics import SUCCESSES, Metrics
 from worker.observability.stats import Stats
@@ -39,19 +40,12 @@ class RequestTable:
     """All requests of this worker. In every method, `now` is the time of the loop's clock in seconds."""
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        stats: Stats,
-        metrics: Metrics,
-        *,
-        vocab_size: int,
-        seeds: random.Random,
-        crash_journal: CrashJournal | None = None,
-        compiler: "GrammarCompiler | None" = None,
-        adapters: "AdapterStore | None" = None,
-        task: Task = GENERATE,
-    ) -> None:
-        """task: what the model is served for; requests for text are refused unless it is `generate`."""
+        self, scheduler: Scheduler, stats: Stats, metrics: Metrics, *, vocab_size: int, seeds: random.Random,
+        crash_journal: CrashJournal | None = None, compiler: "GrammarCompiler | None" = None,
+        adapters: "AdapterStore | None" = None, task: Task = GENERATE,
+        give_pictures: Callable[[Sequence, m.Submit], None] = no_pictures,
+    ) -> None:  # fmt: skip
+        """task: of the model; requests for text need `generate`. give_pictures: checks pictures; raises Refused."""
         self.draining = False
         self.crash_journal = crash_journal or CrashJournal()
         self._scheduler = scheduler
@@ -60,7 +54,7 @@ class RequestTable:
         self._vocab_size, self._task = vocab_size, task
         self._backlog = Backlog(scheduler, stats)
         self._seeds = seeds
-        self._compiler, self._adapters = compiler, adapters
+        self._compiler, self._adapters, self._give_pictures = compiler, adapters, give_pictures
         self._preparing = PendingSequences()
         self._records: dict[Key, RequestRecord] = {}
         self._ended: deque[tuple[float, Key]] = deque()
@@ -114,6 +108,8 @@ class RequestTable:
         seed = submit.sampling.seed
         seed = seed if seed is not None else self._seeds.getrandbits(63)
         sequence = sequence_of(key, submit, seed, now, crash_count)
+        if submit.pictures:
+            self._give_pictures(sequence, submit)
         if submit.sampling.grammar or submit.adapter is not None:
             self._preparing.begin(sequence, self._compiler, self._adapters, self._scheduler.sequences)
             return None  # it is neither admitted nor rejected before all is ready
@@ -190,8 +186,8 @@ class RequestTable:
             return
         if outcome is m.Outcome.POOLED:
             outcome, error = record.finish_vector(self._builders[sender])
-        record.vector = sequence.adapter = None
-        record.end = m.End(id, outcome, sequence.output_len, error, _timings(sequence, now))
+        record.vector = sequence.adapter = sequence.pictures = None
+        record.end = m.End(id, outcome, sequence.output_len, error, _timings(sequence, now), _predicted(sequence))
         self._builders[sender].ends.append(record.end)
         self._ended.append((now, sequence.key))
         self._metrics.ended(outcome, sequence, now)
@@ -283,3 +279,8 @@ def _timings(sequence: Sequence, now: float) -> m.Timings:
         decode_ms=1e3 * (now - first),
         cached_tokens=sequence.prefix.cached_tokens,
     )
+
+
+def _predicted(sequence: Sequence) -> tuple[int, int] | None:
+    prediction = sequence.prediction
+    return None if prediction is None else (prediction.accepted, prediction.rejected)

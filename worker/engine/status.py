@@ -75,6 +75,7 @@ class StatusReporter:
             kv_cache=_kv_cache(engine),
             prefix_cache_reset=scheduler.prefix_cache_reset,
             batch_invariant=engine.batch_invariant,
+            ranks=engine.ranks,
         )
 
     def _state(self) -> WorkerState:

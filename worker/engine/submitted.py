@@ -37,6 +37,10 @@ def sequence_of(key: Key, submit: Submit, seed: int, now: float, crashes: int) -
         from worker.schedule.records.answer_check import AnswerCheck
 
         sequence.check = AnswerCheck(unpack_u32(submit.answer).tolist()[: submit.sampling.max_tokens])
+    if submit.prediction is not None:
+        from worker.schedule.records.prediction import Prediction
+
+        sequence.prediction = Prediction(unpack_u32(submit.prediction).tolist())
     if submit.sampling.chain is not None and submit.sampling.chain.mirostat:
         from worker.schedule.records.mirostat import begin
 

@@ -10,6 +10,8 @@ from shared import messages as m
 from shared.prefix_identity import fits
 from shared.task import GENERATE, Task
 from shared.wire.codec import unpack_u32
+from worker.schedule.admission import Refused
+from worker.schedule.sequence import Sequence
 
 MAX_STOP_IDS, MAX_LOGPROBS, MAX_NAME_CHARS = 1024, 1024, 1024  # more than any frontend accepts
 MAX_PATH_CHARS = 4096
@@ -21,11 +23,11 @@ def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> st
     sampling = submit.sampling
     try:
         prompt, generated = unpack_u32(submit.prompt), unpack_u32(submit.generated)
-        answer = unpack_u32(submit.answer or b"")
+        answer, predicted = unpack_u32(submit.answer or b""), unpack_u32(submit.prediction or b"")
     except ValueError:
         return "the prompt is not a whole number of token ids"
     biases = [value for _, value in sampling.logit_bias]
-    columns = (prompt, generated, answer, sampling.stop_token_ids, [id for id, _ in sampling.logit_bias])
+    columns = (prompt, generated, answer, predicted, sampling.stop_token_ids, [id for id, _ in sampling.logit_bias])
     if not prompt or any(ids and not 0 <= min(ids) <= max(ids) < vocab_size for ids in columns):
         return "the prompt is empty, or a token id is outside the vocabulary"
     if len(sampling.stop_token_ids) > MAX_STOP_IDS or len(biases) > vocab_size:
@@ -45,6 +47,11 @@ def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> st
     if not all(map(math.isfinite, (sampling.presence_penalty, sampling.frequency_penalty, *biases))):
         return "a penalty or a bias is not a finite number"
     return _check_pooling(submit, vocab_size, task)
+
+
+def no_pictures(sequence: Sequence, submit: m.Submit) -> None:
+    """Refuses a request with pictures: the model sees none."""
+    raise Refused("this model sees no pictures")
 
 
 def _check_features(submit: m.Submit, prompt_len: int, vocab_size: int) -> str:

@@ -1,7 +1,8 @@
 """Causal attention of packed tokens over the paged cache. Prefill, chunk and decode are the same computation.
 
 Row i of a sequence with q_len rows is at position p = seq_len - q_len + i and attends to positions
-max(0, p - window + 1) .. p (window 0: all of 0 .. p), whose keys and values lie in the pages of its page table.
+max(0, p - window + 1) .. p (window 0: all of 0 .. p; visible_to: to an end after p), whose keys and values lie in the
+pages of its page table.
 Query heads come in groups that share a key/value head. A cache of eight bits is read as q's dtype.
 """
 
@@ -18,27 +19,19 @@ MASK_ELEMENTS = 1 << 26  # mask entries that are in memory together
 
 
 def attention_torch(
-    q: Tensor,
-    cache_k: Tensor,
-    cache_v: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    page_table: Tensor,
-    max_kv_len: int,
-    *,
-    scale: float,
-    window: int,
-    sinks: Tensor | None = None,
-    softcap: float = 0.0,
-    next_weights: Sequence[Tensor] = (),
-) -> Tensor:
+    q: Tensor, cache_k: Tensor, cache_v: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor,
+    max_kv_len: int, *, scale: float, window: int, sinks: Tensor | None = None, softcap: float = 0.0,
+    next_weights: Sequence[Tensor] = (), visible_to: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Returns softmax(q k^T * scale) v over the cache for every row. The tokens' own K/V must have been written.
 
     q [T, Hq, D], whose rows may be strided; cache_k, cache_v [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn,
     or [pages, page_size, Hk, D + 4] in eight bits (eight_bit_kv.py), where Hq is a multiple of Hk; query_start_loc
     [S + 1], seq_lens [S], page_table [S, P] int32; max_kv_len at least the longest of seq_lens; window in tokens, or 0
     for no window; sinks [Hq] float32: for each query head the logit, not scaled, of one more key whose value is zero;
-    softcap: if c is not 0, scaled scores become c * tanh(scores / c), but sinks stay. Returns [T, Hq, D] in q's dtype.
+    softcap: if c is not 0, scaled scores become c * tanh(scores / c), but sinks stay; visible_to [T] int32: how many of
+    its sequence's keys a row sees, at least those up to its own, never fewer than the row before it, and no more than
+    seq_lens. Returns [T, Hq, D] in q's dtype.
 
     Two arguments are for GPUs, and ignored here: max_kv_len, and next_weights, the weights of the products that come
     next.
@@ -53,7 +46,7 @@ def attention_torch(
     for selected in (is_decode, ~is_decode):
         for seqs in _groups_that_fit(selected.nonzero()[:, 0], seq_lens, cache_k):
             _attend_batch(q, cache_k, cache_v, starts[seqs], q_lens[seqs], seq_lens[seqs], page_table[seqs],
-                    out, scale, window, sinks, softcap)  # fmt: skip
+                    out, scale, window, sinks, softcap, visible_to)  # fmt: skip
     return out
 
 
@@ -66,19 +59,10 @@ def _groups_that_fit(seqs: Tensor, seq_lens: Tensor, cache: Tensor) -> tuple[Ten
 
 
 def _attend_batch(
-    q: Tensor,
-    cache_k: Tensor,
-    cache_v: Tensor,
-    starts: Tensor,
-    q_lens: Tensor,
-    seq_lens: Tensor,
-    page_table: Tensor,
-    out: Tensor,
-    scale: float,
-    window: int,
-    sinks: Tensor | None,
-    softcap: float,
-) -> None:
+    q: Tensor, cache_k: Tensor, cache_v: Tensor, starts: Tensor, q_lens: Tensor, seq_lens: Tensor,
+    page_table: Tensor, out: Tensor, scale: float, window: int, sinks: Tensor | None, softcap: float,
+    visible_to: Tensor | None,
+) -> None:  # fmt: skip
     """Computes one padded batch and writes its sequences' rows of out.
 
     starts, q_lens, seq_lens [B]; page_table [B, P]. Padding behind a sequence repeats its last key, and is masked.
@@ -98,7 +82,9 @@ def _attend_batch(
         rows = torch.arange(start, end, device=q.device).expand(len(starts), -1)  # [B, M]
         valid = rows < q_lens[:, None]
         tokens = starts[:, None] + rows.minimum(q_lens[:, None] - 1)
-        mask = _causal_mask((seq_lens - q_lens)[:, None] + rows, key_positions, window)
+        positions = (seq_lens - q_lens)[:, None] + rows
+        ends = positions + 1 if visible_to is None else visible_to[tokens]
+        mask = _visible_mask(positions, ends, key_positions, window)
         # the heads of a group become more rows of the same keys: [B, M, Hq, D] -> [B, Hk, group * M, D]
         grouped = q[tokens].unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
         group_mask = mask.unsqueeze(1).repeat(1, 1, heads // kv_heads, 1)
@@ -117,9 +103,9 @@ def _slots(page_table: Tensor, positions: Tensor, page_size: int) -> Tensor:
     return page_table.gather(1, positions // page_size) * page_size + positions % page_size
 
 
-def _causal_mask(query_positions: Tensor, key_positions: Tensor, window: int) -> Tensor:
-    """Returns which keys [B, L] each query [B, M] attends to: bool [B, M, L]."""
-    mask = key_positions[:, None, :] <= query_positions[:, :, None]
+def _visible_mask(query_positions: Tensor, ends: Tensor, key_positions: Tensor, window: int) -> Tensor:
+    """Returns which keys [B, L] each query [B, M] attends to, those before `ends` [B, M]: bool [B, M, L]."""
+    mask = key_positions[:, None, :] < ends[:, :, None]
     if window:
         mask &= key_positions[:, None, :] > query_positions[:, :, None] - window
     return mask

@@ -3,17 +3,18 @@
 The cache works on tokens, digests and the page pool, and knows neither sequences nor tensors. The digest of a page
 covers its tokens and the digest of the page before it, and the chain starts from the identity of the prefix (the text
 of a PrefixIdentity, shared/prefix_identity.py) and the number of times that the cache was emptied. Two pages therefore
-have the same digest only if these and all tokens up to the end of the page are equal. The hash is blake2b with 256
-bits, so that collisions cannot be constructed.
+have the same digest only if these, all tokens up to the end of the page, and the pictures that begin among them are
+equal. The hash is blake2b with 256 bits, so that collisions cannot be constructed.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from worker.kv_cache.pages import SCRATCH, PagePool
 
 DIGEST_BYTES = 32
+Mark = Callable[[int, int], bytes]  # returns what a page with the tokens begin .. end - 1 is hashed with besides these
 
 
 class PrefixCache:
@@ -35,15 +36,20 @@ class PrefixCache:
         self._page_size = pools[0].page_size
         self._windowed = [pool for pool in pools if pool.window]
 
-    def extend(self, digests: list[bytes], tokens: list[int], identity: str, pages: int) -> None:
+    def extend(
+        self, digests: list[bytes], tokens: list[int], identity: str, pages: int, mark: Mark | None = None
+    ) -> None:
         """Appends to `digests` until it covers at least the first `pages` pages."""
         size = self._page_size
         parent = digests[-1] if digests else _digest(b"%d %s" % (self._generation, identity.encode()))
         for end in range((len(digests) + 1) * size, pages * size + 1, size):
-            parent = _digest(parent + array("I", tokens[end - size : end]).tobytes())
+            marked = b"" if mark is None else mark(end - size, end)
+            parent = _digest(parent + array("I", tokens[end - size : end]).tobytes() + marked)
             digests.append(parent)
 
-    def match(self, digests: list[bytes], tokens: list[int], identity: str, most: int | None = None) -> list[list[int]]:
+    def match(
+        self, digests: list[bytes], tokens: list[int], identity: str, most: int | None = None, mark: Mark | None = None
+    ) -> list[list[int]]:
         """Returns the pages of the longest prefix that all groups can continue from, in order, for each group.
 
         A group with a window needs only the pages that the next row reads; those before them are SCRATCH. Layers with a
@@ -55,7 +61,7 @@ class PrefixCache:
         most: the prefix has at most so many tokens; None: no limit but the one above
         """
         full = min(len(tokens) - 1, len(tokens) if most is None else most) // self._page_size
-        self.extend(digests, tokens, identity, full)
+        self.extend(digests, tokens, identity, full, mark)
         known = digests[:full]
         for pool in self.pools:
             if not pool.window:

@@ -19,6 +19,7 @@ layer_parts         what all kinds of mixers and feed-forward networks have in c
 layer_names         the names of a layer's modules in a checkpoint, and its norms
 rooms               imports what only some checkpoints need
 layer_inputs        per-layer embeddings
+share               what one process has of a model that several compute together
 weights             makes the weights of the decoder from those of a checkpoint
 weights_size        predicts how many bytes they take
 device              chooses and checks the device

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from worker.kernels.cpu.adapters_c import StepAdaptersC
 from worker.kernels.cpu.decoder_c import NORMS, DecoderC, DecoderCLayer, StepRows
+from worker.kernels.cpu.ranks_c import RanksC
 from worker.kernels.operations import FAST, Operations
 from worker.kernels.rowwise.activate import ACTIVATIONS
 from worker.kv_cache.tensors import KVCache
+from worker.model import rope
 from worker.model.decoder import Decoder
 from worker.model.feed_forward.kinds import feed_forward
 from worker.model.inputs.columns_in_c import STEP_COLUMNS, columns_in_c
@@ -26,7 +28,10 @@ from worker.model.mixers.kinds import mixer
 class CpuDecoder:
     """Has the interface of Decoder, but works with one cache only: the C library holds the addresses of its tensors."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, layers: list[DecoderCLayer]) -> None:
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, layers: list[DecoderCLayer], ranks: RanksC | None = None
+    ) -> None:
+        """ranks: the processes that have the other parts of the model, if the decoder has only a part (share.py)."""
         spec = decoder.spec
         self.spec, self.operations, self.max_positions = spec, decoder.operations, decoder.max_positions
         self.layers_started, self.count_replayed = decoder.layers_started, decoder.count_replayed
@@ -37,7 +42,7 @@ class CpuDecoder:
             layers, decoder.weights.norm, eps=spec.norm_eps, offset=spec.norm_offset, scale=spec.attention_scale,
             softcap=spec.attention_softcap, residual_scale=spec.residual_scale, query_scales=decoder.query_scales,
             activation=ACTIVATIONS.index(spec.activation), parallel=spec.parallel,
-            layers_started=decoder.layers_started, columns=STEP_COLUMNS,
+            layers_started=decoder.layers_started, columns=STEP_COLUMNS, ranks=ranks,
         )  # fmt: skip
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
@@ -52,13 +57,14 @@ class CpuDecoder:
         torch.index_select(decoder.weights.embed, 0, inputs.token_ids, out=x)
         if decoder.embed_scale != 1.0:
             x *= decoder.embed_scale
+        if inputs.replaced is not None:
+            x.index_copy_(0, *inputs.replaced)
         own = decoder.layer_inputs(inputs.token_ids, x)
         count = len(self.spec.layers)
         of_all = 1 + self.spec.last_kept if inputs.few_logits else count
-        return layers.run(
-            _rows(inputs), own, layers_of_all=of_all, adapters=self._adapters,
-            outputs=_rows(inputs.only_logits()) if of_all < count else None,
-        )  # fmt: skip
+        tables = None if inputs.rotary is None else rope.at_columns(decoder.ropes, inputs.rotary)[0]
+        outputs = _rows(inputs.only_logits(), tables) if of_all < count else None
+        return layers.run(_rows(inputs, tables), own, layers_of_all=of_all, adapters=self._adapters, outputs=outputs)
 
     def with_operations(self, operations: Operations) -> "Decoder | CpuDecoder":
         """Returns a decoder with other operations, which shares the weights. Its loop is in Python if they are not the
@@ -71,13 +77,20 @@ class CpuDecoder:
         return other
 
 
-def _rows(inputs: ForwardInputs) -> StepRows:
+def _rows(inputs: ForwardInputs, tables: tuple[Tensor, Tensor] | None) -> StepRows:
+    """tables: cos and sin of the rows of a step with M-RoPE, whose models have one rotary table"""
     tokens, outputs = len(inputs.token_ids), len(inputs.logits_indices)
-    return StepRows(columns_in_c(inputs), tokens, outputs, inputs.page_tables, referenced=inputs)
+    return StepRows(columns_in_c(inputs), tokens, outputs, inputs.page_tables, inputs, inputs.visible_to,
+        None if tables is None or inputs.rope_rows is None else (*tables, inputs.rope_rows),
+        inputs.added, None if inputs.replaced is None else inputs.replaced[0],
+    )  # fmt: skip
 
 
-def fastest_decoder(decoder: Decoder, cache: KVCache) -> Decoder | CpuDecoder:
-    """Returns a CpuDecoder if the C library has packed all weights and supports the cache's format; else `decoder`."""
+def fastest_decoder(decoder: Decoder, cache: KVCache, ranks: RanksC | None = None) -> Decoder | CpuDecoder:
+    """Returns a CpuDecoder if the C library has packed all weights and supports the cache's format; else `decoder`.
+
+    ranks: see CpuDecoder.
+    """
     spec, dtype = decoder.spec, decoder.weights.embed.dtype
     places = [Place(index, spec, decoder.ropes, cache, dtype) for index in range(len(spec.layers))]
     if decoder.operations is not FAST or not all(mixer(place.layer.mixer).runs_in_c(place) for place in places):
@@ -85,7 +98,7 @@ def fastest_decoder(decoder: Decoder, cache: KVCache) -> Decoder | CpuDecoder:
     if any(linear.cpu is None for layer in decoder.weights.layers for linear in layer.linears):
         return decoder
     pairs = zip(decoder.weights.layers, places, strict=True)
-    return CpuDecoder(decoder, cache, [_layer_in_c(*pair) for pair in pairs])
+    return CpuDecoder(decoder, cache, [_layer_in_c(*pair) for pair in pairs], ranks)
 
 
 def _layer_in_c(layer: Layer, place: Place) -> DecoderCLayer:

@@ -18,7 +18,7 @@ from worker.model import rope
 from worker.model.feed_forward.kinds import feed_forward
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.layer import Weights
-from worker.model.layer_inputs import add_own_input, vectors_of_layers
+from worker.model.layer_inputs import add_own_input, add_vectors, vectors_of_layers
 from worker.model.layer_parts import Step
 from worker.model.mixers.kinds import mixer
 from worker.spec import ModelSpec
@@ -52,9 +52,11 @@ class Decoder:
         x = embedding(inputs.token_ids, self.weights.embed)  # [T, H]
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
+        if inputs.replaced is not None:
+            x = x.index_copy(0, *inputs.replaced)
         own = self.layer_inputs(inputs.token_ids, x)
         h = x if self.norms[0] is None else do.rms_norm(x, self.norms[0], eps, offset=offset)
-        step = Step(do, spec, self.ropes, self.query_scales, inputs, cache)
+        step = Step(do, spec, rope.at_columns(self.ropes, inputs.rotary), self.query_scales, inputs, cache)
         for index, (layer, (mix, feed)) in enumerate(zip(self.weights.layers, self._forwards, strict=True)):
             self.layers_started.value += 1
             normed, h = h, mix(h, layer.mixer, index, step, layer.next_weights)  # [T, width of the mixer]
@@ -79,6 +81,8 @@ class Decoder:
                 h = x = add_own_input(x, own[:, index], layer.own_input, spec, do)
             if layer.scale is not None:
                 h = x = x * layer.scale
+            if index < len(inputs.added):
+                add_vectors(h, x, inputs, index, self.norms[index + 1], do, spec)
             if before is None and (weight := self.norms[index + 1]) is not None:
                 h = do.rms_norm(x, weight, eps, offset=offset)
         return h

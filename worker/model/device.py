@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from shared.config import ConfigError
+from shared.config import ConfigError, WorkerConfig
 from shared.machine import visible_gpus
 from worker.kernels.weights.quantize import FORMATS, Scheme
 
@@ -93,3 +93,8 @@ def _reason(message: str) -> str:
     _, error, code = message.partition(" Error ")
     reason = error.strip() + " " + code if error else message.partition(". ")[0]
     return (reason.strip().splitlines() or ["CUDA does not start"])[0].rstrip(".")
+
+
+def threads_of(worker: WorkerConfig) -> int:
+    """Returns how many threads a process computes with on the CPU: --threads, or one per core, divided among ranks."""
+    return max(1, (worker.threads or len(os.sched_getaffinity(0))) // worker.tensor_parallel_size)

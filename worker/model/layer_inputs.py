@@ -13,6 +13,7 @@ from worker.kernels.operations import Operations
 from worker.kernels.weights.quantized_weight import QuantizedWeight
 from worker.model.checkpoint.stacked_linear import WEIGHT, StackedLinear
 from worker.model.checkpoint.stored_weight import PlainWeight, ReadTensor, StoredWeight, WeightSource
+from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.layer_names import norm_weights
 from worker.spec import ModelSpec
 
@@ -98,6 +99,15 @@ def own_norm(spec: ModelSpec, prefix: str) -> Sequence[PlainWeight]:
     """Returns what the norm of OwnInput is made of. prefix: what the names of the layer's tensors begin with."""
     module = f"{prefix}post_per_layer_input_norm"
     return () if spec.layer_inputs is None else norm_weights(spec, module, spec.hidden_size)
+
+
+def add_vectors(
+    h: Tensor, x: Tensor, inputs: ForwardInputs, index: int, norm: Tensor | None, do: Operations, spec: ModelSpec
+) -> None:
+    """Adds to rows of x [T, H], in place, what they gain after layer `index`, and norms these rows into h [T, H]."""
+    assert inputs.replaced is not None
+    rows, vectors = inputs.replaced[0], inputs.added[index]
+    h[rows], x[rows] = do.add_rms_norm(vectors, x[rows], norm, spec.norm_eps, offset=spec.norm_offset)
 
 
 def add_own_input(x: Tensor, vector: Tensor, own: OwnInput, spec: ModelSpec, do: Operations) -> Tensor:

@@ -29,6 +29,13 @@ def tables(spec: RopeSpec, head_dim: int, positions: int, device: Device) -> tup
     return torch.cat((cos, cos), dim=-1).to(device), torch.cat((sin, sin), dim=-1).to(device)
 
 
+def at_columns(found: list[tuple[Tensor, Tensor]], positions: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+    """Returns tables with a row for each row of `positions` [T, D], whose columns are read at them. None: the same."""
+    if positions is None:
+        return found
+    return [(cos.gather(0, positions), sin.gather(0, positions)) for cos, sin in found]
+
+
 def query_scales(scaling: QueryScaling | None, positions: int, device: Device) -> Tensor | None:
     """Returns the factor of queries for each position, float32; None if all are 1."""
     if scaling is None or positions <= scaling.positions:

@@ -33,6 +33,7 @@ from worker.model.layer_names import LayerNames, layer_norms, norm, norm_weights
 from worker.model.layer_parts import StoredPart
 from worker.model.mixers.kinds import mixer
 from worker.model.quantization.in_memory import AS_STORED, InMemory, in_memory
+from worker.model.share import Share
 from worker.model.source import open_source
 from worker.model.weights_size import Keeper
 from worker.spec import LayerSpec, ModelSpec
@@ -53,6 +54,7 @@ def load(
     memory: InMemory = AS_STORED,
     on_progress: Progress = lambda done, total: None,
     on_size: Callable[[WeightsSize], None] = lambda size: None,
+    share: Share | None = None,
 ) -> Weights:
     """Loads all weights to `device`, with packed linears. Weights in full precision become `dtype`.
 
@@ -62,11 +64,12 @@ def load(
         checkpoint has in few bits keeps them unless all linears are widened; an embedding is always widened.
     on_progress: called with (done, total) bytes of the checkpoint, from (0, total) to (total, total).
     on_size: called before on_progress with what the device must hold; it may raise to end the load.
+    share: the part of the model that this process has; None: all of it. on_size is told of the whole model.
 
     Raises CheckpointError when a tensor is missing, superfluous, misshaped or impossible, or a file is broken.
     """
     with closing(open_source(folder, Staging(device))) as source:
-        return Loader(source, spec, dtype, device, invariant, memory, on_progress, on_size).load()
+        return Loader(source, spec, dtype, device, invariant, memory, on_progress, on_size, share).load()
 
 
 @dataclass
@@ -81,6 +84,7 @@ class Loader:
     memory: InMemory = AS_STORED
     on_progress: Progress = lambda done, total: None
     on_size: Callable[[WeightsSize], None] = lambda size: None
+    share: Share | None = None
     done: int = 0
     total: int = 0
     pieces: Pieces = field(default_factory=Pieces)  # where the linears of a CPU are packed
@@ -128,15 +132,22 @@ class Loader:
         packed: dict[str, PackedLinear | PackedExperts] = {
             field: one
             for name, linear in part.spelled_linears(self.spec, layer, self.names).items()
-            for field, one in self._linears(name, linear, prefix).items()
+            for field, one in self._linears(name, self._own(name, linear, layer), prefix).items()
         }
         small = {
             name: [weight.read(self._tensor, torch.float32 if of.exact else self.dtype) for weight in of.parts]
             for name, of in part.small(self.spec, layer, self.names, prefix).items()
         }
+        if self.share is not None:
+            small = {
+                name: [self.share.small(name, one, self.spec, layer) for one in parts] for name, parts in small.items()
+            }
         for name, linears in part.stacks(self.spec, layer, self.names).items():
-            packed[name] = self._packed(linears, prefix)
+            packed[name] = self._packed([self._own(name, linear, layer) for linear in linears], prefix)
         return part.make(self.spec, layer, packed, small, torch.empty(0, dtype=self.dtype, device=self.device))
+
+    def _own(self, field: str, linear: StackedLinear, layer: LayerSpec) -> StackedLinear:
+        return linear if self.share is None else self.share.cut(field, linear, self.spec, layer)
 
     def _layer_inputs(self) -> LayerInputs | None:
         if self.inputs is None:
@@ -169,9 +180,9 @@ class Loader:
             return {field: self._linear(linear, prefix)}
         first, *others = self._parts(linear, prefix)
         bias = self._bias(linear, prefix)
-        end = linear.rows[0] - linear.apart
-        own, gates = slice(end), slice(end, linear.rows[0])
-        own_bias = None if bias is None else torch.cat((bias[own], bias[linear.rows[0] :]))
+        end = linear.first_rows - linear.apart
+        own, gates = slice(end), slice(end, linear.first_rows)
+        own_bias = None if bias is None else torch.cat((bias[own], bias[linear.first_rows :]))
         return {
             field: self._pack([_rows_of(first, own), *others], own_bias),
             GATES: self._pack([_rows_of(first, gates)], None if bias is None else bias[gates].contiguous()),
@@ -215,6 +226,8 @@ class Loader:
         head = embed if self.head is None else self._widened(self.head)
         if self.spec.tied and isinstance(head, Tensor) and isinstance(embed, Tensor) and torch.equal(head, embed):
             head = embed
+        if self.share is not None:
+            head = _rows_of(head, self.share.head(len(head.codes if isinstance(head, QuantizedWeight) else head)))
         return pack_stacked([head], dtype=self.dtype, invariant=self.invariant, memory=self.pieces.take)
 
     def _widened(self, weight: StoredWeight) -> Tensor | QuantizedWeight:

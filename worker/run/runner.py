@@ -17,7 +17,7 @@ from shared.messages import Sampling
 from worker.kernels.operations import Operations
 from worker.kv_cache.tensors import KVCache
 from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run.adapted import has_adapters, model_for
+from worker.run.adapted import has_adapters, has_pictures, inputs_for, model_for
 from worker.run.graphs.graph_capture import EagerGraph, cuda_capture
 from worker.run.graphs.graph_shapes import Shapes
 from worker.run.graphs.graphs import StepGraphs
@@ -29,6 +29,7 @@ from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
     from worker.run.grammar_mask import GrammarMask
+    from worker.vision.vision import Vision
 
 # Rows sampled together if answers are checked. A row needs several arrays as long as the vocabulary, and on the CPU
 # sampling is four times as fast while those of all rows fit in the caches.
@@ -72,22 +73,14 @@ class Runner:
     unadjusted logits.
     graphs: whether steps of up to `max_batch_size` sequences and `max_step_tokens` tokens are captured as CUDA graphs
     and replayed. On the CPU, a replay computes the step again.
-    batch_invariant: whether a row has the same bits in any step.
+    batch_invariant: whether a row has the same bits in any step. vision: encodes pictures.
     """
 
     def __init__(
-        self,
-        model: Model,
-        cache: KVCache,
-        *,
-        overlap: bool = False,
-        graphs: bool = False,
-        max_batch_size: int = 64,
-        max_step_tokens: int = 512,
-        batch_invariant: bool = True,
-    ) -> None:
-        self._model = model
-        self._cache = cache
+        self, model: Model, cache: KVCache, *, overlap: bool = False, graphs: bool = False, max_batch_size: int = 64,
+        max_step_tokens: int = 512, batch_invariant: bool = True, vision: "Vision | None" = None,
+    ) -> None:  # fmt: skip
+        self._model, self._cache, self.vision = model, cache, vision
         self._device = cache.device
         self._grammar_mask: GrammarMask | None = None  # made when it is first needed
         self._overlap = overlap
@@ -142,7 +135,9 @@ class Runner:
         return InFlightStep(plan, False, ids, HostCopy(ids), logprobs, done.read_pooled)
 
     def _replay(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> _Computed | None:
-        replayed = None if self._graphs is None or has_adapters(plan) else self._graphs.launch(plan, rows, before)
+        if self._graphs is None or has_adapters(plan) or (self.vision is not None and has_pictures(plan)):
+            return None
+        replayed = self._graphs.launch(plan, rows, before)
         if replayed is None:
             return None
         logits, ids = replayed
@@ -153,7 +148,7 @@ class Runner:
         self._cache.reach(inputs.max_pages)
         if before is not None:
             self._fill_pending(inputs.token_ids, plan, before)
-        logits, pooled = self._outputs(inputs, plan, use)
+        logits, pooled = self._outputs(inputs_for(inputs, plan, self.vision), plan, use)
         sampled = logits
         if len(use.sampled) < len(logits):
             sampled = logits[to_device(np.array(use.sampled, np.int64), self._device)]

@@ -104,8 +104,9 @@ class Paging:
         if self.prefix is None:
             return
         size = self.page_size
-        self.prefix.extend(sequence.prefix.digests, sequence.tokens, sequence.prefix.salt, end // size)
-        self.prefix.publish(sequence.prefix.digests, sequence.pages, range(start // size, end // size))
+        known = sequence.prefix
+        self.prefix.extend(known.digests, sequence.tokens, known.salt, end // size, known.mark)
+        self.prefix.publish(known.digests, sequence.pages, range(start // size, end // size))
 
     def return_behind(self, sequence: Sequence) -> None:
         """Returns the pages behind the windows of the rows that are computed next.
@@ -151,7 +152,8 @@ class Paging:
         most = sequence.cacheable_tokens
         if self.prefix is None or not most:
             return [[] for _ in self.pools]
-        return self.prefix.match(sequence.prefix.digests, sequence.tokens, sequence.prefix.salt, most)
+        known = sequence.prefix
+        return self.prefix.match(known.digests, sequence.tokens, known.salt, most, known.mark)
 
     def _state(self, sequence: Sequence, pages: int) -> int | None:
         """Returns the slot of the cached state after so many pages, if there is one."""

@@ -83,7 +83,7 @@ class Planner:
                 length = sequence.known_len
             if length - start > 1 or sequence.check is not None:
                 if sequence.room < length:  # a window does not claim pages for a whole prompt
-                    chunk = self._chunking.length(self._uncut(sequence, start, length - start), budget)
+                    chunk = self._length(sequence, start, length - start, budget, inf)
                     budget -= chunk
                     if sequence.room < start + chunk and not self._add_pages(sequence, start + chunk, preempted, now):
                         continue
@@ -144,13 +144,17 @@ class Planner:
         start = sequence.computed_tokens + sequence.in_flight_tokens
         known, samples = len(sequence.tokens) - start, self._state.outcome(sequence) is None
         drafts = sequence.check.drafts(sequence.output_len) if sequence.check is not None and samples else ()
-        remaining = self._uncut(sequence, start, known + len(drafts))
-        length = self._chunking.length(remaining, budget) if len(chunks) < limit else 0
+        most = budget if chunks else inf
+        length = self._length(sequence, start, known + len(drafts), budget, most) if len(chunks) < limit else 0
         if length:
             chunks.append(Chunk(sequence, start, length, samples and length >= known, drafts[: max(0, length - known)]))
         return length
 
-    def _uncut(self, sequence: Sequence, start: int, remaining: int) -> int:
-        """Returns how many of the remaining tokens a chunk may have: it ends where a state is to be published."""
+    def _length(self, sequence: Sequence, start: int, remaining: int, budget: int, most: float) -> int:
+        """Returns how many of the remaining tokens a chunk has: it ends where a state is to be published at the latest.
+
+        most: the tokens of a picture that must not be cut; they may be more than the budget
+        """
         checkpoint = self._states.next_checkpoint(sequence, start) if self._states is not None else 0
-        return min(remaining, checkpoint - start) if checkpoint else remaining
+        length = self._chunking.length(min(remaining, checkpoint - start) if checkpoint else remaining, budget)
+        return length if sequence.pictures is None else sequence.pictures.uncut(start, length, most)

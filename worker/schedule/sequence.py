@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
     from worker.schedule.records.answer_check import AnswerCheck
     from worker.schedule.records.constraint import Constraint
     from worker.schedule.records.mirostat import MirostatRecord
+    from worker.schedule.records.pictures import PromptPictures
+    from worker.schedule.records.prediction import Prediction
     from worker.schedule.records.prompt_scores import PromptScores
     from worker.schedule.records.sequence_states import SequenceStates
 
@@ -71,6 +73,8 @@ class Sequence:
     states: "SequenceStates | None" = None  # if layers have a recurrent state
     mirostat: "MirostatRecord | None" = None  # the state of this sampler
     adapter: "AdapterUse | None" = None  # a LoRA adapter
+    pictures: "PromptPictures | None" = None  # whose vectors stand for some tokens of the prompt
+    prediction: "Prediction | None" = None  # a text that the client expects as the output
 
     def __post_init__(self) -> None:
         self.adjustment = adjustment(self.sampling, self.prompt_len)

@@ -54,8 +54,8 @@ async def parse(request: MessageRequest, context: ModelContext) -> GenerationReq
             omits_thoughts=thinking is not None and thinking.display == "omitted", caches=marks_cache(request)
         ),
     )  # fmt: skip
-    ids, begins = await message_prompt(request, reading.functions, context)
-    return await prepare(reading, [ids], context, begins)
+    prompt = await message_prompt(request, reading.functions, context)
+    return await prepare(reading, [prompt.ids], context, prompt.begins, prompt.pictures)
 
 
 async def count_tokens(request: MessageCountRequest, context: ModelContext) -> types.InputTokenCount:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 from msgspec import Meta
 
 from frontend.api.chat.call_history import ChatMessage, call, chat_message, merge_same_role
@@ -37,6 +38,7 @@ from frontend.api.requests.request_types import (
 )
 from frontend.output_parser.tool_choice import Function
 from frontend.text.chat_template import TemplateError
+from frontend.text.picture_marks import Source, base64_source, found_in
 
 # the content blocks
 
@@ -69,6 +71,37 @@ class TextBlock(_Block, tag="text"):
     cache_control: Ignored = None
 
 
+class Base64Image(RequestModel, tag_field="type", tag="base64"):
+    media_type: Text
+    data: str
+
+    @property
+    def source(self) -> Source:
+        return base64_source(self.data, self.media_type)
+
+
+class ImageAtURL(RequestModel, tag_field="type", tag="url"):
+    url: str
+
+    @property
+    def source(self) -> Source:
+        return Source(self.url)
+
+
+class ImageBlock(_Block, tag="image"):
+    given: Base64Image | ImageAtURL = msgspec.field(name="source")
+    cache_control: Ignored = None
+
+    @property
+    def source(self) -> Source:
+        return self.given.source
+
+    @property
+    def text(self) -> str:
+        """What stands for the picture in the message's text."""
+        return self.source.mark
+
+
 class ToolUseBlock(_Block, tag="tool_use"):
     id: Text
     name: Text
@@ -88,12 +121,12 @@ class RedactedThinkingBlock(_Block, tag="redacted_thinking"):
 
 class ToolResultBlock(_Block, tag="tool_result"):
     tool_use_id: Text
-    content: str | Annotated[list[PlainTextBlock], Meta(max_length=MAX_PARTS)] | None = None
+    content: str | Annotated[list[TextBlock | ImageBlock], Meta(max_length=MAX_PARTS)] | None = None
     is_error: bool | None = None
     cache_control: Ignored = None
 
 
-UserBlock = TextBlock | ToolResultBlock
+UserBlock = TextBlock | ImageBlock | ToolResultBlock
 AssistantBlock = TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock
 _SomeParts = Meta(min_length=1, max_length=MAX_PARTS)
 
@@ -109,18 +142,19 @@ class UserMessage(RequestModel, tag_field="role", tag="user"):
         if isinstance(self.content, str):
             return [chat_message("user", self.content)]
         messages: list[ChatMessage] = []
-        for kind, run in groupby(self.content, type):
-            if kind is TextBlock:
-                text = "".join([block.text for block in run if isinstance(block, TextBlock)])
-                messages.append(chat_message("user", text))
-            else:
+        for is_result, run in groupby(self.content, lambda block: isinstance(block, ToolResultBlock)):
+            if is_result:
                 messages += [_result(block) for block in run if isinstance(block, ToolResultBlock)]
+            else:
+                said = [block for block in run if not isinstance(block, ToolResultBlock)]
+                messages.append(chat_message("user", join_text(said)) | found_in(said))
         return messages
 
 
 def _result(block: ToolResultBlock) -> ChatMessage:
     text = join_text(block.content)
-    return chat_message("tool", f"Error: {text}" if block.is_error else text) | {"tool_call_id": block.tool_use_id}
+    result = chat_message("tool", f"Error: {text}" if block.is_error else text)
+    return result | {"tool_call_id": block.tool_use_id} | found_in(block.content or ())
 
 
 class AssistantMessage(RequestModel, tag_field="role", tag="assistant"):

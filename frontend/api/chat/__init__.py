@@ -1,6 +1,8 @@
 """Chat messages as a prompt, and the features that chats and completions share.
 
 chat_prompt         turns chat messages into a prompt
+own_template        a template that a request brings, and documents
+picture_prompt      the prompt of a chat with pictures
 untrusted           what clients write into a chat makes no special token
 call_history        messages as chat templates know them, in the form in which each template shows calls
 tool_fields, tools                                tools, and which of them an answer may or must call

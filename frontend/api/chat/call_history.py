@@ -13,6 +13,7 @@ from typing import Any
 
 from frontend.output_parser.calls.tool_prompt import call_text, json_text, result_text
 from frontend.output_parser.formats import ModelFormat, ToolFormat
+from frontend.text.picture_marks import PICTURES
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names of reasoning in templates
 MISTRALS_ID = re.compile(r"[A-Za-z0-9]{9}")
@@ -52,7 +53,8 @@ def _merged(role: str, several: Sequence[ChatMessage]) -> ChatMessage:
             lines = []
         if one["content"] or not (calls or thoughts):
             lines.append(one["content"])
-    return chat_message(role, "\n".join(lines), "\n".join(thoughts), calls)
+    pictures = {mark: source for one in several for mark, source in one.get(PICTURES, {}).items()}
+    return chat_message(role, "\n".join(lines), "\n".join(thoughts), calls) | ({PICTURES: pictures} if pictures else {})
 
 
 def as_the_template_shows(messages: Sequence[ChatMessage], style: ModelFormat) -> Sequence[ChatMessage]:

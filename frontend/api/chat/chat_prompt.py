@@ -5,8 +5,6 @@ into `ChatMessage`s.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -19,7 +17,9 @@ from frontend.errors import BadRequest, Unprocessable
 from frontend.output_parser.calls.tool_prompt import instructions
 from frontend.output_parser.formats import ModelFormat, Reasoning
 from frontend.output_parser.tool_choice import Function
-from frontend.text.chat_template import ChatTemplate, TemplateError
+from frontend.text.chat_template import TemplateError
+from frontend.text.picture_marks import Source, in_order, without_sources
+from shared.messages import Picture
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
@@ -71,56 +71,21 @@ def check_calls(messages: Sequence[ChatMessage], style: ModelFormat, *, answered
 # the prompt
 
 
-def with_template(context: ModelContext, source: str | None) -> ModelContext:
-    """Returns the context of a request that brings the chat template `source`. The model's output keeps its format.
-
-    Raises Unprocessable if the server does not trust templates of requests.
-    """
-    if source is None:
-        return context
-    if not context.trusts_templates:
-        raise Unprocessable(
-            "`chat_template`: the server renders templates of requests only with --trust-request-chat-template",
-            param="chat_template", code="unsupported_field",
-        )  # fmt: skip
-    shown = ModelFormat.of({"default": source})
-    style = replace(
-        context.style, shows_tools=shown.shows_tools, thinking_switch=shown.thinking_switch,
-        has_reasoning_effort=shown.has_reasoning_effort,
-    )  # fmt: skip
-    template = _compiled(source, tuple(context.tokenizer.named_tokens.items()))
-    return replace(context, template=template, style=style)
-
-
-@lru_cache(maxsize=8)
-def _compiled(source: str, specials: tuple[tuple[str, str], ...]) -> ChatTemplate:
-    return ChatTemplate({"default": source}, dict(specials))
-
-
-def document_arguments(documents: list[dict[str, Any]] | None, context: ModelContext) -> dict[str, Any]:
-    """Returns the template's variable for documents. Raises Unprocessable if the template does not show any."""
-    if not documents:
-        return {}
-    if not context.template.mentions("documents"):
-        raise Unprocessable(
-            "`documents`: this model's chat template has no place for them", param="documents", code="unsupported_field"
-        )
-    return {"documents": documents}
-
-
 class Prompt(NamedTuple):
     """A rendered conversation."""
 
     ids: list[int]
     begins: Reasoning  # the state of reasoning where the answer begins
+    pictures: tuple[Picture, ...] = ()
 
 
 class Rendered(NamedTuple):
-    """What a chat template makes of a conversation. mark: see Chat in untrusted.py"""
+    """What a chat template makes of a conversation. mark: see Chat in untrusted.py; pictures: in their order in it"""
 
     marked: str
     mark: str
     begins: Reasoning
+    pictures: Sequence[Source] = ()
 
     @property
     def text(self) -> str:
@@ -142,13 +107,20 @@ async def render_prompt(
 
 async def encoded(rendered: Rendered, context: ModelContext, param: str = "messages") -> Prompt:
     """Raises BadRequest if it has no tokens, ContextLengthExceeded if it is certainly too long."""
-    text = rendered.text
-    check_characters(param, text, context)
-    ids = await _encoded(rendered.marked, rendered.mark, context) if text else []
+    check_characters(param, rendered.text, context)
+    if rendered.pictures:
+        from frontend.api.chat.picture_prompt import with_pictures
+
+        return await with_pictures(rendered, context, param)
+    return Prompt(await checked_ids(rendered.marked, rendered.mark, context, param), rendered.begins)
+
+
+async def checked_ids(marked: str, mark: str, context: ModelContext, param: str) -> list[int]:
+    ids = await _encoded(marked, mark, context) if marked else []
     if not ids:
         raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")
     check_ids(param, ids, context.vocab_size)
-    return Prompt(ids, rendered.begins)
+    return ids
 
 
 def render(
@@ -175,6 +147,11 @@ def render(
             "this model has no chat template; use /v1/completions", param=param, code="no_chat_template"
         )
     check_calls(messages, context.style, answered=generate or resume, param=param)
+    messages, sources = without_sources(messages)
+    if sources:
+        from frontend.api.chat.picture_prompt import check_sight
+
+        check_sight(context, param)
     chat = marked(messages, list(offered), kwargs, context)
     shown = as_the_template_shows(chat.messages, context.style)
     try:
@@ -183,7 +160,8 @@ def render(
         error.param = param if error.param == "messages" else error.param
         raise
     open_text = shown[-1]["content"] if resume else ""
-    return Rendered(rendered, chat.mark, context.style.output_begins(rendered, open_text))
+    pictures = [sources[mark] for mark in in_order(shown)] if sources else ()
+    return Rendered(rendered, chat.mark, context.style.output_begins(rendered, open_text), pictures)
 
 
 async def _encoded(rendered: str, mark: str, context: ModelContext) -> list[int]:

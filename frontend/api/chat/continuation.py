@@ -15,21 +15,28 @@ from frontend.api.receipts.making import prompt_hash
 from frontend.api.receipts.receipt import Receipt
 from frontend.api.requests.request_types import GenerationFields
 from frontend.errors import Unprocessable
+from shared.messages import Picture
 
 
 def continued_ids(
-    request: GenerationFields, prompts: Sequence[list[int]], max_tokens: int, context: ModelContext
+    request: GenerationFields,
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+    context: ModelContext,
+    pictures: Sequence[Picture] = (),
 ) -> tuple[int, ...]:
     """Returns the tokens of the earlier answer that the new one begins with, of a request with `continue_from`.
 
-    prompts: the prompts of the request, as ids
+    prompts: the prompts of the request, as ids; pictures: of the prompt, if it has some
     max_tokens: the most tokens of the whole answer, which the earlier ones are part of
 
     Raises Unprocessable if the request cannot continue that answer.
     """
     given: ContinueFrom = getattr(request, FIELD)
     _check_conflicts(request, len(prompts))
-    ids = _ids_of_receipt(given.receipt, prompts[0], context) if given.receipt else given.ids or []
+    ids = (
+        _ids_of_receipt(given.receipt, prompt_hash(prompts[0], pictures), context) if given.receipt else given.ids or []
+    )
     source = "receipt" if given.receipt else "ids"
     check_ids(f"{FIELD}.{source}", ids, context.vocab_size)
     position = len(ids) if given.position is None else given.position
@@ -44,11 +51,14 @@ def continued_ids(
     return tuple(ids[:position])
 
 
-def _ids_of_receipt(receipt: Receipt, prompt: list[int], context: ModelContext) -> list[int]:
-    """Returns the token ids in the receipt. Raises Unprocessable for the receipt of another model or prompt."""
+def _ids_of_receipt(receipt: Receipt, prompt: str, context: ModelContext) -> list[int]:
+    """Returns the token ids in the receipt. prompt: the hash of the request's prompt.
+
+    Raises Unprocessable for the receipt of another model or prompt.
+    """
     if receipt.model not in {context.model, *context.names}:
         raise _refusal("receipt.model", f"is `{receipt.model}`, but this server serves `{context.model}`")
-    if receipt.prompt_sha256 != prompt_hash(prompt):
+    if receipt.prompt_sha256 != prompt:
         raise _refusal("receipt.prompt_sha256", "is that of another prompt than the request's")
     if receipt.signature_check == "invalid":
         raise _refusal("receipt.signature", "is not valid: the receipt was changed after it was signed")

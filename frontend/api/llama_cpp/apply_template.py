@@ -1,6 +1,6 @@
 """llama.cpp's /apply-template: the text of a prompt that messages make, without what the tokenizer adds by itself."""
 
-from frontend.api.chat.chat_prompt import with_template
+from frontend.api.chat.own_template import with_template
 from frontend.api.chat.tool_fields import shown
 from frontend.api.llama_cpp import response_types as types
 from frontend.api.model_context import ModelContext, check_model

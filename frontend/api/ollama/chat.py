@@ -47,8 +47,8 @@ async def parse(request: OllamaChatRequest, context: ModelContext) -> Generation
     if not request.messages:
         return envelope.loaded(request, lambda fields: _answer(Said(), [], fields))
     tools = tool_choice(request.tools, openai_choice(None), True, context)
-    ids, begins = await messages_prompt(request.messages, tools.functions, request.template_arguments(context), context)
-    return await prepare(request.reading("messages", tools), [ids], context, begins)
+    prompt = await messages_prompt(request.messages, tools.functions, request.template_arguments(context), context)
+    return await prepare(request.reading("messages", tools), [prompt.ids], context, prompt.begins, prompt.pictures)
 
 
 def stream_writer(context: ResponseContext) -> LineWriter:

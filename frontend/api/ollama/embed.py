@@ -38,7 +38,7 @@ class EmbedRequest(RequestModel):
     dimensions: Annotated[Positive | None, doc("Only so many numbers, normalized again; for models trained so")] = None
     truncate: Annotated[Any, doc("Accepted, no effect: a text that is too long is refused")] = None
     options: Ignored = None
-    keep_alive: Ignored = None
+    keep_alive: Annotated[Any, doc("How long the model stays loaded, where there are many")] = None
 
 
 REQUEST = EmbedRequest

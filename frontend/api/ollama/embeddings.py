@@ -1,6 +1,6 @@
 """Ollama's older /api/embeddings: the vector of one text."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from frontend.api.model_context import ModelContext
 from frontend.api.ollama import response_types as types
@@ -24,7 +24,7 @@ class OneEmbeddingRequest(RequestModel):
     model: OllamaModelName
     prompt: Annotated[Text, doc("The text")]
     options: Ignored = None
-    keep_alive: Ignored = None
+    keep_alive: Annotated[Any, doc("How long the model stays loaded, where there are many")] = None
 
 
 REQUEST = OneEmbeddingRequest

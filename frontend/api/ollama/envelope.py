@@ -35,7 +35,7 @@ def tagged(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else name + TAG
 
 
-def rfc3339(seconds: int) -> str:
+def rfc3339(seconds: float) -> str:
     """Returns a time, given in seconds since 1970."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
@@ -49,7 +49,7 @@ def head(context: ResponseContext) -> dict[str, str]:
 def loaded(request: AnswerFields, make: Callable[[dict[str, Any]], types.OllamaAnswer]) -> bytes:
     """Returns the answer to a request that only loads or, with `keep_alive` 0, unloads the model.
 
-    Nothing happens: the model is loaded, and stays so.
+    Of the one model of a server, nothing happens. Of many, the route has done it (ModelTable.usable).
     """
     unload = request.keep_alive in (0, "0")
     fields = {"model": request.model, "created_at": rfc3339(int(time.time()))}

@@ -3,6 +3,7 @@
 from typing import Annotated, Any, ClassVar
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from frontend.api.chat.call_history import chat_message
 from frontend.api.chat.chat_prompt import Prompt, render_prompt
@@ -11,7 +12,7 @@ from frontend.api.model_context import ModelContext, check_ids
 from frontend.api.ollama import envelope, output
 from frontend.api.ollama import response_types as types
 from frontend.api.ollama.envelope import check_model, error, status, stream_error
-from frontend.api.ollama.messages import IMAGES
+from frontend.api.ollama.messages import Images, with_images
 from frontend.api.ollama.options import AnswerFields, Asked
 from frontend.api.ollama.output import LineWriter, Said
 from frontend.api.prepare import prepare
@@ -33,11 +34,12 @@ FRAMING = JSON_LINES
 
 
 class OllamaTextRequest(AnswerFields):
-    ONLY: ClassVar = {**AnswerFields.ONLY, "images": IMAGES, "template": ("",)}
+    ONLY: ClassVar = {**AnswerFields.ONLY, "template": ("",)}
 
     prompt: Annotated[str, doc("The text to answer; empty: answer at once that the model is loaded")] = ""
     suffix: Annotated[str, doc("The text after the answer, for models that fill in the middle")] = ""
     system: Annotated[str, doc("What stands before the prompt")] = ""
+    images: Images = None
     raw: Annotated[bool, doc("Continue the prompt as it is, without the chat template")] = False
     context: Annotated[TextIds | None, doc("The `context` of the previous answer")] = None
 
@@ -55,18 +57,25 @@ async def parse(request: OllamaTextRequest, context: ModelContext) -> Generation
         return envelope.loaded(request, lambda fields: types.OllamaText(response="", **fields))
     before = request.context or []
     check_ids("context", before, context.vocab_size)
-    ids, begins = await _prompt(request, context)
-    prompt = before + ids
+    made = await _prompt(request, context)
+    prompt = before + made.ids
+    pictures = tuple(replace(picture, start=len(before) + picture.start) for picture in made.pictures)
     reading = request.reading("prompt", None if request.raw else ToolChoice(), None if request.raw else prompt)
-    return await prepare(reading, [prompt], context, begins)
+    return await prepare(reading, [prompt], context, made.begins, pictures)
 
 
 async def _prompt(request: OllamaTextRequest, context: ModelContext) -> Prompt:
     """Returns the prompt: a chat of one turn or, with `raw` or `suffix` or without a template, the text itself."""
     if context.template and not (request.raw or request.suffix):
         system = [chat_message("system", request.system)] if request.system else []
-        messages = [*system, chat_message("user", request.prompt)]
+        said, pictures = with_images(request.images, request.prompt)
+        messages = [*system, chat_message("user", said) | pictures]
         return await render_prompt(messages, context, request.template_arguments(context), param="prompt")
+    if request.images:
+        raise BadRequest(
+            "`images` need the model's chat template, so not `raw` or `suffix`", param="images",
+            code="unsupported_content",
+        )  # fmt: skip
     text = "\n\n".join([one for one in (request.system, request.prompt) if one])
     check_characters("prompt", text, context)
     ids = await context.tokenizer.encode(text, not request.context)

@@ -4,7 +4,7 @@ A result of a tool need not say which call it answers, so results belong to the 
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -13,11 +13,15 @@ from frontend.api.chat.call_history import ChatMessage, call, chat_message
 from frontend.api.chat.chat_prompt import Prompt, render_prompt
 from frontend.api.model_context import ModelContext
 from frontend.api.requests.request_model import RequestModel
-from frontend.api.requests.request_types import Ignored, Text
+from frontend.api.requests.request_types import Ignored, Text, doc
 from frontend.output_parser.tool_choice import Function
+from frontend.text.picture_marks import Source, base64_source, found_in
 
 MAX_CALLS = 128
-IMAGES: Sequence[Any] = ([],)  # the values that leave them off: no model here sees images
+MAX_IMAGES = 1024
+Images = Annotated[
+    Annotated[list[str], Meta(max_length=MAX_IMAGES)] | None, doc("Pictures in base64, which stand before the text")
+]
 
 
 class CalledTool(RequestModel):
@@ -34,10 +38,9 @@ class ToolCall(RequestModel):
 
 
 class Message(RequestModel):
-    ONLY: ClassVar = {"images": IMAGES}
-
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
+    images: Images = None
     thinking: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
     tool_name: str | None = None
@@ -64,8 +67,19 @@ def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
         ]
         open_calls += [(each["id"], each["function"]["name"]) for each in calls]
         also = _answered(one, open_calls) if one.role == "tool" else {}
-        shown.append(chat_message(one.role, one.content, one.thinking, calls) | also)
+        text, pictures = with_images(one.images, one.content)
+        shown.append(chat_message(one.role, text, one.thinking, calls) | also | pictures)
     return shown
+
+
+def with_images(images: Sequence[str] | None, text: str) -> tuple[str, ChatMessage]:
+    """Returns a text behind its pictures, and what the message has besides."""
+    parts = [Image(Source(image) if image.startswith("data:") else base64_source(image)) for image in images or ()]
+    return "".join(part.source.mark for part in parts) + text, found_in(parts)
+
+
+class Image(NamedTuple):
+    source: Source
 
 
 def _answered(result: Message, open_calls: list[tuple[str, str]]) -> ChatMessage:

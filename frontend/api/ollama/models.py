@@ -1,5 +1,6 @@
 """The served models as Ollama lists and describes them. What this server does not report of a model is empty or 0."""
 
+import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -9,11 +10,13 @@ from frontend.api.ollama.envelope import check_model, rfc3339, tagged
 from frontend.api.ollama.options import OllamaModelName
 from frontend.api.requests.request_model import FieldError, RequestModel
 from frontend.api.requests.request_types import Ignored, Text, doc
+from frontend.api.requests.response_types import Capability
 from frontend.errors import BadRequest
+from shared.models.messages import ModelState
 
 VERSION = "0.12.6"  # of Ollama's API that these routes follow; clients compare it with what they need
 ARCHITECTURE = "sluice"  # clients look up `<architecture>.context_length`
-NEVER = "9999-12-31T23:59:59Z"  # when the model is unloaded
+NEVER = "9999-12-31T23:59:59Z"  # when a model is unloaded that stays loaded
 PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # Ollama's names, where they differ
 
 
@@ -27,31 +30,43 @@ class ShowRequest(RequestModel):
             raise FieldError("model", "is missing", BadRequest, "missing_field")
 
 
-def tags(contexts: Sequence[ModelContext], created: int) -> types.OllamaModels:
-    """Lists the models. created: the start of this process, in seconds since 1970"""
+def tags(contexts: Sequence[ModelContext], created: int, unloaded: Sequence[str] = ()) -> types.OllamaModels:
+    """Lists the models. created: the start of this process, in seconds since 1970
+
+    unloaded: names of models that this server would have to load first; their tokenizers' digests are not known
+    """
+    known = {**{context.model: context.tokenizer.hash for context in contexts}, **dict.fromkeys(unloaded, "")}
     models = [
         types.OllamaModel(
-            name=name, model=name, modified_at=rfc3339(created), digest=context.tokenizer.hash,
-            details=types.OllamaDetails(),
+            name=name, model=name, modified_at=rfc3339(created), digest=digest, details=types.OllamaDetails(),
         )
-        for context in contexts
-        for name in [tagged(context.model)]
+        for model, digest in known.items()
+        for name in [tagged(model)]
     ]  # fmt: skip
     return types.OllamaModels(models=models)
 
 
-def running(contexts: Sequence[ModelContext]) -> types.OllamaProcesses:
-    """Lists the models that a worker has loaded."""
+def running(contexts: Sequence[ModelContext], states: Sequence[ModelState] = ()) -> types.OllamaProcesses:
+    """Lists the models that a worker has loaded. states: of those that are unloaded when nobody uses them"""
+    known = {state.name: state for state in states}
     models = [
         types.OllamaRunning(
-            name=name, model=name, digest=context.tokenizer.hash, details=types.OllamaDetails(), expires_at=NEVER,
-            context_length=context.max_seq_len,
+            name=name, model=name, digest=context.tokenizer.hash, details=types.OllamaDetails(),
+            expires_at=_expires_at(state),
+            context_length=context.max_seq_len, size=state.nbytes if state else 0,
         )
         for context in contexts
         if context.max_seq_len
-        for name in [tagged(context.model)]
+        for name, state in [(tagged(context.model), known.get(context.model))]
     ]  # fmt: skip
     return types.OllamaProcesses(models=models)
+
+
+def _expires_at(state: ModelState | None) -> str:
+    """Returns when a model is unloaded if no request comes; one that a request needs now, if that ended now."""
+    if state is None or state.keep_alive is None:
+        return NEVER
+    return rfc3339(state.expires_at or time.time() + state.keep_alive)
 
 
 def show(request: ShowRequest, context: ModelContext, created: int) -> types.OllamaShown:
@@ -68,7 +83,7 @@ def show(request: ShowRequest, context: ModelContext, created: int) -> types.Oll
         template=context.tokenizer.templates.get("default", ""),
         details=types.OllamaDetails(),
         model_info=info,
-        capabilities=[name for name, has in _capabilities(context).items() if has],  # type: ignore[misc]
+        capabilities=capabilities(context),
         modified_at=rfc3339(created),
     )
 
@@ -77,11 +92,14 @@ def version() -> types.OllamaVersion:
     return types.OllamaVersion(version=VERSION)
 
 
-def _capabilities(context: ModelContext) -> dict[str, bool]:
+def capabilities(context: ModelContext) -> list[Capability]:
+    """Returns what the model can do, in Ollama's words."""
     style, generates = context.style, context.task.name == "generate"
-    return {
+    has: dict[Capability, bool] = {
         "completion": generates,
         "embedding": context.task.name == "embed",
         "tools": generates and (style.shows_tools or style.tools_as_text),
+        "vision": generates and context.tokenizer.pictures is not None,
         "thinking": generates and (style.has_reasoning or bool(style.thinking_switch)),
     }
+    return [name for name, is_there in has.items() if is_there]

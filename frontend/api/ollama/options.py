@@ -112,7 +112,7 @@ class AnswerFields(RequestModel):
         doc("Whether to think, and how much if a model knows degrees"),
     ] = None
     receipt: Annotated[bool, doc("Add `receipt`, with which `/v1/receipts/verify` checks the answer")] = False
-    keep_alive: Annotated[Any, doc("Accepted, no effect: the model stays loaded")] = None
+    keep_alive: Annotated[Any, doc("How long the model stays loaded, where there are many")] = None
 
     @property
     def chosen(self) -> Options:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.receipts.receipt import Receipt
-from frontend.api.requests.response_types import Count, ResponseModel
+from frontend.api.requests.response_types import Capability, Count, ResponseModel
 
 DoneReason = Literal["stop", "length", "load", "unload"]
 
@@ -116,7 +116,7 @@ class OllamaShown(ResponseModel):
     template: Annotated[str, Meta(description="The chat template, in Jinja")]
     details: OllamaDetails
     model_info: dict[str, Any]
-    capabilities: list[Literal["completion", "embedding", "insert", "thinking", "tools"]]
+    capabilities: list[Capability]
     modified_at: str
 
 

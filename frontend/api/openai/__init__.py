@@ -4,6 +4,8 @@ completions, completions_input                 text completions
     token_details                       token ids and the prompt's log-probabilities, in completions and chat
 typed_events                                   typed events, on the route of completions
 chat, chat_input, chat_output                  chat completions; they stream the same kind of chunks as completions
+    prediction                          a text that the client expects as the answer
+    content_parts                       the parts of a chat's messages: texts and pictures
 responses, responses_input, responses_output   responses
     response_types, responses_types     the types of the responses: of completions and chat; of responses
 """

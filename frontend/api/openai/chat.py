@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from msgspec import UNSET, UnsetType
 
 from frontend.api.chat import structured_output_fields
-from frontend.api.chat.chat_prompt import with_template
+from frontend.api.chat.own_template import with_template
 from frontend.api.chat.thinking_fields import budget_of
 from frontend.api.chat.tool_fields import openai_choice, tool_choice
 from frontend.api.model_context import ModelContext, check_model
@@ -18,6 +18,7 @@ from frontend.api.openai.chat_input import ChatRequest, chat_prompt
 from frontend.api.openai.chat_output import ParsedChunkWriter, finish_reason, message
 from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, error, stream_error, usage_of
 from frontend.api.openai.completions_input import check_stream_options
+from frontend.api.openai.prediction import with_prediction
 from frontend.api.openai.token_details import LEAST, output_ids, prompt_ids, prompt_logprobs
 from frontend.api.prepare import Reading, prepare
 from frontend.api.receipts.receipt import receipt_of
@@ -55,10 +56,9 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
         form=structured_output_fields.openai(request, request.response_format, "response_format"),
         budget=budget_of(request, request.reasoning.max_tokens if request.reasoning else None),
     )  # fmt: skip
-    ids, begins = await chat_prompt(
-        request, reading.functions, before_truncation(request.truncate_prompt_tokens, context)
-    )
-    return await prepare(reading, [ids], context, begins)
+    prompt = await chat_prompt(request, reading.functions, before_truncation(request.truncate_prompt_tokens, context))
+    reading = await with_prediction(reading, request.prediction, context)
+    return await prepare(reading, [prompt.ids], context, prompt.begins, prompt.pictures)
 
 
 def _check_together(request: ChatRequest) -> None:

@@ -12,13 +12,13 @@ from frontend.api.chat.chat_prompt import (
     ROLES,
     Prompt,
     Rendered,
-    document_arguments,
     encoded,
     join_text,
     parse_arguments,
     render,
 )
 from frontend.api.chat.continuation_fields import ContinueFromField
+from frontend.api.chat.own_template import document_arguments
 from frontend.api.chat.structured_output_fields import ResponseFormatField
 from frontend.api.chat.thinking_fields import (
     Degree,
@@ -30,6 +30,8 @@ from frontend.api.chat.thinking_fields import (
 )
 from frontend.api.chat.tool_fields import FunctionToolChoice, FunctionTools, ParallelToolCalls
 from frontend.api.model_context import ModelContext
+from frontend.api.openai.content_parts import ImagePart, TextPart
+from frontend.api.openai.prediction import PredictionField
 from frontend.api.requests.request_model import FieldError, RequestModel
 from frontend.api.requests.request_types import (
     ChoiceCount,
@@ -48,18 +50,10 @@ from frontend.api.requests.request_types import (
 )
 from frontend.errors import BadRequest, Unprocessable
 from frontend.output_parser.tool_choice import Function
+from frontend.text.picture_marks import found_in
 
 MAX_CALLS = 128
 THOUGHTS = ("reasoning_content", "reasoning")  # two names of the same field
-
-
-class TextPart(RequestModel):
-    UNKNOWN_TYPE = "unsupported_content"
-
-    type: Literal["text"]
-    text: str
-    cache_control: Ignored = None
-    prompt_cache_breakpoint: Ignored = None
 
 
 class CalledFunction(RequestModel):
@@ -94,7 +88,7 @@ class MessageParam(RequestModel):
     )
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=MAX_PARTS)] | None = None
+    content: str | Annotated[list[TextPart | ImagePart], Meta(min_length=1, max_length=MAX_PARTS)] | None = None
     name: Text | None = None
     tool_call_id: Text | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
@@ -123,7 +117,8 @@ class MessageParam(RequestModel):
             for one in self.tool_calls or ()
         ]
         also = {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
-        return chat_message(ROLES.get(self.role, self.role), join_text(self.content), self.thought, calls) | also
+        message = chat_message(ROLES.get(self.role, self.role), join_text(self.content), self.thought, calls)
+        return message | also | found_in(self.content or ())
 
 
 Messages = Annotated[
@@ -187,7 +182,7 @@ class ChatRequest(TokenDetailFields):
     thinking_token_budget: OtherBudgetName = None
     include_reasoning: IncludeReasoning = True
     separate_reasoning: SeparateReasoning = True
-    prediction: Ignored = None
+    prediction: PredictionField = None
     audio: Refused = None
     moderation: Refused = None
     web_search_options: Refused = None

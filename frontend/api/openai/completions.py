@@ -8,7 +8,7 @@ same chunks in a slightly different shape.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from frontend.api.chat import structured_output_fields
 from frontend.api.model_context import ModelContext, check_model
@@ -104,10 +104,18 @@ def usage_of(usage: Usage) -> types.Usage:
         prompt_tokens_details=types.PromptTokensDetails(
             cached_tokens=usage.cached_tokens, continued_tokens=usage.continued_tokens or UNSET
         ),
-        completion_tokens_details=UNSET
-        if usage.reasoning_tokens is None
-        else types.CompletionTokensDetails(reasoning_tokens=usage.reasoning_tokens),
+        completion_tokens_details=_details(usage),
     )
+
+
+def _details(usage: Usage) -> types.CompletionTokensDetails | UnsetType:
+    if usage.reasoning_tokens is None and usage.predicted is None:
+        return UNSET
+    accepted, rejected = usage.predicted or (UNSET, UNSET)
+    return types.CompletionTokensDetails(
+        reasoning_tokens=UNSET if usage.reasoning_tokens is None else usage.reasoning_tokens,
+        accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected,
+    )  # fmt: skip
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:

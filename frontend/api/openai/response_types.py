@@ -33,7 +33,9 @@ class PromptTokensDetails(ResponseModel):
 
 
 class CompletionTokensDetails(ResponseModel):
-    reasoning_tokens: Count
+    reasoning_tokens: Count | UnsetType = UNSET
+    accepted_prediction_tokens: Count | UnsetType = UNSET
+    rejected_prediction_tokens: Count | UnsetType = UNSET
 
 
 class Usage(ResponseModel):

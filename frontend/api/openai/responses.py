@@ -62,10 +62,10 @@ async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRe
         form=structured_output_fields.openai(request, _format(request), "text.format"),
         budget=budget_of(request, request.reasoning.max_tokens if request.reasoning else None),
     )  # fmt: skip
-    ids, begins = await response_prompt(
+    prompt = await response_prompt(
         request, reading.functions, before_truncation(request.truncate_prompt_tokens, context)
     )
-    made = await prepare(reading, [ids], context, begins)
+    made = await prepare(reading, [prompt.ids], context, prompt.begins, prompt.pictures)
     return replace(made, format_data=_echoed(request, choice.functions, made.sampling))
 
 

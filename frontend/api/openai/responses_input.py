@@ -40,6 +40,7 @@ from frontend.api.requests.request_types import (
 )
 from frontend.errors import BadRequest
 from frontend.output_parser.tool_choice import Function
+from frontend.text.picture_marks import Source, found_in
 
 SCORES = "message.output_text.logprobs"
 
@@ -49,19 +50,38 @@ SCORES = "message.output_text.logprobs"
 class _ContentPart(RequestModel):
     UNKNOWN_TYPE = "unsupported_content"
 
+
+class ResultPart(_ContentPart, tag="input_text"):
     text: str
     prompt_cache_breakpoint: Ignored = None
-
-
-class TextPart(_ContentPart):
-    type: Literal["input_text", "output_text"]
     annotations: Ignored = None
     logprobs: Ignored = None
     parsed: Ignored = None
 
 
-class ResultPart(_ContentPart):
-    type: Literal["input_text"]
+class OutputPart(_ContentPart, tag="output_text"):
+    text: str
+    prompt_cache_breakpoint: Ignored = None
+    annotations: Ignored = None
+    logprobs: Ignored = None
+    parsed: Ignored = None
+
+
+class ImagePart(_ContentPart, tag="input_image"):
+    image_url: Annotated[str, doc("A data: URL in base64; http(s): and file: as far as the server allows it")]
+    detail: Annotated[
+        Literal["auto", "low", "high", "original"] | None, doc("low: a picture is not cut into tiles")
+    ] = None
+    file_id: Refused = None
+
+    @property
+    def source(self) -> Source:
+        return Source(self.image_url, self.detail or "auto")
+
+    @property
+    def text(self) -> str:
+        """What stands for the picture in the message's text."""
+        return self.source.mark
 
 
 class SummaryPart(RequestModel):
@@ -85,7 +105,7 @@ class Message(_Item, tag="message"):
     DEFAULT_TYPE = True
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=MAX_PARTS)]
+    content: str | Annotated[list[ResultPart | OutputPart | ImagePart], Meta(min_length=1, max_length=MAX_PARTS)]
     phase: Literal["commentary", "final_answer"] | None = None
 
 
@@ -102,7 +122,7 @@ class FunctionCallOutput(_Item, tag="function_call_output"):
     ONLY: ClassVar = {"caller": ({"type": "direct"},)}
 
     call_id: Text
-    output: str | Annotated[list[ResultPart], Meta(max_length=MAX_PARTS)]
+    output: str | Annotated[list[ResultPart | ImagePart], Meta(max_length=MAX_PARTS)]
     name: Text | None = None
 
 
@@ -118,11 +138,11 @@ Item = Message | FunctionCall | FunctionCallOutput | Reasoning
 def _chat_message(item: Item) -> ChatMessage:
     match item:
         case Message(role=role, content=content):
-            return chat_message(ROLES.get(role, role), join_text(content))
+            return chat_message(ROLES.get(role, role), join_text(content)) | found_in(content)
         case FunctionCall(call_id=id, name=name, arguments=arguments):
             return chat_message("assistant", "", calls=[call(id, name, parse_arguments(arguments or "{}"))])
         case FunctionCallOutput(call_id=id, output=output):
-            return chat_message("tool", join_text(output)) | {"tool_call_id": id}
+            return chat_message("tool", join_text(output)) | {"tool_call_id": id} | found_in(output)
         case Reasoning(content=content, summary=summary):
             return chat_message("assistant", "", join_text(content) or join_text(summary))
 

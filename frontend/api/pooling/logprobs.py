@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
-from frontend.api.chat.chat_prompt import with_template
+from frontend.api.chat.own_template import with_template
 from frontend.api.chat.tool_fields import FunctionTools, offered
 from frontend.api.context_length import check_characters
 from frontend.api.model_context import ModelContext, check_model

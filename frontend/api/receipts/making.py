@@ -1,7 +1,7 @@
 """Makes the receipt of an answer, for requests that ask for one."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +10,8 @@ from frontend.api.receipts.receipt import VERSION, Receipt
 from frontend.api.requests.encoding import to_json
 from frontend.api.response_context import ResponseContext
 from frontend.request import Delta, Finish, GenerationRequest
-from shared.messages import Sampling
+from shared.messages import Picture, Sampling
+from shared.pictures.identity import with_pictures
 from shared.wire.codec import pack_u32
 
 ALWAYS = (
@@ -29,7 +30,7 @@ def made(context: ResponseContext, delta: Delta, output_ids: list[int]) -> Recei
         model=request.model,
         route=context.route,
         index=delta.index,
-        prompt_sha256=prompt_hash(request.prompts[delta.index // request.n]),
+        prompt_sha256=prompt_hash(request.prompts[delta.index // request.n], request.features.pictures),
         sampling=sampling_used(request, delta.seed or 0),
         output_ids=output_ids,
         finish_reason=finish.value,  # type: ignore[arg-type]
@@ -38,8 +39,8 @@ def made(context: ResponseContext, delta: Delta, output_ids: list[int]) -> Recei
     return receipt if context.signer is None else receipt.signed(context.signer)
 
 
-def prompt_hash(ids: list[int]) -> str:
-    return hashlib.sha256(pack_u32(ids)).hexdigest()
+def prompt_hash(ids: list[int], pictures: Sequence[Picture] = ()) -> str:
+    return hashlib.sha256(with_pictures(pack_u32(ids), pictures)).hexdigest()
 
 
 def sampling_used(request: GenerationRequest, seed: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from msgspec import inspect as nodes
 from frontend.api.requests.keyword_struct import KeywordStructMeta
 from shared.task import TaskName
 
+Capability = Literal["completion", "embedding", "insert", "thinking", "tools", "vision"]
 Count = Annotated[int, Meta(ge=0)]
 
 
@@ -57,6 +58,9 @@ class Model(ResponseModel):
     max_input_tokens: Count | None
     fingerprint: Annotated[str | None, Meta(description="Equal on servers that give equal answers")]
     status: ModelStatus
+    capabilities: Annotated[
+        list[Capability] | None, Meta(description="In Ollama's words; null while the tokenizer is loading")
+    ] = None
 
 
 class ModelList(ResponseModel):

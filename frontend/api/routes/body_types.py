@@ -8,6 +8,7 @@ from frontend.api.anthropic import response_types as anthropic
 from frontend.api.anthropic.messages_input import MessageCountRequest, MessageRequest
 from frontend.api.llama_cpp import paths as llama_cpp
 from frontend.api.llama_cpp.tokenize import AnyTokenizeRequest
+from frontend.api.many import paths as many
 from frontend.api.ollama import chat as ollama_chat
 from frontend.api.ollama import embed as ollama_embed
 from frontend.api.ollama import embeddings as ollama_embeddings
@@ -47,9 +48,11 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "OneEmbeddingRequest": ollama_embeddings.OneEmbeddingRequest,
     "ShowRequest": ollama_models.ShowRequest,
     **adapters.REQUESTS,
+    **many.REQUESTS,
     **llama_cpp.REQUESTS,
 }
 RESPONSES: Mapping[str, Any] = {
+    **many.RESPONSES,
     "Completion": openai.Completion,
     "CompletionChunk": openai.CompletionChunk,
     "ChatCompletion": openai.ChatCompletion,

@@ -33,8 +33,7 @@ async def generate(app: AppState, request: Request) -> Response:
     if app.config.record_text:
         record.body = body
     decoded = app.decode(request, body, chosen.REQUEST)
-    model = app.model_of(decoded)
-    await model.service.wait_for_handshake()
+    model = await app.usable_model(decoded)
     context = model.context
     check_task(request.scope["path"], ("generate",), context)
     with missing_modules_refused():

@@ -3,20 +3,24 @@
 from datetime import UTC, datetime
 
 from frontend.api.model_table import ModelTable, ServedModel
+from frontend.api.ollama.models import capabilities
 from frontend.api.requests.response_types import Model, ModelList, ModelStatus
 from frontend.errors import NotFound
 from frontend.workers.status import NO_TOKENIZER, ConnectionState
+from shared.models.messages import ModelState
 
 HAVE_IT = {ConnectionState.READY, ConnectionState.STALLED, ConnectionState.DRAINING}
 WILL_HAVE_IT = {ConnectionState.LOADING, ConnectionState.HANDSHAKE}  # a handshake may be with a worker that restarts
 CANNOT_SERVE = {ConnectionState.FAILED, ConnectionState.INCOMPATIBLE}
 
 
-def status_of(served: ServedModel) -> ModelStatus:
+def status_of(served: ServedModel, known: ModelState | None = None) -> ModelStatus:
     """Says whether the model is in memory, which a worker that drains or stalls has it in, too.
 
-    If workers differ, the one that is nearest to serving counts.
+    If workers differ, the one that is nearest to serving counts. known: by the launcher of many models, which decides
     """
+    if known is not None:
+        return ModelStatus(value="loaded" if known.state == "unloading" else known.state, reason=known.reason or None)
     readiness = served.service.readiness
     states = {worker.state for worker in served.pool.membership.statuses()}
     reason = None if readiness.ready else readiness.text
@@ -29,7 +33,9 @@ def status_of(served: ServedModel) -> ModelStatus:
     return ModelStatus(value="failed" if states & CANNOT_SERVE else "unloaded", reason=reason)
 
 
-def model_of(name: str, served: ServedModel, created: int, parent: str | None = None) -> Model:
+def model_of(
+    name: str, served: ServedModel, created: int, parent: str | None = None, known: ModelState | None = None
+) -> Model:
     """Describes a model under one of its names; `created` is the start of this process, in seconds since 1970.
 
     parent: the base model of an adapter
@@ -45,12 +51,15 @@ def model_of(name: str, served: ServedModel, created: int, parent: str | None = 
         created_at=datetime.fromtimestamp(created, UTC).isoformat(),
         max_input_tokens=longest,
         fingerprint=served.fingerprint or None,
-        status=status_of(served),
+        status=status_of(served, known),
+        capabilities=capabilities(served.context) if served.service.has_tokenizer else None,
     )
 
 
 def model_list(table: ModelTable, created: int) -> ModelList:
-    models = [model_of(name, served, created) for served in table for name in served.names]
+    models = [
+        model_of(name, served, created, known=table.state_of(served.name)) for served in table for name in served.names
+    ]
     models += [model_of(one.name, one, created, table.first.name) for one in table.adapters]
     return ModelList(data=models, first_id=models[0].id, last_id=models[-1].id)
 
@@ -62,4 +71,5 @@ def find_model(wanted: str, table: ModelTable, created: int) -> Model:
     if served is None and not table.first.config.any_model_name:
         raise NotFound(f"the model `{wanted}` does not exist", param="model", code="model_not_found")
     parent = table.first.name if served is not None and served.adapter is not None else None
-    return model_of(wanted, served or table.first, created, parent)
+    served = served or table.first
+    return model_of(wanted, served, created, parent, table.state_of(served.name))

@@ -8,6 +8,7 @@ from typing import Any
 
 from frontend.api.adapters import paths as adapters
 from frontend.api.llama_cpp import paths as llama_cpp
+from frontend.api.many import paths as many
 from frontend.api.requests import response_types
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.requests.request_schema import Schema, request_schema
@@ -50,6 +51,7 @@ def document() -> dict[str, Any]:
             "/invocations": _invocations(),
             **_ollama(),
             **adapters.paths(_post, ref("OpenAIError")),
+            **many.paths(_post, ref("OpenAIError")),
             **llama_cpp.paths(_post, _get, ref),
             **_reporting(),
         },

@@ -65,8 +65,7 @@ async def pool(app: AppState, request: Request) -> Response:
     chosen = request.scope[API_FORMAT] = POOLING_FORMATS[request.scope["path"]]
     record.api_format = chosen.NAME
     decoded = app.decode(request, body, chosen.REQUEST)
-    model = app.model_of(decoded)
-    await model.service.wait_for_handshake()
+    model = await app.usable_model(decoded)
     context = model.context
     check_task(request.scope["path"], chosen.TASKS, context)
     asked = (await chosen.parse(decoded, context)).admitted(tenant=record.tenant)

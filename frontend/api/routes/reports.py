@@ -6,6 +6,7 @@ from starlette.responses import Response
 from frontend.api import tokenize
 from frontend.api.app_state import AppState, json_response
 from frontend.api.llama_cpp import server as llama_cpp
+from frontend.api.model_context import ModelContext
 from frontend.api.model_table import ServedModel
 from frontend.api.ollama import models as ollama
 from frontend.api.requests.response_types import Health, Load, NotReady, Ready, Version
@@ -22,12 +23,15 @@ SERVING = (ConnectionState.READY, ConnectionState.DRAINING)  # the model is load
 
 async def health(app: AppState, request: Request) -> Response:
     pools = [model.pool.membership.statuses() for model in app.models]
-    loaded = all(any(worker.state in SERVING for worker in workers) for workers in pools)
+    each = [any(worker.state in SERVING for worker in workers) for workers in pools]
+    loaded = any(each) if app.models.state_of(app.models.first.name) is not None else all(each)  # of many, some are not
     return json_response(Health(model_loaded=loaded))
 
 
 async def ready(app: AppState, request: Request) -> Response:
     readiness = app.models.readiness
+    if readiness.ready and not app.models.first.service.has_tokenizer:  # of many models, none is loaded yet
+        return json_response(Ready(task="generate", chat=False))
     if readiness.ready:
         context = app.models.first.context
         return json_response(Ready(task=context.task.name, chat=bool(context.template)))
@@ -75,17 +79,27 @@ async def tokenizer_info(app: AppState, request: Request) -> Response:
     return json_response(tokenize.info(app.models.first.context))
 
 
+def _contexts(app: AppState, served: list[ServedModel]) -> list[ModelContext]:
+    """Returns the facts about the models; of many models, about those that are loaded."""
+    return [one.context for one in served if app.models.state_of(one.name) is None or one.service.has_tokenizer]
+
+
 async def ollama_tags(app: AppState, request: Request) -> Response:
-    return json_response(ollama.tags([model.context for model in (*app.models, *app.models.adapters)], app.created))
+    contexts = _contexts(app, [*app.models, *app.models.adapters])
+    known = {context.model for context in contexts}
+    unloaded = [model.name for model in app.models if model.name not in known]
+    return json_response(ollama.tags(contexts, app.created, unloaded))
 
 
 async def ollama_processes(app: AppState, request: Request) -> Response:
-    return json_response(ollama.running([model.context for model in app.models]))
+    states = [state for model in app.models if (state := app.models.state_of(model.name)) is not None]
+    return json_response(ollama.running(_contexts(app, [*app.models]), states))
 
 
 async def ollama_show(app: AppState, request: Request) -> Response:
     decoded = app.decode(request, await app.body(request), ollama.ShowRequest)
-    context = app.models.find(decoded.model or decoded.name).context
+    name = decoded.model or decoded.name
+    context = (await app.models.usable(app.models.find(name), name, computing=False)).context
     return json_response(ollama.show(decoded, context, app.created))
 
 

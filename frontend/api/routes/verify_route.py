@@ -28,8 +28,7 @@ async def verify(app: AppState, request: Request) -> Response:
     record: RequestRecord = request.scope[RECORD]
     record.api_format = NAME
     asked = app.decode(request, body, VerifyRequest)
-    model = app.models.find(asked.receipt.model)
-    await model.service.wait_for_handshake()
+    model = await app.models.usable(app.models.find(asked.receipt.model), asked.receipt.model)
     context = model.context
     check_task(request.scope["path"], ("generate",), context)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,41 @@ def test_chat_sends_the_whole_conversation_each_time(
     assert {(path, body["model"], body["seed"]) for path, body in server.asked} == {
         ("/v1/chat/completions", "first", 1)
     }
+
+
+def test_pictures_go_with_the_next_question_and_stay_in_the_conversation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a b.gif").write_bytes(b"GIF89a and more")
+    feed_stdin(monkeypatch, f"/image {tmp_path}/a b.gif\nwhat?\nand?\n/image {tmp_path}/a b.gif\n/reset\nwho?\n")
+    with scripted_server(says("red"), says("so"), says("I")) as server:
+        assert sluice(capsys, "chat", "--url", server.url)[:2] == (0, "red\nso\nI\n")
+    picture = {"type": "image_url", "image_url": {"url": "data:image/gif;base64,R0lGODlhIGFuZCBtb3Jl"}}
+    shown = {"role": "user", "content": [picture, {"type": "text", "text": "what?"}]}
+    assert [body["messages"] for _, body in server.asked] == [
+        [shown],
+        [shown, {"role": "assistant", "content": "red"}, {"role": "user", "content": "and?"}],
+        [{"role": "user", "content": "who?"}],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"), [(None, "cannot be read: No such file"), (b"RIFF1234WAVE", "is no PNG")]
+)
+def test_file_that_is_no_picture_is_refused_in_words(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    content: bytes | None,
+    problem: str,
+) -> None:
+    file = tmp_path / "a.png"
+    if content is not None:
+        file.write_bytes(content)
+    feed_stdin(monkeypatch, f"/image {file}\nwhat?\n")
+    with scripted_server() as server:
+        code, _, err = sluice(capsys, "chat", "--url", server.url)
+    assert code == 1 and f"/image {file} {problem}" in err
 
 
 def test_chat_without_terminal_ends_at_a_refusal(

@@ -17,7 +17,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_reload_needs_one_server(temporary: Path) -> None:
+def test_needs_one_server(temporary: Path) -> None:
     (temporary / "sluice-run-dead").mkdir()
     (temporary / "sluice-run-dead" / "lock").write_text("1")
     assert running_servers() == []

@@ -11,10 +11,12 @@ from shared.wire.codec import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, Done, next_id
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
+from worker.engine.validation import no_pictures
 from worker.kv_cache.pages import PagePool
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
 from worker.run.in_flight import StepOutput
+from worker.schedule import sequence as scheduled
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Chunk, Plan
@@ -69,6 +71,7 @@ class Bench:
         canary_s: float = 0.0,
         slots: PagePool | None = None,
         compiler: "GrammarCompiler | None" = None,
+        give_pictures: Callable[[scheduled.Sequence, m.Submit], None] = no_pictures,
     ) -> None:
         """runner: used instead of a FakeRunner, which calls `check`."""
         self.now = 0.0
@@ -82,6 +85,7 @@ class Bench:
             vocab_size=vocab_size,
             seeds=random.Random(0),
             compiler=compiler,
+            give_pictures=give_pictures,
         )
         self.loop = Loop(
             self.scheduler, self.runner, self.request_table, self.server, self.stats, self.metrics, lambda: self.now,  # type: ignore[arg-type]

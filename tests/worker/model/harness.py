@@ -97,6 +97,10 @@ def pack(chunks: list[tuple[Row, int]], page_size: int, *, all_rows: bool = Fals
     )  # fmt: skip
 
 
+def advance(rows: list[Row], chunk: int) -> list[tuple[Row, int]]:
+    return [(row, min(chunk, len(row.tokens) - row.computed)) for row in rows if row.computed < len(row.tokens)]
+
+
 def rows_for(cache: KVCache, prompts: list[list[int]], room: int) -> list[Row]:
     """Each prompt with pages for `room` more tokens, drawn from the whole pool, and two slots for a state."""
     free = list(range(1, cache.pages[0]))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.checkpoints import GEMMA4, HYBRID, KINDS, Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import MOST, dtypes, needs_library, tier  # noqa: F401
-from tests.worker.model.harness import Row, all_logits, cache_for, decoder_of, pack, prompts_of, rows_for
+from tests.worker.model.harness import advance, all_logits, cache_for, decoder_of, pack, prompts_of, rows_for
 from tests.worker.model.quantized_checkpoints import gptq, rewrite, rewrite_as_mixture
 from tests.worker.model.sparse import CHOSEN, MIXES, sparse
 from worker.kernels.cpu.instruction_set import TIERS
@@ -25,10 +25,6 @@ EVERYWHERE = (  # on every instruction set
     "llama-biased", "gemma3", "phi3", "olmo2", "qwen2-moe", "gpt-oss", "cohere2", "starcoder2", "hunyuan", "apertus",
     *GEMMA4, *HYBRID,
 )  # fmt: skip
-
-
-def advance(rows: list[Row], chunk: int) -> list[tuple[Row, int]]:
-    return [(row, min(chunk, len(row.tokens) - row.computed)) for row in rows if row.computed < len(row.tokens)]
 
 
 @dtypes

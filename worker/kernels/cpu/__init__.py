@@ -13,5 +13,6 @@ experts_c           the experts of a layer, for tensors
 adapters_c          what LoRA adapters add to linears
 decoder_c           all layers of a decoder in one call
 floors              measures the most that the machine reads and multiplies in a second
+ranks_c             exchanges rows between processes that share a model
 openmp              sets how OpenMP threads wait
 """

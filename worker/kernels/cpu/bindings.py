@@ -268,6 +268,7 @@ def attention(
     window: int,
     sinks: Tensor | None = None,
     softcap: float = 0.0,
+    visible_to: Tensor | None = None,
 ) -> Tensor:
     """Computes the same as `attention_torch`, but reads pages in place. q [T, Hq, D], with D at most 512.
 
@@ -286,8 +287,9 @@ def attention(
     out = torch.empty(q.shape, dtype=q.dtype)
     if kernels()[q.dtype].attention(
         q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), query_start_loc.data_ptr(), seq_lens.data_ptr(),
-        page_table.data_ptr(), address(sinks), out.data_ptr(), len(seq_lens), q.stride(0), heads, kv_heads, d, size,
-        page_table.stride(0), window, kv_format(cache_v), scale, softcap, torch.get_num_threads(),
+        page_table.data_ptr(), address(sinks), rows_visible(visible_to, len(q)), out.data_ptr(), len(seq_lens),
+        q.stride(0), heads, kv_heads, d, size, page_table.stride(0), window, kv_format(cache_v), scale, softcap,
+        torch.get_num_threads(),
     ):  # fmt: skip
         raise MemoryError("no memory for the scratch of attention")
     return out
@@ -296,6 +298,13 @@ def attention(
 def address(x: Tensor | None) -> int | None:
     """Returns the address of the first element, or None for None."""
     return None if x is None else x.data_ptr()
+
+
+def rows_visible(visible_to: Tensor | None, rows: int) -> int | None:
+    """Returns the address of the numbers of keys that rows see, or None."""
+    if visible_to is not None:
+        assert visible_to.dtype == torch.int32 and visible_to.shape == (rows,) and visible_to.is_contiguous()
+    return address(visible_to)
 
 
 def check_sinks(sinks: Tensor | None, heads: int) -> None:

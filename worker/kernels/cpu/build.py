@@ -32,6 +32,7 @@ UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gemm/pack_codes.c", ()),
     ("decoder.c", ()),
     ("experts.c", ()),
+    ("ranks/ranks.c", ()),
     ("adapters/adapters.c", ()),
     ("adapters/add_product.c", AVX2),
     ("adapters/add_product.c", AVX512),

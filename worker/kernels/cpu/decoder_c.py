@@ -18,6 +18,7 @@ from worker.kernels.cpu.experts_c import CExperts, ExpertsStruct, scratch_bytes
 from worker.kernels.cpu.huge_pages import huge_pages
 from worker.kernels.cpu.library import kernels, library
 from worker.kernels.cpu.packed_weight import CpuWeight
+from worker.kernels.cpu.ranks_c import RanksC
 from worker.kernels.cpu.recurrent.recurrent_c import RecurrentC
 
 
@@ -100,15 +101,20 @@ class _Model(Structure):
         *((name, c_long) for name in ("num_layers", "hidden_size", "heads", "page_size", "element_size", "input_size")),
         *((name, c_float) for name in ("eps", "offset", "scale", "softcap", "residual_scale")),
         ("query_scales", c_void_p), ("activation", c_int), ("parallel", c_int),
-        ("is_bf16", c_int), ("layers_started", POINTER(c_uint64)),
+        ("is_bf16", c_int), ("layers_started", POINTER(c_uint64)), ("ranks", c_void_p),
     ]  # fmt: skip
+
+
+BUFFERS = ("x", "h", "projected", "gates", "q", "inner", "gathered", "own_columns", "scratch", "inputs")
 
 
 def step_struct(columns: type[Structure]) -> type[Structure]:
     """Returns struct Step of csrc/decoder.c. columns: the fields of csrc/step_columns.h, which are a part of it."""
     fields = [
-        *((name, c_void_p) for name in ("x", "h", "projected", "gates", "q", "inner", "scratch", "inputs")),
+        *((name, c_void_p) for name in BUFFERS),
         ("columns", columns), ("page_tables", POINTER(c_void_p)),
+        *((name, c_void_p) for name in ("visible_to", "cos", "sin", "rope_rows", "added_rows")),
+        ("added", POINTER(c_void_p)), ("num_added", c_long), ("added_count", c_long),
         *((name, c_long) for name in ("t", "seqs", "page_table_stride", "num_outputs", "layers_of_all")),
         ("threads", c_int), ("adapters", c_void_p),
     ]  # fmt: skip
@@ -124,6 +130,10 @@ class StepRows:
     outputs: int  # R
     page_tables: Sequence[Tensor]  # [S, P] int32, for each group of layers
     referenced: object  # what owns the memory that the columns point to
+    visible_to: Tensor | None = None  # [T] int32, see attention_torch
+    rotary: tuple[Tensor, Tensor, Tensor] | None = None  # cos, sin [M, D] in place of the layers', and its rows [T]
+    added: Sequence[Tensor] = ()  # for each of the first layers, vectors [N, H] that rows gain after it
+    added_rows: Tensor | None = None  # [N] int64
 
     def fields(self) -> tuple[object, ...]:
         """Returns the fields of struct Step from `columns` to `num_outputs`."""
@@ -131,7 +141,15 @@ class StepRows:
         for table in self.page_tables:
             assert len(table) == len(first) and table.dtype == torch.int32
             assert table.stride() == first.stride() and table.stride(1) == 1
-        return self.columns, pointers(self.page_tables), self.tokens, len(first), first.stride(0), self.outputs
+        seen = bindings.rows_visible(self.visible_to, self.tokens)
+        rotary = self.rotary or (None, None, None)
+        assert rotary[2] is None or (rotary[2].dtype == torch.int64 and len(rotary[2]) == self.tokens)
+        tables = map(bindings.address, (*rotary, self.added_rows))
+        rows = 0 if self.added_rows is None else len(self.added_rows)
+        assert all(each.is_contiguous() and len(each) == rows for each in self.added)
+        added = pointers(self.added), len(self.added), rows
+        counts = self.tokens, len(first), first.stride(0), self.outputs
+        return self.columns, pointers(self.page_tables), seen, *tables, *added, *counts
 
 
 class DecoderC:
@@ -152,25 +170,27 @@ class DecoderC:
         parallel: bool,
         layers_started: c_uint64,
         columns: type[Structure],
+        ranks: RanksC | None = None,
     ) -> None:
         """eps, offset: parameters of the norms. scale, softcap: parameters of attention. residual_scale: of what
         is added to the residual stream. query_scales [positions] float32: factors of queries. activation: position in
         ACTIVATIONS of activate.py. parallel: whether the feed-forward reads what attention reads.
 
         layers_started: a counter that the library increments at the start of every layer. columns: the structure of
-        StepRows.columns.
+        StepRows.columns. ranks: the processes that have other heads and columns of the same model.
         """
         loaded = library()
         assert loaded is not None
         self._library, dtype = loaded, last_norm.dtype
-        heads, first = next((layer.o.k, layer.attention) for layer in layers if layer.attention is not None)
+        count = 1 if ranks is None else ranks.count
+        heads, first = next((layer.o.k // count, layer.attention) for layer in layers if layer.attention is not None)
         page_size, d = first.cache_k.shape[1], first.cos.shape[1]
         # the library holds addresses: keep them alive
-        self._referenced = (tuple(layers), last_norm, layers_started, query_scales)
+        self._referenced, self._ranks = (tuple(layers), last_norm, layers_started, query_scales), ranks
         self._hidden, self._dtype = last_norm.shape[-1], dtype
-        self._experts = [None if layer.experts is None else layer.experts.struct() for layer in layers]
+        self._experts = [None if layer.experts is None else layer.experts.struct(ranks) for layer in layers]
         self._layers = (_Layer * len(layers))(
-            *(_addresses(*pair, dtype) for pair in zip(layers, self._experts, strict=True))
+            *(_addresses(*pair, dtype, count) for pair in zip(layers, self._experts, strict=True))
         )
         recurrent = [layer.recurrent for layer in layers if layer.recurrent is not None]
         self._row_scratch = 4 * max((each.row_floats for each in recurrent), default=0)  # bytes
@@ -178,12 +198,15 @@ class DecoderC:
         gates = max(layer.gates.n if layer.gates else 0 for layer in layers)
         inner = max(self._hidden, *(max(_columns(layer, "o", "down", "input_out")) for layer in layers))
         queries = max(layer.o.k for layer in layers if layer.attention is not None)
-        self._widths = (self._hidden, self._hidden, projected, gates, queries, inner)
+        gathered = max(max(_columns(layer, "o", "down")) for layer in layers) if ranks is not None else 0
+        own_columns = self._hidden if ranks is not None else 0
+        self._widths = (self._hidden, self._hidden, projected, gates, queries, inner, gathered, own_columns)
         self._model = _Model(
             _functions(dtype, bindings.norm_kind(last_norm)), self._layers, last_norm.data_ptr(),
             len(layers), self._hidden, heads // d, page_size, dtype.itemsize, max(_columns(layers[0], "input_out")),
             eps, float(offset), scale, softcap, residual_scale, bindings.address(query_scales), activation, parallel,
             dtype == torch.bfloat16, ctypes.pointer(layers_started),
+            None if ranks is None else ctypes.addressof(ranks.struct),
         )  # fmt: skip
         self._step = step_struct(columns)
         self._buffers: list[Tensor] = []
@@ -214,7 +237,8 @@ class DecoderC:
 
         inputs [T, L, P], which is overwritten, where layers have vectors. All rows pass the first `layers_of_all`
         layers. `outputs` are the rows with logits, which alone pass the others. `adapters` add to the linears of some
-        rows. Raises MemoryError when a kernel's scratch memory cannot be allocated.
+        rows. Raises MemoryError when a kernel's scratch memory cannot be allocated, RankLost when another rank has
+        died.
         """
         assert (outputs is None) == (layers_of_all == len(self._layers))
         assert outputs is None or outputs.tokens == rows.outputs
@@ -228,6 +252,8 @@ class DecoderC:
         step = self._step(*buffers, *rows.fields(), *counts, of_all)
         last = None if outputs is None else self._step(*buffers, *outputs.fields(), *counts, of_outputs)
         if self._library.decoder_forward(ctypes.byref(self._model), ctypes.byref(step), last and ctypes.byref(last)):
+            if self._ranks is not None:
+                self._ranks.check(1)
             raise MemoryError("no memory for the scratch of a layer")
         return self._buffers[1][: rows.outputs]
 
@@ -256,7 +282,7 @@ def _columns(layer: DecoderCLayer, *names: str) -> list[int]:
     return [0 if (linear := getattr(layer, name)) is None else linear.k for name in names]
 
 
-def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None, dtype: torch.dtype) -> _Layer:
+def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None, dtype: torch.dtype, ranks: int) -> _Layer:
     assert (layer.gate_up is None) == (layer.down is None) and (layer.experts is not None or layer.down is not None)
     assert (layer.attention is None) == (layer.recurrent is not None)
     norms: dict[str, Tensor | None] = {
@@ -274,7 +300,7 @@ def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None, dtype: torch
         recurrent=None if layer.recurrent is None else ctypes.addressof(layer.recurrent.struct),
         activation=bindings.address(layer.activation),
         experts=None if experts is None else ctypes.addressof(experts),
-        **({} if layer.attention is None else _attention(layer.attention, layer.o.k)),
+        **({} if layer.attention is None else _attention(layer.attention, layer.o.k // ranks)),
     )
 
 

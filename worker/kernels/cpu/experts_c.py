@@ -14,6 +14,7 @@ from worker.kernels.cpu.library import kernels, library
 from worker.kernels.cpu.limits import MAX_CHOSEN
 from worker.kernels.cpu.packed_experts import CpuExperts
 from worker.kernels.cpu.packed_weight import CpuWeight
+from worker.kernels.cpu.ranks_c import RanksC
 
 KERNELS = ("gemm", "act_and_mul", "combine")  # in the order of struct ExpertKernels
 
@@ -24,7 +25,7 @@ class ExpertKernelsStruct(Structure):
 
 class ExpertsStruct(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("router", "gate_up", "down", "scales", "choice_bias", "loads")),
+        *((name, c_void_p) for name in ("router", "gate_up", "down", "scales", "choice_bias", "loads", "ranks")),
         ("count", c_long), ("chosen", c_long), ("sigmoid", c_int), ("normalized", c_int), ("activation", c_int),
     ]  # fmt: skip
 
@@ -44,11 +45,12 @@ class CExperts:
     normalized: bool
     activation: int  # position in ACTIVATIONS of act_and_mul.py
 
-    def struct(self) -> ExpertsStruct:
-        """Returns a struct that is valid as long as this record."""
+    def struct(self, ranks: RanksC | None = None) -> ExpertsStruct:
+        """Returns a struct that is valid as long as this record. ranks: those with other rows of gate_up and down."""
+        parts = 1 if ranks is None else ranks.count
         count, hidden, inner = self.gate_up.count, self.gate_up.k, self.down.k
         assert self.router.n == self.down.count == count and 0 < self.chosen <= min(count, MAX_CHOSEN)
-        assert self.router.k == self.down.n == hidden and self.gate_up.n == 2 * inner
+        assert self.router.k == parts * self.down.n == hidden and parts * self.gate_up.n == 2 * inner
         for each in (self.scales, self.choice_bias):
             assert each is None or (each.dtype == torch.float32 and each.shape == (count,) and each.is_contiguous())
         assert self.sigmoid or self.choice_bias is None
@@ -58,6 +60,7 @@ class CExperts:
             ctypes.addressof(self.gate_up.structs),
             ctypes.addressof(self.down.structs),
             address(self.scales), address(self.choice_bias), address(self.loads),
+            None if ranks is None else ctypes.addressof(ranks.struct),
             count, self.chosen, self.sigmoid, self.normalized, self.activation,
         )  # fmt: skip
 

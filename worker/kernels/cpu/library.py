@@ -39,7 +39,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "multiply_a": _POINTERS + _LONGS * 2,
     "add_b": _POINTERS * 2 + _LONGS * 2,
     "gemm": _POINTERS + _LONGS + (c_int, c_int),
-    "attention": _POINTERS * 8 + _LONGS * 8 + (c_int, c_float, c_float, c_int),
+    "attention": _POINTERS * 9 + _LONGS * 8 + (c_int, c_float, c_float, c_int),
     "store_kv": _POINTERS * 5 + _LONGS * 5 + (c_int,),
     "delta_net": _POINTERS * 2,
     "mamba2": _POINTERS * 2,

@@ -1,6 +1,6 @@
 """Describes the linears of a checkpoint that are one linear in memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,10 +21,20 @@ class StackedLinear:
     order: Tensor | None = None  # the row order in memory, None if it is that of the checkpoint; moves stay in a module
     transposed: bool = False  # whether the checkpoint stores plain numbers as [inputs, outputs]
     exact: bool = False  # whether the weight is kept in full precision in any case
+    kept: tuple[Tensor, ...] | None = None  # of each module the rows that are used, as places in `order`; None: all
     apart: int = 0  # so many rows of the first module, the last ones in memory, are a linear of their own
+
+    @property
+    def first_rows(self) -> int:
+        """How many rows of the first module are used."""
+        return self.rows[0] if self.kept is None else len(self.kept[0])
 
     def orders(self, device: torch.device) -> list[Tensor | slice]:
         """Returns an index for each module that selects its rows in the order in memory."""
+        if self.kept is not None:
+            whole = replace(self, kept=None).orders(device)
+            rows = [kept.to(device) for kept in self.kept]
+            return [own if isinstance(each, slice) else each[own] for each, own in zip(whole, rows, strict=True)]
         if self.order is None:
             return [slice(None)] * len(self.modules)
         starts = [sum(self.rows[:i]) for i in range(len(self.rows))]

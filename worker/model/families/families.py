@@ -41,8 +41,10 @@ COUNTS = ("decoder_sparse_step", "full_attention_interval")
 # multimodal model_type → the family of its text model, if `text_config` names none
 TEXT_MODELS = {
     "gemma3": "gemma3_text", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text", "mistral3": "mistral",
-    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"
+    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl": "qwen3_vl_text",
+    "idefics3": "llama", "smolvlm": "llama",
 }  # fmt: skip
+TIED_OUTSIDE = ("idefics3", "smolvlm")  # whose own tie_word_embeddings holds, not that of their text model
 GENERATORS = ("forcausallm", "forconditionalgeneration")  # the names of classes that generate text end so
 
 
@@ -68,6 +70,8 @@ def spec_from_config(config: Config, task: Task = GENERATE) -> ModelSpec:
     if task.name == "generate":
         _check_generates(config.get("architectures") or ())
     stated = {**COMMON, **family.defaults, **config, **inner}
+    if model_type in TIED_OUTSIDE:
+        stated["tie_word_embeddings"] = config.get("tie_word_embeddings", False)
     check_values(stated)
     try:
         stated |= {common: stated[own] for common, own in family.names.items()}

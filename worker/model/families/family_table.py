@@ -96,6 +96,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen2": Family(QWEN, layer_types=window_from_layer, biases=always_biased),
     "qwen3": Family({**QWEN, "head_dim": 128}, layer_types=window_from_layer, qk_norm=True),
+    "qwen3_vl_text": Family({**QWEN, "head_dim": 128}, qk_norm=True),
     "gemma2": Family(
         GEMMA2, layer_types=window_in_every_other, norm_offset=True, post_norms=True, scale_embeddings=True,
         names={"hidden_act": "hidden_activation"},

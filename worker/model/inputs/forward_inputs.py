@@ -45,6 +45,11 @@ class ForwardInputs:
     # NO_STATE for a sequence that begins; None without such layers
     read_slots: Annotated[Tensor | None, Column(int32, SEQUENCES, NO_STATE, recurrent=True, in_c=True)] = None
     write_slots: Annotated[Tensor | None, Column(int32, SEQUENCES, SCRATCH, recurrent=True, in_c=True)] = None
+    visible_to: Tensor | None = None  # [T] int32: how many keys rows see, if some see more than those up to their own
+    rotary: Tensor | None = None  # [T, D] int64: the position of each column of the rotary table, with M-RoPE
+    rope_rows: Tensor | None = None  # [T] int64: the rows of `rotary`
+    replaced: tuple[Tensor, Tensor] | None = None  # rows [N], with vectors [N, H] in place of their embeddings
+    added: tuple[Tensor, ...] = ()  # vectors [N, H] that these rows gain after each of the first layers
 
     @property
     def state_slots(self) -> StateSlots | None:
@@ -79,6 +84,8 @@ class ForwardInputs:
         columns["query_start_loc"] = torch.arange(len(rows) + 1, dtype=torch.int32, device=device)
         columns["seq_lens"] = (columns["positions"] + 1).int()
         columns["logits_indices"] = torch.arange(len(rows), device=device)
+        columns["visible_to"] = None if self.visible_to is None else self.visible_to[rows]
+        columns["rope_rows"] = None if self.rope_rows is None else self.rope_rows[rows]
         return replace(self, **columns, page_tables=tuple(table[sequences] for table in self.page_tables))
 
 

@@ -48,7 +48,8 @@ def forward(h: Tensor, own: AttentionWeights, index: int, step: Step, next_weigh
     shares = kind.shares is not None  # then the layer has query heads only
     written, k_norm = ([part[:, :, :0] for part in kv], own.q_norm) if shares else (kv, own.k_norm)
     q = do.qkv_rope_write(
-        do.linear(h, own.qkv, split_k=True), *written, *step.ropes[kind.rope], inputs.positions,
+        do.linear(h, own.qkv, split_k=True), *written, *step.ropes[kind.rope],
+        inputs.positions if inputs.rope_rows is None else inputs.rope_rows,
         inputs.slot_mappings[group], q_norm=own.q_norm, k_norm=k_norm, v_norm=own.v_norm, eps=spec.norm_eps,
         offset=spec.norm_offset, dtype=h.dtype, norm_last=spec.qk_norm_last,
     )  # fmt: skip
@@ -57,7 +58,7 @@ def forward(h: Tensor, own: AttentionWeights, index: int, step: Step, next_weigh
     mixed = do.attention(
         q, *kv, inputs.query_start_loc, inputs.seq_lens, inputs.page_tables[group], inputs.max_kv_len,
         scale=spec.attention_scale, window=kind.window, sinks=own.sinks, softcap=spec.attention_softcap,
-        next_weights=next_weights,
+        next_weights=next_weights, visible_to=inputs.visible_to,
     )  # fmt: skip
     return mixed.flatten(1) if gate is None else do.output_gate(mixed.flatten(1), gate)
 

@@ -84,7 +84,7 @@ class Speculation:
     def _propose(self, sequence: Sequence, limit: int, cost: float) -> tuple[int, ...]:
         drafter = self.drafters.get(sequence)
         if drafter is None:
-            drafter = self.drafters[sequence] = NgramDrafter()
+            drafter = self.drafters[sequence] = _drafter_of(sequence)
         return drafter.propose(sequence.tokens, limit, cost)
 
     def _limit(self, sequence: Sequence) -> int:
@@ -96,7 +96,16 @@ class Speculation:
             return 0
         length, config = len(sequence.tokens), self._config
         tokens = min(sequence.sampling.max_tokens - sequence.output_len, config.max_seq_len - length) - 1
-        return min(config.max_draft_tokens, sequence.room - length, tokens)
+        most = config.max_draft_tokens if sequence.prediction is None else TILE - 1
+        return min(most, sequence.room - length, tokens)
+
+
+def _drafter_of(sequence: Sequence) -> Drafter:
+    if sequence.prediction is None:
+        return NgramDrafter()
+    from worker.schedule.features.predicted import PredictedDrafter
+
+    return PredictedDrafter(sequence.prediction, sequence.prompt_len)
 
 
 def _may_draft(sequence: Sequence) -> bool:
@@ -135,25 +144,11 @@ class NgramDrafter:
         self._indexes = []
 
 
-class NgramIndex:
-    """Maps each n-gram of `length` tokens to the position after its last occurrence, and tracks its acceptance rate."""
+class Acceptance:
+    """Tracks how often drafts of one kind are accepted."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self) -> None:
         self.acceptance = INITIAL_ACCEPTANCE
-        self._length = length
-        self._next = length  # the next position to be indexed
-        self._after: dict[tuple[int, ...], int] = {}  # n-gram → the position after it
-
-    def find(self, tokens: list[int]) -> int | None:
-        """Returns the position after the previous occurrence of the last n-gram of `tokens`, or None.
-
-        Between calls, `tokens` may only grow.
-        """
-        length = self._length
-        for position in range(self._next, min(len(tokens), self._next + INDEXED_PER_STEP)):
-            self._after[tuple(tokens[position - length : position])] = position
-            self._next = position + 1
-        return self._after.get(tuple(tokens[-length:]))
 
     def draft_length(self, limit: int, cost: float) -> int:
         """Returns how many tokens to draft. A draft is worth it if its probability of acceptance is above `cost`."""
@@ -170,3 +165,24 @@ class NgramIndex:
             self.acceptance += (1 - self.acceptance) * LEARNING_RATE
         if rejected:
             self.acceptance -= self.acceptance * LEARNING_RATE
+
+
+class NgramIndex(Acceptance):
+    """Maps each n-gram of `length` tokens to the position after its last occurrence."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self._length = length
+        self._next = length  # the next position to be indexed
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram → the position after it
+
+    def find(self, tokens: list[int]) -> int | None:
+        """Returns the position after the previous occurrence of the last n-gram of `tokens`, or None.
+
+        Between calls, `tokens` may only grow.
+        """
+        length = self._length
+        for position in range(self._next, min(len(tokens), self._next + INDEXED_PER_STEP)):
+            self._after[tuple(tokens[position - length : position])] = position
+            self._next = position + 1
+        return self._after.get(tuple(tokens[-length:]))

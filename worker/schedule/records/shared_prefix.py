@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from worker.kv_cache.prefix_cache import Mark
+
 
 @dataclass(slots=True)
 class SharedPrefix:
@@ -9,4 +11,5 @@ class SharedPrefix:
 
     salt: str = ""  # only sequences with the same salt share cached prefixes
     digests: list[bytes] = field(default_factory=list)  # of its full pages
+    mark: Mark | None = None  # what pages are hashed with besides tokens: the pictures of a prompt that has some
     cached_tokens: int = 0  # tokens found in the cache at its first admission, those of earlier output, too

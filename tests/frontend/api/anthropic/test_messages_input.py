@@ -129,7 +129,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("system", 5, 400, "system"), ("stop_sequences", "x", 400, "stop_sequences"), ("stream", 1, 400, "stream"),
     ("messages", [{"role": "system", "content": "x"}], 422, "messages[0].role"),
     ("messages", [{"role": "user", "content": "x", "name": "y"}], 422, "messages[0].name"),
-    ("messages", [*HELLO, {"role": "user", "content": [{"type": "image", "source": {}}]}], 422,
+    ("messages", [*HELLO, {"role": "user", "content": [{"type": "document", "source": {}}]}], 422,
      "messages[1].content[0].type"),
     ("system", [{"type": "document"}], 422, "system[0].type"), ("max_tokens", 0, 422, "max_tokens"),
     ("model", "claude", 422, "model"), ("tools", [{}], 400, "tools[0].name"),

@@ -74,8 +74,14 @@ async def test_request_without_a_prompt_is_answered_at_once(tokenizer: Tokenizer
     assert (body["response"], body["done_reason"], pool.calls) == ("", "load", 0)
 
 
-@pytest.mark.parametrize("change", [{"images": ["aGk="]}, {"template": "{{ .Prompt }}"}, {"suffix": "x"}])
+@pytest.mark.parametrize("change", [{"template": "{{ .Prompt }}"}, {"suffix": "x"}])
 async def test_what_cannot_be_done_is_refused_by_name(tokenizer: Tokenizer, change: dict[str, Any]) -> None:
     async with http_client(FakePool(), tokenizer) as http:
         answer = await http.post("/api/generate", json=BODY | change)
     assert answer.status_code == 400 and f"`{next(iter(change))}`" in answer.json()["error"]
+
+
+async def test_model_without_sight_refuses_images(tokenizer: Tokenizer) -> None:
+    async with http_client(FakePool(), tokenizer) as http:
+        answer = await http.post("/api/generate", json=BODY | {"images": ["aGk="]})
+    assert answer.status_code == 400 and "sees no pictures" in answer.json()["error"]

@@ -143,12 +143,12 @@ async def test_chat_field_of_the_wrong_type_is_400_and_named(
     assert (refused.status, refused.param) == (400, param) and f"`{param}`" in refused.message
 
 
-IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+AUDIO = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
 
 
 NOT_ACCEPTABLE: list[tuple[str, Any, str]] = [
     ("messages", [{"role": "function", "content": "x"}], "messages[0].role"),
-    ("messages", [*HELLO, {"role": "user", "content": [{"type": "text", "text": ""}, IMAGE]}],
+    ("messages", [*HELLO, {"role": "user", "content": [{"type": "text", "text": ""}, AUDIO]}],
      "messages[1].content[1].type"),
     ("messages", [{"role": "user", "content": "x", "weight": 1}], "messages[0].weight"),
     ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}],

@@ -24,6 +24,7 @@ async def test_models_lists_the_served_model(tokenizer: Tokenizer) -> None:
     ends = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
     assert listing == {"object": "list", "data": [one], **ends}
     assert (one["id"], one["object"], one["max_model_len"]) == (MODEL, "model", 512)
+    assert one["capabilities"] == ["completion", "tools"]
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
 
 

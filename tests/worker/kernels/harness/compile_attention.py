@@ -37,9 +37,12 @@ SHAPES = [(64, 4, 16), (64, 8, 16), (128, 3, 32), (256, 4, 64)]  # head, query h
 
 def attend(
     kernel: Any, head: int, group: int, page: int, cache: str = X, extended: bool = False, gpu: int = 90,
-    sequences: int = 1, merges: bool = False,
+    sequences: int = 1, merges: bool = False, spans: bool = False,
 ) -> Variant:  # fmt: skip
-    """extended: with sinks and a soft cap. gpu: its compute capability. merges: the last program of a tile does."""
+    """extended: with sinks and a soft cap. gpu: its compute capability. merges: the last program of a tile does.
+
+    spans: rows may see keys after their own position.
+    """
     tiles = attention.choose_tiles(head, group, torch.bfloat16, SHARED[gpu])
     split = kernel is attention._split_kernel
     height, warps = (tiles.split_m, tiles.split_warps) if split else (tiles.prefill_m, tiles.prefill_warps)
@@ -49,7 +52,7 @@ def attend(
         "BLOCK_S": attention.sequence_block(sequences), "BLOCK_D": triton.next_power_of_2(head), "BLOCK_M": height,
         "BLOCK_N": tiles.block_n,
     }  # fmt: skip
-    given = {"out_ptr": X, "sinks_ptr": F, "arrivals_ptr": N, "cap_scale": "fp32"}
+    given = {"out_ptr": X, "sinks_ptr": F, "visible_ptr": N, "arrivals_ptr": N, "cap_scale": "fp32"}
     missing = set() if extended else {"sinks_ptr", "cap_scale"}
     types = [X, cache, cache]
     if split:
@@ -58,7 +61,8 @@ def attend(
         types += [F] * 3
     else:
         constants["OVERLAP"] = False
-    options_of = ("out_ptr", "sinks_ptr", "arrivals_ptr") if split else ("out_ptr", "sinks_ptr")
+        missing |= set() if spans else {"visible_ptr"}
+    options_of = ("out_ptr", "sinks_ptr", "arrivals_ptr" if split else "visible_ptr")
     types += [given[name] for name in options_of if name not in missing]
     types += [N, N, N, "fp32", "i32", *(["fp32"] if extended else []), "i32", "i32", "i32", "i32"]
     types += ["i32"] if split else []
@@ -134,6 +138,12 @@ def check() -> None:
         assert split == prefill
         assert shape[0] > 128 or all(spread == "1" for spread, _ in split)
     check_overlap((128, 3, 32))
+    for extended in (False, True):
+        spans, plain = (
+            way_of_a_row(compiled(attend(attention._prefill_kernel, 128, 3, 32, extended=extended, spans=given)))
+            for given in (True, False)
+        )
+        assert spans == plain
     way_of_a_row(compiled(attend(attention._split_kernel, 96, 4, 32, F8)))
     merging = compiled(attend(attention._split_kernel, 128, 3, 32, merges=True))
     before, atomic, _ = merging.asm["ptx"].partition("atom.global.gpu.acq_rel.add")

@@ -17,7 +17,13 @@ from unittest.mock import patch
 from worker.kernels.cpu import build
 
 SHIM = ("-include", str(Path(__file__).with_suffix(".h")), "-I", str(build.SOURCES))
-PLAIN = ("gemm/pack.c", "gemm/pack_codes.c", "decoder.c", "experts.c")  # compiled once for all instruction sets
+PLAIN = (
+    "gemm/pack.c",
+    "gemm/pack_codes.c",
+    "decoder.c",
+    "experts.c",
+    "ranks/ranks.c",
+)  # compiled once for all instruction sets
 ROWS_ALONE = (
     "rowwise.c",
     "recurrent/delta_net.c",

@@ -3,9 +3,12 @@
  * It computes the same steps as the loop in worker/model/decoder.py and only calls kernels, so it gives the same bits.
  * Every kernel is passed as a function for its dtype and instruction set. All buffers are overwritten: x is the
  * residual stream, h the normed rows; `projected` holds the qkv or the gate and up projections; `q` the query heads;
- * `inner` the output of attention, of a recurrent layer, or of the activation. */
+ * `inner` the output of attention, of a recurrent layer, or of the activation.
+ *
+ * Ranks may share a model: each has some heads and some columns of every linear, and gathers what the others have. */
 #include "adapters/adapters.h"
 #include "experts.h"
+#include "ranks/ranks.h"
 #include "recurrent/recurrent.h"
 #include <string.h>
 
@@ -22,9 +25,10 @@ typedef void OutputGate(const char *x, const char *gate, char *out, long t, long
 typedef void Recur(const void *layer, const RecurrentStep *s);
 typedef void ScaleRows(char *x, const float *scales, const int64_t *positions, long t, long n, int threads);
 typedef int Attention(const char *q, const char *cache_k, const char *cache_v, const int32_t *query_start_loc,
-                      const int32_t *seq_lens, const int32_t *page_table, const float *sinks, char *out, long seqs,
-                      long q_stride, long heads, long kv_heads, long d, long page_size, long page_table_stride,
-                      long window, int kv_format, float scale, float softcap, int threads);
+                      const int32_t *seq_lens, const int32_t *page_table, const float *sinks,
+                      const int32_t *visible_to, char *out, long seqs, long q_stride, long heads, long kv_heads,
+                      long d, long page_size, long page_table_stride, long window, int kv_format, float scale,
+                      float softcap, int threads);
 
 typedef struct {
     Norm *norm; /* RMS norm or layer norm */
@@ -70,13 +74,22 @@ typedef struct {
     const float *query_scales; /* by position, or NULL */
     int activation, parallel, is_bf16; /* parallel: the feed-forward reads what attention reads */
     volatile uint64_t *layers_started; /* counted over all steps; shows that a long step makes progress */
+    Ranks *ranks; /* NULL: this process has all of the model */
 } Model;
 
 typedef struct {
-    char *x, *h, *projected, *gates, *q, *inner, *scratch; /* scratch: of recurrent layers, and of the experts */
+    char *x, *h, *projected, *gates, *q, *inner;
+    char *gathered, *own_columns; /* with ranks: `inner` of all of them; the own columns of a product */
+    char *scratch;            /* of recurrent layers, and of the experts */
     char *inputs; /* [t][num_layers][input_size], or NULL */
 #include "step_columns.h"
     const int32_t *const *page_tables; /* one for each group of layers */
+    const int32_t *visible_to; /* [t] how many keys each row sees; NULL if those up to its position */
+    const float *cos, *sin;    /* in place of the tables of all layers; NULL: those of the layers */
+    const int64_t *rope_rows;  /* [t] rows of these tables */
+    const int64_t *added_rows; /* [added_count] ascending */
+    const char *const *added;  /* for each of the first num_added layers, what these rows gain after it */
+    long num_added, added_count;
     long t, seqs, page_table_stride, num_outputs;
     long layers_of_all; /* the layers that all rows pass; the others write no K/V and no state */
     int threads;
@@ -90,6 +103,19 @@ static int multiply(const Model *m, const Step *s, const GemmJob *jobs, long cou
 
 static int linear(const Model *m, const Step *s, const char *x, const Weight *weights, char *out) {
     return multiply(m, s, &(GemmJob){weights, x, out, s->t}, 1);
+}
+
+static long ranks_of(const Model *m) {
+    return m->ranks ? m->ranks->count : 1;
+}
+
+/* Multiplies `inner`, of which each rank has some columns, by a weight of which each rank has some columns, too. */
+static int linear_of_inner(const Model *m, const Step *s, const Weight *weights, char *out) {
+    if (!m->ranks) return linear(m, s, s->inner, weights, out);
+    long own_inputs = weights->k / m->ranks->count * m->element_size;
+    const char *inner = ranks_gathered(m->ranks, s->inner, s->gathered, s->t, own_inputs, s->threads);
+    if (!inner || linear(m, s, inner, weights, s->own_columns)) return 1;
+    return ranks_gather(m->ranks, s->own_columns, out, s->t, count_columns(weights) * m->element_size, s->threads);
 }
 
 static void norm(const Model *m, const Step *s, const char *x, const void *weight, char *out) {
@@ -119,12 +145,13 @@ static int recurrent_block(const Model *m, const Step *s, const Layer *l) {
 static int attention_block(const Model *m, const Step *s, const Layer *l) {
     if (project(m, s, l)) return 1;
     m->kernels.qkv_rope_write(s->projected, s->q, l->cache_k, l->cache_v, l->q_norm, l->k_norm, l->v_norm,
-                              l->cos, l->sin, s->positions, s->slot_mappings[l->group], m->eps, m->offset, s->t,
+                              s->cos ? s->cos : l->cos, s->sin ? s->sin : l->sin,
+                              s->rope_rows ? s->rope_rows : s->positions, s->slot_mappings[l->group], m->eps, m->offset, s->t,
                               m->heads, l->own_kv_heads, l->d, l->normed, l->kv_format, s->threads);
     if (m->query_scales)
         m->kernels.scale_rows(s->q, m->query_scales, s->positions, s->t, m->heads * l->d, s->threads);
     if (m->kernels.attention(s->q, l->cache_k, l->cache_v, s->query_start_loc, s->seq_lens, s->page_tables[l->group],
-                             l->sinks, s->inner, s->seqs, m->heads * l->d, m->heads, l->kv_heads, l->d, m->page_size,
+                             l->sinks, s->visible_to, s->inner, s->seqs, m->heads * l->d, m->heads, l->kv_heads, l->d, m->page_size,
                              s->page_table_stride, l->window, l->kv_format, m->scale, m->softcap, s->threads))
         return 1;
     if (l->gates) m->kernels.output_gate(s->inner, s->gates, s->inner, s->t, m->heads * l->d, s->threads);
@@ -138,13 +165,13 @@ static int mix(const Model *m, const Step *s, const Layer *l) {
 
 static int mlp(const Model *m, const Step *s, const Layer *l, char *out) {
     if (linear(m, s, s->h, l->gate_up, s->projected)) return 1;
-    long n = l->down->k;
+    long n = l->down->k / ranks_of(m);
     if (count_columns(l->gate_up) == n) /* gate and up may be in several formats, hence in a list */
         m->kernels.activate(s->projected, s->inner, l->activation, s->t, n, m->activation, s->threads);
     else
         m->kernels.act_and_mul(s->projected, s->projected + n * m->element_size, s->inner, s->t, n, 2 * n, 2 * n,
                                m->activation, s->threads);
-    return linear(m, s, s->inner, l->down, out);
+    return linear_of_inner(m, s, l->down, out);
 }
 
 /* Replaces h by the sum of its experts. The shared expert's output is in `projected`, the logits of its gate in q. */
@@ -186,7 +213,7 @@ static int add_input(const Model *m, const Step *s, const Layer *l) {
 
 static int feed_forward_block(const Model *m, const Step *s, const Layer *l, const void *next_norm) {
     char *mixed = m->parallel ? s->projected : s->h; /* then h stays what both read */
-    if (linear(m, s, s->inner, l->o, mixed)) return 1;
+    if (linear_of_inner(m, s, l->o, mixed)) return 1;
     norm(m, s, mixed, l->after_attention, mixed);
     add_norm(m, s, mixed, l->before_mlp);
     if (l->after_experts ? mlp_beside_experts(m, s, l) : l->experts ? mixture(m, s, l) : mlp(m, s, l, s->h)) return 1;
@@ -213,7 +240,7 @@ static void move_rows_to_front(char *data, const Step *s, size_t bytes) {
 
 /* Keeps only the output rows, of which a layer is computed up to `inner`. */
 static void drop_other_rows(const Model *m, Step *s, const Layer *l) {
-    move_rows_to_front(s->inner, s, l->o->k * m->element_size);
+    move_rows_to_front(s->inner, s, l->o->k / ranks_of(m) * m->element_size);
     move_rows_to_front(s->x, s, m->hidden_size * m->element_size);
     if (m->parallel) move_rows_to_front(s->h, s, m->hidden_size * m->element_size);
     if (s->inputs) move_rows_to_front(s->inputs, s, m->num_layers * m->input_size * m->element_size);
@@ -221,9 +248,21 @@ static void drop_other_rows(const Model *m, Step *s, const Layer *l) {
     if (s->adapters) s->adapters++;
 }
 
+/* Adds vectors to some rows of x, and norms these rows again. */
+static void add_vectors(const Model *m, const Step *s, const char *vectors, const void *weight) {
+    long bytes = m->hidden_size * m->element_size;
+    for (long i = 0, rows; i < s->added_count; i += rows) {
+        long row = s->added_rows[i];
+        for (rows = 1; i + rows < s->added_count && s->added_rows[i + rows] == row + rows;) rows++;
+        char *x = s->x + row * bytes;
+        m->kernels.add_norm(vectors + i * bytes, x, weight, s->h + row * bytes, x, rows, m->hidden_size, m->eps,
+                            m->offset, 1.0f, s->threads);
+    }
+}
+
 /* Runs all layers. x holds the embedded tokens. Afterwards the first `num_outputs` rows of h are the normed output.
  * outputs: the step of the output rows alone, for the layers that only they pass; NULL if there are none such.
- * Returns 0, or 1 when memory is exhausted: then K/V and states of some layers have been written, and nothing else. */
+ * Returns 0, or 1 when memory is exhausted or a rank is gone: then K/V and states of some layers have been written, and nothing else. */
 __attribute__((visibility("default"))) int decoder_forward(const Model *m, const Step *args, const Step *outputs) {
     Step step = *args;
     const Step *s = &step;
@@ -240,7 +279,9 @@ __attribute__((visibility("default"))) int decoder_forward(const Model *m, const
             if (!s->t) return 0;
             if (outputs) s = outputs;
         }
-        if (feed_forward_block(m, s, l, i + 1 < m->num_layers ? l[1].before_attention : m->last_norm)) return 1;
+        const void *next = i + 1 < m->num_layers ? l[1].before_attention : m->last_norm;
+        if (feed_forward_block(m, s, l, next)) return 1;
+        if (i < s->num_added) add_vectors(m, s, s->added[i], next);
     }
     return 0;
 }

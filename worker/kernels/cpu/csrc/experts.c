@@ -17,13 +17,15 @@ typedef struct {
     const Experts *e;
     const ExpertKernels *kernels;
     const char *h;
-    long t, slots, hidden, inner, size; /* size: bytes of a number of h */
+    long t, slots, hidden, inner, size; /* inner, and below own: those of this rank. size: bytes of a number of h */
+    long own;                           /* columns of the result */
     int threads;
     float *logits, *weights;          /* [t, count]; [slots] */
     int32_t *numbers, *places, *rows; /* expert of a slot; place of a slot; row of a place */
     int64_t *ends;                    /* [count]: end of each expert's places */
     GemmJob *jobs;                    /* [count] */
     char *narrow, *wide;              /* [slots, max(H, I)] numbers; [slots, max(2 I numbers, H floats)] */
+    char *gathered, *mixed, *added;   /* with ranks: [slots, I of all] and [t, own] numbers, and again */
 } Call;
 
 static long max_long(long a, long b) { return a > b ? a : b; }
@@ -36,7 +38,9 @@ static void *carve(char **end, long bytes) {
 }
 
 static Call call_in(const Experts *e, int is_bf16, long t, char *scratch, char **end) {
-    Call c = {.e = e, .t = t, .slots = t * e->chosen, .hidden = e->router->k, .inner = e->down->k};
+    long ranks = e->ranks ? e->ranks->count : 1;
+    Call c = {.e = e, .t = t, .slots = t * e->chosen, .hidden = e->router->k, .inner = e->down->k / ranks};
+    c.own = c.hidden / ranks;
     c.size = is_bf16 ? 2 : 4;
     *end = scratch;
     c.logits = carve(end, t * e->count * 4);
@@ -48,6 +52,9 @@ static Call call_in(const Experts *e, int is_bf16, long t, char *scratch, char *
     c.jobs = carve(end, e->count * sizeof(GemmJob));
     c.narrow = carve(end, c.slots * max_long(c.hidden, c.inner) * c.size);
     c.wide = carve(end, c.slots * max_long(2 * c.inner * c.size, c.hidden * 4));
+    c.gathered = carve(end, e->ranks ? c.slots * e->down->k * c.size : 0);
+    c.mixed = carve(end, e->ranks ? t * c.own * c.size : 0);
+    c.added = carve(end, e->ranks ? t * c.own * c.size : 0);
     return c;
 }
 
@@ -143,6 +150,14 @@ static int multiply(Call *c, const Weight *weights, const char *x, long k, char 
     return c->kernels->gemm(c->jobs, jobs, out_bf16, c->threads);
 }
 
+/* Returns this rank's columns of `add` [t, H]; `add` itself if the rank has all. */
+static const char *own_columns(Call *c, const char *add) {
+    if (!add || c->own == c->hidden) return add;
+    long bytes = c->own * c->size, row = c->hidden * c->size, begin = c->e->ranks->rank * bytes;
+    for (long i = 0; i < c->t; i++) memcpy(c->added + i * bytes, add + i * row + begin, bytes);
+    return c->added;
+}
+
 EXPORT int experts_forward(const Experts *e, const ExpertKernels *kernels, const char *router_input, const char *h,
                            const char *add, const float *add_gate, char *out, long t, char *scratch, int threads) {
     char *end;
@@ -159,7 +174,11 @@ EXPORT int experts_forward(const Experts *e, const ExpertKernels *kernels, const
     if (multiply(&c, e->gate_up, t == 1 ? NULL : c.narrow, c.hidden, c.wide, 2 * c.inner * c.size, is_bf16)) return 1;
     kernels->act_and_mul(c.wide, c.wide + c.inner * c.size, c.narrow, c.slots, c.inner, 2 * c.inner, 2 * c.inner,
                          e->activation, threads);
-    if (multiply(&c, e->down, c.narrow, c.inner, c.wide, c.hidden * 4, 0)) return 1;
-    kernels->combine((const float *)c.wide, c.places, c.weights, add, add_gate, out, t, e->chosen, c.hidden, threads);
-    return 0;
+    Ranks *ranks = e->ranks;
+    const char *inner = c.narrow;
+    if (ranks) inner = ranks_gathered(ranks, c.narrow, c.gathered, c.slots, c.inner * c.size, threads);
+    if (!inner || multiply(&c, e->down, inner, e->down->k, c.wide, c.own * 4, 0)) return 1;
+    kernels->combine((const float *)c.wide, c.places, c.weights, own_columns(&c, add), add_gate, ranks ? c.mixed : out,
+                     t, e->chosen, c.own, threads);
+    return ranks ? ranks_gather(ranks, c.mixed, out, t, c.own * c.size, threads) : 0;
 }

@@ -1,6 +1,7 @@
 /* The experts of a layer, and the kernels that compute them (experts.c). */
 #pragma once
 #include "gemm/weight.h"
+#include "ranks/ranks.h"
 
 typedef int Gemm(const GemmJob *jobs, long count, int out_bf16, int threads);
 typedef void ActAndMul(const char *gate, const char *up, char *out, long t, long n, long gate_stride, long up_stride,
@@ -21,6 +22,7 @@ typedef struct {
     const float *scales;                   /* [count] or NULL: factors of the experts' weights */
     const float *choice_bias;              /* [count] or NULL: added to the sigmoids for the choice alone */
     int64_t *loads;                        /* [count] or NULL: the rows that chose each expert are added */
+    Ranks *ranks; /* which have the other columns of gate_up and down; NULL: this process has all of them */
     long count, chosen;
     int sigmoid, normalized, activation;   /* sigmoid: scores are sigmoids of the logits, else their softmax */
 } Experts;

@@ -56,15 +56,21 @@ def cap_scores(score, cap_scale):
 
 @triton.jit
 def hides_keys(start, first_position, last_position, window, BLOCK_N: tl.constexpr):
-    """Whether some row at first_position .. last_position does not see some key of the block at `start`."""
+    """Whether some row at first_position .. last_position may not see some key of the block at `start`.
+
+    last_position: or a later one, of the last key that a row sees
+    """
     return (start + BLOCK_N > first_position + 1) | (start <= last_position - window)
 
 
 @triton.jit
-def hide_keys(score, start, query_positions, window, BLOCK_N: tl.constexpr):
-    """Returns the scores [M, N] of the block at `start`, with -inf for keys that a row does not see."""
+def hide_keys(score, start, query_positions, last_keys, window, BLOCK_N: tl.constexpr):
+    """Returns the scores [M, N] of the block at `start`, with -inf for keys that a row does not see.
+
+    last_keys [M]: the last key that each row sees
+    """
     key_positions = start + tl.arange(0, BLOCK_N)
-    visible = (key_positions[None, :] <= query_positions[:, None]) & (
+    visible = (key_positions[None, :] <= last_keys[:, None]) & (
         key_positions[None, :] > query_positions[:, None] - window
     )
     return tl.where(visible, score, float("-inf"))
@@ -102,14 +108,14 @@ def cache_offsets(page_table_ptr, start, end, TOKEN: tl.constexpr, PAGE: tl.cons
 
 @triton.jit
 def attend_block(
-    q, m_i, l_i, acc, k_ptr, v_ptr, page_table_ptr, query_positions, first_position, last_position, start, end,
-    scale, window, cap_scale,
+    q, m_i, l_i, acc, k_ptr, v_ptr, page_table_ptr, query_positions, last_keys, first_position, last_position,
+    start, end, scale, window, cap_scale,
     TOKEN: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Adds the keys start .. start + BLOCK_N - 1, as far as they are below `end`, to the partial softmax of q.
 
-    q [M, D] is at query_positions [M]; the positions of valid rows lie in first_position .. last_position < end.
-    cap_scale: None if there is no soft cap.
+    q [M, D] is at query_positions [M] and sees the keys up to last_keys [M]; the positions of valid rows, and their
+    last keys, lie in first_position .. last_position < end. cap_scale: None if there is no soft cap.
     """
     d, key_positions = tl.arange(0, BLOCK_D), start + tl.arange(0, BLOCK_N)
     mask = key_positions < end
@@ -121,7 +127,7 @@ def attend_block(
     score = tl.dot(q, tl.trans(k), input_precision="ieee")  # [M, N]
     score = cap_scores(score, cap_scale)
     if hides_keys(start, first_position, last_position, window, BLOCK_N):
-        score = hide_keys(score, start, query_positions, window, BLOCK_N)
+        score = hide_keys(score, start, query_positions, last_keys, window, BLOCK_N)
     m_new, m_safe, exponents = find_exponents(score, m_i, scale)
     p = tl.exp2(exponents)
     alpha = tl.exp2((m_i - m_safe) * scale)

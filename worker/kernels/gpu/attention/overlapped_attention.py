@@ -47,7 +47,8 @@ def _load_block(
 
 @triton.jit
 def attend_overlapped(
-    q, k_ptr, v_ptr, page_table_ptr, query_positions, first_position, last_position, begin, scale, window, cap_scale,
+    q, k_ptr, v_ptr, page_table_ptr, query_positions, last_keys, first_position, last_position, begin,
+    scale, window, cap_scale,
     TOKEN: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr,
     SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -73,7 +74,7 @@ def attend_overlapped(
             if new_split:
                 m_i, l_i, acc = merge_softmax(m_i, l_i, acc, m_j, l_j, acc_j, scale)
                 m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)
-            score = hide_keys(score, start, query_positions, window, BLOCK_N)
+            score = hide_keys(score, start, query_positions, last_keys, window, BLOCK_N)
         m_new, m_safe, exponents = find_exponents(score, m_j, scale)
         alpha = tl.exp2((m_j - m_safe) * scale)
         m_j = m_new

@@ -12,14 +12,16 @@ from worker.kernels.gpu.launch.dependent_launch import start_dependent
 
 @triton.jit
 def _attend(
-    q, k_ptr, v_ptr, page_table_ptr, query_positions, first_position, last_position, begin, scale, window, cap_scale,
+    q, k_ptr, v_ptr, page_table_ptr, query_positions, last_keys, first_position, last_position, begin,
+    scale, window, cap_scale,
     TOKEN: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr,
     SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Attends to the keys begin .. last_position, split by split. begin: a multiple of BLOCK_N.
 
-    q [M, D] is at query_positions [M]; the positions of valid rows lie in first_position .. last_position.
+    q [M, D] is at query_positions [M] and sees the keys up to last_keys [M]; the positions of valid rows, and their
+    last keys, lie in first_position .. last_position.
     Returns two partial softmaxes: of all splits but the last one, and of the last one.
     """
     m_i, l_i, acc = empty_softmax(BLOCK_M, BLOCK_D)
@@ -30,7 +32,7 @@ def _attend(
             m_i, l_i, acc = merge_softmax(m_i, l_i, acc, m_j, l_j, acc_j, scale)
             m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)
         m_j, l_j, acc_j = attend_block(
-            q, m_j, l_j, acc_j, k_ptr, v_ptr, page_table_ptr, query_positions, first_position, last_position,
+            q, m_j, l_j, acc_j, k_ptr, v_ptr, page_table_ptr, query_positions, last_keys, first_position, last_position,
             start, last_position + 1, scale, window, cap_scale, TOKEN, HEAD, PAGE, BLOCK_D, BLOCK_N,
         )  # fmt: skip
     return m_i, l_i, acc, m_j, l_j, acc_j
@@ -38,7 +40,7 @@ def _attend(
 
 @triton.jit(do_not_specialize=["window", "page_table_stride", "sequences", "max_rows"])
 def _prefill_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, sinks_ptr, query_start_loc_ptr, seq_lens_ptr, page_table_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, sinks_ptr, visible_ptr, query_start_loc_ptr, seq_lens_ptr, page_table_ptr,
     scale, window, cap_scale, page_table_stride, q_stride, sequences, max_rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
     SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
@@ -48,6 +50,7 @@ def _prefill_kernel(
     """Attends for sequences with more than max_rows rows.
 
     One program computes ROWS rows of one sequence for the query heads of one key/value head.
+    visible_ptr: how many keys each row sees, the last row of a sequence the most; None if those up to its position.
     OVERLAP: whether the softmax overlaps with products.
     """
     start_dependent(PDL)
@@ -70,7 +73,11 @@ def _prefill_kernel(
         last_row = tl.minimum(first_row + ROWS, q_len) - 1
         begin = tl.maximum(context_len + first_row - window + 1, 0) // BLOCK_N * BLOCK_N
         keys = k_ptr + kv_head * HEAD, v_ptr + kv_head * HEAD, page_table_ptr + sequence * page_table_stride
-        positions = context_len + row, context_len + first_row, context_len + last_row, begin
+        last_keys, last_key = context_len + row, context_len + last_row
+        if visible_ptr is not None:
+            last_keys = tl.load(visible_ptr + token, mask=valid, other=1) - 1
+            last_key = tl.load(visible_ptr + begin_row + last_row) - 1
+        positions = context_len + row, last_keys, context_len + first_row, last_key, begin
         numbers = scale, window, cap_scale
         if OVERLAP:
             m_i, l_i, acc, m_j, l_j, acc_j = attend_overlapped(

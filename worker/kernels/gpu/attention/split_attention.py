@@ -134,8 +134,8 @@ def _split_kernel(
                 for start in range(begin, end, BLOCK_N):
                     m_i, l_i, acc = attend_block(
                         q, m_i, l_i, acc, k_ptr + kv_head * HEAD, v_ptr + kv_head * HEAD,
-                        page_table_ptr + sequence * page_table_stride, context_len + row, context_len + first_row,
-                        last_position, start, end, scale, window, cap_scale,
+                        page_table_ptr + sequence * page_table_stride, context_len + row, context_len + row,
+                        context_len + first_row, last_position, start, end, scale, window, cap_scale,
                         KV_HEADS * HEAD, HEAD, PAGE, BLOCK_D, BLOCK_N,
                     )  # fmt: skip
                 place = place_of(begin_row, sequence, max_rows)

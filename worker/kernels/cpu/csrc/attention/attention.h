@@ -32,7 +32,9 @@
 typedef struct {
     const char *q, *cache_k, *cache_v;
     const int32_t *query_start_loc, *seq_lens, *page_table;
-    const float *sinks; /* the logit of every query head's sink, or NULL */
+    const float *sinks;        /* the logit of every query head's sink, or NULL */
+    const int32_t *visible_to; /* how many keys each token sees, never fewer than the token before it in its sequence;
+                                  NULL if each sees those up to its own position */
     char *out;
     long seqs, q_stride, heads, kv_heads, d, page_size, page_table_stride, window, element_size;
     int kv_format;
@@ -50,7 +52,7 @@ typedef struct {
     SoftmaxState total;
     _Alignas(64) char q[16 * MAX_HEAD_DIM * 4]; /* queries in the kernel's layout */
     float weights[BLOCK_KEYS * 16];
-    int32_t position[16]; /* entries beyond `rows` repeat the last row's */
+    int32_t position[16], last[16]; /* last: of the visible keys. Entries beyond `rows` repeat the last row's */
     int head, row, rows;
 } Tile;
 
@@ -90,6 +92,10 @@ INLINE long group_size(const AttentionArgs *a) { return a->heads / a->kv_heads; 
 INLINE long query_len(const AttentionArgs *a, int seq) { return a->query_start_loc[seq + 1] - a->query_start_loc[seq]; }
 INLINE long position_of(const AttentionArgs *a, int seq, long row) {
     return a->seq_lens[seq] - query_len(a, seq) + row / group_size(a);
+}
+INLINE long last_visible_key(const AttentionArgs *a, int seq, long row) {
+    if (a->visible_to) return a->visible_to[a->query_start_loc[seq] + row / group_size(a)] - 1;
+    return position_of(a, seq, row);
 }
 INLINE long first_visible_key(const AttentionArgs *a, long position) {
     return a->window ? max_long(0, position - a->window + 1) : 0;
@@ -142,15 +148,18 @@ static int load_tiles(const AttentionArgs *a, Scratch *s, const WorkItem *item) 
         for (int r = 0; r < item->rows; r += TILE_ROWS, tiles++) {
             Tile *tile = &s->tiles[tiles];
             tile->head = h, tile->row = item->row + r, tile->rows = min_long(TILE_ROWS, item->rows - r);
-            for (int i = 0; i < TILE_ROWS; i++)
-                tile->position[i] = position_of(a, item->seq, tile->row + min_long(i, tile->rows - 1));
+            for (int i = 0; i < TILE_ROWS; i++) {
+                long row_of = tile->row + min_long(i, tile->rows - 1);
+                tile->position[i] = position_of(a, item->seq, row_of);
+                tile->last[i] = last_visible_key(a, item->seq, row_of);
+            }
             load_q(a, tile, item);
         }
     return tiles;
 }
 
 INLINE long end_key(const AttentionArgs *a, const WorkItem *item) {
-    return position_of(a, item->seq, item->row + item->rows - 1) + 1;
+    return last_visible_key(a, item->seq, item->row + item->rows - 1) + 1;
 }
 
 INLINE long first_block(const AttentionArgs *a, const WorkItem *item, long split) {
@@ -168,7 +177,7 @@ static void process_block(const AttentionArgs *a, Scratch *s, const WorkItem *it
 
 /* Whether any row of the tile sees any key of the block. */
 INLINE int sees_block(const AttentionArgs *a, const Tile *tile, long block) {
-    return tile->position[TILE_ROWS - 1] >= block && first_visible_key(a, tile->position[0]) < block + BLOCK_KEYS;
+    return tile->last[TILE_ROWS - 1] >= block && first_visible_key(a, tile->position[0]) < block + BLOCK_KEYS;
 }
 
 static void process_split(const AttentionArgs *a, Scratch *s, const WorkItem *item, int tiles, long split) {
@@ -251,7 +260,7 @@ static long list_items(const AttentionArgs *a, WorkItem *items, int threads, int
                 WorkItem item = {.seq = seq, .head = head, .row = row};
                 item.heads = min_long(heads, a->kv_heads - head), item.rows = min_long(item_rows, rows - row);
                 item.split = first_visible_key(a, position_of(a, seq, row)) / SPLIT_KEYS;
-                item.splits = position_of(a, seq, row + item.rows - 1) / SPLIT_KEYS + 1 - item.split;
+                item.splits = last_visible_key(a, seq, row + item.rows - 1) / SPLIT_KEYS + 1 - item.split;
                 for (long i = 0; i < (per_split ? item.splits : 1); i++, n++) {
                     if (!items) continue;
                     items[n] = item;
@@ -320,10 +329,10 @@ static int run_attention(const AttentionArgs *a, int threads) {
 
 #define ATTENTION_PARAMETERS                                                                                          \
     const char *q, const char *cache_k, const char *cache_v, const int32_t *query_start_loc, const int32_t *seq_lens, \
-        const int32_t *page_table, const float *sinks, char *out, long seqs, long q_stride, long heads,               \
-        long kv_heads, long d, long page_size, long page_table_stride, long window, int kv_format, float scale,       \
-        float softcap, int threads
+        const int32_t *page_table, const float *sinks, const int32_t *visible_to, char *out, long seqs,               \
+        long q_stride, long heads, long kv_heads, long d, long page_size, long page_table_stride, long window,        \
+        int kv_format, float scale, float softcap, int threads
 #define ATTENTION_ARGS                                                                                            \
-    {q,        cache_k, cache_v,  query_start_loc, seq_lens,  page_table,        sinks,  out,          seqs,      \
-     q_stride, heads,   kv_heads, d,               page_size, page_table_stride, window, element_size, kv_format, \
-     softcap > 0 ? softcap : scale, softcap > 0 ? scale / softcap : 0}
+    {q,        cache_k, cache_v, query_start_loc, seq_lens, page_table,        sinks,  visible_to,   out,         \
+     seqs,     q_stride, heads,  kv_heads,        d,        page_size, page_table_stride, window, element_size,   \
+     kv_format, softcap > 0 ? softcap : scale, softcap > 0 ? scale / softcap : 0}

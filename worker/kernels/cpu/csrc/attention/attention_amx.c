@@ -273,9 +273,10 @@ static void cap_scores(const AttentionArgs *a, float *scores) {
 
 static __m512 softmax_tile(const AttentionArgs *a, float *scores, Tile *tile, long block, const Scales *scales,
                            Prefetch *prefetch) {
-    VisibleKeys visible = {.last = _mm512_load_si512(tile->position), .first = _mm512_setzero_si512()};
-    if (a->window) visible.first = _mm512_sub_epi32(visible.last, _mm512_set1_epi32(a->window - 1));
-    int all_seen = tile->position[0] >= block + BLOCK_KEYS - 1 && first_visible_key(a, tile->position[15]) <= block;
+    VisibleKeys visible = {.last = _mm512_load_si512(tile->last), .first = _mm512_setzero_si512()};
+    __m512i position = _mm512_load_si512(tile->position);
+    if (a->window) visible.first = _mm512_sub_epi32(position, _mm512_set1_epi32(a->window - 1));
+    int all_seen = tile->last[0] >= block + BLOCK_KEYS - 1 && first_visible_key(a, tile->position[15]) <= block;
     if (in_eight_bits(a->kv_format)) scale_scores(scores, scales);
     if (a->cap_scale > 0) cap_scores(a, scores);
     if (in_eight_bits(a->kv_format))

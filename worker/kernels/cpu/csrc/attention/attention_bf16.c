@@ -122,7 +122,7 @@ INLINE float softmax_row(const AttentionArgs *a, const float *scores, Tile *tile
     SoftmaxState *state = &tile->split;
     __m512 scale = _mm512_set1_ps(a->scale * LOG2_E), old = _mm512_set1_ps(state->max[row]), x[4];
     __mmask16 seen[4];
-    long last = tile->position[row] - block, first = first_visible_key(a, tile->position[row]) - block;
+    long last = tile->last[row] - block, first = first_visible_key(a, tile->position[row]) - block;
     for (int i = 0; i < 4; i++) {
         const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
         __m512i key = _mm512_add_epi32(lane, _mm512_set1_epi32(i * 16));
@@ -153,7 +153,7 @@ INLINE float softmax_row(const AttentionArgs *a, const float *scores, Tile *tile
 static void softmax_tile(const AttentionArgs *a, const float *scores, Tile *tile, long block, const Scales *scales,
                          float *rescale) {
     int all_seen =
-        tile->position[0] >= block + BLOCK_KEYS - 1 && first_visible_key(a, tile->position[TILE_ROWS - 1]) <= block;
+        tile->last[0] >= block + BLOCK_KEYS - 1 && first_visible_key(a, tile->position[TILE_ROWS - 1]) <= block;
     for (int i = 0; i < tile->rows; i++)
         switch ((a->cap_scale > 0 ? 4 : 2 * !all_seen) + in_eight_bits(a->kv_format)) {
             case 0: rescale[i] = softmax_row(a, scores, tile, i, block, scales, 0, 0, 0); break;
@@ -241,7 +241,7 @@ static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *ite
     for (int i = 0; i < count; i++, prefetch = no_prefetch(p)) {
         if (!sees_block(a, &tiles[i], block)) continue;
         v.from = max_long(p->from, first_visible_key(a, tiles[i].position[0]) - block) / 2;
-        v.to = (min_long(p->to, tiles[i].position[TILE_ROWS - 1] + 1 - block) + 1) / 2;
+        v.to = (min_long(p->to, tiles[i].last[TILE_ROWS - 1] + 1 - block) + 1) / 2;
         accumulate_values(&v, &tiles[i], rescale[i]);
     }
 }

@@ -47,7 +47,7 @@ INLINE float softmax_row(const AttentionArgs *a, Tile *tile, int row, long block
                          const int scaled, const int capped) {
     SoftmaxState *state = &tile->split;
     float *scores = tile->weights + row * BLOCK_KEYS;
-    int32_t last = tile->position[row] - block, first = first_visible_key(a, tile->position[row]) - block;
+    int32_t last = tile->last[row] - block, first = first_visible_key(a, tile->position[row]) - block;
     vi key = {0};
     for (int i = 0; i < SIMD_WIDTH; i++) key[i] = i;
     vf x[BLOCK_KEYS / SIMD_WIDTH], top = broadcast(MASKED_SCORE), sums[2] = {broadcast(0), broadcast(0)};
@@ -75,7 +75,7 @@ INLINE float softmax_row(const AttentionArgs *a, Tile *tile, int row, long block
 
 static void softmax_tile(const AttentionArgs *a, Tile *tile, long block, const Scales *scales, float *rescale) {
     int all_seen =
-        tile->position[0] >= block + BLOCK_KEYS - 1 && first_visible_key(a, tile->position[TILE_ROWS - 1]) <= block;
+        tile->last[0] >= block + BLOCK_KEYS - 1 && first_visible_key(a, tile->position[TILE_ROWS - 1]) <= block;
     for (int i = 0; i < tile->rows; i++)
         switch ((a->cap_scale > 0 ? 4 : 2 * !all_seen) + in_eight_bits(a->kv_format)) {
             case 0: rescale[i] = softmax_row(a, tile, i, block, scales, 0, 0, 0); break;
@@ -92,7 +92,7 @@ INLINE long first_seen(const AttentionArgs *a, const KeyAddresses *p, const Tile
     return max_long(p->from, first_visible_key(a, tile->position[0]) - block);
 }
 INLINE long end_seen(const KeyAddresses *p, const Tile *tile, long block) {
-    return min_long(p->to, tile->position[TILE_ROWS - 1] + 1 - block);
+    return min_long(p->to, tile->last[TILE_ROWS - 1] + 1 - block);
 }
 
 /* Computes one tile from the pages. */

@@ -1,0 +1,8 @@
+"""Many models in one server: which are loaded, started and stopped by the launcher as requests need them.
+
+plan                from settings to the table of models, each with the settings of its worker
+sizes               how much memory a model will take, read from its checkpoint's files
+account             what is loaded, what may be loaded next, and what has to go for it: decisions without processes
+manager             carries the decisions out: one worker process for each loaded model
+control             the socket on which frontends say what they need and learn what is loaded
+"""

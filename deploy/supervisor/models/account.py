@@ -1,0 +1,163 @@
+"""What is loaded, what may be loaded next, and what has to go for it. Decides, and knows neither processes nor sockets.
+
+    unloaded ──► loading ──► loaded ──► unloading ──► unloaded
+                    └──► failed ◄──┘       └──► loaded, if a request needs it after all
+
+A model counts in the account of memory from the moment it begins to load until its process has ended, so the same
+gigabyte is never promised twice. Models are loaded in the order in which they were first asked for. The first of them
+waits until there is room, and holds back the others: otherwise small models could keep a large one out for ever.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from shared.models.entries import Entry
+from shared.models.messages import State
+
+GIB = 1 << 30
+RETRY_S = 10.0  # after a failure, until a request may cause another attempt
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A model of the table. Times are those of a monotonic clock, in seconds.
+
+    keep_alive: how long it stays without requests; infinity: until its memory is needed
+    nbytes: what it takes of the account
+    told: the version of the table that says that it is unloading
+    """
+
+    entry: Entry
+    keep_alive: float
+    nbytes: int = 0
+    state: State = "unloaded"
+    reason: str = ""
+    attempts: int = 0
+    used_at: float = 0.0
+    failed_at: float = -math.inf
+    told: int = 0
+    used: bool = False  # by a request at this moment
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def counts(self) -> bool:
+        """Whether it takes memory."""
+        return self.state in ("loading", "loaded", "unloading")
+
+
+@dataclass(slots=True)
+class Account:
+    """The models of the table, and the limits for those that are loaded."""
+
+    slots: dict[str, Slot]
+    most_models: int
+    most_bytes: int
+    clock: Callable[[], float]
+    size_of: Callable[[Entry], int]  # raises OSError or ValueError for a checkpoint that cannot be read
+    _order: list[Slot] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """What loaded models take now, with those that load or are being unloaded."""
+        return sum(slot.nbytes for slot in self.slots.values() if slot.counts)
+
+    def ask(self, slot: Slot, *, explicitly: bool = False) -> None:
+        """Has the model loaded when its turn comes. After a failure it is tried again only once RETRY_S have passed.
+
+        explicitly: a person asked, and not a request: no such pause.
+        """
+        if slot.state == "failed" and not explicitly and self.clock() < slot.failed_at + RETRY_S:
+            return
+        if slot in self._order or slot.state in ("loading", "loaded"):
+            return
+        self._order.append(slot)
+        if not slot.counts:
+            try:
+                slot.nbytes = self.size_of(slot.entry)
+            except (OSError, ValueError) as error:
+                slot.attempts += 1
+                self.failed(slot, str(error))
+
+    def use(self, used: Iterable[str], wanted: Iterable[str]) -> None:
+        """Records what the requests of all frontends compute with, and what they wait for, at this moment."""
+        now, used, wanted = self.clock(), set(used), list(wanted)
+        used |= {name for name in wanted if name in self.slots and self.slots[name].state == "loaded"}
+        for slot in self.slots.values():
+            if slot.used or slot.name in used:
+                slot.used_at = now
+            slot.used = slot.name in used
+        for name in wanted:
+            if name in self.slots:
+                self.ask(self.slots[name])
+
+    def forget_unwanted(self, wanted: Iterable[str]) -> None:
+        """Takes out of the queue what no request waits for any more."""
+        kept = set(wanted)
+        for slot in [slot for slot in self._order if slot.name not in kept]:
+            self._answered(slot)
+
+    def next_to_load(self) -> Slot | None:
+        """Returns the model to load now, which then counts as loading; None if there is none, or no room yet."""
+        while self._order:
+            slot = self._order[0]
+            if slot.state in ("loading", "loaded"):
+                self._answered(slot)
+            elif problem := self.never_fits(slot):
+                slot.attempts += 1
+                self.failed(slot, problem)
+            elif slot.state == "unloading" or not self._fits(slot):
+                return None
+            else:
+                self._answered(slot)
+                slot.state, slot.reason, slot.attempts = "loading", "", slot.attempts + 1
+                return slot
+        return None
+
+    def next_to_unload(self) -> Slot | None:
+        """Returns a loaded model that has to go now, which then counts as unloading: it is idle for too long, or its
+        memory is needed."""
+        now = self.clock()
+        idle = [slot for slot in self.slots.values() if slot.state == "loaded" and not slot.used]
+        found = next((slot for slot in idle if now >= slot.used_at + slot.keep_alive), None)
+        waiting = self._order[0] if self._order else None
+        if found is None and waiting is not None and not self._fits(waiting, after_unloading=True):
+            found = min((slot for slot in idle if not slot.entry.pinned), key=lambda slot: slot.used_at, default=None)
+        if found is not None:
+            found.state = "unloading"
+        return found
+
+    def loaded(self, slot: Slot) -> None:
+        slot.state, slot.used_at = "loaded", self.clock()
+
+    def failed(self, slot: Slot, reason: str) -> None:
+        slot.state, slot.reason, slot.failed_at = "failed", reason, self.clock()
+        self._answered(slot)
+
+    def never_fits(self, slot: Slot) -> str:
+        """Returns in words why the model cannot be loaded whatever is unloaded; empty if it can."""
+        pinned = [other for other in self.slots.values() if other.entry.pinned and other.counts and other is not slot]
+        held = sum(other.nbytes for other in pinned)
+        if slot.nbytes + held > self.most_bytes:
+            beside = f", of which pinned models take {held / GIB:.2f} GiB" if held else ""
+            return (
+                f"it needs {slot.nbytes / GIB:.2f} GiB, and all models together may take "
+                f"{self.most_bytes / GIB:.2f} GiB{beside} (--memory-gb)"
+            )
+        if len(pinned) >= self.most_models:
+            return f"{len(pinned)} pinned models are loaded, and not more may be (--max-loaded-models)"
+        return ""
+
+    def _fits(self, slot: Slot, *, after_unloading: bool = False) -> bool:
+        others = [other for other in self.slots.values() if other.counts and other is not slot]
+        if after_unloading:
+            others = [other for other in others if other.state != "unloading"]
+        enough = slot.nbytes + sum(other.nbytes for other in others) <= self.most_bytes
+        return enough and len(others) < self.most_models
+
+    def _answered(self, slot: Slot) -> None:
+        if slot in self._order:
+            self._order.remove(slot)

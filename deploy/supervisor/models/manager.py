@@ -1,0 +1,200 @@
+"""Carries out what the account decides: one supervised worker process for each loaded model.
+
+A model is unloaded in two steps, so that no request meets a worker that ends: the table says that it is unloading, and
+only when every frontend acts on that table, and none has a request for the model, is its worker told to stop.
+"""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from deploy.supervisor.child_command import CliError
+from deploy.supervisor.child_process import Child, ChildSpec
+from deploy.supervisor.models.account import Account, Slot
+from deploy.supervisor.models.control import Control
+from deploy.supervisor.models.plan import Plan
+from deploy.supervisor.placement import WorkerPlacement
+from deploy.supervisor.supervisor import PERMANENT_FAILURES, Supervisor
+from shared.config import ConfigError
+from shared.models.messages import Keep, Load, ModelState, Table
+
+TICK_S = 0.1
+MOST_STARTS = 3  # of a worker that never serves, until its model counts as failed
+
+
+@dataclass(slots=True)
+class _Process:
+    """The worker of a model that is loaded, or about to be. child: None while its settings are prepared."""
+
+    preparing: asyncio.Task[None] | None = None
+    child: Child | None = None
+    task: asyncio.Task[int] | None = None
+    folder: str = ""
+    stopped: bool = False
+
+
+@dataclass(slots=True)
+class Manager:
+    """The models of a server. `run` never ends by itself.
+
+    make_spec: says how a worker is started
+    """
+
+    plan: Plan
+    supervisor: Supervisor
+    make_spec: Callable[[WorkerPlacement], ChildSpec]
+    say: Callable[[str], None]
+    _account: Account = field(init=False)
+    _control: Control = field(init=False)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _processes: dict[Slot, _Process] = field(default_factory=dict)
+    _epochs: dict[Slot, int] = field(default_factory=dict)
+    _folders: dict[Slot, str] = field(default_factory=dict)
+    _asked: set[str] = field(default_factory=set)  # to be loaded although no request waits
+    _table: Table = field(default_factory=lambda: Table(0, ()))
+    _since_1970: float = field(default_factory=lambda: time.time() - time.monotonic())  # seconds when the clock began
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        slots = {entry.name: Slot(entry, self._keep_alive(entry.pinned)) for entry in plan.entries}
+        self._account = Account(slots, plan.most_models, plan.most_bytes, time.monotonic, plan.size_of)
+        self._control = Control(self._wake.set, self._ordered)
+        self._asked = {entry.name for entry in plan.entries if entry.preload}
+
+    def _keep_alive(self, pinned: bool) -> float:
+        return math.inf if pinned else self.plan.keep_alive
+
+    def start(self) -> asyncio.Task[None]:
+        """Runs in a task. If it fails, the server stops: it could not load or unload a model any more."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled():
+                self.say(f"sluice serve: cannot manage the models: {task.exception()!r}")
+                self.supervisor.request_stop(1)
+
+        task = asyncio.create_task(self.run())
+        task.add_done_callback(ended)
+        return task
+
+    async def run(self) -> None:
+        await self._control.open(Path(self.plan.settings.wire.run_dir))
+        try:
+            while True:
+                self._step()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), TICK_S)
+                self._wake.clear()
+        finally:
+            self._control.close()
+
+    def _ordered(self, order: Keep | Load) -> None:
+        slot = self._account.slots.get(order.name)
+        if slot is None:
+            return
+        if isinstance(order, Load):
+            self._asked.add(slot.name)
+            self._account.ask(slot, explicitly=True)
+        else:
+            slot.keep_alive = self._keep_alive(slot.entry.pinned) if order.seconds is None else order.seconds
+        self._wake.set()
+
+    def _step(self) -> None:
+        account, control = self._account, self._control
+        for slot, process in list(self._processes.items()):
+            self._observe(slot, process)
+        wanted = control.wanted
+        account.use(control.used, wanted)
+        for name in self._asked:
+            account.ask(account.slots[name])
+        account.forget_unwanted([*wanted, *self._asked])
+        while account.next_to_unload() is not None:
+            pass
+        self._stop_unused()
+        while (next_slot := account.next_to_load()) is not None:
+            self._load(next_slot)
+        self._asked -= {slot.name for slot in account.slots.values() if slot.state in ("loading", "loaded", "failed")}
+        self._publish()
+
+    def _observe(self, slot: Slot, process: _Process) -> None:
+        """Records that a worker serves, or has ended."""
+        child, task = process.child, process.task
+        if child is None or task is None:
+            return
+        if task.done():
+            del self._processes[slot]
+            self._epochs[slot] = self._epochs.get(slot, 0) + child.incarnation
+            if process.stopped:
+                self._unloaded(slot)
+            else:
+                self._account.failed(slot, child.last_error or f"its worker ended with exit code {task.result()}")
+                self.say(f"the model {slot.name} cannot be served: {slot.reason}")
+        elif slot.state == "loading" and child.spec.watchdog is not None and child.spec.watchdog.serving:
+            child.mark_ready()
+            self._account.loaded(slot)
+            self.say(f"the model {slot.name} is loaded")
+
+    def _unloaded(self, slot: Slot) -> None:
+        slot.state, slot.told, slot.keep_alive = "unloaded", 0, self._keep_alive(slot.entry.pinned)
+        self.say(f"the model {slot.name} is unloaded")
+
+    def _stop_unused(self) -> None:
+        for slot, process in self._processes.items():
+            if slot.state != "unloading" or not slot.told or process.stopped or process.child is None:
+                continue
+            if slot.used:
+                slot.state, slot.told = "loaded", 0
+            elif self._control.all_have_seen(slot.told):
+                process.stopped = True
+                process.child.stop()
+
+    def _load(self, slot: Slot) -> None:
+        process = self._processes[slot] = _Process()
+        process.preparing = asyncio.create_task(self._start(slot, process))
+
+    async def _start(self, slot: Slot, process: _Process) -> None:
+        index = list(self._account.slots).index(slot.name)
+        try:
+            settings = await asyncio.to_thread(self.plan.worker_settings, index)
+            Path(settings.wire.run_dir).mkdir(mode=0o700, exist_ok=True)
+        except (CliError, ConfigError, OSError) as error:
+            del self._processes[slot]
+            self._account.failed(slot, str(error).removeprefix("--model: "))
+            self.say(f"the model {slot.name} cannot be served: {slot.reason}")
+            return
+        self._folders[slot] = settings.model.model
+        plain = self.make_spec(WorkerPlacement(f"worker {slot.name}", f"worker-m{index}.heartbeat", settings, {}))
+        before = self._epochs.get(slot, 0)  # epochs tell apart all processes that ever had the model's sockets
+        spec = replace(plain, environment=lambda n: plain.environment(before + n))
+        if spec.watchdog is not None:
+            spec.watchdog.start()
+        process.child, process.task = self.supervisor.start_beside(
+            spec,
+            lambda child, code: (
+                code in PERMANENT_FAILURES or (slot.state == "loading" and child.incarnation >= MOST_STARTS)
+            ),
+        )
+        process.task.add_done_callback(lambda _: self._wake.set())
+
+    def _publish(self) -> None:
+        """Tells the frontends, if anything has changed."""
+        models = tuple(self._state(slot) for slot in self._account.slots.values())
+        if models != self._table.models:
+            self._table = Table(self._table.version + 1, models)
+            self._control.send(self._table)
+        for slot in self._account.slots.values():
+            if slot.state == "unloading" and not slot.told:
+                slot.told = self._table.version
+
+    def _state(self, slot: Slot) -> ModelState:
+        keep_alive = slot.keep_alive if slot.keep_alive < math.inf else None
+        expires_at = None
+        if slot.state == "loaded" and not slot.used and keep_alive is not None:
+            expires_at = round(self._since_1970 + slot.used_at + keep_alive, 1)
+        folder, reason = self._folders.get(slot, ""), slot.reason if slot.state == "failed" else ""
+        return ModelState(
+            slot.name, slot.state, reason, folder, slot.nbytes, slot.attempts, keep_alive, expires_at
+        )  # fmt: skip

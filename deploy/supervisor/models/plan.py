@@ -1,0 +1,139 @@
+"""From settings to the table of models, each with the settings of its worker. Starts nothing."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from deploy.supervisor.child_command import DEMO, DEMO_MODEL, with_local_model
+from deploy.supervisor.models.sizes import GIB, PROCESS_BYTES, weight_files, weights_bytes
+from deploy.supervisor.packaged_model import SMOLLM2
+from shared.config import ConfigError, Settings, with_values
+from shared.flags import Flag, all_flags
+from shared.gguf.naming import local_model
+from shared.machine import CPU_SHARE, available_bytes, visible_gpus
+from shared.models.durations import seconds_of
+from shared.models.entries import Entry, encode_entries, find_entries, read_entries, worker_folder
+from shared.settings_check import check
+
+FREE_SHARE = 0.9  # of the free memory, for all models, where --memory-gb does not say how much
+FRONTEND_SETTINGS = (
+    "chat_template", "tool_format", "reasoning_format", "sampling_defaults", "special_tokens_in_content",
+)  # fmt: skip
+OF_THE_SERVER = (
+    "model", "served_model_name", "lora_modules", "allow_runtime_lora", "worker_metrics_port", "worker_host",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The table of models, and what all of them share.
+
+    settings: of the server
+    entries: in the order of the table; their flags are settings by name, of the right types
+    most_bytes: what all loaded models may take together
+    keep_alive: seconds; infinity: until memory is needed
+    """
+
+    settings: Settings
+    entries: tuple[Entry, ...]
+    most_models: int
+    most_bytes: int
+    keep_alive: float
+
+    def worker_settings(self, index: int) -> Settings:
+        """Returns the settings of the worker of model `index`. Translates a GGUF file, which may take seconds.
+
+        Raises CliError for a model that is not there, and ConfigError for flags that contradict each other.
+        """
+        entry, shared = self.entries[index], self.settings
+        values: dict[str, Any] = {
+            "kv_cache_gb": self._pool_gb(entry), "worker_metrics_port": 0,
+            **entry.flags,
+            "model": entry.model, "served_model_name": ",".join(entry.names),
+            "run_dir": str(worker_folder(shared.wire.run_dir, index)), "models": "", "models_dir": "",
+        }  # fmt: skip
+        return with_local_model(check(with_values(shared, values), values.keys() | {"kv_cache_gb"}))
+
+    def for_frontends(self, folder: Path) -> Settings:
+        """Returns the settings of the frontends, and writes the table that they read into the run folder."""
+        file = folder / "models.json"
+        file.write_bytes(encode_entries(self.entries))
+        name = self.entries[0].name
+        return with_values(self.settings, {"models": str(file), "models_dir": "", "served_model_name": name})
+
+    def size_of(self, entry: Entry) -> int:
+        """Returns what the model takes of the account. Raises OSError or ValueError if its files cannot be read."""
+        files = _weight_files(entry.model)
+        dtype = entry.flags.get("dtype", self.settings.worker.dtype)
+        return weights_bytes(files, widened=dtype == "float32") + int(self._pool_gb(entry) * GIB) + PROCESS_BYTES
+
+    def _pool_gb(self, entry: Entry) -> float:
+        given = float(entry.flags.get("kv_cache_gb", 0.0)) or self.settings.worker.kv_cache_gb
+        return given or round(CPU_SHARE * self.most_bytes / self.most_models / GIB, 3)
+
+
+def plan(settings: Settings, explicit: Collection[str]) -> Plan:
+    """Reads the table that the settings name. Raises ConfigError, which names the flag, or the file and the model."""
+    ours = settings.models
+    if given := sorted({"model", "served_model_name", "lora_modules", "allow_runtime_lora"} & {*explicit}):
+        raise ConfigError(f"--{given[0].replace('_', '-')} cannot be combined with --models or --models-dir")
+    if settings.launch.workers != 1 or settings.frontend.worker_addresses or settings.frontend.workers_file:
+        raise ConfigError("--models and --models-dir need --workers 1, and no workers started elsewhere")
+    if settings.wire.request_address or settings.wire.event_address:
+        raise ConfigError("--models and --models-dir need workers under --run-dir, without --request-address")
+    most = ours.max_loaded_models
+    if settings.worker.device != "cpu" and visible_gpus():
+        if most > 1 and "max_loaded_models" in explicit:
+            raise ConfigError("--max-loaded-models must be 1 on a GPU: a worker takes its share of the whole device")
+        most = 1
+    try:
+        keep_alive = seconds_of(ours.keep_alive)
+    except ValueError as error:
+        raise ConfigError(f"--keep-alive {error}") from None
+    entries = read_entries(Path(ours.models).expanduser()) if ours.models else []
+    found = find_entries(Path(ours.models_dir).expanduser()) if ours.models_dir else []
+    entries += [entry for entry in found if not any(entry.name in one.names for one in entries)]
+    nbytes = int(ours.memory_gb * GIB) or int(FREE_SHARE * available_bytes())
+    planned = Plan(settings, tuple(_with_flags(entry) for entry in entries), most, nbytes, keep_alive)
+    for entry in planned.entries:
+        values = {**entry.flags, "kv_cache_gb": planned._pool_gb(entry)}
+        try:
+            check(with_values(settings, values), values.keys() | {*explicit})
+        except ConfigError as error:
+            raise ConfigError(f"the model {entry.name}: {error}") from None
+    return planned
+
+
+def _with_flags(entry: Entry) -> Entry:
+    """Returns the entry with its flags as values of settings. Raises ConfigError, which names model and flag."""
+    flags = {flag.name: flag for flag in all_flags() if _is_of_a_model(flag)}
+    values = {}
+    for written, value in entry.flags.items():
+        name = written.removeprefix("--").replace("-", "_")
+        if name not in flags:
+            raise ConfigError(f"the model {entry.name}: {written!r} is not a flag that one model can have")
+        values[name] = flags[name].value(str(value), f"the model {entry.name}: {flags[name].option}")
+    return msgspec.structs.replace(entry, flags=values)
+
+
+def _is_of_a_model(flag: Flag) -> bool:
+    own = flag.record in ("model", "worker") and flag.name not in OF_THE_SERVER
+    return own or flag.name in FRONTEND_SETTINGS
+
+
+def _weight_files(model: str) -> list[Path]:
+    """Raises FileNotFoundError for what is no checkpoint folder and no GGUF file on this machine."""
+    if model == SMOLLM2.name:
+        return []
+    path = DEMO_MODEL if model == DEMO else Path(model).expanduser()
+    files = local_model(path)
+    if files is None:
+        files = weight_files(path) if (path / "config.json").is_file() else []
+    if not files:
+        raise FileNotFoundError(
+            f"{model} is no checkpoint folder and no GGUF file on this machine; `sluice fetch` gets models from the hub"
+        )
+    return files

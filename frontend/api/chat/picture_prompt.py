@@ -1,0 +1,31 @@
+"""The prompt of a conversation with pictures (frontend/pictures). A conversation without them imports none of this."""
+
+from frontend.api.chat.chat_prompt import Prompt, Rendered, checked_ids
+from frontend.api.model_context import ModelContext
+from frontend.errors import BadRequest
+from frontend.pictures.prompt import pictures_of, placed, shown_text
+from frontend.text.picture_format import PictureFormat
+
+
+async def with_pictures(rendered: Rendered, context: ModelContext, param: str) -> Prompt:
+    """Reads, decodes and places the pictures of a conversation. Raises BadRequest or Unprocessable."""
+    seen = context.tokenizer.pictures
+    assert seen is not None
+    pictures = await pictures_of(rendered.pictures, seen, context.config)
+    text = shown_text(rendered.marked, rendered.mark, pictures, seen)
+    ids = await checked_ids(text, rendered.mark, context, param)
+    return Prompt(ids, rendered.begins, placed(ids, pictures, seen, context.tokenizer))
+
+
+def check_sight(context: ModelContext, param: str) -> PictureFormat:
+    """Raises BadRequest for a model that sees no pictures, or whose chat template shows none."""
+    if (seen := context.tokenizer.pictures) is None:
+        raise BadRequest(
+            f"`{param}`: the model `{context.model}` sees no pictures, only text", param=param,
+            code="unsupported_content",
+        )  # fmt: skip
+    if not context.template.takes_parts:
+        raise BadRequest(
+            f"`{param}`: the model's chat template shows no pictures", param=param, code="unsupported_content"
+        )
+    return seen

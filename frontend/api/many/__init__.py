@@ -1,0 +1,6 @@
+"""Many models behind one frontend, each loaded by the launcher when a request needs it.
+
+launcher_link       the connection to the launcher: what is loaded, and what this frontend's requests need
+residents           the table of models, each with its tokenizer and its workers while it is loaded
+fields, routes, paths       /models/load and /models/unload
+"""

@@ -1,0 +1,18 @@
+"""What the routes that load and unload models read and answer, with the names of llama.cpp's router."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.requests.request_types import doc
+from frontend.api.requests.response_types import ResponseModel
+from shared.models.entries import MOST_NAME_CHARS
+
+
+class ModelRequest(RequestModel):
+    model: Annotated[str, Meta(min_length=1, max_length=MOST_NAME_CHARS), doc("The name of the model")]
+
+
+class Accepted(ResponseModel):
+    success: Literal[True] = True

@@ -1,0 +1,94 @@
+"""The connection to the launcher: what is loaded, and what the requests of this frontend need. Knows no tokenizer.
+
+Counts the requests that compute with each model and those that wait for it, and tells the launcher when one of these
+becomes none or some. A model counts as used for LINGER_S after its last request, so that a client that asks for one
+answer after another causes no messages.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from shared.models.messages import SOCKET, Keep, Load, ModelState, Seen, Table, frame, read_table
+
+log = logging.getLogger("sluice.models")
+
+LINGER_S = 0.5
+RECONNECT_S = 0.2
+
+
+class LauncherLink:
+    """`states` has what the launcher said last, by name. `changed` calls back after each table."""
+
+    def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
+        """folder: the run folder"""
+        self.states: dict[str, ModelState] = {}
+        self.connected = False
+        self._path = folder / SOCKET
+        self._changed = changed
+        self._version = 0
+        self._used: Counter[str] = Counter()
+        self._wanted: Counter[str] = Counter()
+        self._said: Seen | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def run(self) -> None:
+        """Connects, and again after every loss, until it is cancelled."""
+        while True:
+            with contextlib.suppress(EOFError, OSError, ValueError):
+                reader, self._writer = await asyncio.open_unix_connection(self._path)
+                self._said = None
+                try:
+                    while True:
+                        self._take(await read_table(reader))
+                finally:
+                    self.connected = False
+                    self._writer.close()
+                    self._writer = None
+            await asyncio.sleep(RECONNECT_S)
+
+    def _take(self, table: Table) -> None:
+        self.states = {model.name: model for model in table.models}
+        self._version, self.connected = table.version, True
+        self._changed()
+        self._tell()
+
+    def use(self, name: str) -> None:
+        """Says that a request computes with a model; each call needs one of `release`."""
+        self._used[name] += 1
+        self._tell()
+
+    def release(self, name: str) -> None:
+        asyncio.get_running_loop().call_later(LINGER_S, self._release, name)
+
+    def _release(self, name: str) -> None:
+        self._used[name] -= 1
+        self._tell()
+
+    @contextlib.contextmanager
+    def wanting(self, name: str) -> Iterator[None]:
+        """Says, for the length of a `with`, that a request waits for a model."""
+        self._wanted[name] += 1
+        self._tell()
+        try:
+            yield
+        finally:
+            self._wanted[name] -= 1
+            self._tell()
+
+    def order(self, order: Keep | Load) -> None:
+        if self._writer is not None:
+            self._writer.write(frame(order))
+
+    def _tell(self) -> None:
+        said = Seen(
+            self._version,
+            tuple(name for name, count in self._used.items() if count > 0),
+            tuple(name for name, count in self._wanted.items() if count > 0),
+        )
+        if self._writer is not None and said != self._said and self._version:
+            self._said = said
+            self._writer.write(frame(said))

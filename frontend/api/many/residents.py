@@ -1,0 +1,261 @@
+"""The table of many models: each has a tokenizer, a service and connections while it is loaded, and none before.
+
+Requests take a model with `usable`, which waits until it can serve. One load serves all who wait.
+"""
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from frontend.api.many.launcher_link import LauncherLink
+from frontend.api.model_table import TAG, ModelTable, ServedModel
+from frontend.errors import BadRequest, Overloaded, Unprocessable
+from frontend.observability.model_metrics import ModelMetrics
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.discovery import Discovery
+from frontend.workers.pool import WorkerPool
+from frontend.workers.status import DRAINING, READY, Readiness, not_ready
+from shared.config import Settings, with_values
+from shared.models.durations import seconds_of
+from shared.models.entries import Entry, worker_folder
+from shared.models.messages import Keep, Load, ModelState
+from shared.wire.address import parse_all
+
+log = logging.getLogger("sluice.models")
+
+RETRY_S = 10.0  # how long after a failed load requests are refused without another attempt
+POLL_S = 0.02  # between two looks at whether a loaded model can serve
+GC_THRESHOLDS = (50_000, 20, 20)  # as for one model, whose objects can be frozen besides
+LOADED_STATES = ("loading", "loaded", "unloading")
+
+
+@dataclass(slots=True)
+class Resident:
+    """A model of the table. `served` is replaced by an empty one when the model is unloaded."""
+
+    index: int
+    entry: Entry
+    settings: Settings
+    served: ServedModel
+    tokenizer: "asyncio.Future[Tokenizer]"
+    state: ModelState
+    opened: asyncio.Task[None] | None = None  # connects to its worker and reads its tokenizer; None: it is not loaded
+    failed_at: float = float("-inf")
+
+    @property
+    def loaded(self) -> bool:
+        return self.state.state == "loaded"
+
+
+class Residents(ModelTable):
+    """The models of a frontend under a launcher that loads them."""
+
+    def __init__(self, settings: Settings, entries: Sequence[Entry], metrics: Callable[[str], ModelMetrics]) -> None:
+        """metrics: those of a model, by its name"""
+        self._settings = settings
+        self._metrics = metrics
+        self._link = LauncherLink(Path(settings.wire.run_dir), self._update)
+        self._residents = {entry.name: self._resident(index, entry) for index, entry in enumerate(entries)}
+        self._names = {name: entry.name for entry in entries for name in entry.names}
+        self._changed = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._is_draining = False
+        super().__init__([one.served for one in self._residents.values()])
+
+    # what the routes see
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter([one.served for one in self._residents.values()])
+
+    @property
+    def first(self) -> ServedModel:
+        """The model that a request means which names none: the only one that is loaded, or the first of the table."""
+        loaded = [one.served for one in self._residents.values() if one.loaded]
+        return loaded[0] if len(loaded) == 1 else next(iter(self))
+
+    def get(self, name: str) -> ServedModel | None:
+        return self._residents[self._names[name]].served if name in self._names else None
+
+    def state_of(self, name: str) -> ModelState | None:
+        """Returns what the launcher knows of the model with this name."""
+        return self._residents[self._names[name]].state if name in self._names else None
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whether the launcher can be asked for models. Which of them are loaded does not matter."""
+        if self._is_draining:
+            return DRAINING
+        return READY if self._link.connected else not_ready("no connection to the launcher")
+
+    @property
+    def draining(self) -> bool:
+        return self._is_draining
+
+    def flush_metrics(self) -> None:
+        for one in self._residents.values():
+            one.served.flush_metrics()
+
+    def find(self, name: str | None) -> ServedModel:
+        return self._named(name or "") or self.first
+
+    def _named(self, name: str) -> ServedModel | None:
+        found = (self.get(written) for written in (name, name.removesuffix(TAG), name + TAG))
+        return next((model for model in found if model is not None), None)
+
+    async def usable(
+        self, found: ServedModel, name: str | None, *, computing: bool = True, keep_alive: object = None
+    ) -> ServedModel:
+        """Returns the model once it can serve, and holds it until the task that calls this has ended.
+
+        Raises Unprocessable for a name that no model has, and Overloaded if the model cannot be loaded, or not within
+        --load-wait; BadRequest for a `keep_alive` that is no duration.
+        """
+        seconds = _seconds(keep_alive)
+        if name and not found.config.any_model_name and self._named(name) is None:
+            raise Unprocessable(f"`model`: the model `{name}` does not exist", param="model", code="model_not_found")
+        one = self._residents[found.name]
+        try:
+            async with asyncio.timeout(self._settings.models.load_wait):
+                await self._until_loaded(one)
+                await self._until_serving(one)
+        except TimeoutError:
+            text = f"the model `{found.name}` is {one.state.state}, and was not ready in time"
+            raise Overloaded(text, code="model_loading", retry_after=RETRY_S) from None
+        if seconds is not None:
+            self.keep(found.name, seconds)
+        return one.served
+
+    async def _until_loaded(self, one: Resident) -> None:
+        """Waits until the launcher has loaded the model, and holds it from that moment on."""
+        name = one.entry.name
+        if one.loaded:
+            self._hold(name)
+            return
+        if one.state.state == "failed" and time.monotonic() < one.failed_at + RETRY_S:
+            raise _failure(one.state)
+        attempts = one.state.attempts - (one.state.state == "loading")
+        with self._link.wanting(name):
+            while not one.loaded:
+                if one.state.state == "failed" and one.state.attempts > attempts:
+                    raise _failure(one.state)
+                if self._is_draining:
+                    raise Overloaded("not ready: draining", code=DRAINING.code, retry_after=RETRY_S)
+                await self._changed.wait()
+            self._hold(name)
+
+    def _hold(self, name: str) -> None:
+        """Holds a model until the end of the current task, which handles one HTTP request."""
+        self._link.use(name)
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(lambda _: self._link.release(name))
+
+    async def _until_serving(self, one: Resident) -> None:
+        """Waits for this frontend's own connection and tokenizer, and for a worker that was lost to return."""
+        while not one.served.service.readiness.ready and not self._is_draining:
+            if one.state.state == "failed":
+                raise _failure(one.state)
+            if one.tokenizer.done() and not one.tokenizer.cancelled() and (problem := one.tokenizer.exception()):
+                raise Overloaded(f"not ready: {problem}", code="model_failed", retry_after=RETRY_S)
+            await asyncio.sleep(POLL_S)
+
+    def load(self, name: str) -> None:
+        """Has the launcher load a model although no request waits for it."""
+        self._link.order(Load(name))
+
+    def keep(self, name: str, seconds: float | None) -> None:
+        """Says how long a model stays without requests, see shared.models.messages.Keep."""
+        self._link.order(Keep(name, seconds))
+
+    # what the launcher says
+
+    def _update(self) -> None:
+        for one in self._residents.values():
+            state = self._link.states.get(one.entry.name, one.state)
+            if state.state == "failed" and (one.state.state, one.state.attempts) != ("failed", state.attempts):
+                one.failed_at = time.monotonic()
+            one.state = state
+            if state.state in LOADED_STATES and one.opened is None and state.folder:
+                one.opened = asyncio.create_task(self._open(one, state.folder))
+            elif state.state in ("unloaded", "failed") and one.opened is not None:
+                self._drop(one)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _resident(self, index: int, entry: Entry) -> Resident:
+        """Makes the entry of a model that is not loaded."""
+        own: dict[str, object] = {name: value for name, value in entry.flags.items() if name != "kv_cache_gb"}
+        own |= {"model": entry.model, "served_model_name": ",".join(entry.names)}
+        settings = with_values(self._settings, own)
+        tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
+        config, folder = settings.frontend, worker_folder(self._settings.wire.run_dir, index)
+        pool = WorkerPool(
+            settings.wire,
+            Discovery(parse_all(f"ipc://{folder}"), None),
+            stall_timeout=config.stall_timeout,
+            recovery_timeout=config.recovery_timeout,
+            model=entry.name,
+        )
+        served = ServedModel.of(entry.names, config, pool, tokenizer, self._metrics(entry.name))
+        return Resident(index, entry, settings, served, tokenizer, ModelState(entry.name, "unloaded"))
+
+    async def _open(self, one: Resident, folder: str) -> None:
+        """Connects to the worker of a model, and reads its tokenizer in a thread."""
+        tokenizer, settings = one.tokenizer, one.settings
+        await one.served.pool.start()
+        load = partial(Tokenizer.load, Path(folder), settings.frontend.chat_template, settings.model.task)
+        try:
+            tokenizer.set_result(await asyncio.to_thread(load))
+        except Exception as error:
+            tokenizer.set_exception(error)
+            tokenizer.exception()  # requests see it; nobody has to have asked
+            log.error("the tokenizer of %s did not load: %s", one.entry.name, error)
+
+    def _drop(self, one: Resident) -> None:
+        """Lets go of all that a loaded model has in this process."""
+        assert one.opened is not None
+        one.opened.cancel()
+        closing = asyncio.create_task(one.served.pool.close(f"the model {one.entry.name} is {one.state.state}"))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        fresh = self._resident(one.index, one.entry)
+        one.served, one.tokenizer, one.opened = fresh.served, fresh.tokenizer, None
+
+    # the life of the process
+
+    async def start(self) -> None:
+        gc.set_threshold(*GC_THRESHOLDS)
+        self._running = asyncio.create_task(self._link.run())
+
+    async def drain(self, timeout: float) -> None:
+        self._is_draining = True
+        self._changed.set()
+        await asyncio.gather(*(one.served.service.drain(timeout) for one in self._residents.values()))
+
+    async def close(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+        for one in self._residents.values():
+            await one.served.pool.close()
+
+
+def _seconds(keep_alive: object) -> float | None:
+    if keep_alive is None:
+        return None
+    try:
+        if isinstance(keep_alive, bool) or not isinstance(keep_alive, str | int | float):
+            raise ValueError("must be a duration like 300, 90s, 10m or -1")
+        return seconds_of(keep_alive)
+    except (ValueError, OverflowError) as error:
+        raise BadRequest(f"`keep_alive` {error}", param="keep_alive", code="out_of_range") from None
+
+
+def _failure(state: ModelState) -> Overloaded:
+    text = f"the model `{state.name}` cannot be loaded: {state.reason}"
+    return Overloaded(text, code="model_failed", retry_after=RETRY_S)

@@ -1,0 +1,38 @@
+"""The routes that load and unload models. Both answer at once; /v1/models shows what became of it."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.api.app_state import AppState, json_response
+from frontend.api.many.fields import Accepted, ModelRequest
+from frontend.errors import BadRequest, NotFound
+
+
+async def load_model(app: AppState, request: Request) -> Response:
+    """Has a model loaded. Raises NotFound for a name that no model has, and BadRequest for one that is loaded."""
+    name, state = await _asked(app, request)
+    if state in ("loaded", "loading"):
+        raise BadRequest(f"the model `{name}` is {state} already", param="model", code="model_loaded")
+    app.models.load(name)
+    return json_response(Accepted())
+
+
+async def unload_model(app: AppState, request: Request) -> Response:
+    """Has a model unloaded as soon as no request needs it. Raises NotFound, and BadRequest if it is not loaded."""
+    name, state = await _asked(app, request)
+    if state not in ("loaded", "loading"):
+        raise BadRequest(f"the model `{name}` is not loaded", param="model", code="model_not_loaded")
+    app.models.keep(name, 0.0)
+    return json_response(Accepted())
+
+
+async def _asked(app: AppState, request: Request) -> tuple[str, str]:
+    """Returns the model's first name and its state."""
+    written = app.decode(request, await app.body(request), ModelRequest).model
+    found = app.models.get(written)
+    if found is None:
+        raise NotFound(f"the model `{written}` does not exist", param="model", code="model_not_found")
+    known = app.models.state_of(found.name)
+    if known is None:
+        raise BadRequest("this server has one model, which is always loaded", code="not_allowed")
+    return found.name, known.state

@@ -1,0 +1,33 @@
+"""`prediction`: a text that the client expects as the answer. It makes the answer faster, and changes nothing of it."""
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from frontend.api.chat.chat_prompt import MAX_PARTS, join_text
+from frontend.api.model_context import ModelContext
+from frontend.api.openai.content_parts import TextPart
+from frontend.api.prepare import Reading
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.requests.request_types import doc
+
+
+class Prediction(RequestModel):
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
+
+
+PredictionField = Annotated[
+    Prediction | None,
+    doc("A text that the answer will mostly repeat. It makes the answer faster, and changes nothing of it"),
+]
+
+
+async def with_prediction(reading: Reading, prediction: Prediction | None, context: ModelContext) -> Reading:
+    """Returns what was read with the ids of the expected answer, as many as the context has room for."""
+    if prediction is None:
+        return reading
+    ids = await context.tokenizer.encode(join_text(prediction.content), add_special_tokens=False)
+    known = tuple(id for id in ids[: context.max_seq_len] if id < context.vocab_size)
+    return replace(reading, features=replace(reading.features, predicted=known))

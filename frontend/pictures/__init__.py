@@ -1,0 +1,8 @@
+"""Pictures in chat. A frontend that gets none imports nothing of this folder.
+
+sources             reads a picture from a URL of the request: data, the web or a folder
+fetch               reads pictures from the web, from hosts that the server allows
+decoding            has a child process decode and resize pictures, because a hostile file may end it
+decode              what the child does, with Pillow alone
+prompt              puts the tokens of pictures into a prompt
+"""

@@ -1,0 +1,98 @@
+"""Decodes and resizes one picture, in a child process that a hostile file may end (shared/processes/expendable.py).
+
+It does what the image processors of transformers do with Pillow, up to the normalization, which the worker does.
+"""
+
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+DECODE = f"{__name__}:decode"
+SECONDS, MEGABYTES = 10.0, 1024  # for one picture
+KINDS = ("PNG", "JPEG", "WEBP", "GIF")
+MOST_TILES = 64
+MOST_RATIO = 200  # of the sides of a picture that keeps its shape, as in transformers
+
+Tile = tuple[int, int, bytes]  # height, width, uint8 RGB row by row
+
+
+def decode(
+    data: bytes, most_pixels: int, kind: str, side: int, longest: int, cuts: bool, resample: int,
+    area: Sequence[int] = (0, 0),
+) -> list[Any]:  # fmt: skip
+    """Returns rows, columns and the tiles of a picture; or ["…"], what is wrong with it.
+
+    The other arguments are the fields of a PictureFormat.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    Image.MAX_IMAGE_PIXELS = None  # the size is checked here, before anything is decoded
+    try:
+        image: Any = Image.open(io.BytesIO(data), formats=KINDS)
+        width, height = image.size
+        if width * height > most_pixels:
+            return [f"has {width} x {height} pixels; at most {most_pixels} are accepted (--max-image-pixels)"]
+        image = ImageOps.exif_transpose(image).convert("RGB")
+    except MemoryError:
+        raise
+    except UnidentifiedImageError:
+        return ["is no PNG, JPEG, WebP or GIF"]
+    except Exception as error:  # Pillow raises anything for broken files
+        return [f"is broken: {error}"]
+    if kind == "square":
+        return [0, 0, [_bytes(image.resize((side, side), resample))]]
+    if kind == "any":
+        if max(width, height) > MOST_RATIO * min(width, height):
+            return [f"has {width} x {height} pixels; one side may be {MOST_RATIO} times as long as the other at most"]
+        return [0, 0, [_bytes(image.resize(_of_area(image.width, image.height, side, *area), resample))]]
+    image = image.resize(_scaled(image.width, image.height, longest), resample)
+    return _tiles(image, side, resample) if cuts else [0, 0, [_bytes(image.resize((side, side), resample))]]
+
+
+def _tiles(image: Any, side: int, resample: int) -> list[Any]:
+    image = image.resize(_whole_tiles(image.width, image.height, side), resample)
+    columns, rows = image.width // side, image.height // side
+    if rows * columns > MOST_TILES:
+        return [f"is cut into {rows} x {columns} tiles; at most {MOST_TILES} are accepted"]
+    if rows * columns == 1:
+        return [0, 0, [_bytes(image)]]
+    boxes = [(x * side, y * side, (x + 1) * side, (y + 1) * side) for y in range(rows) for x in range(columns)]
+    tiles = [_bytes(image.crop(box)) for box in boxes]
+    return [rows, columns, [*tiles, _bytes(image.resize((side, side), resample))]]
+
+
+def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:
+    """Returns the size whose longer side is `longest`; the other one is even."""
+    ratio = width / height
+    if width >= height:
+        other = int(longest / ratio)
+        return longest, max(1, other + other % 2)
+    other = int(longest * ratio)
+    return max(1, other + other % 2), longest
+
+
+def _of_area(width: int, height: int, step: int, least: int, most: int) -> tuple[int, int]:
+    """Returns multiples of `step` of about the picture's shape, with `least` to `most` pixels together."""
+    across, down = round(width / step), round(height / step)
+    if across * down * step * step > most:
+        shrink = math.sqrt(height * width / most)
+        across, down = (max(1, math.floor(side / shrink / step)) for side in (width, height))
+    elif across * down * step * step < least:
+        grow = math.sqrt(least / (height * width))
+        across, down = (math.ceil(side * grow / step) for side in (width, height))
+    return across * step, down * step
+
+
+def _whole_tiles(width: int, height: int, side: int) -> tuple[int, int]:
+    """Returns the next larger size of whole tiles."""
+    ratio = width / height
+    if width >= height:
+        width = math.ceil(width / side) * side
+        return width, math.ceil(int(width / ratio) / side) * side
+    height = math.ceil(height / side) * side
+    return math.ceil(int(height * ratio) / side) * side, height
+
+
+def _bytes(image: Any) -> Tile:
+    return image.height, image.width, image.tobytes()

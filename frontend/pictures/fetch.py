@@ -1,0 +1,98 @@
+"""Reads a picture from the web, from the hosts that the server allows.
+
+The address of the host is looked up once, checked, and connected to, so that a name cannot change to an address of the
+local network in between. Redirects are not followed, because they lead to other hosts.
+"""
+
+import http.client
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from urllib.parse import SplitResult, urlsplit
+
+from frontend.pictures.decoding import refused
+
+SECONDS = 10.0  # for connecting, and for each wait for more of the answer
+ALL_SECONDS = 30.0  # for the whole answer
+PIECE = 1 << 16
+
+
+def fetched(name: str, url: str, allowed: Sequence[str], most: int) -> bytes:
+    """Returns what a host answers, of at most `most` bytes. Blocks. Raises BadRequest, which says what is wrong.
+
+    allowed: names of hosts, and addresses. An address of a private network is only connected to if it is listed itself.
+    """
+    if not allowed:
+        raise refused(name, "is on the web, and the server fetches none (--allowed-media-domains); send it as data")
+    parts = _split(name, url)
+    host = parts.hostname or ""
+    if host not in {one.lower() for one in allowed}:
+        raise refused(name, f"is on {host[:100]!r}, which is none of the hosts that the server fetches pictures from")
+    try:
+        connection = _Connection(host, _address(name, host), parts)
+        try:
+            return _answer(name, connection, parts, most)
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException, ssl.SSLError, UnicodeError) as error:
+        raise refused(name, f"cannot be fetched from {host[:100]}: {error}") from error
+
+
+def _split(name: str, url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise refused(name, f"has a URL that cannot be read: {error}") from error
+    if any(letter <= " " or letter >= "\x7f" for letter in url):
+        raise refused(name, "has a URL with letters that must be escaped")
+    return parts
+
+
+def _address(name: str, host: str) -> str:
+    """Returns an address of the host. Raises BadRequest for one of a private network, unless the URL has it itself."""
+    found = [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    for address in found:
+        if address != host and not ipaddress.ip_address(address.split("%")[0]).is_global:
+            raise refused(name, f"is on {host[:100]!r}, whose address is one of a private network")
+    return found[0]
+
+
+class _Connection(http.client.HTTPConnection):
+    """Connects to an address, and speaks with the host that the URL names."""
+
+    def __init__(self, host: str, address: str, parts: SplitResult) -> None:
+        self._tls = parts.scheme.lower() == "https"
+        super().__init__(host, parts.port or (443 if self._tls else 80), timeout=SECONDS)
+        self._address = address
+
+    def connect(self) -> None:
+        self.sock = socket.create_connection((self._address, self.port), self.timeout)
+        if self._tls:
+            self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
+
+
+def _answer(name: str, connection: _Connection, parts: SplitResult, most: int) -> bytes:
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    connection.request("GET", target, headers={"Accept": "image/*", "User-Agent": "sluice", "Connection": "close"})
+    response = connection.getresponse()
+    if response.status != 200:
+        moved = ", and redirects are not followed" if 300 <= response.status < 400 else ""
+        raise refused(name, f"cannot be fetched: the host answers {response.status}{moved}")
+    size = response.length  # None: up to the end of the connection, or of the last chunk
+    data, end = bytearray(), time.monotonic() + ALL_SECONDS
+    while size is None or len(data) < size:
+        if not (
+            piece := response.read1(PIECE)
+        ):  # what is there: a host that sends byte by byte must not go on for ever
+            break
+        data += piece
+        if time.monotonic() > end:
+            raise refused(name, f"cannot be fetched: its host takes longer than {ALL_SECONDS:.0f} s")
+        if len(data) > most:
+            raise refused(name, f"has more than {most >> 20} MiB")
+    if size is not None and len(data) < size:
+        raise refused(name, f"cannot be fetched: its host sends {len(data)} of {size} bytes")
+    return bytes(data)

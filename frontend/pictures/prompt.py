@@ -1,0 +1,88 @@
+"""Puts pictures into a prompt: what stands for them in the text, and where their tokens are among its ids."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from frontend.errors import BadRequest, Unprocessable
+from frontend.pictures.decoding import Decoded, decoded
+from frontend.pictures.sources import read
+from frontend.text.picture_format import PictureFormat
+from frontend.text.picture_marks import Source
+from frontend.text.tokenizer import Tokenizer
+from shared.config import FrontendConfig
+from shared.messages import Picture
+from shared.pictures.digest import picture_digest
+
+MAX_PIXEL_BYTES = 48 << 20  # of a request, as in the worker: a message has at most 64 MiB
+
+
+async def pictures_of(sources: Sequence[Source], seen: PictureFormat, config: FrontendConfig) -> list[Decoded]:
+    """Reads and decodes all pictures of a request. Raises BadRequest for the first one that cannot be used."""
+    most = config.max_images_per_request
+    if len(sources) > most:
+        raise BadRequest(
+            f"`messages` have {len(sources)} pictures; at most {most} are accepted (--max-images-per-request)",
+            param="messages", code="too_many_images",
+        )  # fmt: skip
+    found: dict[Source, Decoded] = {}
+    total = 0
+    for number, source in enumerate(sources, 1):
+        name = f"picture {number}"
+        if source not in found:
+            cut = replace(seen, cuts=False) if source.detail == "low" else seen
+            found[source] = await decoded(name, await read(name, source, config), cut, config.max_image_pixels)
+        total += sum(len(pixels) for _, _, pixels in found[source].tiles)
+        if total > MAX_PIXEL_BYTES:
+            raise BadRequest(
+                f"`messages`: up to {name}, the pictures have more than {MAX_PIXEL_BYTES >> 20} MiB of pixels",
+                param="messages", code="too_many_images",
+            )  # fmt: skip
+    return [found[source] for source in sources]
+
+
+def shown_text(text: str, mark: str, pictures: Sequence[Decoded], seen: PictureFormat) -> str:
+    """Returns the rendered conversation with what stands for each picture.
+
+    mark: stands before spellings that a client has written (frontend/api/chat/untrusted.py), which are not replaced.
+    Raises Unprocessable unless the template shows each picture once.
+    """
+    own = re.compile((f"(?<!{re.escape(mark)})" if mark else "") + re.escape(seen.placeholder))
+    if (count := len(own.findall(text))) != len(pictures):
+        raise Unprocessable(
+            f"`messages` have {len(pictures)} pictures, but the model's chat template shows {count} of them",
+            param="messages", code="unsupported_content",
+        )  # fmt: skip
+    following = iter(pictures)
+
+    def shown(_: re.Match[str]) -> str:
+        one = next(following)
+        return seen.shown(one.rows, one.columns, seen.tokens_of(*one.tiles[0][:2]))
+
+    return own.sub(shown, text)
+
+
+def placed(
+    ids: Sequence[int], pictures: Sequence[Decoded], seen: PictureFormat, tokenizer: Tokenizer
+) -> tuple[Picture, ...]:
+    """Returns the tiles of all pictures, each with the place of its tokens in the prompt.
+
+    Raises Unprocessable if the tokenizer has no such token.
+    """
+    placeholder = tokenizer.ids_of({seen.token: ""})
+    tiles = [tile for one in pictures for tile in one.tiles]
+    places = [place for place, id in enumerate(ids) if id in placeholder]
+    counts = [seen.tokens_of(height, width) for height, width, _ in tiles]
+    starts = [places[before] for before in accumulate(counts, initial=0) if before < len(places)]
+    if len(places) != sum(counts) or any(
+        ids[start : start + count].count(ids[start]) != count for start, count in zip(starts, counts, strict=True)
+    ):
+        raise Unprocessable(
+            f"the tokenizer does not make a token of each {seen.token}, so the model cannot see pictures",
+            param="messages", code="unsupported_content",
+        )  # fmt: skip
+    return tuple(
+        Picture(start, count, height, width, pixels, picture_digest(height, width, pixels))
+        for start, count, (height, width, pixels) in zip(starts, counts, tiles, strict=True)
+    )

@@ -1,0 +1,84 @@
+"""Reads a picture from the URL that a request gives: its own data, the web, or a folder of the server."""
+
+import asyncio
+import base64
+import binascii
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from frontend.errors import BadRequest
+from frontend.pictures.decoding import refused
+from frontend.text.picture_marks import Source
+from shared.config import FrontendConfig, words
+
+MAX_BYTES = 20 << 20  # of a file
+FETCHES = 8  # at once
+
+
+async def read(name: str, source: Source, config: FrontendConfig) -> bytes:
+    """Returns the file of a picture. name: what an error calls it. Raises BadRequest, which says what is wrong."""
+    scheme = source.url.split(":", 1)[0].lower()
+    match scheme:
+        case "data":
+            return _checked(name, _own(name, source.url))
+        case "http" | "https":
+            from frontend.pictures.fetch import fetched
+
+            allowed = words(config.allowed_media_domains)
+            return await asyncio.get_running_loop().run_in_executor(
+                _fetchers(), fetched, name, source.url, allowed, MAX_BYTES
+            )
+        case "file":
+            return _checked(name, await asyncio.to_thread(_from_folder, name, source.url, config.allowed_media_path))
+    raise refused(name, "must be a data:, http:, https: or file: URL")
+
+
+@cache
+def _fetchers() -> ThreadPoolExecutor:
+    """Returns the threads that fetch, so that slow hosts delay only requests with pictures from the web."""
+    return ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
+
+
+def _own(name: str, url: str) -> bytes:
+    head, comma, data = url.partition(",")
+    kind, *also = head.partition(":")[2].lower().split(";")
+    if not comma or "base64" not in (one.strip() for one in also):
+        raise refused(name, "must be a data: URL in base64")
+    if not kind.strip().startswith("image/"):
+        raise refused(name, f"has the media type {kind.strip()[:80]!r}, not one of an image")
+    if 3 * len(data) // 4 > MAX_BYTES + 3:
+        raise _too_large(name)
+    try:
+        return base64.b64decode(data.strip(), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise refused(name, f"is not base64: {error}") from error
+
+
+def _from_folder(name: str, url: str, allowed: str) -> bytes:
+    if not allowed:
+        raise refused(name, "is a file, and the server reads none (--allowed-media-path)")
+    parts, root = urlsplit(url), Path(allowed).resolve()
+    file = Path(unquote(parts.path)).resolve()
+    if parts.netloc not in ("", "localhost") or not file.is_relative_to(root):
+        raise refused(name, "is not below the folder that the server reads pictures from")
+    try:
+        if not file.is_file():
+            raise refused(name, "is not there")
+        with file.open("rb") as opened:
+            return opened.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise refused(name, f"cannot be read: {error.strerror}") from error
+
+
+def _checked(name: str, data: bytes) -> bytes:
+    if not data:
+        raise refused(name, "is empty")
+    if len(data) > MAX_BYTES:
+        raise _too_large(name)
+    return data
+
+
+def _too_large(name: str) -> BadRequest:
+    return refused(name, f"has more than {MAX_BYTES >> 20} MiB")

@@ -1,0 +1,128 @@
+"""What a checkpoint says about pictures: how they are resized and cut, and what a prompt shows in their place.
+
+A family is a row of FORMATS. It does what the family's processor in transformers does, with the backend for Pillow.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isqrt
+from pathlib import Path
+from typing import Any, Literal
+
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers, which preprocessor_config.json has, too
+MOST_SIDE = 1 << 14
+MOST_PATCHES = 1 << 14  # of a picture of any size: more the worker does not encode
+Kind = Literal["square", "tiles", "any"]
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFormat:
+    """How a model sees pictures.
+
+    kind: square: one picture of `side` x `side` pixels; tiles: cut into tiles of this size, and one of the whole;
+        any: one picture whose height and width are multiples of `side`, of about its own shape
+    tokens: of each tile in the prompt; any: of each square of `side` x `side` pixels
+    longest: tiles: the longest side of the picture before it is cut; 0 for a square
+    cuts: whether the picture is cut; else it becomes one tile after the same steps
+    placeholder: what the chat template writes for a picture
+    token: the text of the token that each tile has `tokens` of
+    before, after: texts around the tokens of a tile
+    """
+
+    kind: Kind
+    side: int
+    tokens: int
+    longest: int
+    cuts: bool
+    resample: int
+    placeholder: str
+    token: str
+    before: str = ""
+    after: str = ""
+    area: tuple[int, int] = (0, 0)  # any: the least and the most pixels
+
+    def tokens_of(self, height: int, width: int) -> int:
+        """Returns how many tokens a tile of so many pixels has in the prompt."""
+        return self.tokens * (height // self.side) * (width // self.side)
+
+    def shown(self, rows: int, columns: int, tokens_each: int) -> str:
+        """Returns what the prompt has for a picture.
+
+        rows, columns: of the tiles that it is cut into; 0: it is not cut
+        tokens_each: how many tokens a tile has
+        """
+        tokens = self.token * tokens_each
+        if self.kind != "tiles":
+            return f"{self.before}{tokens}{self.after}"
+        lines = "".join(
+            "".join(f"{self.before}<row_{row}_col_{column}>{tokens}" for column in range(1, columns + 1)) + "\n"
+            for row in range(1, rows + 1)
+        )
+        return lines + "\n" * bool(rows) + f"{self.before}<global-img>{tokens}{self.after}"
+
+
+def picture_format(folder: Path, config: Config, named_tokens: Mapping[str, str]) -> PictureFormat | None:
+    """Returns how the model in a folder sees pictures; None if it sees none, or if its family is not served.
+
+    config: config.json. named_tokens: special tokens by their names in tokenizer_config.json
+    """
+    make, vision = FORMATS.get(str(config.get("model_type"))), config.get("vision_config")
+    if make is None or not isinstance(vision, dict):
+        return None
+    try:
+        found = make(config, vision, _processor(folder), named_tokens)
+    except (TypeError, ValueError, KeyError, ZeroDivisionError, AttributeError):  # the worker says what is wrong
+        return None
+    fits = 0 < found.side <= MOST_SIDE and found.longest <= MOST_SIDE and found.tokens > 0
+    return found if fits and (found.kind != "any" or 0 < found.area[0] <= found.area[1]) else None
+
+
+def _idefics3(config: Config, vision: Config, processor: Config, named: Mapping[str, str]) -> PictureFormat:
+    side = vision.get("image_size", 224)
+    tokens = (side // vision.get("patch_size", 32) // config.get("scale_factor", 2)) ** 2
+    splits = processor.get("do_image_splitting", True)
+    longest = (processor.get("size") or {}).get("longest_edge", 4 * side)
+    return PictureFormat(
+        "tiles", side, tokens, longest, splits, processor.get("resample", LANCZOS), "<image>", "<image>",
+        "<fake_token_around_image>", "<fake_token_around_image>",
+    )  # fmt: skip
+
+
+def _gemma3(config: Config, vision: Config, processor: Config, named: Mapping[str, str]) -> PictureFormat:
+    side, tokens = vision.get("image_size", 224), config.get("mm_tokens_per_image", 256)
+    begin, end = named.get("boi_token", "<start_of_image>"), named.get("eoi_token", "<end_of_image>")
+    return PictureFormat(
+        "square", side, isqrt(tokens) ** 2, 0, False, processor.get("resample", BILINEAR), begin,
+        named.get("image_token", "<image_soft_token>"), f"\n\n{begin}", f"{end}\n\n",
+    )  # fmt: skip
+
+
+def _qwen(config: Config, vision: Config, processor: Config, named: Mapping[str, str]) -> PictureFormat:
+    """Reads the settings of Qwen2VLImageProcessor; older checkpoints have the bounds of the area apart from `size`."""
+    patch, merge = vision.get("patch_size", 16), vision.get("spatial_merge_size", 2)
+    size = processor.get("size") or {}
+    least = processor.get("min_pixels") or size.get("shortest_edge", 56 * 56)
+    most = processor.get("max_pixels") or size.get("longest_edge", 28 * 28 * 1280)
+    token = named.get("image_token", "<|image_pad|>")
+    return PictureFormat(
+        "any", patch * merge, 1, 0, False, processor.get("resample", BICUBIC), token, token,
+        area=(least, min(most, MOST_PATCHES * patch * patch)),
+    )  # fmt: skip
+
+
+FORMATS: Mapping[str, Callable[[Config, Config, Config, Mapping[str, str]], PictureFormat]] = {
+    "gemma3": _gemma3, "idefics3": _idefics3, "qwen3_5": _qwen, "qwen3_5_moe": _qwen, "qwen3_vl": _qwen,
+    "smolvlm": _idefics3,
+}  # fmt: skip
+
+
+def _processor(folder: Path) -> Config:
+    """Returns the settings of the image processor; nothing if the checkpoint has none."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (file := folder / name).exists():
+            settings = json.loads(file.read_bytes())
+            found: Config = settings.get("image_processor", settings)
+            return found
+    return {}

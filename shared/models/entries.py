@@ -1,0 +1,137 @@
+"""The entries of the table of models: read from a file, or found in a folder. Opens no checkpoint.
+
+A file of TOML has a table for each model:
+
+    [models.small]
+    model = "/models/Qwen3-0.6B"
+    aliases = ["qwen"]
+    preload = true
+    flags = { max-seq-len = 4096 }
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from shared.config import ConfigError
+from shared.gguf.naming import models_among, short_name
+
+MOST_MODELS = 512  # a frontend has metrics of each of them
+MOST_FILE_BYTES = 1 << 20
+MOST_NAME_CHARS = 256
+DEEPEST = 4  # folders below --models-dir
+MOST_FOLDERS = 10_000  # that are searched below it
+Value = bool | int | float | str
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A model of the table.
+
+    model: a checkpoint folder, a GGUF file, or the name of a built-in model
+    flags: settings of its worker and of its prompts, by their names, with or without the dashes in front
+    preload: it is loaded when the server starts
+    pinned: it is not unloaded to make room, and not because it is idle
+    """
+
+    model: str
+    flags: dict[str, Value] = {}
+    aliases: tuple[str, ...] = ()
+    preload: bool = False
+    pinned: bool = False
+    name: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its names for clients; responses have the first."""
+        return tuple(dict.fromkeys((self.name, *self.aliases)))
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    models: dict[str, Entry]
+
+
+def read_entries(file: Path) -> list[Entry]:
+    """Reads the table from a file. Raises ConfigError, which names the file and the key."""
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(MOST_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"--models {file}: {error.strerror}") from None
+    if len(data) > MOST_FILE_BYTES:
+        raise ConfigError(f"--models {file} is larger than {MOST_FILE_BYTES} bytes")
+    decode = msgspec.json.decode if file.suffix == ".json" else msgspec.toml.decode
+    try:
+        found = decode(data, type=_File).models
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"--models {file}: {error}") from None
+    entries = [msgspec.structs.replace(entry, name=name) for name, entry in found.items()]
+    folder = file.parent
+    return checked([msgspec.structs.replace(entry, model=_path(entry.model, folder)) for entry in entries], str(file))
+
+
+def encode_entries(entries: Iterable[Entry]) -> bytes:
+    """Returns the table as JSON, which `read_entries` reads."""
+    bare = {entry.name: msgspec.structs.replace(entry, name="") for entry in entries}
+    return msgspec.json.encode(_File(bare))
+
+
+def worker_folder(run_dir: str, index: int) -> Path:
+    """Returns the folder with the sockets of the worker of model `index` of the table."""
+    return Path(run_dir) / f"m{index}"
+
+
+def find_entries(folder: Path) -> list[Entry]:
+    """Finds the checkpoint folders and GGUF files below a folder. Raises ConfigError if there is none."""
+    if not folder.is_dir():
+        raise ConfigError(f"--models-dir {folder}: there is no such folder")
+    entries = [Entry(str(path), name=short_name(str(path))) for path in _checkpoints(folder)]
+    if not entries:
+        raise ConfigError(f"--models-dir {folder} has no checkpoint folder and no GGUF file")
+    return checked(entries, str(folder))
+
+
+def checked(entries: Sequence[Entry], where: str) -> list[Entry]:
+    """Returns the entries. Raises ConfigError for too many, for a bad name, and for a name that two of them have."""
+    if not 1 <= len(entries) <= MOST_MODELS:
+        raise ConfigError(f"{where} has {len(entries)} models; a server may have 1 to {MOST_MODELS}")
+    owners: dict[str, Entry] = {}
+    for entry in entries:
+        for name in entry.names:
+            if not name or len(name) > MOST_NAME_CHARS or "," in name or not name.isprintable():
+                raise ConfigError(
+                    f"{where}: the name {name!r:.80} must be printable, without a comma, of 1 to {MOST_NAME_CHARS} "
+                    "characters"
+                )
+            if owners.setdefault(name, entry) is not entry:
+                raise ConfigError(f"{where}: two models are named {name!r}: {owners[name].model} and {entry.model}")
+    return list(entries)
+
+
+def _path(model: str, folder: Path) -> str:
+    """Returns a model's path as the launcher opens it: a path in a file counts from the folder of that file."""
+    beside = folder / Path(model).expanduser()
+    return str(beside) if beside.exists() else model
+
+
+def _checkpoints(top: Path) -> Iterator[Path]:
+    open_folders, searched = [(top, 0)], 0
+    while open_folders:
+        folder, depth = open_folders.pop(0)
+        searched += 1
+        if searched > MOST_FOLDERS:
+            raise ConfigError(f"--models-dir {top} has more than {MOST_FOLDERS} folders")
+        if (folder / "config.json").is_file():
+            yield folder
+            continue
+        names: list[Path] = []
+        inner: list[Path] = []
+        try:
+            for path in sorted(folder.iterdir()):
+                (inner if path.is_dir() else names).append(path)
+        except OSError as error:
+            raise ConfigError(f"--models-dir: cannot read {folder}: {error.strerror}") from None
+        for model in models_among(path.name for path in names):
+            yield folder / model[0]
+        if depth < DEEPEST:
+            open_folders += [(path, depth + 1) for path in inner if not path.name.startswith(".")]

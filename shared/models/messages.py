@@ -1,0 +1,102 @@
+"""The messages between frontends and the launcher about models, and their frames on the control socket.
+
+The launcher sends a `Table` after every change. A frontend answers each with a `Seen`, and sends one whenever its
+requests begin or end to need a model. Both sides tell their whole state each time, so a process that starts late or
+again misses nothing. A frame is a length of four bytes (little-endian) and a message in msgpack.
+"""
+
+import asyncio
+import struct
+from typing import Literal
+
+import msgspec
+
+SOCKET = "models.sock"  # in the run folder
+MOST_FRAME_BYTES = 4 << 20
+State = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+
+
+class ModelState(msgspec.Struct, frozen=True, array_like=True):
+    """A model as the launcher knows it.
+
+    reason: why it failed, else empty
+    folder: with its tokenizer; empty before it was loaded once
+    nbytes: what it takes of the memory for all models: weights, K/V pool and its process; 0 while not known
+    attempts: how often the launcher has tried to load it
+    keep_alive: seconds that it stays without requests; None: until its memory is needed
+    expires_at: when it is unloaded if no request comes, in seconds since 1970; None: a request needs it now, or the
+        time does not matter
+    """
+
+    name: str
+    state: State
+    reason: str = ""
+    folder: str = ""
+    nbytes: int = 0
+    attempts: int = 0
+    keep_alive: float | None = None
+    expires_at: float | None = None
+
+
+class Table(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From the launcher: all models, in the order of the table. `version` counts the changes."""
+
+    version: int
+    models: tuple[ModelState, ...]
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From a frontend: the version of the latest table that it acts on, and what its requests need at this moment.
+
+    used: models that its requests compute with
+    wanted: models that its requests wait for
+    """
+
+    version: int
+    used: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
+
+
+class Keep(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From a frontend: how long a loaded model stays without requests, from now on and until it is unloaded.
+
+    seconds: 0 unloads it as soon as no request needs it; None: as --keep-alive says; infinity: until memory is needed
+    """
+
+    name: str
+    seconds: float | None
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From a frontend: load the model although no request waits for it."""
+
+    name: str
+
+
+FromFrontend = Seen | Keep | Load
+
+_encoder = msgspec.msgpack.Encoder()
+_tables = msgspec.msgpack.Decoder(Table)
+_from_frontend: msgspec.msgpack.Decoder[FromFrontend] = msgspec.msgpack.Decoder(FromFrontend)
+
+
+def frame(message: Table | FromFrontend) -> bytes:
+    body = _encoder.encode(message)
+    return struct.pack("<I", len(body)) + body
+
+
+async def read_table(reader: asyncio.StreamReader) -> Table:
+    """Raises EOFError, OSError or ValueError if none arrives whole."""
+    return _tables.decode(await _body(reader))
+
+
+async def read_from_frontend(reader: asyncio.StreamReader) -> FromFrontend:
+    """Raises EOFError, OSError or ValueError if none arrives whole."""
+    return _from_frontend.decode(await _body(reader))
+
+
+async def _body(reader: asyncio.StreamReader) -> bytes:
+    (length,) = struct.unpack("<I", await reader.readexactly(4))
+    if length > MOST_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes")
+    return await reader.readexactly(length)

@@ -1,0 +1,27 @@
+"""A picture's file as the data: URL that requests have."""
+
+import base64
+from pathlib import Path
+
+MAX_BYTES = 20 << 20  # of a file
+BEGINNINGS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+
+
+def data_url(data: bytes) -> str:
+    """Returns the URL of a file's bytes. Raises ValueError with words that follow the file's name."""
+    kind = next((kind for beginning, kind in BEGINNINGS.items() if data.startswith(beginning)), None)
+    if kind is None or (kind == "webp" and data[8:12] != b"WEBP"):
+        raise ValueError("is no PNG, JPEG, WebP or GIF")
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def file_as_url(path: Path) -> str:
+    """Returns the URL of a file. Raises ValueError with words that follow the file's name."""
+    try:
+        with path.expanduser().open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"has more than {MAX_BYTES >> 20} MiB")
+    return data_url(data)

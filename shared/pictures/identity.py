@@ -1,0 +1,19 @@
+"""A prompt as what decides its answer. The tokens of all pictures are equal, so digests stand in their place."""
+
+from collections.abc import Sequence
+
+from shared.messages import Picture
+
+
+def with_pictures(prompt: bytes, pictures: Sequence[Picture]) -> bytes:
+    """Returns a packed prompt with the digest of each picture, repeated, in place of the picture's tokens.
+
+    The result is as long as the prompt, so a prefix of it belongs to the same prefix of the prompt.
+    """
+    if not pictures:
+        return prompt
+    whole = bytearray(prompt)
+    for picture in pictures:
+        begin, size = 4 * picture.start, 4 * picture.tokens
+        whole[begin : begin + size] = (picture.digest * (size // len(picture.digest) + 1))[:size]
+    return bytes(whole)

@@ -1,0 +1,165 @@
+"""The account of loaded models: its limits, who goes first, and who is never unloaded."""
+
+import math
+import random
+
+import pytest
+
+from deploy.supervisor.models.account import GIB, RETRY_S, Account, Slot
+from shared.models.entries import Entry
+
+
+class Models:
+    """Models of some sizes in GiB under an account with a clock of its own."""
+
+    def __init__(
+        self, sizes: dict[str, int], *, models: int = 2, gib: int = 100, keep: float = math.inf, pinned: str = ""
+    ) -> None:
+        self.now = 0.0
+        slots = {name: Slot(Entry(name, name=name, pinned=name in pinned), keep) for name in sizes}
+        self.account = Account(slots, models, gib * GIB, lambda: self.now, lambda entry: sizes[entry.name] * GIB)
+        self.slots = slots
+
+    def states(self, state: str) -> str:
+        return "".join(name for name, slot in self.slots.items() if slot.state == state)
+
+    def settle(self, used: str = "", wanted: str = "") -> None:
+        """Lets the account decide until nothing changes; loads and unloads are done at once."""
+        for _ in range(20):
+            self.account.use(used, wanted)
+            self.account.forget_unwanted(wanted)
+            while (slot := self.account.next_to_unload()) is not None:
+                assert not slot.used
+            for slot in self.slots.values():
+                if slot.state == "unloading":
+                    slot.state = "unloaded"
+            while (slot := self.account.next_to_load()) is not None:
+                self.account.loaded(slot)
+            self.now += 1
+
+
+def test_the_least_recently_used_idle_model_makes_room() -> None:
+    it = Models({"a": 1, "b": 1, "c": 1})
+    for name in "aba":
+        it.settle(wanted=name)
+    it.settle(wanted="c")
+    assert it.states("loaded") == "ac"
+
+
+def test_a_model_with_requests_is_never_unloaded_and_the_next_waits() -> None:
+    it = Models({"a": 1, "b": 1, "c": 1})
+    it.settle(wanted="ab")
+    it.settle(used="ab", wanted="c")
+    assert (it.states("loaded"), it.states("unloaded")) == ("ab", "c")
+    it.settle(used="b", wanted="c")
+    assert it.states("loaded") == "bc"
+
+
+def test_memory_is_one_account_and_several_models_go_for_a_large_one() -> None:
+    it = Models({"a": 3, "b": 3, "c": 3, "d": 7}, models=9, gib=9)
+    it.settle(wanted="abc")
+    assert it.states("loaded") == "abc"
+    it.settle(wanted="d")
+    assert it.states("loaded") == "d"
+
+
+def test_a_model_counts_until_its_process_has_ended() -> None:
+    it = Models({"a": 5, "b": 5}, gib=9)
+    it.settle(wanted="a")
+    it.account.use("", "b")
+    assert it.account.next_to_unload() is it.slots["a"]
+    assert it.account.next_to_load() is None, "the memory of a is not free yet"
+    assert it.account.nbytes == 5 * GIB
+
+
+def test_the_first_that_waits_is_not_overtaken() -> None:
+    it = Models({"a": 6, "large": 9, "s": 1}, models=9, gib=10)
+    it.settle(wanted="a")
+    it.account.use("a", ["large"])
+    it.account.use("a", ["large", "s"])
+    assert it.account.next_to_unload() is None
+    assert it.account.next_to_load() is None
+    assert it.states("loaded") == "a"
+
+
+def test_what_can_never_fit_is_refused_in_words() -> None:
+    it = Models({"a": 4, "b": 7, "c": 12}, models=9, gib=10, pinned="a")
+    it.settle(wanted="a")
+    it.settle(wanted="bc")
+    assert it.slots["b"].reason == (
+        "it needs 7.00 GiB, and all models together may take 10.00 GiB, of which pinned models take 4.00 GiB "
+        "(--memory-gb)"
+    )
+    assert "12.00 GiB" in it.slots["c"].reason
+    assert it.states("failed") == "bc"
+
+
+def test_pinned_models_stay_and_hold_their_place() -> None:
+    it = Models({"a": 1, "b": 1, "c": 1}, pinned="ab")
+    it.settle(wanted="ab")
+    it.settle(wanted="c")
+    assert (it.states("loaded"), it.states("failed")) == ("ab", "c")
+    assert "--max-loaded-models" in it.slots["c"].reason
+
+
+@pytest.mark.parametrize("keep", [0.0, 5.0])
+def test_an_idle_model_is_unloaded_after_its_time(keep: float) -> None:
+    it = Models({"a": 1}, keep=keep)
+    it.settle(wanted="a")
+    it.settle(used="a")
+    assert it.states("loaded") == "a"
+    it.now += keep
+    it.settle()
+    assert it.states("unloaded") == "a"
+
+
+def test_a_failure_is_tried_again_by_a_request_only_after_a_pause() -> None:
+    it = Models({"a": 1})
+    slot = it.slots["a"]
+    it.account.ask(slot)
+    assert it.account.next_to_load() is slot
+    it.account.failed(slot, "no weights")
+    it.account.ask(slot)
+    assert it.account.next_to_load() is None
+    it.account.ask(slot, explicitly=True)
+    assert it.account.next_to_load() is slot
+    it.account.failed(slot, "no weights")
+    it.now += RETRY_S
+    it.account.ask(slot)
+    assert (it.account.next_to_load(), slot.attempts) == (slot, 3)
+
+
+def test_what_nobody_waits_for_any_more_is_not_loaded() -> None:
+    it = Models({"a": 1})
+    it.account.use("", "a")
+    it.account.forget_unwanted("")
+    assert it.account.next_to_load() is None
+
+
+def test_limits_hold_and_everyone_is_served_in_any_order_of_events() -> None:
+    for seed in range(200):
+        rng = random.Random(seed)
+        sizes = {name: rng.randint(1, 5) for name in "abcdef"}
+        it = Models(sizes, models=rng.randint(1, 4), gib=rng.randint(5, 9), keep=rng.choice([0.0, 3.0, math.inf]))
+        account = it.account
+        for _ in range(150):
+            loaded = [name for name in it.states("loaded")]
+            used = [name for name in loaded if rng.random() < 0.3]
+            account.use(used, [name for name in sizes if rng.random() < 0.3])
+            while (slot := account.next_to_unload()) is not None:
+                assert slot.name not in used
+            for slot in it.slots.values():
+                if slot.state == "unloading" and rng.random() < 0.5:
+                    slot.state = "unloaded"
+                if slot.state == "loading" and rng.random() < 0.5:
+                    account.loaded(slot)
+            while account.next_to_load() is not None:
+                pass
+            assert account.nbytes <= account.most_bytes
+            assert sum(slot.counts for slot in it.slots.values()) <= account.most_models
+            it.now += rng.random()
+        for name in sizes:
+            for slot in it.slots.values():
+                slot.state = {"loading": "loaded", "unloading": "unloaded"}.get(slot.state, slot.state)  # type: ignore[assignment]
+            it.settle(wanted=name)
+            assert it.slots[name].state == "loaded", (seed, name)

@@ -1,0 +1,93 @@
+"""The plan of many models: flags of each, sizes from the files, and what is refused before anything starts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from deploy.supervisor.models.plan import Plan, plan
+from deploy.supervisor.models.sizes import GIB, PROCESS_BYTES, weights_bytes
+from shared.config import ConfigError, Settings, with_values
+
+
+def planned(text: str, folder: Path, **values: Any) -> Plan:
+    file = folder / "models.toml"
+    file.write_text(text)
+    values = {"models": str(file), "run_dir": str(folder), "device": "cpu", **values}
+    return plan(with_values(Settings(), values), values.keys())
+
+
+def checkpoint(folder: Path, rows: int, dtype: torch.dtype) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    save_file({"w": torch.zeros(rows, 8, dtype=dtype)}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_each_model_has_its_flags_over_those_of_the_server(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "a", 2, torch.bfloat16)
+    text = '[models.a]\nmodel="a"\naliases=["x"]\nflags={ "--max-seq-len"=64, page_size=8 }\n[models.b]\nmodel="demo"'
+    it = planned(text, tmp_path, threads=3, kv_cache_gb=0.25, max_seq_len=128)
+    a, b = it.worker_settings(0), it.worker_settings(1)
+    assert (a.model.max_seq_len, a.worker.page_size, a.worker.threads) == (64, 8, 3)
+    assert (b.model.max_seq_len, b.model.names, a.model.names) == (128, ("b",), ("a", "x"))
+    assert a.wire.run_dir != b.wire.run_dir
+    assert a.model.model == str((tmp_path / "a").resolve())
+    assert (a.models.many, a.worker.kv_cache_gb) == (False, 0.25)
+
+
+def test_pools_of_all_models_fit_into_the_memory_of_all(tmp_path: Path) -> None:
+    it = planned('[models.a]\nmodel="demo"', tmp_path, memory_gb=10.0, max_loaded_models=4)
+    assert 0 < 4 * it.worker_settings(0).worker.kv_cache_gb < 10
+
+
+@pytest.mark.parametrize(("dtype", "flag", "nbytes"), [
+    (torch.bfloat16, "auto", 2), (torch.float16, "float32", 4), (torch.float32, "float32", 4),
+])  # fmt: skip
+def test_size_counts_each_number_as_wide_as_it_will_be(
+    tmp_path: Path, dtype: torch.dtype, flag: str, nbytes: int
+) -> None:
+    checkpoint(tmp_path / "a", 100, dtype)
+    it = planned(f'[models.a]\nmodel="a"\nflags={{dtype="{flag}", kv-cache-gb=0.5}}', tmp_path)
+    assert it.size_of(it.entries[0]) == 800 * nbytes + GIB // 2 + PROCESS_BYTES
+
+
+def test_a_damaged_file_is_told_and_not_believed(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    for data in (b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0[]", b"\x08\0\0\0\0\0\0\0" + b'{"a":{}}'):
+        file.write_bytes(data)
+        with pytest.raises(ValueError, match="safetensors"):
+            weights_bytes([file], widened=False)
+
+
+@pytest.mark.parametrize(("text", "values", "words"), [
+    ('[models.a]\nmodel="demo"\nflags={port=1}', {}, "'port' is not a flag that one model can have"),
+    ('[models.a]\nmodel="demo"\nflags={page-size=0}', {}, "the model a: --page-size must be at least 1"),
+    ('[models.a]\nmodel="demo"\nflags={max-prefill-chunks-per-step=2, use-chunked-prefill=false}', {}, "the model a:"),
+    ('[models.a]\nmodel="demo"', {"model": "demo"}, "--model cannot be combined"),
+    ('[models.a]\nmodel="demo"', {"workers": 2}, "--workers 1"),
+    ('[models.a]\nmodel="demo"', {"keep_alive": "soon"}, "--keep-alive must be a duration"),
+    ('[models.a]\nmodle="demo"', {}, "modle"),
+    ('models=1', {}, "models.toml"),
+])  # fmt: skip
+def test_mistakes_are_told_before_anything_starts(
+    tmp_path: Path, text: str, values: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        planned(text, tmp_path, **values)
+
+
+def test_a_model_that_is_not_there_fails_when_it_is_asked_for(tmp_path: Path) -> None:
+    it = planned('[models.a]\nmodel="org/absent"', tmp_path)
+    with pytest.raises(OSError, match="org/absent is no checkpoint folder and no GGUF file on this machine"):
+        it.size_of(it.entries[0])
+
+
+def test_frontends_read_the_table_that_the_launcher_wrote(tmp_path: Path) -> None:
+    from shared.models.entries import read_entries
+
+    it = planned('[models.a]\nmodel="demo"\naliases=["x"]\nflags={page-size=8}\npinned=true', tmp_path)
+    settings = it.for_frontends(tmp_path)
+    assert tuple(read_entries(Path(settings.models.models))) == it.entries

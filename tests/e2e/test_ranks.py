@@ -1,0 +1,67 @@
+"""A server whose worker is several processes: the bytes of one process, and a life after the death of any of them."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import Checkpoints
+from tests.e2e.server import Server, serving
+
+PROMPT, TOKENS, STREAMS = "A small boat waits", 60, 4
+FLAGS = ("--dtype", "float32", "--kv-cache-gb", "0.05", "--speculation", "ngram", "--stall-timeout", "5")
+
+
+def answers(server: Server) -> list[list[int]]:
+    def one(seed: int) -> list[int]:
+        return server.events(PROMPT, TOKENS, temperature=0.8, seed=seed, ignore_eos=True).ids
+
+    with ThreadPoolExecutor(STREAMS) as pool:
+        return list(pool.map(one, range(STREAMS)))
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    with serving(checkpoints("llama"), tmp_path_factory.mktemp("one") / "log", *FLAGS) as server:
+        assert server.stats()["workers"][0]["ranks"] == []
+        return answers(server)
+
+
+@pytest.fixture(scope="module")
+def ranks(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("ranks") / "log"
+    with serving(checkpoints("llama"), log, *FLAGS, "--tensor-parallel-size", "2", held=True) as server:
+        yield server
+
+
+def pids(server: Server) -> list[int]:
+    stats = server.until(lambda stats: stats["workers"][0]["ready"] and len(stats["workers"][0]["ranks"]) == 2)
+    return [rank["pid"] for rank in stats["workers"][0]["ranks"]]
+
+
+def test_two_processes_give_the_bytes_of_one(ranks: Server, expected: list[list[int]]) -> None:
+    assert answers(ranks) == expected
+    assert os.getppid() not in pids(ranks)
+
+
+@pytest.mark.parametrize(("rank", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_streams_go_on_when_a_rank_dies_or_stops(
+    ranks: Server, expected: list[list[int]], rank: int, number: signal.Signals
+) -> None:
+    before = pids(ranks)
+    with ThreadPoolExecutor(1) as pool, ranks.hold.at(TOKENS // 2):
+        running = pool.submit(answers, ranks)
+        ranks.hold.wait()
+        os.kill(before[rank], number)
+        ranks.hold.release()
+        assert running.result() == expected
+    after = pids(ranks)
+    assert not {*before} & {*after}
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in before) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in before if Path(f"/proc/{pid}").exists()], "no process of a dead worker is left"

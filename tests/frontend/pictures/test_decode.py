@@ -1,0 +1,175 @@
+"""Pictures as the image processors of transformers make them, before normalization; and files that are no pictures."""
+
+import io
+import random
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from transformers.image_utils import load_image
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+from frontend.pictures.decode import decode
+
+SIDE = 28
+MOST = 1 << 22
+Tile = tuple[int, int, bytes]
+
+
+def drawn(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    """A picture with edges and noise, so that a wrong size, filter or place shows."""
+    draw = np.random.default_rng(seed)
+    noise = draw.integers(0, 256, (height, width, 3), np.uint8)
+    noise[: height // 2, : width // 3] = (250, 10, 60)
+    return Image.fromarray(noise).convert(mode)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def pixels(tile: Tile) -> NDArray[np.uint8]:
+    height, width, data = tile
+    return np.frombuffer(data, np.uint8).reshape(height, width, 3)
+
+
+SIZES = [(1, 1), (28, 28), (29, 28), (100, 40), (33, 120), (300, 3), (2, 250), (64, 64), (113, 57)]
+BARE: dict[str, Any] = {"do_rescale": False, "do_normalize": False}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("make", [Idefics3ImageProcessorPil, SmolVLMImageProcessorPil])
+@pytest.mark.parametrize(("longest", "cuts"), [(2 * SIDE, True), (4 * SIDE, True), (4 * SIDE, False)])
+def test_tiles_are_those_of_the_processor(
+    make: Callable[..., Any], longest: int, cuts: bool, size: tuple[int, int]
+) -> None:
+    image = drawn(*size)
+    processor = make(
+        size={"longest_edge": longest}, max_image_size={"longest_edge": SIDE},
+        do_image_splitting=cuts, **BARE,
+    )  # fmt: skip
+    expected = processor([[image]], return_row_col_info=True)
+    rows, columns, tiles = decode(encoded(image), MOST, "tiles", SIDE, longest, cuts, processor.resample)
+    assert [[rows]] == expected["rows"] and [[columns]] == expected["cols"]
+    values = np.asarray(expected["pixel_values"])[0]
+    assert len(tiles) == len(values) == (rows * columns + 1 if rows else 1)
+    for tile, value in zip(tiles, values, strict=True):
+        assert np.abs(pixels(tile).astype(float) - np.moveaxis(value, 0, -1)).max() <= 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_square_is_that_of_the_processor(size: tuple[int, int]) -> None:
+    image = drawn(*size)
+    processor = Gemma3ImageProcessorPil(size={"height": SIDE, "width": SIDE}, do_pan_and_scan=False, **BARE)
+    (value,) = np.asarray(processor(image)["pixel_values"])
+    rows, columns, (tile,) = decode(encoded(image), MOST, "square", SIDE, 0, False, processor.resample)
+    assert (rows, columns) == (0, 0)
+    assert np.abs(pixels(tile).astype(float) - np.moveaxis(value, 0, -1)).max() <= 1
+
+
+@pytest.mark.parametrize("area", [(1, 1 << 20), (4096, 1 << 14), (64, 2048), (1 << 14, 1 << 14)])
+@pytest.mark.parametrize("size", SIZES)
+def test_picture_of_any_size_is_that_of_the_processor(size: tuple[int, int], area: tuple[int, int]) -> None:
+    image, (least, most) = drawn(*size), area
+    processor = Qwen2VLImageProcessorPil(
+        size={"shortest_edge": least, "longest_edge": most}, patch_size=4, merge_size=2, temporal_patch_size=1, **BARE
+    )
+    found = processor(image)
+    _, rows, columns = found["image_grid_thw"][0]
+    _, _, (tile,) = decode(encoded(image), MOST, "any", 8, 0, False, processor.resample, area)
+    assert tile[:2] == (4 * rows, 4 * columns)
+    patches = pixels(tile).reshape(rows // 2, 2, 4, columns // 2, 2, 4, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+    assert np.abs(patches.reshape(rows * columns, -1).astype(float) - found["pixel_values"]).max() <= 1
+
+
+@pytest.mark.parametrize("size", [(201, 1), (1, 201), (3, 1), (1, 1), (200, 1)])
+def test_picture_of_any_size_has_a_row_and_a_column(size: tuple[int, int]) -> None:
+    found = decode(encoded(drawn(*size)), MOST, "any", 8, 0, False, 3, (1, 4096))
+    if 201 in size:
+        assert "one side may be 200 times as long" in found[0]
+    else:
+        (height, width, _) = found[2][0]
+        assert height >= 8 <= width and height % 8 == width % 8 == 0 and height * width <= 4096
+
+
+def rotated(image: Image.Image, orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encoded(image, "JPEG", exif=exif)
+
+
+HONEST: dict[str, bytes] = {
+    "jpeg": encoded(drawn(40, 30), "JPEG"),
+    "webp": encoded(drawn(40, 30), "WEBP", lossless=True),
+    "gif": encoded(drawn(40, 30, "P"), "GIF"),
+    "animated": encoded(drawn(40, 30), "GIF", save_all=True, append_images=[drawn(40, 30, seed=1)]),
+    "palette": encoded(drawn(40, 30, "P")),
+    "gray": encoded(drawn(40, 30, "L")),
+    "16 bits": encoded(drawn(40, 30, "L").convert("I;16")),
+    "alpha": encoded(drawn(40, 30, "RGBA")),
+    "one bit": encoded(drawn(40, 30, "1")),
+    "cmyk": encoded(drawn(40, 30, "CMYK"), "JPEG"),
+    **{f"orientation {number}": rotated(drawn(40, 30), number) for number in range(1, 9)},
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_every_kind_of_picture_has_the_pixels_that_transformers_reads(name: str) -> None:
+    read = load_image(Image.open(io.BytesIO(HONEST[name])))
+    _, _, (tile,) = decode(HONEST[name], MOST, "square", SIDE, 0, False, Image.Resampling.BILINEAR)
+    assert np.array_equal(pixels(tile), np.asarray(read.resize((SIDE, SIDE), Image.Resampling.BILINEAR)))
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width: int, height: int, data: bytes) -> bytes:
+    """A PNG whose header says so, whatever data it has."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "is no PNG"),
+    "text": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is no PNG"),
+    "another format": (encoded(drawn(9, 9), "BMP"), "is no PNG"),
+    "bomb": (png(60_000, 60_000, zlib.compress(b"\0" * 9000)), "60000 x 60000 pixels; at most"),
+    "thin bomb": (png(2_000_000_000, 1, b""), "pixels; at most"),
+    "truncated": (encoded(drawn(200, 200))[:3000], "is broken"),
+    "no data": (png(30, 30, b""), "is broken"),
+    "cut JPEG": (encoded(drawn(200, 200), "JPEG")[:900], "is broken"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_file_is_refused_in_words(name: str) -> None:
+    data, words = HOSTILE[name]
+    (problem,) = decode(data, MOST, "tiles", SIDE, 4 * SIDE, True, 1)
+    assert words in problem
+
+
+def test_random_damage_is_a_picture_or_a_refusal() -> None:
+    draw, whole = random.Random(5), [*HONEST.values()]
+    for _ in range(200):
+        data = bytearray(draw.choice(whole))
+        for _ in range(draw.randrange(1, 9)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        found = decode(bytes(data), MOST, "square", SIDE, 0, False, 2)
+        assert len(found) == 3 or isinstance(found[0], str)
+
+
+def test_tiles_have_a_bound() -> None:
+    (problem,) = decode(encoded(drawn(64, 64)), MOST, "tiles", 8, 8 * 9, True, 1)
+    assert problem == "is cut into 9 x 9 tiles; at most 64 are accepted"
+    assert len(decode(encoded(drawn(64, 64)), MOST, "tiles", 8, 8 * 8, True, 1)) == 3

@@ -1,0 +1,121 @@
+"""Pictures from the web: from allowed hosts only, with bounds on what a host can do."""
+
+import http.server
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from frontend.errors import BadRequest
+from frontend.pictures import fetch
+from frontend.pictures.fetch import fetched
+
+HERE = "127.0.0.1"
+MOST = 1 << 20
+
+
+class Host(http.server.BaseHTTPRequestHandler):
+    """Serves /N (N bytes), /moved, /none, /chunks, /slow (a byte every 20 ms), /cut and /headers."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = 5
+    asked: list[tuple[str, str | None]]
+
+    def log_message(self, *_: object) -> None: ...
+
+    def do_GET(self) -> None:
+        type(self).asked.append((self.path, self.headers["Host"]))
+        what = self.path.partition("?")[0][1:]
+        if what == "moved":
+            self.send_response(302)
+            self.send_header("Location", f"http://{HERE}/5")
+        elif what == "none":
+            self.send_response(404)
+        else:
+            self.send_response(200)
+        if what == "headers":
+            for number in range(300):
+                self.send_header(f"X-{number}", "a")
+        if what == "chunks":
+            self.send_header("Transfer-Encoding", "chunked")
+        elif what != "slow":
+            self.send_header("Content-Length", what if what.isdigit() else "9" if what == "cut" else "0")
+        self.end_headers()
+        if what == "chunks":
+            self.wfile.write(b"3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n")
+        elif what == "cut":
+            self.wfile.write(b"x")
+            self.close_connection = True
+        elif what == "slow":
+            self._drip()
+        elif what.isdigit():
+            self.wfile.write(b"x" * int(what))
+
+    def _drip(self) -> None:
+        try:
+            for _ in range(500):
+                self.wfile.write(b"x")
+                time.sleep(0.02)
+        except OSError:
+            pass  # the client has left
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    Host.asked = []
+    with http.server.ThreadingHTTPServer((HERE, 0), Host) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_picture_is_fetched_from_an_address_that_is_listed(port: int) -> None:
+    assert fetched("picture 1", f"http://{HERE}:{port}/7?a=b#c", [HERE], MOST) == b"x" * 7
+    assert len(fetched("picture 1", f"HTTP://{HERE}:{port}/{MOST}", ["example.org", HERE], MOST)) == MOST
+    assert fetched("picture 1", f"http://{HERE}:{port}/chunks", [HERE], MOST) == b"abcdefg"
+    assert Host.asked[:2] == [("/7?a=b", f"{HERE}:{port}"), (f"/{MOST}", f"{HERE}:{port}")]
+
+
+REFUSED: dict[str, tuple[str, list[str], str]] = {
+    "nothing allowed": ("http://127.0.0.1:PORT/7", [], "the server fetches none"),
+    "another host": ("http://127.0.0.1:PORT/7", ["example.org"], "none of the hosts"),
+    "a host as a user": ("http://example.org@127.0.0.1:PORT/7", ["example.org"], "none of the hosts"),
+    "another spelling": ("http://2130706433:PORT/7", [HERE], "none of the hosts"),
+    "a name of a private address": ("http://localhost:PORT/7", ["localhost"], "one of a private network"),
+    "no port": ("http://127.0.0.1:99999/7", [HERE], "has a URL that cannot be read"),
+    "a line break": ("http://127.0.0.1:PORT/7\r\nX: y", [HERE], "letters that must be escaped"),
+    "too large": (f"http://127.0.0.1:PORT/{MOST + 1}", [HERE], "has more than 1 MiB"),
+    "moved": ("http://127.0.0.1:PORT/moved", [HERE], "answers 302, and redirects are not followed"),
+    "not there": ("http://127.0.0.1:PORT/none", [HERE], "answers 404"),
+    "cut": ("http://127.0.0.1:PORT/cut", [HERE], "its host sends 1 of 9 bytes"),
+    "many headers": ("http://127.0.0.1:PORT/headers", [HERE], "cannot be fetched from 127.0.0.1"),
+    "not TLS": ("https://127.0.0.1:PORT/7", [HERE], "cannot be fetched from 127.0.0.1"),
+    "nobody there": ("http://127.0.0.1:9/7", [HERE], "cannot be fetched from 127.0.0.1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_fetched_is_refused_in_words(port: int, name: str) -> None:
+    url, allowed, words = REFUSED[name]
+    with pytest.raises(BadRequest, match=words) as raised:
+        fetched("picture 3", url.replace("PORT", str(port)), allowed, MOST)
+    assert "picture 3" in str(raised.value)
+
+
+def test_host_that_sends_byte_by_byte_ends_the_request(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "ALL_SECONDS", 0.2)
+    with pytest.raises(BadRequest, match="takes longer than"):
+        fetched("picture 1", f"http://{HERE}:{port}/slow", [HERE], MOST)
+
+
+def test_every_address_of_a_name_is_checked(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def two(*_: Any, **__: Any) -> list[Any]:
+        return [(2, 1, 6, "", (address, port)) for address in ("93.184.216.34", "::ffff:10.0.0.1")]
+
+    monkeypatch.setattr(fetch.socket, "getaddrinfo", two)
+    with pytest.raises(BadRequest, match="one of a private network"):
+        fetched("picture 1", "http://example.org/a.png", ["example.org"], MOST)

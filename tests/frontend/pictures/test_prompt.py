@@ -1,0 +1,289 @@
+"""The prompts of conversations with pictures, in every format: ids, places and pixels as transformers' processors."""
+
+import asyncio
+import base64
+import io
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from frontend.api.anthropic import messages
+from frontend.api.model_context import ModelContext
+from frontend.api.ollama import chat as ollama_chat
+from frontend.api.openai import chat, responses
+from frontend.errors import BadRequest, SluiceError
+from frontend.pictures import decoding, fetch
+from frontend.request import GenerationRequest
+from frontend.text.tokenizer import Tokenizer
+from shared import messages as m
+from shared.config import FrontendConfig
+from tests.checkpoints import VOCAB
+from tests.fakes import FakePool, sending
+from tests.frontend.api.harness import parse
+from tests.frontend.serving import http_client
+from tests.patience import PATIENCE_S
+from tests.pictures import QWENS, SIDES, drawn, processor_of, seeing_checkpoint
+
+MODEL = "seeing"
+SIZES = [(90, 40), (30, 200), (64, 64)]
+KINDS = ["idefics3", "gemma3", *QWENS]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("seeing")
+    return {kind: seeing_checkpoint(kind, root / kind) for kind in KINDS}
+
+
+def context_of(folder: Path, **settings: Any) -> ModelContext:
+    context = ModelContext.of((MODEL,), Tokenizer.load(folder), FrontendConfig(**settings))
+    return replace(context, max_seq_len=4096)
+
+
+def data(image: Image.Image) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def url(image: Image.Image) -> str:
+    return f"data:image/png;base64,{data(image)}"
+
+
+def openai_part(image: Image.Image, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url(image), **more}}
+
+
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
+async def asked(content: Any, context: ModelContext, **more: Any) -> GenerationRequest:
+    body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": content}], **more}
+    return await parse(chat, body, context)
+
+
+def levels_of(kind: str, expected: Any) -> list[NDArray[Any]]:
+    """Returns the pixels that a processor has made, [height, width, 3] each."""
+    values = np.asarray(expected["pixel_values"])
+    if kind not in QWENS:
+        return list(np.moveaxis(values.reshape(-1, 3, SIDES[kind], SIDES[kind]), 1, -1))
+    found, at = [], 0
+    for _, rows, columns in np.asarray(expected["image_grid_thw"]):
+        patches = values[at : at + rows * columns].reshape(rows // 2, columns // 2, 2, 2, 3, 4, 4)
+        found.append(patches.transpose(0, 2, 5, 1, 3, 6, 4).reshape(4 * rows, 4 * columns, 3))
+        at += rows * columns
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_ids_places_and_pixels_are_those_of_the_processor(
+    folders: dict[str, Path], kind: str, count: int
+) -> None:
+    images = [drawn(*size, seed=seed) for seed, size in enumerate(SIZES[:count])]
+    ours: list[Any] = [text("Look")]
+    theirs: list[Any] = [text("Look")]
+    for number, image in enumerate(images):
+        ours += [openai_part(image), text(f"\nand {number}\n")]
+        theirs += [{"type": "image"}, text(f"\nand {number}\n")]
+    request = await asked(ours, context_of(folders[kind]))
+    processor = processor_of(kind)
+    prompt = processor.apply_chat_template([{"role": "user", "content": theirs}], add_generation_prompt=True)
+    expected = processor(images=[images], text=[prompt], add_special_tokens=False)
+    assert request.prompts[0] == list(expected["input_ids"][0])
+    pixels = levels_of(kind, expected)
+    found = list(request.features.pictures)
+    if kind == "idefics3":  # shorter pictures of a batch are padded with black ones
+        pixels = pixels[: len(found)]
+    assert len(found) == len(pixels) >= count
+    for picture, value in zip(found, pixels, strict=True):
+        levels = np.frombuffer(picture.pixels, np.uint8).reshape(picture.height, picture.width, 3)
+        assert np.abs(levels.astype(float) - value).max() <= 1
+        token = request.prompts[0][picture.start]
+        assert request.prompts[0][picture.start : picture.start + picture.tokens] == [token] * picture.tokens
+    assert sum(one.tokens for one in found) == request.prompts[0].count(request.prompts[0][found[0].start])
+
+
+async def test_every_format_sends_the_same_pictures(folders: dict[str, Path]) -> None:
+    context, image = context_of(folders["idefics3"]), drawn(90, 40)
+    wanted = await asked([openai_part(image), text("What?")], context)
+    base = {"model": MODEL, "max_tokens": 4}
+    source = {"type": "base64", "media_type": "image/png", "data": data(image)}
+    anthropic = [{"type": "image", "source": source}, text("What?")]
+    parts = [{"type": "input_image", "image_url": url(image)}, {"type": "input_text", "text": "What?"}]
+    found = [
+        await parse(messages, {**base, "messages": [{"role": "user", "content": anthropic}]}, context),
+        await parse(responses, {"model": MODEL, "input": [{"role": "user", "content": parts}]}, context),
+        await parse(
+            ollama_chat,
+            {"model": MODEL, "messages": [{"role": "user", "content": "What?", "images": [data(image)]}]},
+            context,
+        ),
+    ]
+    for request in found:
+        assert isinstance(request, GenerationRequest)
+        assert request.prompts == wanted.prompts and request.features.pictures == wanted.features.pictures
+
+
+async def test_pictures_in_results_of_tools_are_seen(folders: dict[str, Path]) -> None:
+    context, image = context_of(folders["gemma3"]), drawn(64, 64)
+    source = {"type": "base64", "media_type": "image/png", "data": data(image)}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "c",
+        "content": [text("a plot"), {"type": "image", "source": source}],
+    }
+    body = {
+        "model": MODEL, "max_tokens": 4, "messages": [
+            {"role": "user", "content": "Draw."},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "draw", "input": {}}]},
+            {"role": "user", "content": [result]},
+        ],
+    }  # fmt: skip
+    request = await parse(messages, body, context)
+    assert len(request.features.pictures) == 1
+
+
+async def test_low_detail_is_one_tile(folders: dict[str, Path]) -> None:
+    context, image = context_of(folders["idefics3"]), drawn(300, 200)
+    whole, low = [await asked([openai_part(image, detail=one)], context) for one in ("high", "low")]
+    assert len(whole.features.pictures) > 1 == len(low.features.pictures)
+
+
+@pytest.mark.parametrize("words", ["<image>", "<fake_token_around_image><global-img><image>"])
+async def test_text_of_a_user_makes_no_picture(folders: dict[str, Path], words: str) -> None:
+    context, image = context_of(folders["idefics3"]), drawn(40, 40)
+    request = await asked([text(words), openai_part(image), text(words)], context)
+    shown = request.features.pictures
+    assert len(shown) == 10  # nine tiles, and the whole picture
+    assert request.prompts[0].count(request.prompts[0][shown[0].start]) == sum(one.tokens for one in shown)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "not base64": ({"url": "data:image/png;base64,%%%"}, "picture 1 is not base64"),
+    "no base64": ({"url": "data:image/png,abc"}, "must be a data: URL in base64"),
+    "a text": ({"url": "data:text/plain;base64,aGk="}, "media type 'text/plain'"),
+    "no picture": ({"url": "data:image/png;base64,aGVsbG8="}, "picture 1 is no PNG, JPEG, WebP or GIF"),
+    "ftp": ({"url": "ftp://example.org/a.png"}, "must be a data:"),
+    "web": ({"url": "https://example.org/a.png"}, "--allowed-media-domains"),
+    "file": ({"url": "file:///etc/passwd"}, "--allowed-media-path"),
+    "empty": ({"url": "data:image/png;base64,"}, "is empty"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_picture_that_cannot_be_used_is_refused_in_words(folders: dict[str, Path], name: str) -> None:
+    part, words = BAD[name]
+    with pytest.raises(SluiceError, match=words) as raised:
+        await asked([{"type": "image_url", "image_url": part}], context_of(folders["gemma3"]))
+    assert raised.value.status == 400
+
+
+async def test_pictures_have_a_number_and_a_size(folders: dict[str, Path]) -> None:
+    context = context_of(folders["gemma3"], max_images_per_request=2, max_image_pixels=2500)
+    parts = [openai_part(drawn(50, 50, seed=seed)) for seed in range(3)]
+    assert len((await asked(parts[:2], context)).features.pictures) == 2
+    with pytest.raises(SluiceError, match="3 pictures; at most 2"):
+        await asked(parts, context)
+    with pytest.raises(SluiceError, match="picture 2 has 51 x 50 pixels; at most 2500"):
+        await asked([parts[0], openai_part(drawn(51, 50))], context)
+
+
+async def test_files_are_read_below_the_allowed_folder_only(folders: dict[str, Path], tmp_path: Path) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "out.png"
+    inside.mkdir()
+    drawn(20, 20).save(inside / "a b.png")
+    drawn(20, 20).save(outside)
+    (inside / "link.png").symlink_to(outside)
+    context = context_of(folders["gemma3"], allowed_media_path=str(inside))
+
+    async def ask(path: str) -> GenerationRequest:
+        return await asked([{"type": "image_url", "image_url": {"url": f"file://{path}"}}], context)
+
+    assert len((await ask(f"{inside}/a%20b.png")).features.pictures) == 1
+    for path in (outside, f"{inside}/../out.png", f"{inside}/link.png", f"{inside}/%2e%2e/out.png"):
+        with pytest.raises(SluiceError, match="is not below the folder"):
+            await ask(str(path))
+    for path in (f"{inside}/none.png", str(inside)):
+        with pytest.raises(SluiceError, match="is not there"):
+            await ask(path)
+
+
+async def test_model_without_sight_says_so(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "blind"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (source := folders["gemma3"] / name).exists():
+            (folder / name).write_bytes(source.read_bytes())
+    with pytest.raises(SluiceError, match="sees no pictures") as raised:
+        await asked([openai_part(drawn(20, 20))], context_of(folder))
+    assert raised.value.status == 400
+
+
+async def test_model_that_sees_is_listed_with_it_and_its_pictures_are_counted(folders: dict[str, Path]) -> None:
+    part, bad = openai_part(drawn(20, 20)), {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+    limits = m.Limits(max_seq_len=4096, vocab_size=VOCAB, eos_token_ids=())
+    pool = FakePool(sending([104]), welcome=m.Welcome(1, 1, 4711, "tiny", "", limits))
+
+    def body(*parts: Any) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": list(parts)}]}
+
+    async with http_client(pool, Tokenizer.load(folders["gemma3"])) as http:
+        (listed,) = (await http.get("/v1/models")).json()["data"]
+        assert "vision" in listed["capabilities"]
+        before = await counted(http)
+        tokens = (await http.post("/tokenize", json=body(part, part))).json()["count"]
+        assert tokens > (await http.post("/tokenize", json=body(text("Hi")))).json()["count"] + 2 * 16
+        assert (await http.post("/v1/chat/completions", json=body(bad))).status_code == 400
+        after = await counted(http)
+    (seconds, *one), (more, *other) = before, after
+    assert [now - then for now, then in zip(other, one, strict=True)] == [1, 1] and more > seconds
+
+
+async def test_pictures_that_take_long_hold_no_other_work_up(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, context = threading.Event(), context_of(folders["gemma3"], allowed_media_domains="example.org")
+
+    def slow(*_: Any) -> Any:
+        held.wait()
+        raise BadRequest("slow")
+
+    monkeypatch.setattr(fetch, "fetched", slow)
+    monkeypatch.setattr(decoding._children(), "decode", slow)
+    web = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    slow_ones = [asyncio.ensure_future(asked([part], context)) for part in [openai_part(drawn(9, 9)), web] * 40]
+    try:
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: 5), PATIENCE_S) == 5
+        assert not any(one.done() for one in slow_ones)
+    finally:
+        held.set()
+        ends = await asyncio.gather(*slow_ones, return_exceptions=True)
+    assert all(isinstance(end, BadRequest) for end in ends)
+
+
+async def counted(http: httpx.AsyncClient) -> list[float]:
+    """Returns the metrics of pictures: seconds, decoded, refused."""
+    names = ["picture_decode_seconds_total", 'pictures_total{outcome="decoded"}', 'pictures_total{outcome="refused"}']
+    page = (await http.get("/metrics")).text
+    values = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    return [float(values[f"sluice_{name}"]) for name in names]
+
+
+async def test_same_text_with_another_picture_is_another_prompt(folders: dict[str, Path]) -> None:
+    from frontend.api.receipts.making import prompt_hash
+
+    context = context_of(folders["gemma3"])
+    one, other = [await asked([openai_part(drawn(20, 20, seed=seed))], context) for seed in (0, 1)]
+    assert one.prompts == other.prompts
+    hashes = [prompt_hash(each.prompts[0], each.features.pictures) for each in (one, other)]
+    assert hashes[0] != hashes[1] and hashes[0] != prompt_hash(one.prompts[0])

@@ -1,0 +1,118 @@
+"""Tiny checkpoints that see pictures, whole: tower, tokenizer, chat template and processor, as the hub has them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+from tests.checkpoints import VOCAB, byte_level_tokenizer
+from tests.worker.vision.harness import MEAN, STD, build
+
+SIDES = {"idefics3": 72, "gemma3": 64}
+TOKENS = {"idefics3": 16, "gemma3": 16}  # of a tile
+ROWS = 4
+IDEFICS3_TOKENS = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
+IDEFICS3_TOKENS += [f"<row_{row}_col_{column}>" for row in range(1, ROWS + 1) for column in range(1, ROWS + 1)]
+IDEFICS3_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] | capitalize }}{% if message['content'][0]['type'] == 'image' %}"
+    "{{ ':' }}{% else %}{{ ': ' }}{% endif %}{% for line in message['content'] %}{% if line['type'] == 'text' %}"
+    "{{ line['text'] }}{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+GEMMA3_TEMPLATE = (
+    "{% for message in messages %}{{ '<start_of_turn>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] | trim }}{% else %}{% for item in message['content'] %}"
+    "{% if item['type'] == 'image' %}{{ '<start_of_image>' }}{% elif item['type'] == 'text' %}"
+    "{{ item['text'] | trim }}{% endif %}{% endfor %}{% endif %}{{ '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+QWEN_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for item in message['content'] %}{% if item['type'] == 'image' %}"
+    "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% elif 'text' in item %}{{ item['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+QWENS = ("qwen3_5", "qwen3_vl")
+QWEN_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+AREA = {"shortest_edge": 512, "longest_edge": 4096}  # of pictures that Qwen sees: 8 to 64 tokens
+GEMMA3_NAMED = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+
+
+SPECIAL = {
+    "idefics3": IDEFICS3_TOKENS,
+    "gemma3": [*GEMMA3_NAMED.values(), "<start_of_turn>", "<end_of_turn>"],
+    **dict.fromkeys(QWENS, QWEN_TOKENS),
+}
+NAMED = {
+    "idefics3": {"image_token": "<image>"}, "gemma3": GEMMA3_NAMED,
+    **{kind: {"image_token": "<|image_pad|>"} for kind in QWENS},
+}  # fmt: skip
+TEMPLATES = {"idefics3": IDEFICS3_TEMPLATE, "gemma3": GEMMA3_TEMPLATE, **dict.fromkeys(QWENS, QWEN_TEMPLATE)}
+
+
+class _WithoutVideo(Qwen3VLProcessor):  # type: ignore[misc]
+    """The processor for videos needs torchvision."""
+
+    def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
+        return None if name == "video_processor" else super().check_argument_for_proper_class(name, argument)
+
+
+def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
+    """A tokenizer with the special tokens of the family, as many ids as the model has."""
+    special = SPECIAL[kind]
+    plain = byte_level_tokenizer(VOCAB - len(special))
+    plain.add_tokens([AddedToken(one, special=True, normalized=False) for one in special], special_tokens=True)
+    assert len(plain) == VOCAB
+    return PreTrainedTokenizerFast(
+        tokenizer_object=plain.backend_tokenizer, bos_token=plain.bos_token, eos_token=plain.eos_token,
+        pad_token=plain.eos_token, extra_special_tokens=NAMED[kind], chat_template=TEMPLATES[kind],
+    )  # fmt: skip
+
+
+def processor_of(kind: str) -> Any:
+    """The processor of transformers, for the same tokenizer, without normalization."""
+    tokenizer = tokenizer_of(kind)
+    bare = {"do_rescale": False, "do_normalize": False}
+    if kind in QWENS:
+        images = Qwen2VLImageProcessorPil(size=AREA, patch_size=4, merge_size=2, temporal_patch_size=1, **bare)
+        return _WithoutVideo(images, tokenizer, chat_template=tokenizer.chat_template)
+    side = SIDES[kind]
+    if kind == "gemma3":
+        images = Gemma3ImageProcessorPil(size={"height": side, "width": side}, do_pan_and_scan=False, **bare)
+        return Gemma3Processor(images, tokenizer, tokenizer.chat_template, image_seq_length=TOKENS[kind])
+    images = Idefics3ImageProcessorPil(size={"longest_edge": 3 * side}, max_image_size={"longest_edge": side}, **bare)
+    return Idefics3Processor(images, tokenizer, TOKENS[kind], tokenizer.chat_template)
+
+
+def seeing_checkpoint(kind: str, folder: Path) -> Path:
+    """Saves a checkpoint that sees pictures."""
+    tokenizer = tokenizer_of(kind)
+    build(kind).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    token = tokenizer.convert_tokens_to_ids(tokenizer.image_token)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"image_token_id": token, "image_token_index": token}
+    (folder / "config.json").write_text(json.dumps(config))
+    sizes = {"gemma3": dict.fromkeys(("height", "width"), SIDES["gemma3"]), **dict.fromkeys(QWENS, AREA)}
+    size = sizes.get(kind) or {"longest_edge": 3 * SIDES[kind]}
+    settings = {"image_mean": MEAN, "image_std": STD, "rescale_factor": 1 / 255, "do_normalize": True, "size": size}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def drawn(width: int, height: int, seed: int = 0) -> Image.Image:
+    """A picture with an edge and noise."""
+    levels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    levels[: height // 2, : width // 3] = (250, 10, 60)
+    return Image.fromarray(levels)

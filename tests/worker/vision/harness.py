@@ -1,0 +1,282 @@
+"""Tiny random checkpoints with a vision tower, made by transformers, and requests with pictures on a real runner."""
+
+import json
+import random
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    PreTrainedModel,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+)
+
+from shared.messages import Picture, Sampling
+from shared.pictures.digest import picture_digest
+from tests.checkpoints import DELTA, EOS, VOCAB, byte_level_tokenizer
+from tests.worker.schedule.harness import commit
+from worker.kv_cache.groups import cache_groups
+from worker.kv_cache.pages import PagePool
+from worker.kv_cache.tensors import KVCache
+from worker.model.checkpoint.checkpoint import read_config
+from worker.model.cpu_decoder import fastest_decoder
+from worker.model.decoder import Decoder
+from worker.model.families.families import spec_from_config
+from worker.model.weights import load
+from worker.run.runner import Runner
+from worker.schedule.policy import SchedulerConfig
+from worker.schedule.scheduler import Scheduler
+from worker.schedule.sequence import Sequence
+from worker.vision.admission import give
+from worker.vision.load import tower_of
+from worker.vision.spec import VisionSpec
+from worker.vision.vision import Vision
+
+CPU = torch.device("cpu")
+LONGEST = 512
+PLACEHOLDER = 7
+MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
+
+TEXT = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": LONGEST, "initializer_range": 0.3,
+    "rms_norm_eps": 1e-5, "eos_token_id": EOS, "bos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
+TOWER = {
+    "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 76,
+    "patch_size": 4, "hidden_act": "gelu_pytorch_tanh", "initializer_range": 0.2,
+}  # fmt: skip
+
+
+def _idefics3(**changes: Any) -> PreTrainedModel:
+    vision = {**TOWER, "image_size": 72, "patch_size": 6, **changes}  # 12 patches along a side
+    config = Idefics3Config(
+        text_config={**TEXT, "model_type": "llama"}, vision_config=vision, scale_factor=3, image_token_id=PLACEHOLDER,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    return Idefics3ForConditionalGeneration(config)
+
+
+def _smolvlm(**changes: Any) -> PreTrainedModel:
+    vision = {**TOWER, "image_size": 66, "patch_size": 8, **changes}  # 8 patches along a side, and 2 pixels are left
+    config = SmolVLMConfig(
+        text_config={**TEXT, "model_type": "llama"}, vision_config=vision, scale_factor=2, image_token_id=PLACEHOLDER,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    return SmolVLMForConditionalGeneration(config)
+
+
+def _gemma3(**changes: Any) -> PreTrainedModel:
+    vision = {**TOWER, "image_size": 64, "patch_size": 4, "model_type": "siglip_vision_model", **changes}
+    text = {
+        **TEXT, "model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    }  # fmt: skip
+    config = Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=16, image_token_index=PLACEHOLDER,
+        image_token_id=PLACEHOLDER, boi_token_index=3, eoi_token_index=4,
+    )  # fmt: skip
+    return Gemma3ForConditionalGeneration(config)
+
+
+def _qwen3_5(**changes: Any) -> PreTrainedModel:
+    vision = {
+        "depth": 3, "hidden_size": 48, "num_heads": 3, "intermediate_size": 80, "patch_size": 4,
+        "out_hidden_size": DELTA["hidden_size"],
+        "num_position_embeddings": 25, "initializer_range": 0.2, **changes,
+    }  # fmt: skip
+    rope = {**DELTA["rope_parameters"], "mrope_interleaved": True, "mrope_section": [2, 1, 1]}
+    text = {**DELTA, "max_position_embeddings": LONGEST, "rope_parameters": rope, "model_type": "qwen3_5_text"}
+    config = Qwen3_5Config(
+        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=6, vision_start_token_id=3,
+        vision_end_token_id=4, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Qwen3_5ForConditionalGeneration(config)
+
+
+def _qwen3_vl(**changes: Any) -> PreTrainedModel:
+    vision = {
+        "depth": 4, "hidden_size": 48, "num_heads": 3, "intermediate_size": 80, "patch_size": 4, "out_hidden_size": 64,
+        "num_position_embeddings": 16, "initializer_range": 0.2, "deepstack_visual_indexes": [0, 2], **changes,
+    }  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_interleaved": True, "mrope_section": [4, 2, 2]}
+    text = {**TEXT, "head_dim": 16, "rope_parameters": rope, "model_type": "qwen3_vl_text"}
+    config = Qwen3VLConfig(
+        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=6, vision_start_token_id=3,
+        vision_end_token_id=4, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Qwen3VLForConditionalGeneration(config)
+
+
+MODELS = {
+    "idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3, "qwen3_5": _qwen3_5, "qwen3_vl": _qwen3_vl,
+}  # fmt: skip
+SQUARES = [(3, 2), (2, 5), (1, 4)]  # rows and columns of tokens, where pictures may have any size
+
+
+def build(kind: str, **changes: Any) -> PreTrainedModel:
+    """Returns a float32 model whose norms and biases differ from their initial values."""
+    torch.manual_seed(3)
+    model = MODELS[kind](**changes).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif (
+                "vision" in name or "visual" in name or "connector" in name or "projector" in name
+            ) and parameter.ndim > 1:
+                parameter.normal_(0, parameter[0].numel() ** -0.5)
+            if kind == "gemma3" and "language_model" in name and "post_" in name:
+                parameter.add_(16.0)  # else the scaled embedding outweighs the layers, and a tied head repeats a token
+            if "connector" in name or "projection" in name:
+                parameter.mul_(3)
+    return model
+
+
+def save(kind: str, folder: Path) -> Path:
+    build(kind).save_pretrained(folder)
+    byte_level_tokenizer().save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"image_mean": MEAN, "image_std": STD, "rescale_factor": 1 / 255, "do_normalize": True})
+    )
+    return folder
+
+
+def picture_of(start: int, tokens: int, height: int, width: int, pixels: bytes) -> Picture:
+    return Picture(start, tokens, height, width, pixels, picture_digest(height, width, pixels))
+
+
+def inverted(picture: Picture) -> Picture:
+    """Another picture in the same place."""
+    levels = bytes(255 - level for level in picture.pixels)
+    return picture_of(picture.start, picture.tokens, picture.height, picture.width, levels)
+
+
+def prompt_with(pictures: int, spec: VisionSpec, seed: int = 0) -> tuple[list[int], list[Picture]]:
+    """Returns a prompt with text before, between and after pictures."""
+    draw = random.Random(seed)
+    prompt: list[int] = []
+    found: list[Picture] = []
+    for index in range(pictures):
+        prompt += [draw.randrange(8, VOCAB) for _ in range(3 + 5 * index)]
+        step = spec.patch_size * spec.side
+        height, width = (spec.image_size or squares * step for squares in SQUARES[index])
+        tokens = spec.tokens_of(height, width)
+        found.append(picture_of(len(prompt), tokens, height, width, draw.randbytes(3 * height * width)))
+        prompt += [PLACEHOLDER] * tokens
+    return prompt + [draw.randrange(8, VOCAB) for _ in range(9)], found
+
+
+def normalized(picture: Picture) -> Tensor:
+    """The pixels as an image processor of transformers normalizes them, [3, height, width]."""
+    raw = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8).view(picture.height, picture.width, 3)
+    levels = (raw.double() / 255).float().permute(2, 0, 1)
+    return (levels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+
+@dataclass
+class Served:
+    """A checkpoint that is served: its decoder and its tower."""
+
+    decoder: Decoder
+    vision: Any  # a Vision, or None
+
+    @classmethod
+    def of(cls, folder: Path, dtype: torch.dtype = torch.float32, cache_bytes: int = 1 << 26) -> "Served":
+        spec = spec_from_config(read_config(folder))
+        decoder = Decoder(spec, load(folder, spec, dtype, CPU, invariant=True), LONGEST)
+        tower = tower_of(folder, spec.hidden_size, dtype, CPU)
+        assert tower.spec is not None and tower.weights is not None, tower.missing
+        vision = Vision(tower.spec, tower.weights, decoder.operations, decoder.layers_started, cache_bytes,
+            decoder.ropes[0][0].shape[1],
+        )  # fmt: skip
+        return cls(decoder, vision)
+
+
+@cache
+def served(folder: Path, dtype: torch.dtype = torch.float32) -> Served:
+    return Served.of(folder, dtype)
+
+
+@dataclass
+class Asked:
+    """A request of greedy or drawn tokens."""
+
+    prompt: list[int]
+    pictures: list[Picture] = field(default_factory=list)
+    new: int = 12
+    seed: int | None = None
+    generated: list[int] = field(default_factory=list)  # output that exists already
+
+
+def sequence_of(index: int, one: Asked, spec: Any) -> Sequence:
+    sampling = Sampling(
+        one.new, temperature=0.0 if one.seed is None else 0.8, seed=one.seed, ignore_eos=True, logprobs=0,
+        logit_bias=((PLACEHOLDER, -100.0),),
+    )  # fmt: skip
+    sequence = Sequence((b"f", index), one.prompt + one.generated, len(one.prompt), sampling, one.seed or 0)
+    if one.pictures:
+        give(sequence, one.pictures, spec)
+    return sequence
+
+
+@dataclass
+class Bench:
+    """A scheduler and a runner that answer requests, one call after another, with one prefix cache."""
+
+    served: Served
+    chunk: int = 64
+    step_tokens: int = 256
+    page: int = 16
+    prefix_cache: bool = True
+    in_c: bool = True  # whether the loop over the layers is in C, if there is a library
+    scheduler: Scheduler = field(init=False)
+
+    def __post_init__(self) -> None:
+        decoder = self.served.decoder
+        if self.served.vision is not None:
+            self.chunk = max(self.chunk, self.served.vision.spec.largest_whole)
+        groups, dtype = cache_groups(decoder.spec, LONGEST, paged=True), decoder.weights.embed.dtype
+        pages = 1 + 12 * LONGEST // self.page
+        kv = KVCache(decoder.spec, [pages] * len(groups), self.page, dtype, CPU, groups, 60, dtype)
+        config = SchedulerConfig(
+            max_seq_len=LONGEST, eos_token_ids=frozenset({EOS}), max_step_tokens=self.step_tokens,
+            prefill_chunk_size=self.chunk, prefix_cache=self.prefix_cache, state_checkpoint_tokens=20,
+        )  # fmt: skip
+        pools = [PagePool(pages, self.page, group.window) for group in groups]
+        self.scheduler = Scheduler(config, pools, PagePool(60, self.page) if kv.states else None)
+        model = fastest_decoder(decoder, kv) if self.in_c else decoder
+        self.runner = Runner(model, kv, vision=self.served.vision)
+
+    def answers(self, *asked: Asked, preempt_at: tuple[int, ...] = ()) -> list[tuple[list[int], list[float]]]:
+        """Returns the ids of each request with their log-probabilities, all in one scheduler."""
+        scheduler, step = self.scheduler, 0
+        spec = None if self.served.vision is None else self.served.vision.spec
+        sequences = [sequence_of(index, one, spec) for index, one in enumerate(asked)]
+        logprobs: dict[Any, list[float]] = {sequence.key: [] for sequence in sequences}
+        for sequence in sequences:
+            scheduler.submit(sequence, 0.0)
+        while scheduler.has_work:
+            plan = scheduler.plan(float(step))
+            output = self.runner.step(plan)
+            for sequence, message in output.logprobs:
+                logprobs[sequence.key] += torch.frombuffer(bytearray(message.chosen), dtype=torch.float32).tolist()
+            commit(scheduler, plan, output.ids, float(step))
+            step += 1
+            if step in preempt_at and sequences[0] in scheduler.state.running:
+                scheduler.state.preempt(sequences[0], float(step))
+            assert step < 2000
+        scheduler.check()
+        return [(one.tokens[one.prompt_len :], logprobs[one.key]) for one in sequences]

@@ -1,0 +1,130 @@
+"""Requests whose pictures cannot be encoded are refused in words, and no step sees them."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shared import messages as m
+from shared.messages import Picture
+from shared.pictures.digest import picture_digest
+from shared.wire.codec import pack_u32
+from shared.wire.sockets import MAX_MESSAGE_BYTES
+from tests.worker.vision.harness import PLACEHOLDER, Asked, prompt_with, sequence_of, served
+from worker.engine.submitted import sequence_of as made
+from worker.schedule.admission import QueueFull, Refused
+from worker.schedule.sequence import Sequence
+from worker.vision import admission
+from worker.vision.admission import MAX_PIXEL_BYTES, PictureAdmission
+from worker.vision.vision import Tower
+
+
+@pytest.fixture
+def tower(towers: dict[str, Path]) -> Tower:
+    return Tower(served(towers["smolvlm"]).vision.spec)
+
+
+def admit(tower: Tower, message: m.Submit, live: Iterable[Sequence] = ()) -> Sequence:
+    sequence = made((b"f", 1), message, 0, 0.0, 0)
+    PictureAdmission(tower, lambda: live)(sequence, message)
+    return sequence
+
+
+def submit(prompt: list[int], pictures: list[Picture], **more: Any) -> m.Submit:
+    return m.Submit(1, pack_u32(prompt), m.Sampling(4), pictures=pictures, **more)
+
+
+def changed(picture: Picture, **fields: Any) -> Picture:
+    return msgspec.structs.replace(picture, **fields)
+
+
+def test_honest_pictures_are_admitted(tower: Tower) -> None:
+    assert tower.spec is not None
+    for count in (1, 3):
+        prompt, pictures = prompt_with(count, tower.spec)
+        sequence = admit(tower, submit(prompt, pictures))
+        assert sequence.pictures is not None and sequence.pictures.pictures == pictures
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"height": 65}, "65 x 66 pixels; this model sees 66 x 66"),
+        ({"height": -1, "width": 1 << 40}, "this model sees 66 x 66"),
+        ({"pixels": b"123"}, "3 bytes of pixels"),
+        ({"tokens": 15}, "15 tokens; this model makes 16"),
+        ({"tokens": 0}, "0 tokens"),
+        ({"start": -1}, "not in the prompt"),
+        ({"start": 1 << 50}, "not in the prompt"),
+        ({"start": 2}, f"not all the placeholder {PLACEHOLDER}"),
+        ({"digest": b""}, "digest is not that of its pixels"),
+        ({"digest": picture_digest(66, 66, b"x")}, "digest is not that of its pixels"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_picture_that_lies_is_refused_by_its_index(fields: dict[str, Any], words: str, tower: Tower) -> None:
+    assert tower.spec is not None
+    prompt, pictures = prompt_with(2, tower.spec)
+    for index in (0, 1):
+        lying = [changed(each, **fields) if at == index else each for at, each in enumerate(pictures)]
+        with pytest.raises(Refused, match=words) as refused:
+            admit(tower, submit(prompt, lying))
+        assert str(refused.value).startswith(f"picture {index}: ")
+
+
+def test_pictures_out_of_order_or_on_the_same_tokens_are_refused(tower: Tower) -> None:
+    assert tower.spec is not None
+    prompt, (first, second) = prompt_with(2, tower.spec)
+    for pictures in ([second, first], [first, first]):
+        with pytest.raises(Refused, match="order"):
+            admit(tower, submit(prompt, pictures))
+
+
+def test_model_that_sees_none_says_why() -> None:
+    with pytest.raises(Refused, match="'pixtral' are not served"):
+        admit(Tower(missing="the pictures of 'pixtral' are not served"), submit([1], []))
+
+
+def test_pixels_of_a_request_and_of_all_are_bounded(tower: Tower, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tower.spec is not None and MAX_PIXEL_BYTES < MAX_MESSAGE_BYTES
+    prompt, pictures = prompt_with(2, tower.spec)
+    size = sum(len(each.pixels) for each in pictures)
+    others = [changed(each, digest=each.digest[::-1]) for each in pictures]
+    live = [sequence_of(index, one, tower.spec) for index, one in enumerate((Asked(prompt, others), Asked(prompt)))]
+    monkeypatch.setattr(admission, "MAX_HELD_BYTES", 2 * size)
+    admit(tower, submit(prompt, pictures), live)
+    monkeypatch.setattr(admission, "MAX_HELD_BYTES", 2 * size - 1)
+    with pytest.raises(QueueFull, match="all requests"):
+        admit(tower, submit(prompt, pictures), live)
+    admit(tower, submit(prompt, pictures, crashes=1), live)
+    monkeypatch.setattr(admission, "MAX_PIXEL_BYTES", size - 1)
+    with pytest.raises(Refused, match="MiB of pixels"):
+        admit(tower, submit(prompt, pictures))
+
+
+def test_equal_pictures_of_several_requests_are_in_memory_once(tower: Tower) -> None:
+    assert tower.spec is not None
+    prompt, pictures = prompt_with(2, tower.spec)
+    first = admit(tower, submit(prompt, pictures))
+    copies = [changed(each, pixels=bytes(bytearray(each.pixels))) for each in pictures]
+    second = admit(tower, submit(prompt, copies), [first])
+    assert first.pictures is not None and second.pictures is not None
+    pairs = zip(first.pictures.pictures, second.pictures.pictures, strict=True)
+    assert all(one.pixels is other.pixels for one, other in pairs)
+
+
+def test_sizes_of_a_model_that_sees_any(towers: dict[str, Path]) -> None:
+    spec = served(towers["qwen3_5"]).vision.spec
+    prompt, pictures = prompt_with(3, spec)
+    admit(Tower(spec), submit(prompt, pictures))
+    step = spec.patch_size * spec.side
+    for height, width in ((step, step + 1), (0, step), (-step, -step), (step, 1 << 40)):
+        with pytest.raises(Refused, match=r"multiples of 8|at most 16384 patches"):
+            admit(Tower(spec), submit(prompt, [changed(pictures[0], height=height, width=width), *pictures[1:]]))
+    rows = pictures[0].height // step, pictures[0].width // step
+    with pytest.raises(Refused, match="6 tokens; this model makes 12"):
+        taller = changed(pictures[0], height=2 * pictures[0].height, pixels=pictures[0].pixels * 2)
+        admit(Tower(spec), submit(prompt, [taller, *pictures[1:]]))
+    assert rows == (3, 2)

@@ -1,0 +1,109 @@
+"""What the files of a checkpoint say about its tower: defaults, sizes of published models, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.model.checkpoint.checkpoint import UnsupportedModel
+from worker.vision.families import vision_spec
+
+SMOLVLM_256M: dict[str, Any] = {  # says only what is not a default of its class
+    "model_type": "smolvlm", "scale_factor": 4, "image_token_id": 49190,
+    "vision_config": {"hidden_size": 768, "image_size": 512, "patch_size": 16, "num_attention_heads": 12},
+}  # fmt: skip
+GEMMA3_4B: dict[str, Any] = {
+    "model_type": "gemma3", "mm_tokens_per_image": 256, "image_token_index": 262144,
+    "vision_config": {
+        "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "num_attention_heads": 16,
+        "num_hidden_layers": 27, "patch_size": 14,
+    },
+}  # fmt: skip
+QWEN3_VL_4B: dict[str, Any] = {
+    "model_type": "qwen3_vl", "text_config": {"rope_scaling": {"mrope_section": [24, 20, 20]}, "num_hidden_layers": 36},
+    "vision_config": {
+        "depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "out_hidden_size": 2560,
+        "deepstack_visual_indexes": [5, 11, 17],
+    },
+}  # fmt: skip
+
+
+def changed(config: dict[str, Any], **vision: Any) -> dict[str, Any]:
+    return {**config, "vision_config": {**config["vision_config"], **vision}}
+
+
+def test_sizes_of_published_models(tmp_path: Path) -> None:
+    small = vision_spec(tmp_path, SMOLVLM_256M, 576)
+    assert small is not None and small.tokens_of(512, 512) == 64 and not small.largest_whole
+    assert (small.layers, small.intermediate_size, small.placeholder, small.mean) == (12, 3072, 49190, (0.5, 0.5, 0.5))
+    gemma = vision_spec(tmp_path, GEMMA3_4B, 2560)
+    assert gemma is not None and gemma.tokens_of(896, 896) == gemma.largest_whole == 256
+    qwen = vision_spec(tmp_path, QWEN3_VL_4B, 2560)
+    assert qwen is not None and qwen.tokens_of(448, 640) == 14 * 20 and qwen.deepstack == (5, 11, 17)
+    assert (qwen.layers, qwen.sections, qwen.position_side, qwen.patch_width) == (24, (24, 20, 20), 48, 1536)
+
+
+@pytest.mark.parametrize("file", ["preprocessor_config.json", "processor_config.json"])
+def test_processor_says_how_pixels_are_normalized(file: str, tmp_path: Path) -> None:
+    settings = {"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 3], "rescale_factor": 0.5}
+    nested = {"image_processor": settings} if file.startswith("processor") else settings
+    (tmp_path / file).write_text(json.dumps(nested))
+    spec = vision_spec(tmp_path, SMOLVLM_256M, 576)
+    assert spec is not None and (spec.mean, spec.std, spec.rescale) == ((0.1, 0.2, 0.3), (1, 2, 3), 0.5)
+    (tmp_path / file).write_text(json.dumps({**settings, "do_normalize": False, "do_rescale": False}))
+    spec = vision_spec(tmp_path, SMOLVLM_256M, 576)
+    assert spec is not None and (spec.mean, spec.std, spec.rescale) == ((0, 0, 0), (1, 1, 1), 1)
+
+
+@pytest.mark.parametrize("config", [{"model_type": "pixtral", "vision_config": {}}, {"model_type": "smolvlm"}])
+def test_families_and_checkpoints_without_a_served_tower(config: dict[str, Any], tmp_path: Path) -> None:
+    assert vision_spec(tmp_path, config, 64) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (changed(SMOLVLM_256M, num_hidden_layers=1025), "num_hidden_layers 1025"),
+        (changed(SMOLVLM_256M, image_size=1 << 15), "image_size 32768"),
+        (changed(SMOLVLM_256M, image_size=[512, 512]), "image_size"),
+        (changed(SMOLVLM_256M, patch_size=0), "patch_size 0"),
+        (changed(SMOLVLM_256M, patch_size=2), "more than 16384"),
+        (changed(SMOLVLM_256M, hidden_act="relu"), "hidden_act 'relu'"),
+        (changed(SMOLVLM_256M, num_channels=4), "num_channels 4"),
+        (changed(SMOLVLM_256M, num_attention_heads=7), "not a multiple"),
+        (changed(SMOLVLM_256M, num_attention_heads=1), "heads of 768"),
+        (changed(SMOLVLM_256M, layer_norm_eps="small"), "wrong type"),
+        ({**SMOLVLM_256M, "scale_factor": 5}, "no whole number of tokens"),
+        ({**SMOLVLM_256M, "scale_factor": 65}, "scale_factor 65"),
+        ({**SMOLVLM_256M, "image_token_id": -1}, "image_token_id -1"),
+        ({**GEMMA3_4B, "mm_tokens_per_image": 1 << 14}, "no whole number of tokens"),
+        (changed(QWEN3_VL_4B, out_hidden_size=64), "out_hidden_size 64 is not 2560"),
+        (changed(QWEN3_VL_4B, num_position_embeddings=2300), "not a square"),
+        (changed(QWEN3_VL_4B, temporal_patch_size=17), "temporal_patch_size 17"),
+        (changed(QWEN3_VL_4B, deepstack_visual_indexes=[5, 24]), "deepstack_visual_indexes"),
+        (changed(QWEN3_VL_4B, deepstack_visual_indexes=[7, 5]), "deepstack_visual_indexes"),
+        (changed(QWEN3_VL_4B, deepstack_visual_indexes=5), "wrong type"),
+        ({**QWEN3_VL_4B, "text_config": {"num_hidden_layers": 3}}, "as many as the text model has layers"),
+        ({**QWEN3_VL_4B, "text_config": {"rope_scaling": {"mrope_section": [24, 20]}}}, "mrope_section"),
+        ({**QWEN3_VL_4B, "text_config": {"rope_scaling": {"mrope_section": 24}}}, "wrong type"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_tower_that_cannot_be_served_is_named(config: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=words):
+        vision_spec(tmp_path, config, 2560)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not JSON"), ("[1]", "not a JSON object"), ('{"image_mean": [1, 2]}', "image_mean"),
+        ('{"image_std": [1, 0, 1]}', "image_std"), ('{"rescale_factor": {}}', "wrong type"),
+        ('{"image_mean": ["a", "b", "c"]}', "wrong type"),
+    ],
+)  # fmt: skip
+def test_processor_that_cannot_be_read_is_named(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    with pytest.raises(UnsupportedModel, match=words):
+        vision_spec(tmp_path, SMOLVLM_256M, 576)

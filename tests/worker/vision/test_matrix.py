@@ -1,0 +1,104 @@
+"""An answer about pictures has the same bits alone, in company, in chunks, from caches, preempted and restarted."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.worker.vision.harness import MODELS, Asked, Bench, Served, inverted, prompt_with, served
+
+NEW, SEED = 16, 5
+Answer = tuple[list[int], list[float]]
+
+
+def asked(one: Served, pictures: int = 2) -> Asked:
+    prompt, shown = prompt_with(pictures, one.vision.spec)
+    return Asked(prompt, shown, NEW, SEED)
+
+
+def company(one: Served) -> list[Asked]:
+    """Others: text alone, the same text with other pictures, and other text with other pictures."""
+    same, other = asked(one), prompt_with(1, one.vision.spec, seed=9)
+    return [
+        Asked([9 + i for i in range(40)], [], NEW, 3),
+        Asked(same.prompt, [inverted(each) for each in same.pictures], NEW, SEED),
+        Asked(*other, NEW, None),
+    ]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bits_depend_on_the_request_alone(kind: str, dtype: torch.dtype, towers: dict[str, Path]) -> None:
+    one = served(towers[kind], dtype)
+    target, others = asked(one), company(one)
+    [alone] = Bench(one).answers(target)
+    assert Bench(one).answers(target, *others)[0] == alone
+    assert Bench(one).answers(target, *others)[2] != alone, "other pictures give another answer"
+    assert Bench(one, in_c=False).answers(target, *others)[0] == alone
+    for chunk in (1, 7, 16):
+        assert Bench(one, chunk=chunk, step_tokens=64).answers(*others, target)[-1] == alone
+    assert Bench(one, page=32, prefix_cache=False).answers(target, preempt_at=(2, 9))[0] == alone
+    assert Bench(one, chunk=7).answers(target, *others, preempt_at=(1, 3, 12))[0] == alone
+    assert Bench(Served.of(towers[kind], dtype, cache_bytes=0), chunk=5).answers(target)[0] == alone, "without a cache"
+    resumed = Asked(target.prompt, target.pictures, NEW, SEED, generated=alone[0][:6])
+    assert Bench(one).answers(resumed)[0] == (alone[0], alone[1][6:]), "after its worker was lost"
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_prefixes_are_shared_if_their_pictures_are_equal(kind: str, towers: dict[str, Path]) -> None:
+    one = Served.of(towers[kind])
+    target, bench = asked(one), Bench(one)
+    first = bench.answers(target)
+    assert one.vision.encoded == 2 and bench.scheduler.status.prefix_hits == 0
+    assert bench.answers(target) == first
+    again = bench.scheduler.status.prefix_hits
+    assert again == (len(target.prompt) - 1) // 16 * 16, "all full pages are found"
+    others = Asked(target.prompt, [target.pictures[0], inverted(target.pictures[1])], NEW, SEED)
+    assert bench.answers(others) == Bench(one).answers(others) != first
+    shared = target.pictures[1].start // 16 * 16
+    found = bench.scheduler.status.prefix_hits - again
+    assert found == shared > 0 or kind == "qwen3_5", "pages are shared up to the first other picture"
+    assert found <= shared and one.vision.encoded == 3, "a hybrid shares up to a recurrent state"
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_text_alone_has_the_bits_of_a_worker_without_a_tower(kind: str, towers: dict[str, Path]) -> None:
+    one = served(towers[kind])
+    text, seeing = Asked([20 + i for i in range(50)], [], NEW, SEED), asked(one)
+    without = Bench(Served(one.decoder, None)).answers(text)[0]
+    assert Bench(one).answers(seeing, text)[1] == without
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+def test_vectors_of_a_picture_do_not_depend_on_threads(kind: str, dtype: torch.dtype, towers: dict[str, Path]) -> None:
+    one = served(towers[kind], dtype)
+    picture, threads = asked(one, 1).pictures[0], torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            found.append(one.vision._encoder.encode(picture))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_cache_of_encoded_pictures_is_bounded_and_drops_the_least_recently_used(towers: dict[str, Path]) -> None:
+    prompt_of_one = asked(served(towers["smolvlm"]), 3)
+    a, b, c = prompt_of_one.pictures
+    size = served(towers["smolvlm"]).vision.rows(a).nbytes
+    vision = Served.of(towers["smolvlm"], cache_bytes=2 * size).vision
+    for each in (a, b, a, c, a):
+        vision.rows(each)
+    assert (vision.encoded, vision.hits, vision.cached_bytes) == (3, 2, 2 * size)
+    vision.rows(b)
+    assert vision.encoded == 4, "b was dropped for c"
+    assert vision.cached_bytes <= 2 * size
+
+
+def test_layers_of_pictures_count_as_progress(towers: dict[str, Path]) -> None:
+    one = Served.of(towers["idefics3"])
+    before = one.decoder.layers_started.value
+    one.vision.rows(asked(one, 1).pictures[0])
+    assert one.decoder.layers_started.value - before == one.vision.spec.layers

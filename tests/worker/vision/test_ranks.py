@@ -1,0 +1,39 @@
+"""Processes that compute a model together see what one process sees."""
+
+from pathlib import Path
+
+from shared import messages as m
+from shared.config import ModelConfig, WorkerConfig
+from shared.wire.codec import pack_u32
+from tests.worker.engine.harness import Bench
+from tests.worker.kernels.harness.cpu_tiers import needs_library
+from tests.worker.vision.harness import PLACEHOLDER, prompt_with
+from worker.engine.load import load_engine
+from worker.vision.admission import PictureAdmission
+
+pytestmark = needs_library
+
+
+def test_answers_of_two_ranks_are_those_of_one(towers: dict[str, Path]) -> None:
+    answers = []
+    for count in (1, 2):
+        worker = WorkerConfig(
+            device="cpu", dtype="float32", kv_cache_gb=0.02, page_size=16, prefill_chunk_size=16,
+            tensor_parallel_size=count, threads=count,
+        )  # fmt: skip
+        engine = load_engine(ModelConfig(model=str(towers["qwen3_5"]), max_seq_len=256), worker)
+        assert engine.tower is not None and engine.tower.spec is not None
+        bench = Bench(
+            runner=engine.runner, config=engine.scheduler.config, pools=engine.pools, slots=engine.slots,
+            vocab_size=engine.spec.vocab_size,
+        )  # fmt: skip
+        bench.request_table._give_pictures = PictureAdmission(engine.tower, bench.scheduler.sequences)
+        prompt, pictures = prompt_with(2, engine.tower.spec)
+        sampling = m.Sampling(12, temperature=0.0, ignore_eos=True, logit_bias=((PLACEHOLDER, -100.0),))
+        bench.send(
+            m.Submit(1, pack_u32(prompt), sampling, pictures=pictures), m.Submit(2, pack_u32([20, 30]), sampling)
+        )
+        bench.iterate(30)
+        answers.append(bench.received()[0])
+    # The other rank ends with this process.
+    assert answers[0] == answers[1] and len(answers[0][1]) == 12

@@ -1,0 +1,174 @@
+"""An engine with a tower serves requests with pictures in its loop: answers, refusals, failures, receipts, metrics."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry, generate_latest
+
+from shared import messages as m
+from shared.config import ModelConfig, WorkerConfig
+from shared.wire.codec import decode_request, encode, pack_u32
+from tests.checkpoints import Checkpoints
+from tests.worker.engine.harness import ME, Bench
+from tests.worker.vision.harness import PLACEHOLDER, Asked, prompt_with, served
+from tests.worker.vision.harness import Bench as Alone
+from worker.engine.load import Engine, load_engine
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.vision.admission import PictureAdmission
+from worker.vision.metrics import VisionCollector
+
+NEW = 10
+
+
+def engine_of(folder: Path) -> Engine:
+    worker = WorkerConfig(device="cpu", dtype="float32", kv_cache_gb=0.02, page_size=16, prefill_chunk_size=16)
+    return load_engine(ModelConfig(model=str(folder), max_seq_len=256), worker)
+
+
+def bench_of(engine: Engine) -> Bench:
+    assert engine.tower is not None
+    bench = Bench(
+        runner=engine.runner, config=engine.scheduler.config, pools=engine.pools, vocab_size=engine.spec.vocab_size
+    )
+    bench.request_table._give_pictures = PictureAdmission(engine.tower, bench.scheduler.sequences)
+    return bench
+
+
+def submit(id: int, prompt: list[int], pictures: list[m.Picture] | None, **more: Any) -> m.Submit:
+    sampling = m.Sampling(NEW, temperature=0.0, ignore_eos=True, logit_bias=((PLACEHOLDER, -100.0),))
+    sent = decode_request(encode(m.Submit(id, pack_u32(prompt), sampling, pictures=pictures, **more)))
+    assert isinstance(sent, m.Submit)
+    return sent
+
+
+def rejections(bench: Bench) -> dict[int, str]:
+    return {one.id: one.message for _, step in bench.server.sent for one in step.rejected}
+
+
+def test_requests_with_pictures_are_served_beside_others_and_their_answers_checked(towers: dict[str, Path]) -> None:
+    engine, one = engine_of(towers["smolvlm"]), served(towers["smolvlm"])
+    prompt, pictures = prompt_with(2, one.vision.spec)
+    [(expected, _)] = Alone(one).answers(Asked(prompt, pictures, NEW))
+    bench = bench_of(engine)
+    text = list(range(20, 50))
+    bench.send(submit(1, text, None), submit(2, prompt, pictures), submit(3, prompt, pictures[:1]), submit(4, text, []))
+    bench.iterate(30)
+    outputs, ends = bench.received()
+    assert outputs[2] == expected and outputs[1] == outputs[4] and len(outputs[1]) == NEW
+    assert outputs[3] != expected, "the second picture's tokens are its placeholders"
+    assert {end.outcome for end in ends.values()} == {m.Outcome.LENGTH} and not rejections(bench)
+    bench.send(submit(5, prompt, pictures, answer=pack_u32(expected)))
+    wrong = [*expected[:4], (expected[4] + 1) % 500, *expected[5:]]
+    bench.send(submit(6, prompt, pictures, answer=pack_u32(wrong)))
+    bench.iterate(30)
+    outputs, ends = bench.received()
+    assert outputs[5] == expected and outputs[6] == expected[:5]
+    bench.send(submit(7, prompt, pictures, generated=pack_u32(expected[:5]), crashes=1, original_id=2))
+    bench.iterate(30)
+    resumed = bench.request_table._records[ME, 7].sequence
+    assert resumed.tokens[len(prompt) :] == expected, "as if the worker had not been lost"
+    bench.scheduler.check()
+
+
+def test_pixels_are_freed_when_a_request_ends(towers: dict[str, Path]) -> None:
+    engine, one = engine_of(towers["smolvlm"]), served(towers["smolvlm"])
+    bench = bench_of(engine)
+    prompt, pictures = prompt_with(1, one.vision.spec)
+    bench.send(submit(1, prompt, pictures), submit(2, prompt, pictures))
+    bench.iterate(2)
+    bench.send(m.Abort((2,)))
+    bench.iterate(20)
+    records = bench.request_table._records.values()
+    assert len(records) == 2 and all(record.sequence.pictures is None for record in records)
+
+
+def test_failing_encoder_fails_its_request_alone(towers: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, one = engine_of(towers["smolvlm"]), served(towers["smolvlm"])
+    bench = bench_of(engine)
+    (prompt, good), (other, bad) = prompt_with(1, one.vision.spec), prompt_with(1, one.vision.spec, seed=4)
+    vision: Any = engine.runner.vision
+    encode_picture = vision._encoder.encode
+
+    def encode_but(picture: m.Picture) -> torch.Tensor:
+        if picture.pixels == bad[0].pixels:
+            raise RuntimeError("no kernel for it")
+        found: torch.Tensor = encode_picture(picture)
+        return found
+
+    monkeypatch.setattr(vision._encoder, "encode", encode_but)
+    bench.send(submit(1, prompt, good), submit(2, other, bad), submit(3, list(range(20, 50)), None))
+    bench.iterate(30)
+    _, ends = bench.received()
+    assert {id: end.outcome for id, end in ends.items()} == {
+        1: m.Outcome.LENGTH, 2: m.Outcome.ERROR, 3: m.Outcome.LENGTH
+    }  # fmt: skip
+    assert "no kernel for it" in ends[2].error
+
+
+def test_worker_without_a_tower_refuses_pictures(towers: dict[str, Path]) -> None:
+    bench = Bench()
+    _, pictures = prompt_with(1, served(towers["smolvlm"]).vision.spec)
+    bench.send(submit(1, [5, 6], pictures), submit(2, [5, 6], None))
+    bench.iterate(2)
+    assert rejections(bench) == {1: "this model sees no pictures"}
+
+
+def test_tower_that_is_not_served_leaves_the_text(towers: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(towers["smolvlm"], tmp_path / "other"))
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"]["hidden_act"] = "quick_gelu"
+    (folder / "config.json").write_text(json.dumps(config))
+    engine, whole = engine_of(folder), engine_of(towers["smolvlm"])
+    assert engine.tower is not None and engine.runner.vision is None
+    assert "'quick_gelu' is not supported" in engine.tower.missing
+    answers = []
+    for each in (engine, whole):
+        bench = bench_of(each)
+        prompt, pictures = prompt_with(1, served(towers["smolvlm"]).vision.spec)
+        bench.send(submit(1, list(range(20, 50)), None), submit(2, prompt, pictures))
+        bench.iterate(20)
+        answers.append(bench.received()[0][1])
+        assert rejections(bench) == ({2: engine.tower.missing} if each is engine else {})
+    assert answers[0] == answers[1]
+    assert engine.fingerprint != whole.fingerprint
+
+
+def test_fingerprint_names_the_processor(towers: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(towers["smolvlm"], tmp_path / "other"))
+    same = engine_of(folder).fingerprint
+    (folder / "preprocessor_config.json").write_text('{"image_mean": [0.1, 0.2, 0.3]}')
+    assert engine_of(towers["smolvlm"]).fingerprint == same != engine_of(folder).fingerprint
+
+
+def test_tower_that_lacks_a_tensor_is_named(towers: dict[str, Path], tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = Path(shutil.copytree(towers["smolvlm"], tmp_path / "other"))
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("encoder.layers.1.mlp.fc1.bias"))
+    save_file({each: tensor for each, tensor in tensors.items() if each != name}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"tensor {name} is missing"):
+        engine_of(folder)
+
+
+def test_model_without_a_tower_loads_none(checkpoints: Checkpoints) -> None:
+    engine = engine_of(checkpoints("llama"))
+    assert engine.tower is None and engine.runner.vision is None
+
+
+def test_metrics_count_pictures_seconds_and_hits(towers: dict[str, Path]) -> None:
+    vision: Any = engine_of(towers["smolvlm"]).runner.vision
+    _, (first, second) = prompt_with(2, vision.spec)
+    for each in (first, second, first):
+        vision.rows(each)
+    registry = CollectorRegistry()
+    registry.register(VisionCollector("x_", vision))
+    lines = dict(
+        line.split(" ") for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")
+    )
+    assert (lines["x_pictures_encoded_total"], lines["x_encoder_cache_hits_total"]) == ("2.0", "1.0")
+    assert float(lines["x_picture_encode_seconds_total"]) > 0 and float(lines["x_encoder_cache_bytes"]) > 0

@@ -1,0 +1,87 @@
+"""The process of a rank other than 0: `python -m worker.follower PARENT SOCKET MEMORY`.
+
+Rank 0 starts it: PARENT is its process, the others are the numbers of open files.
+
+It loads its part of the model and computes the steps that rank 0 tells it. It ends with rank 0, or with its first
+error: then the worker is restarted as after every crash.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from worker.engine.load_model import find_model
+from worker.kernels.cpu import bindings
+from worker.kernels.cpu.huge_pages import huge_pages
+from worker.kernels.cpu.ranks_c import RanksC
+from worker.kv_cache.tensors import KVCache
+from worker.model.decoder import Decoder
+from worker.model.device import threads_of
+from worker.model.share import Share
+from worker.model.weights import load
+from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Order, Sizes, inputs_of, receive, rows_of
+from worker.ranks.nodes import stay_on_node
+from worker.ranks.part import PartDecoder
+
+PR_SET_PDEATHSIG = 1
+READY = b"r"
+
+
+def main(orders: socket.socket, memory: int) -> None:
+    begin = msgspec.msgpack.decode(receive(orders), type=Beginning)
+    stay_on_node(begin.rank, begin.count)
+    torch.set_num_threads(threads_of(begin.worker))
+    part = _load(begin, orders, RanksC(mmap.mmap(memory, begin.memory), begin.rank, begin.count))
+    orders.sendall(READY)
+    compute: dict[str, Callable[[Order], object]] = {
+        HIDDEN: lambda given: part.hidden(inputs_of(given)),
+        LOGITS: lambda given: part.logits(rows_of(given)),
+        BOTH: lambda given: part.logits(part.hidden(inputs_of(given))),
+    }
+    decoder = msgspec.msgpack.Decoder(Order)
+    with torch.inference_mode():
+        while True:
+            given = decoder.decode(receive(orders))
+            compute[given.compute](given)
+
+
+def _load(begin: Beginning, orders: socket.socket, ranks: RanksC) -> PartDecoder:
+    share, device = Share(begin.rank, begin.count), torch.device("cpu")
+    files = find_model(begin.model, begin.worker, device, prefer_cache=True)
+    formats = files.formats
+    weights = load(
+        files.folder, files.spec, formats.dtype, device, invariant=begin.worker.batch_invariant, memory=formats.memory,
+        share=share,
+    )  # fmt: skip
+    size = msgspec.msgpack.decode(receive(orders), type=Sizes).size
+    spec = share.spec(files.spec)
+    cache = KVCache(
+        spec, size.pages, size.page_size, formats.kv_dtype, device, size.groups, size.state_slots, formats.dtype
+    )
+    for part in (*cache.k, *cache.v):
+        huge_pages(part)
+    cache.prefault_ahead(bindings.touch_pages)
+    return PartDecoder(Decoder(spec, weights, size.max_seq_len), cache, ranks)
+
+
+def _end_with_parent() -> None:
+    """Has the system kill this process when rank 0 ends, however it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C reaches all processes, and rank 0 drains first
+        signal.signal(number, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    parent, source, shared = map(int, sys.argv[1:])
+    _end_with_parent()
+    if os.getppid() == parent:  # else it has died already
+        with contextlib.suppress(EOFError):
+            main(socket.socket(fileno=source), shared)

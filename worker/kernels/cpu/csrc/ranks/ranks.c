@@ -1,0 +1,54 @@
+#include "ranks.h"
+#include <immintrin.h>
+#include <sched.h>
+#include <string.h>
+
+enum { SPINS = 4096, THREADED_BYTES = 1 << 18 };
+
+/* Waits until all ranks have written the current round. Returns 1 if one is gone. */
+static int wait_for_all(const Ranks *r) {
+    RanksHeader *header = r->header;
+    for (long i = 0; i < r->count; i++)
+        for (long spins = 0; header->ranks[i].rounds < r->rounds; spins++) {
+            if (header->gone) return 1;
+            if (spins < SPINS)
+                _mm_pause();
+            else
+                sched_yield(); /* there may be more ranks than processors */
+        }
+    return 0;
+}
+
+/* Copies blocks [t][bytes] between arrays whose rows are longer. */
+static void copy_rows(char *to, long to_stride, const char *from, long from_stride, long t, long bytes, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1 && t * bytes > THREADED_BYTES)
+    for (long i = 0; i < t; i++) memcpy(to + i * to_stride, from + i * from_stride, bytes);
+}
+
+/* Writes this rank's columns of some rows, and waits for those of all others. Returns NULL if a rank is gone. */
+static const char *exchange(Ranks *r, const char *own, long t, long bytes, int threads) {
+    long row = r->count * bytes;
+    char *shared = r->buffers[r->rounds++ % 2];
+    copy_rows(shared + r->rank * bytes, row, own, bytes, t, bytes, threads);
+    r->header->ranks[r->rank].rounds = r->rounds; /* sequentially consistent, so after the copy */
+    return wait_for_all(r) ? NULL : shared;
+}
+
+/* Concatenates the columns of all ranks: out [t][count * bytes] gets own [t][bytes] of every rank, in their order.
+ * All ranks call it with the same t and bytes. Returns 1 if a rank is gone; `out` is then undefined. */
+__attribute__((visibility("default"))) int ranks_gather(Ranks *r, const char *own, char *out, long t, long bytes,
+                                                        int threads) {
+    long row = r->count * bytes, most = r->capacity / row;
+    for (long begin = 0; begin < t; begin += most) {
+        long rows = t - begin < most ? t - begin : most;
+        const char *shared = exchange(r, own + begin * bytes, rows, bytes, threads);
+        if (!shared) return 1;
+        copy_rows(out + begin * row, row, shared, row, rows, row, threads);
+    }
+    return 0;
+}
+
+const char *ranks_gathered(Ranks *r, const char *own, char *out, long t, long bytes, int threads) {
+    if (t * r->count * bytes <= r->capacity) return exchange(r, own, t, bytes, threads);
+    return ranks_gather(r, own, out, t, bytes, threads) ? NULL : out;
+}

@@ -1,0 +1,112 @@
+"""What rank 0 tells the other ranks, as bytes: how to begin, and the inputs of each step.
+
+Both ends are the same program on the same machine.
+"""
+
+import socket
+import struct
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from shared.config import ModelConfig, WorkerConfig
+from worker.kv_cache.sizing import PoolSize
+from worker.model.inputs.forward_inputs import ForwardInputs
+
+HIDDEN, LOGITS, BOTH = "hidden", "logits", "both"  # what to compute
+FIELDS = [field.name for field in fields(ForwardInputs)]
+LENGTH = struct.Struct("<Q")
+RECEIVED = 1 << 20  # bytes that are received at once
+
+
+class Beginning(msgspec.Struct, frozen=True):
+    """The first frame: which part of which model a rank loads. memory: bytes that all ranks share."""
+
+    model: ModelConfig
+    worker: WorkerConfig
+    rank: int
+    count: int
+    memory: int
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """The second frame, when rank 0 has loaded its part: the sizes of the pools."""
+
+    size: PoolSize
+
+
+class TensorBytes(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class Order(msgspec.Struct, frozen=True, array_like=True):
+    """One frame for each step: `columns` are the fields of ForwardInputs, or the rows of the head's input."""
+
+    compute: str
+    columns: list[TensorBytes | list[TensorBytes | int] | int | None]
+
+
+def order(compute: str, inputs: ForwardInputs | Tensor) -> Order:
+    if isinstance(inputs, Tensor):
+        return Order(compute, [_bytes_of(inputs)])
+    return Order(compute, [_packed(getattr(inputs, name)) for name in FIELDS])
+
+
+def inputs_of(given: Order) -> ForwardInputs:
+    return ForwardInputs(**{name: _unpacked(value) for name, value in zip(FIELDS, given.columns, strict=True)})
+
+
+def rows_of(given: Order) -> Tensor:
+    (rows,) = given.columns
+    assert isinstance(rows, TensorBytes)
+    return _tensor_of(rows)
+
+
+def send(to: socket.socket, frame: msgspec.Struct) -> None:
+    data = msgspec.msgpack.encode(frame)
+    to.sendall(LENGTH.pack(len(data)) + data)
+
+
+def receive(source: socket.socket) -> bytes:
+    """Waits for a frame. Raises EOFError when the other side has closed."""
+    (length,) = LENGTH.unpack(_exactly(source, LENGTH.size))
+    return _exactly(source, length)
+
+
+def _exactly(source: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        part = source.recv(min(count - len(data), RECEIVED))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _bytes_of(value)
+    return [_packed(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, TensorBytes):
+        return _tensor_of(value)
+    return tuple(map(_unpacked, value)) if isinstance(value, list) else value
+
+
+def _bytes_of(tensor: Tensor) -> TensorBytes:
+    plain = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor  # numpy has no bfloat16
+    return TensorBytes(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), plain.numpy().tobytes())
+
+
+def _tensor_of(packed: TensorBytes) -> Tensor:
+    dtype = getattr(torch, packed.dtype)
+    if not packed.data:
+        return torch.empty(packed.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(packed.data), dtype=dtype).view(packed.shape)

@@ -1,0 +1,76 @@
+"""Drafts from a text that the client expects (`prediction`), such as a file of which a few words will change.
+
+The drafts are what follows, in the predicted text, the place that the output has reached. Where the output leaves the
+text, the place is found again by its last tokens, as the drafter of repetitions does. Without a place, that drafter
+goes on with the text of the sequence itself.
+"""
+
+from worker.schedule.features.speculation import Acceptance, Drafter, NgramDrafter
+from worker.schedule.records.prediction import Prediction
+
+LONGEST_MATCH, SHORTEST_MATCH = 4, 2  # how many last tokens find the place again, tried in this order
+
+
+class PredictedDrafter:
+    """Proposes what follows in the predicted text."""
+
+    def __init__(self, prediction: Prediction, output: int) -> None:
+        """output: the index of the first output token in the sequence's tokens."""
+        self._prediction, self._ids = prediction, prediction.ids
+        self._acceptance = Acceptance()
+        self._other: Drafter = NgramDrafter()
+        self._place: int | None = 0  # in the predicted text, of the next output token; None: not known
+        self._read = output  # the tokens before are followed already
+        self._begin = output
+        self._own = False  # whether the last proposal was of the predicted text
+        self._stopped = False
+        self._after = {length: _places(self._ids, length) for length in range(SHORTEST_MATCH, LONGEST_MATCH + 1)}
+
+    def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
+        """See Drafter. Follows the new tokens first."""
+        if self._stopped:
+            return ()
+        self._follow(tokens)
+        place = self._place
+        self._own = place is not None and place < len(self._ids)
+        if place is None or not self._own:
+            return self._other.propose(tokens, limit, cost)
+        return tuple(self._ids[place : place + self._acceptance.draft_length(limit, cost)])
+
+    def record(self, drafted: int, accepted: int) -> None:
+        if not self._own:
+            self._other.record(drafted, accepted)
+            return
+        self._prediction.accepted += accepted
+        self._prediction.rejected += drafted - accepted
+        self._acceptance.record(accepted, rejected=accepted < drafted)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def _follow(self, tokens: list[int]) -> None:
+        for at in range(self._read, len(tokens)):
+            place = self._place
+            if place is not None and place < len(self._ids) and self._ids[place] == tokens[at]:
+                self._place = place + 1
+            else:
+                self._place = self._found(tokens, at + 1, place or 0)
+        self._read = len(tokens)
+
+    def _found(self, tokens: list[int], end: int, before: int) -> int | None:
+        """Returns the place after the last tokens before `end`: the next one after `before`, or else the first."""
+        for length in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
+            if end - length < self._begin:
+                continue
+            places = self._after[length].get(tuple(tokens[end - length : end]), ())
+            if places:
+                return next((place for place in places if place >= before), places[0])
+        return None
+
+
+def _places(ids: list[int], length: int) -> dict[tuple[int, ...], list[int]]:
+    """Returns the places after each run of so many tokens, in their order."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for end in range(length, len(ids) + 1):
+        found.setdefault(tuple(ids[end - length : end]), []).append(end)
+    return found

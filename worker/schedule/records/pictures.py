@@ -1,0 +1,69 @@
+"""The pictures of a prompt: where their tokens are, and what they add to the identity of pages."""
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from shared.messages import Picture
+
+
+class PicturePlace(NamedTuple):
+    """Tokens start .. start + tokens - 1 of a prompt are the picture with this digest."""
+
+    start: int
+    tokens: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PicturePlaces:
+    """The places of all pictures of a prompt, in order."""
+
+    places: tuple[PicturePlace, ...]
+
+    def mark(self, begin: int, end: int) -> bytes:
+        """Returns what the hash of the page with the tokens begin .. end - 1 covers besides their ids.
+
+        It names the pictures that begin there: all pages after it have hashes that cover this page's.
+        """
+        first = bisect_left(self.places, (begin,))
+        last = bisect_left(self.places, (end,))
+        return b"".join(
+            (place.start - begin).to_bytes(4, "little") + place.tokens.to_bytes(4, "little") + place.digest
+            for place in self.places[first:last]
+        )
+
+
+class PromptPictures:
+    """The pictures of a sequence, in the order of their tokens, which do not overlap."""
+
+    def __init__(self, pictures: list[Picture], *, whole: bool = False, rotary: Any = None) -> None:
+        """whole: whether a step computes all rest of a picture or nothing, because its tokens see each other.
+
+        rotary: the RotaryPositions of a model with M-RoPE (worker/vision/rotary.py); None: positions are those of text
+        """
+        self.pictures, self.whole, self.rotary = pictures, whole, rotary
+        self.end = pictures[-1].start + pictures[-1].tokens  # the place behind the last one's tokens
+        self.nbytes = sum(len(picture.pixels) for picture in pictures)
+        self.places = PicturePlaces(tuple(PicturePlace(one.start, one.tokens, one.digest) for one in pictures))
+        self._starts = [picture.start for picture in pictures]
+
+    def uncut(self, start: int, length: int, most: float) -> int:
+        """Returns how many of `length` tokens from `start` on a chunk may have without cutting a picture in two.
+
+        A chunk that begins in a picture has the rest of it, if that is not more than `most` tokens, or else nothing.
+        """
+        end = start + length
+        cut = self.within(end - 1, end + 1) if self.whole and length > 0 else []
+        if len(cut) != 1 or not cut[0].start < end < cut[0].start + cut[0].tokens:
+            return length
+        if cut[0].start > start:
+            return cut[0].start - start
+        rest = cut[0].start + cut[0].tokens - start
+        return rest if rest <= most else 0
+
+    def within(self, begin: int, end: int) -> list[Picture]:
+        """Returns the pictures of which a token is among begin .. end - 1."""
+        first = max(0, bisect_right(self._starts, begin) - 1)
+        found = self.pictures[first : bisect_left(self._starts, end)]
+        return [picture for picture in found if picture.start + picture.tokens > begin]

@@ -1,0 +1,86 @@
+"""Checks the pictures of a request, so that no frontend can harm the worker. Encodes nothing."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from msgspec.structs import replace
+
+from shared.messages import Picture, Submit
+from shared.pictures.digest import picture_digest
+from worker.schedule.admission import QueueFull, Refused
+from worker.schedule.records.pictures import PromptPictures
+from worker.schedule.sequence import Sequence
+from worker.vision.rotary import RotaryPositions
+from worker.vision.spec import VisionSpec
+from worker.vision.vision import Tower
+
+MAX_PIXEL_BYTES = 48 << 20  # of a request: a message may have 64 MiB
+MAX_HELD_BYTES = 2 << 30  # pixels of all sequences, which keep them until they end
+
+
+@dataclass(frozen=True, slots=True)
+class PictureAdmission:
+    """Gives sequences their pictures, or refuses them. live: returns the sequences that hold pixels"""
+
+    tower: Tower
+    live: Callable[[], Iterable[Sequence]]
+
+    def __call__(self, sequence: Sequence, submit: Submit) -> None:
+        """Gives a sequence the pictures of its request. Raises Refused, in words, unless they can be encoded.
+
+        Equal pictures of several requests share their pixels. Raises QueueFull if all requests together would hold too
+        many. A request that comes from a worker that was lost had been admitted there, and is always admitted again.
+        """
+        pictures = submit.pictures or []
+        if problem := check_pictures(pictures, sequence.tokens[: sequence.prompt_len], self.tower):
+            raise Refused(problem)
+        others = (other.pictures.pictures for other in self.live() if other.pictures is not None)
+        held = {one.digest: one.pixels for each in others for one in each}
+        pictures = [replace(one, pixels=held.setdefault(one.digest, one.pixels)) for one in pictures]
+        if sum(map(len, held.values())) > MAX_HELD_BYTES and not submit.crashes:
+            raise QueueFull(f"the pictures of all requests have more than {MAX_HELD_BYTES >> 30} GiB of pixels")
+        assert self.tower.spec is not None
+        give(sequence, pictures, self.tower.spec)
+
+
+def give(sequence: Sequence, pictures: list[Picture], spec: VisionSpec) -> None:
+    """Gives a sequence pictures that were checked."""
+    rotary = None
+    if spec.sections is not None:
+        squares = [spec.squares_of(picture.height, picture.width) for picture in pictures]
+        rotary = RotaryPositions([picture.start for picture in pictures], squares)
+    sequence.pictures = PromptPictures(pictures, whole=spec.bidirectional, rotary=rotary)
+    sequence.prefix.mark = sequence.pictures.places.mark
+
+
+def check_pictures(pictures: list[Picture], prompt: list[int], tower: Tower) -> str:
+    """Returns the first problem of the pictures of a prompt, or ""."""
+    spec = tower.spec
+    if spec is None:
+        return tower.missing
+    if sum(len(picture.pixels) for picture in pictures) > MAX_PIXEL_BYTES:
+        return f"the pictures of the request have more than {MAX_PIXEL_BYTES >> 20} MiB of pixels"
+    for index, picture in enumerate(pictures):
+        if problem := _problem(picture, prompt, spec):
+            return f"picture {index}: {problem}"
+    if any(before.start + before.tokens > after.start for before, after in pairwise(pictures)):
+        return "the pictures are not in the order of their tokens"
+    return ""
+
+
+def _problem(picture: Picture, prompt: list[int], spec: VisionSpec) -> str:
+    if problem := spec.size_problem(picture.height, picture.width):
+        return f"it has {picture.height} x {picture.width} pixels; {problem}"
+    if len(picture.pixels) != 3 * picture.height * picture.width:
+        return f"it has {len(picture.pixels)} bytes of pixels, not {3 * picture.height * picture.width}"
+    if picture.tokens != (tokens := spec.tokens_of(picture.height, picture.width)):
+        return f"it has {picture.tokens} tokens; this model makes {tokens} of it"
+    end = picture.start + picture.tokens
+    if picture.start < 0 or end > len(prompt):
+        return "its tokens are not in the prompt"
+    if prompt[picture.start : end].count(spec.placeholder) != picture.tokens:
+        return f"its tokens are not all the placeholder {spec.placeholder}"
+    if picture.digest != picture_digest(picture.height, picture.width, picture.pixels):
+        return "its digest is not that of its pixels"
+    return ""

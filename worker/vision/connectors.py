@@ -1,0 +1,72 @@
+"""Connectors: each joins the squares of patches of an encoded picture into vectors of the text model's width."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from worker.kernels.linear import PackedLinear
+from worker.kernels.operations import Operations
+from worker.vision.spec import Connector, VisionSpec
+
+# Torch computes at most so many elements in one thread. It divides more of them among threads, and rounds the last
+# elements of a thread otherwise than those before.
+FEW_ELEMENTS = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorWeights:
+    """projection: to the text model's width. norm [H]: of an average. before: a linear before the projection.
+
+    joined_norm [2, side * side * H]: a layer norm of the patches of a square together. What a connector lacks is None.
+    """
+
+    projection: PackedLinear
+    norm: Tensor | None = None
+    before: PackedLinear | None = None
+    joined_norm: Tensor | None = None
+
+
+def _joined(squares: Tensor) -> Tensor:
+    """Lays the patches of each square one after another: [tokens, side * side * H].
+
+    squares: [squares down, side, squares across, side, H], as all functions here get the patches
+    """
+    down, side, across, _, hidden = squares.shape
+    return squares.transpose(1, 2).reshape(down * across, side * side * hidden)
+
+
+def shuffle(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Operations) -> Tensor:
+    """Projects the patches of a square together ("pixel shuffle"). Idefics3."""
+    return do.linear(_joined(squares), weights.projection)
+
+
+def merge(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Operations) -> Tensor:
+    """Gives the patches of a square together to an MLP, whose activation is the exact GELU. Qwen3.5."""
+    assert weights.before is not None
+    x = _joined(squares)
+    if weights.joined_norm is not None:
+        x = do.rms_norm(x, weights.joined_norm, spec.norm_eps)
+    wide = do.linear(x, weights.before)
+    few = max(1, FEW_ELEMENTS // wide.shape[1])
+    parts = [gelu(wide[first : first + few]) for first in range(0, len(wide), few)]
+    return do.linear(torch.cat(parts), weights.projection)
+
+
+def pool(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Operations) -> Tensor:
+    """Averages the patches of a square, norms the average, and projects it. Gemma 3."""
+    x, total = squares.float(), None
+    for down in range(spec.side):  # one addition after another, so that the order is always the same
+        for across in range(spec.side):
+            part = x[:, down, :, across]
+            total = part if total is None else total + part
+    assert total is not None and weights.norm is not None
+    average = (total / spec.side**2).flatten(0, 1).to(squares.dtype)
+    return do.linear(do.rms_norm(average, weights.norm, spec.norm_eps, offset=True), weights.projection)
+
+
+CONNECTORS: Mapping[Connector, Callable[[Tensor, ConnectorWeights, VisionSpec, Operations], Tensor]] = {
+    "shuffle": shuffle, "pool": pool, "merge": merge,
+}  # fmt: skip

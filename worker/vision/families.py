@@ -1,0 +1,224 @@
+"""Makes a VisionSpec from the files of a checkpoint and the row of its family.
+
+Configs leave out what is the default of their class in transformers, so each family states these defaults.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf, isqrt
+from pathlib import Path
+from typing import Any
+
+from worker.model.checkpoint.checkpoint import UnsupportedModel
+from worker.vision.spec import MAX_PATCHES, Connector, VisionSpec
+
+Config = Mapping[str, Any]
+
+HALF = (0.5, 0.5, 0.5)
+PROCESSOR, NESTED = "preprocessor_config.json", "processor_config.json"
+ACTIVATION = "gelu_pytorch_tanh"  # of all SigLIP towers
+SIZES = {  # the most that a config may state
+    "image_size": 1 << 14, "patch_size": 1 << 10, "hidden_size": 1 << 16, "intermediate_size": 1 << 18,
+    "num_hidden_layers": 1 << 10, "num_attention_heads": 1 << 10, "scale_factor": 64, "spatial_merge_size": 64,
+    "mm_tokens_per_image": 1 << 14, "temporal_patch_size": 16, "num_position_embeddings": 1 << 20,
+    "out_hidden_size": 1 << 18, "image_token_id": 1 << 31, "image_token_index": 1 << 31,
+}  # fmt: skip
+OF_TOWER = tuple(SIZES)[:6]
+MAX_HEAD = 512
+
+
+def _shuffled(config: Config, grid: int) -> int:
+    return _size(config, "scale_factor", 2)
+
+
+def _pooled(config: Config, grid: int) -> int:
+    return grid // isqrt(_size(config, "mm_tokens_per_image", 256))
+
+
+def _merged(config: Config, grid: int) -> int:
+    return _size(config["vision_config"], "spatial_merge_size", 2)
+
+
+@dataclass(frozen=True, slots=True)
+class VisionFamily:
+    """A row: which connector the family has, and what its configs leave out.
+
+    side: returns VisionSpec.side for a grid of so many patches along a side
+    placeholder: the names that config.json may have for its token id
+    """
+
+    connector: Connector
+    side: Callable[[Config, int], int]
+    placeholder: tuple[str, ...]
+    default_placeholder: int
+    defaults: Config
+    bucketed: bool = False
+    bidirectional: bool = False
+    names: Config = field(default_factory=dict)  # what its config calls the sizes
+    rotary: bool = False  # patches of pictures of any size rotate, and so do tokens, by M-RoPE
+
+
+_BASE = {"patch_size": 16, "num_hidden_layers": 12, "intermediate_size": 3072, "hidden_act": ACTIVATION,
+         "image_size": 224, "layer_norm_eps": 1e-6, "num_channels": 3}  # fmt: skip
+IDEFICS3 = VisionFamily(
+    "shuffle", _shuffled, ("image_token_id",), 128257,
+    {**_BASE, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}, bucketed=True,
+)  # fmt: skip
+GEMMA3 = VisionFamily(
+    "pool", _pooled, ("image_token_index", "image_token_id"), 262144,
+    {**_BASE, "hidden_size": 768, "num_attention_heads": 12}, bidirectional=True,
+)  # fmt: skip
+QWEN3_5 = VisionFamily(
+    "merge", _merged, ("image_token_id",), 248056,
+    {
+        "patch_size": 16, "depth": 27, "intermediate_size": 4304, "hidden_act": ACTIVATION, "in_channels": 3,
+        "image_size": 0, "layer_norm_eps": 1e-6, "hidden_size": 1152, "num_heads": 16, "temporal_patch_size": 2,
+        "num_position_embeddings": 2304, "spatial_merge_size": 2, "out_hidden_size": 3584,
+    },
+    names={"num_hidden_layers": "depth", "num_attention_heads": "num_heads", "num_channels": "in_channels"},
+    rotary=True,
+)  # fmt: skip
+QWEN3_VL = replace(
+    QWEN3_5, default_placeholder=151655, defaults={**QWEN3_5.defaults, "deepstack_visual_indexes": (8, 16, 24)}
+)
+FAMILIES: Mapping[str, VisionFamily] = {  # by the model_type of config.json
+    "gemma3": GEMMA3,
+    "idefics3": IDEFICS3,
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe": QWEN3_5,
+    "qwen3_vl": QWEN3_VL,
+    "smolvlm": IDEFICS3,
+}
+
+
+def vision_spec(folder: Path, config: Config, text_size: int) -> VisionSpec | None:
+    """Returns the spec of a checkpoint's tower; None if its family has none that is served.
+
+    config: config.json. text_size: hidden size of the text model. Raises UnsupportedModel, which names the setting, if
+    the config of a family that is served states a tower that is not.
+    """
+    family, vision = FAMILIES.get(str(config.get("model_type"))), config.get("vision_config")
+    if family is None or not isinstance(vision, dict):
+        return None
+    try:
+        return _spec(family, folder, config, vision, text_size)
+    except (AttributeError, TypeError, ValueError) as error:
+        if isinstance(error, UnsupportedModel):
+            raise
+        raise UnsupportedModel(f"a setting of the vision tower or its processor has a wrong type ({error})") from error
+
+
+def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, text_size: int) -> VisionSpec:
+    vision = {**family.defaults, **stated}
+    vision |= {common: vision[own] for common, own in family.names.items()}
+    _check(vision, any_size=family.rotary)
+    processor = _processor(folder)
+    spec = VisionSpec(
+        image_size=vision["image_size"],
+        patch_size=vision["patch_size"],
+        hidden_size=vision["hidden_size"],
+        intermediate_size=vision["intermediate_size"],
+        layers=vision["num_hidden_layers"],
+        heads=vision["num_attention_heads"],
+        norm_eps=float(vision["layer_norm_eps"]),
+        activation="gelu_tanh",
+        connector=family.connector,
+        bucketed=family.bucketed,
+        side=family.side({**config, "vision_config": vision}, vision["image_size"] // vision["patch_size"]),
+        text_size=text_size,
+        placeholder=next(
+            (_size(config, name, 0) for name in family.placeholder if config.get(name) is not None),
+            family.default_placeholder,
+        ),
+        bidirectional=family.bidirectional,
+        **(_of_any_size(config, vision, text_size) if family.rotary else {}),
+        rescale=float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0,
+        mean=_channels(processor, "image_mean", HALF, (0.0, 0.0, 0.0)),
+        std=_channels(processor, "image_std", HALF, (1.0, 1.0, 1.0)),
+    )
+    grid = spec.image_size // spec.patch_size
+    if not family.rotary and (not 1 <= spec.side <= grid or grid % spec.side):
+        raise UnsupportedModel(
+            f"vision_config: {grid} patches along a side cannot be joined by {spec.side}, so pictures have no "
+            "whole number of tokens"
+        )
+    return spec
+
+
+def _of_any_size(config: Config, vision: Config, text_size: int) -> dict[str, Any]:
+    """Returns the fields of a tower whose patches rotate. The MLP of its connector has the text model's width."""
+    if _size(vision, "out_hidden_size", 0) != text_size:
+        raise UnsupportedModel(f"vision_config: out_hidden_size {vision['out_hidden_size']} is not {text_size}")
+    text = config.get("text_config") or {}
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    sections = rope.get("mrope_section") or (11, 11, 10)
+    if len(sections) != 3 or not all(isinstance(pairs, int) and 0 <= pairs <= MAX_HEAD for pairs in sections):
+        raise UnsupportedModel(f"mrope_section {str(sections)[:80]} is not supported: it has three numbers of pairs")
+    side = isqrt(_size(vision, "num_position_embeddings", 0))
+    if side * side != vision["num_position_embeddings"]:
+        raise UnsupportedModel("vision_config: num_position_embeddings is not a square")
+    own = vision.get("rope_parameters") or {}
+    deepstack = vision.get("deepstack_visual_indexes") or ()
+    if list(deepstack) != sorted({*deepstack}) or not {*deepstack} <= {*range(vision["num_hidden_layers"])}:
+        raise UnsupportedModel(f"deepstack_visual_indexes {str(deepstack)[:80]} are not layers of the tower, in order")
+    if len(deepstack) >= text.get("num_hidden_layers", inf):
+        raise UnsupportedModel("deepstack_visual_indexes are as many as the text model has layers")
+    return {
+        "deepstack": tuple(deepstack),
+        "frames": _size(vision, "temporal_patch_size", 0), "position_side": side, "sections": tuple(sections),
+        "rotary_theta": float(own.get("rope_theta", 10000.0)),
+    }  # fmt: skip
+
+
+def _check(vision: Config, *, any_size: bool) -> None:
+    for name in OF_TOWER[any_size:]:
+        _size(vision, name, 0)
+    if vision["hidden_act"] != ACTIVATION:
+        raise UnsupportedModel(f"vision_config: hidden_act {vision['hidden_act']!r} is not supported")
+    if vision["num_channels"] != 3:
+        raise UnsupportedModel(f"vision_config: num_channels {vision['num_channels']!r} is not supported")
+    if vision["hidden_size"] % vision["num_attention_heads"]:
+        raise UnsupportedModel("vision_config: hidden_size is not a multiple of num_attention_heads")
+    head = vision["hidden_size"] // vision["num_attention_heads"]
+    if head > MAX_HEAD or (any_size and head % 4):
+        raise UnsupportedModel(f"vision_config: heads of {head} dimensions are not supported")
+    if not any_size and not 1 <= (vision["image_size"] // vision["patch_size"]) ** 2 <= MAX_PATCHES:
+        raise UnsupportedModel(f"vision_config: pictures of no patch, or of more than {MAX_PATCHES}, are not supported")
+
+
+def _size(config: Config, name: str, default: int) -> int:
+    value = config.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= SIZES[name]:
+        raise UnsupportedModel(f"{name} {str(value)[:80]} of a model with a vision tower is not supported")
+    return value
+
+
+def _processor(folder: Path) -> Config:
+    """Returns the settings of the image processor; nothing if the checkpoint has none."""
+    for name in (PROCESSOR, NESTED):
+        file = folder / name
+        if not file.exists():
+            continue
+        try:
+            settings = json.loads(file.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise UnsupportedModel(f"{file} is not JSON: {error}") from error
+        settings = settings.get("image_processor", settings) if isinstance(settings, dict) else settings
+        if not isinstance(settings, dict):
+            raise UnsupportedModel(f"{file} is not a JSON object")
+        return settings
+    return {}
+
+
+def _channels(
+    processor: Config, name: str, default: tuple[float, float, float], off: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    """Returns the values of the three colours. off: what they are without normalization"""
+    if not processor.get("do_normalize", True):
+        return off
+    values = processor.get(name) or default
+    numbers = [float(value) for value in values] if isinstance(values, list | tuple) else [float(values)] * 3
+    if len(numbers) != 3 or (name == "image_std" and not all(numbers)):
+        raise UnsupportedModel(f"{name} {str(values)[:80]} is not supported: it has a number for each of three colours")
+    return numbers[0], numbers[1], numbers[2]

@@ -1,0 +1,50 @@
+"""Where a patch is in its picture: learned positions that are stretched over any grid, and rotary embeddings.
+
+Tables are made on the CPU, from few numbers, so that every device and any number of threads use the same bits.
+"""
+
+import torch
+from torch import Tensor
+
+
+def stretched(stored: Tensor, side: int, rows: int, columns: int) -> Tensor:
+    """Returns a position for each patch, [rows * columns, H] in float32: a bilinear mean of the four next to its place.
+
+    stored [side * side, H]: positions of a square grid, whose corners are those of the picture
+    """
+    (down, down_weights), (across, across_weights) = _neighbours(rows, side), _neighbours(columns, side)
+    total: Tensor | None = None
+    for i in range(2):
+        for j in range(2):
+            index = (down[:, i, None] * side + across[None, :, j]).flatten().to(stored.device)
+            weight = (down_weights[:, i, None] * across_weights[None, :, j]).flatten().to(stored.device)
+            part = stored[index].float() * weight[:, None]
+            total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _neighbours(count: int, side: int) -> tuple[Tensor, Tensor]:
+    """Returns, for each of `count` places along an axis, the stored places around it [count, 2] and their weights."""
+    places = torch.arange(count, dtype=torch.float32) * (side - 1) / max(count - 1, 1)
+    below = places.floor()
+    share = places - below
+    around = below.long()[:, None] + torch.arange(2)
+    return around.clamp(max=side - 1), torch.stack([1 - share, share], dim=1)
+
+
+def rotary_tables(rows: int, columns: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns cos and sin for each patch, [rows * columns, head_dim] float32, in the order of rows.
+
+    In each half of a head, the first half rotates by the patch's row and the second by its column.
+    """
+    half = head_dim // 2
+    frequencies = 1.0 / (theta ** (torch.arange(0, half, 2, dtype=torch.float32) / half))
+    angles = torch.arange(max(rows, columns), dtype=torch.float32)[:, None] * frequencies
+    row = torch.arange(rows).repeat_interleave(columns)
+    column = torch.arange(columns).repeat(rows)
+
+    def table(values: Tensor) -> Tensor:
+        return torch.cat([values[row], values[column]], dim=1).repeat(1, 2).to(device)
+
+    return table(angles.cos()), table(angles.sin())

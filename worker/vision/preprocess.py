@@ -1,0 +1,33 @@
+"""Pixels as the encoder reads them: normalized, and cut into patches."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.messages import Picture
+from worker.vision.spec import VisionSpec
+
+
+def level_table(spec: VisionSpec) -> Tensor:
+    """Returns what each of the 256 levels of each colour becomes, [3, 256] float32, rounded as in transformers.
+
+    Its image processors rescale in float64 and round to float32, then subtract and divide in float32.
+    """
+    levels = (np.arange(256, dtype=np.uint8).astype(np.float64) * spec.rescale).astype(np.float32)
+    mean, std = np.array(spec.mean, np.float32), np.array(spec.std, np.float32)
+    return torch.from_numpy((levels[None, :] - mean[:, None]) / std[:, None])
+
+
+def patches_of(picture: Picture, spec: VisionSpec, table: Tensor) -> Tensor:
+    """Returns the patches [rows * columns, patch_width] of a picture, in the order of rows, on the table's device.
+
+    table: the levels of level_table, in the dtype of the encoder. A patch has its colours one after another, each row
+    by row and repeated for all frames, as the weights of a convolution.
+    """
+    patch, (rows, columns) = spec.patch_size, spec.grid_of(picture.height, picture.width)
+    whole = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8).view(picture.height, picture.width, 3)
+    whole = whole[: rows * patch, : columns * patch]
+    cut = whole.reshape(rows, patch, columns, patch, 3).permute(0, 2, 4, 1, 3)  # [rows, columns, 3, patch, patch]
+    levels = cut.reshape(rows * columns, 3, patch * patch).to(table.device).long()
+    colours = torch.arange(3, device=table.device)[None, :, None]
+    return table[colours, levels].repeat(1, 1, spec.frames).flatten(1)

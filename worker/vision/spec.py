@@ -1,0 +1,77 @@
+"""What a vision tower is, as data. families.py makes a spec from the files of a checkpoint."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from worker.kernels.rowwise.activate import Activation
+
+Connector = Literal["shuffle", "pool", "merge"]
+MAX_PATCHES = 1 << 14  # of a picture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionSpec:
+    """A tower of attention among patches, and the connector behind it.
+
+    The patches of a picture that do not fill the last row or column of patches are left out, as a convolution does.
+    """
+
+    image_size: int  # height and width of a picture in pixels; 0: any that are whole squares of patches
+    patch_size: int  # height and width of a patch in pixels
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    norm_eps: float
+    activation: Activation
+    connector: Connector  # of connectors.py
+    side: int  # height and width of the square of patches that becomes one token
+    text_size: int  # hidden size of the text model
+    placeholder: int  # the token id that a picture's tokens have in a prompt
+    rescale: float  # a pixel x becomes (x * rescale - mean) / std
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    bucketed: bool = (
+        False  # whether a patch's position is looked up by its place as a fraction of the side (weights.py)
+    )
+    bidirectional: bool = False  # whether the tokens of a picture also see those after them, up to the picture's end
+    frames: int = 1  # how often a patch is repeated, as a film that stands still
+    position_side: int = 0  # height and width of the grid of positions that is stretched over any picture; 0: none is
+    rotary_theta: float = 0.0  # of rotary embeddings by row and column of a patch; 0: there are none
+    sections: tuple[int, int, int] | None = None  # M-RoPE: pairs of a head that rotate by time, row and column
+
+    deepstack: tuple[int, ...] = ()  # after these layers a connector makes vectors for the text model's first layers
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        """Returns how many rows and columns of patches a picture of so many pixels has."""
+        return height // self.patch_size, width // self.patch_size
+
+    def squares_of(self, height: int, width: int) -> tuple[int, int]:
+        """Returns how many rows and columns of tokens a picture has."""
+        rows, columns = self.grid_of(height, width)
+        return rows // self.side, columns // self.side
+
+    def tokens_of(self, height: int, width: int) -> int:
+        """Returns the number of tokens that a picture fills in a prompt."""
+        rows, columns = self.squares_of(height, width)
+        return rows * columns
+
+    def size_problem(self, height: int, width: int) -> str:
+        """Returns why no picture may have this size, or ""."""
+        if self.image_size:
+            wrong = (height, width) != (self.image_size, self.image_size)
+            return f"this model sees {self.image_size} x {self.image_size}" if wrong else ""
+        step = self.patch_size * self.side
+        if height < step or width < step or height % step or width % step:
+            return f"this model sees multiples of {step}"
+        rows, columns = self.grid_of(height, width)
+        return f"this worker encodes at most {MAX_PATCHES} patches" if rows * columns > MAX_PATCHES else ""
+
+    @property
+    def largest_whole(self) -> int:
+        """The most tokens of a picture that no step may cut in two; 0 if steps may."""
+        return self.tokens_of(self.image_size, self.image_size) if self.bidirectional else 0
+
+    @property
+    def patch_width(self) -> int:
+        return 3 * self.frames * self.patch_size**2

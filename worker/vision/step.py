@@ -1,0 +1,68 @@
+"""The rows of a step that pictures replace. A chunk may begin or end within a picture."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.schedule.sequence import Chunk
+from worker.vision.vision import Vision
+
+
+def with_pictures(inputs: ForwardInputs, chunks: Sequence[Chunk], vision: Vision) -> ForwardInputs:
+    """Returns the inputs with the vectors of the placeholder tokens in these chunks. Encodes what is not cached."""
+    indices, vectors = [], []
+    visible_to = (inputs.positions + 1).int() if vision.spec.bidirectional else None
+    begins = accumulate((chunk.length for chunk in chunks), initial=0)
+    for begin, chunk in zip(begins, chunks, strict=False):
+        for first, end, rows in _vectors_of(chunk, vision):
+            own = slice(begin + first, begin + first + len(rows))
+            indices.append(torch.arange(own.start, own.stop))
+            vectors.append(rows)
+            if visible_to is not None:
+                visible_to[own] = end
+    if vision.components is not None:
+        inputs = _rotated(inputs, chunks, vision.components)
+    if not indices:
+        return inputs
+    joined = torch.cat(vectors)
+    embedded, *more = joined.view(len(joined), -1, vision.spec.text_size).unbind(1)
+    replaced = torch.cat(indices).to(inputs.token_ids.device), embedded.contiguous()
+    return replace(inputs, replaced=replaced, visible_to=visible_to, added=tuple(part.contiguous() for part in more))
+
+
+def _rotated(inputs: ForwardInputs, chunks: Sequence[Chunk], components: Tensor) -> ForwardInputs:
+    """Returns the inputs with the three positions of each row. components: see rotary.py"""
+    positions = np.concatenate([_positions_of(chunk) for chunk in chunks], axis=1)
+    device = inputs.positions.device
+    columns = torch.from_numpy(positions)[components].T.contiguous()  # [T, D]
+    return replace(inputs, rotary=columns.to(device), rope_rows=torch.arange(len(columns), device=device))
+
+
+def _positions_of(chunk: Chunk) -> NDArray[np.int64]:
+    end, pictures = chunk.start + chunk.length, chunk.sequence.pictures
+    if pictures is None or pictures.rotary is None:
+        return np.tile(np.arange(chunk.start, end), (3, 1))
+    found: NDArray[np.int64] = pictures.rotary.between(chunk.start, end)
+    return found
+
+
+def _vectors_of(chunk: Chunk, vision: Vision) -> list[tuple[int, int, Tensor]]:
+    """Returns, for each picture of which some is in a chunk, the first row there, the picture's end, and its vectors.
+
+    The first row counts in the chunk, the end is a position, and the vectors are those in the chunk.
+    """
+    if chunk.sequence.pictures is None:
+        return []
+    end, found = chunk.start + chunk.length, []
+    for picture in chunk.sequence.pictures.within(chunk.start, end):
+        after = picture.start + picture.tokens
+        first, last = max(chunk.start, picture.start), min(end, after)
+        rows = vision.rows(picture)[first - picture.start : last - picture.start]
+        found.append((first - chunk.start, after, rows))
+    return found

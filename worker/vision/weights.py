@@ -1,0 +1,167 @@
+"""Reads the weights of a tower and its connector from a checkpoint, whichever names its layout gives them.
+
+The tower is found by its patch embedding, and the connector by its projections: layouts differ in what stands before.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from worker.kernels.linear import PackedLinear, pack
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.expected_tensors import check_tensors
+from worker.model.checkpoint.stored_weight import PlainWeight, Shape, StoredTensors, WeightSource
+from worker.model.source import open_source
+from worker.vision.connectors import ConnectorWeights
+from worker.vision.encoder import EncoderLayer, EncoderWeights
+from worker.vision.names import NAMES, SOFT_NORM
+from worker.vision.spec import VisionSpec
+
+Read = Callable[[str], Tensor]
+
+
+def load_tower(folder: Path, spec: VisionSpec, dtype: torch.dtype, device: torch.device) -> EncoderWeights | None:
+    """Loads the tower in `dtype` on a device; None if the checkpoint has no tower, as a file of text weights alone.
+
+    Raises CheckpointError when a tensor is missing, misshaped or stored in few bits, or a file is broken.
+    """
+    with closing(open_source(folder, None)) as source:
+        prefix = _before(source.tensors, NAMES[spec.connector].patches + ".weight")
+        return None if prefix is None else _Loader(source, spec, prefix, dtype, device).load()
+
+
+def _before(tensors: StoredTensors, ending: str) -> str | None:
+    """Returns what stands before this ending in the name of a tensor; None if no tensor has it."""
+    found = (name.removesuffix(ending) for name in tensors.names() if f".{name}".endswith(f".{ending}"))
+    return min(found, key=len, default=None)
+
+
+class _Loader:
+    """Performs one load: lists all tensors, checks them, and then reads them."""
+
+    def __init__(
+        self, source: WeightSource, spec: VisionSpec, prefix: str, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._source, self._spec, self._prefix, self._names = source, spec, prefix, NAMES[spec.connector]
+        self._dtype, self._device = dtype, device
+        end = "" if self._names.bare else ".weight"
+        self._projections = [self._found(name + end).removesuffix(end) for name in self._names.projections]
+        self._soft_norm = self._found(SOFT_NORM) if spec.connector == "pool" else ""
+
+    def _found(self, ending: str) -> str:
+        before = _before(self._source.tensors, ending)
+        if before is None:
+            raise CheckpointError(f"{self._source.tensors.folder}: tensor {ending} is missing")
+        return before + ending
+
+    def load(self) -> EncoderWeights:
+        shapes, names = self._shapes(), self._names
+        check_tensors(
+            self._source, [PlainWeight(*each) for each in shapes.items()], self._prefix,
+            tuple(self._prefix + name for name in names.unread),
+        )  # fmt: skip
+        read = self._reader(shapes)
+        return EncoderWeights(
+            patches=_linear([self._prefix + names.patches], read),
+            positions=self._positions(read),
+            layers=[self._layer(f"{self._prefix}{names.layers}{index}.", read) for index in range(self._spec.layers)],
+            norm=_layer_norm(self._prefix + names.last_norm, read),
+            connector=self._connector(self._projections, read),
+            deepstack=[self._connector(names, read, norm) for norm, *names in self._stacked()],
+        )
+
+    def _shapes(self) -> dict[str, Shape]:
+        spec, prefix, names = self._spec, self._prefix, self._names
+        hidden, wide, patch = spec.hidden_size, spec.intermediate_size, (spec.patch_size, spec.patch_size)
+        stored = spec.position_side or spec.grid_of(spec.image_size, 0)[0]
+        shapes: dict[str, Shape] = {
+            f"{prefix}{names.patches}.weight": (hidden, 3, *([spec.frames] if spec.frames > 1 else []), *patch),
+            f"{prefix}{names.patches}.bias": (hidden,),
+            prefix + names.positions: (stored**2, hidden),
+        }
+        rows = 3 * hidden // len(names.qkv)
+        linears = {**dict.fromkeys(names.qkv, (rows, hidden)), names.out: (hidden, hidden)}
+        linears |= {names.up: (wide, hidden), names.down: (hidden, wide)}
+        for layer in (f"{prefix}{names.layers}{index}." for index in range(spec.layers)):
+            for name, shape in linears.items():
+                shapes |= {f"{layer}{name}.weight": shape, f"{layer}{name}.bias": shape[:1]}
+            shapes |= _both((layer + norm for norm in names.norms), hidden)
+        return shapes | _both([prefix + names.last_norm], hidden) | self._shapes_of_connector()
+
+    def _shapes_of_connector(self) -> dict[str, Shape]:
+        spec, joined = self._spec, self._spec.hidden_size * self._spec.side**2
+        first = self._projections[0]
+        if spec.connector == "shuffle":
+            return {first: (spec.text_size, joined)}
+        if spec.connector == "pool":
+            return {first: (spec.hidden_size, spec.text_size), self._soft_norm: (spec.hidden_size,)}
+        shapes: dict[str, Shape] = {}
+        stacked = self._stacked()
+        for names in (self._projections, *(names for _, *names in stacked)):
+            for name, outputs in zip(names, (joined, spec.text_size), strict=True):
+                shapes |= {f"{name}.weight": (outputs, joined), f"{name}.bias": (outputs,)}
+        return shapes | _both((norm for norm, *_ in stacked), joined)
+
+    def _stacked(self) -> list[list[str]]:
+        """Returns the names of the connectors behind layers: the norm, and then the projections."""
+        own = [name.rpartition(".")[2] for name in self._names.projections]
+        before = self._prefix + self._names.deepstack
+        return [[f"{before}{index}.{name}" for name in ("norm", *own)] for index in range(len(self._spec.deepstack))]
+
+    def _positions(self, read: Read) -> Tensor:
+        """Returns the position of each patch, [grid * grid, H], or the grid that is stretched over pictures.
+
+        Of some grids, such as one of 19, rounding gives a few patches the position before their own. So it does in
+        transformers, and in training.
+        """
+        stored, spec = read(self._prefix + self._names.positions), self._spec
+        if not spec.bucketed:
+            return stored
+        grid, _ = spec.grid_of(spec.image_size, 0)
+        edges = torch.arange(1 / grid, 1.0, 1 / grid)
+        places = (torch.arange(grid, dtype=torch.float32) * (1.0 / torch.tensor(grid))).clamp(max=1.0 - 1e-6)
+        along = torch.bucketize(places, edges, right=True)
+        return stored[(along[:, None] * grid + along[None, :]).flatten().to(stored.device)]
+
+    def _reader(self, shapes: Mapping[str, Shape]) -> Read:
+        def read(name: str) -> Tensor:
+            into = torch.empty(shapes[name], dtype=self._dtype, device=self._device)
+            self._source.tensors.copy(name, into)
+            return into
+
+        return read
+
+    def _layer(self, prefix: str, read: Read) -> EncoderLayer:
+        names = self._names
+        before_attention, before_mlp = (_layer_norm(prefix + name, read) for name in names.norms)
+        return EncoderLayer(
+            before_attention=before_attention, qkv=_linear([prefix + name for name in names.qkv], read),
+            o=_linear([prefix + names.out], read), before_mlp=before_mlp, up=_linear([prefix + names.up], read),
+            down=_linear([prefix + names.down], read),
+        )  # fmt: skip
+
+    def _connector(self, names: list[str], read: Read, norm: str = "") -> ConnectorWeights:
+        first, *others = names
+        if self._spec.connector == "shuffle":
+            return ConnectorWeights(pack(read(first), invariant=True))
+        if self._spec.connector == "pool":
+            return ConnectorWeights(pack(read(first).T.contiguous(), invariant=True), norm=read(self._soft_norm))
+        joined_norm = _layer_norm(norm, read) if norm else None
+        return ConnectorWeights(_linear(others, read), before=_linear([first], read), joined_norm=joined_norm)
+
+
+def _linear(names: Iterable[str], read: Read) -> PackedLinear:
+    """Reads linears with biases as one. A convolution over patches is a linear over their numbers."""
+    weight, bias = (torch.cat([read(f"{name}.{kind}") for name in names]) for kind in ("weight", "bias"))
+    return pack(weight.flatten(1), bias, invariant=True)
+
+
+def _both(names: Iterable[str], hidden: int) -> dict[str, Shape]:
+    return {f"{name}.{kind}": (hidden,) for name in names for kind in ("weight", "bias")}
+
+
+def _layer_norm(name: str, read: Read) -> Tensor:
+    return torch.stack([read(f"{name}.weight"), read(f"{name}.bias")])
