@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_long, c_void_p
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +37,9 @@ class ProductC:
     factors: Tensor
 
 
+KERNELS = ("add_product", "multiply_a", "add_b")  # in the order of struct StepAdapters
+
+
 class _Part(Structure):
     _fields_ = [("b", c_void_p), *((name, c_long) for name in ("first_rank", "ranks", "column"))]
 
@@ -57,7 +59,7 @@ class _Rows(Structure):
 
 
 class _StepAdapters(Structure):
-    _fields_ = [("adapters", POINTER(_Rows)), ("count", c_long), ("add", c_void_p)]
+    _fields_ = [("adapters", POINTER(_Rows)), ("count", c_long), *((name, c_void_p) for name in KERNELS)]
 
 
 class AdapterC:
@@ -97,10 +99,10 @@ class StepAdaptersC:
 
     def __init__(self, rows: Sequence[RowsC]) -> None:
         self._rows = rows  # the library gets addresses: keep what they point to
-        function: Any = kernels()[rows[0].adapter.dtype].add_product
-        add = ctypes.cast(function, c_void_p)
+        functions = kernels()[rows[0].adapter.dtype]
+        called = [ctypes.cast(getattr(functions, name), c_void_p) for name in KERNELS]
         columns = ([one.of_all for one in rows], [one.of_logits for one in rows])
-        self._structs = (_StepAdapters * 2)(*(_StepAdapters(_rows(rows, each), len(rows), add) for each in columns))
+        self._structs = (_StepAdapters * 2)(*(_StepAdapters(_rows(rows, each), len(rows), *called) for each in columns))
 
     @property
     def addresses(self) -> tuple[int, int]:

@@ -36,6 +36,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "rotary": _POINTERS * 5 + _LONGS * 4 + (c_int,),
     "qkv_rope_write": _POINTERS * 11 + (c_float, c_float) + _LONGS * 4 + (c_int, c_int, c_int),
     "add_product": _POINTERS * 3 + _LONGS + (c_float,),
+    "multiply_a": _POINTERS + _LONGS * 2,
+    "add_b": _POINTERS * 2 + _LONGS * 2,
     "gemm": _POINTERS + _LONGS + (c_int, c_int),
     "attention": _POINTERS * 9 + _LONGS * 8 + (c_int, c_float, c_float, c_int),
     "store_kv": _POINTERS * 5 + _LONGS * 5 + (c_int,),
@@ -44,6 +46,9 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "short_conv": _POINTERS * 2,
     "pack": _POINTERS * 2 + _LONGS * 2 + (c_int,),
 }
+
+
+WITH_TILES = ("gemm", "attention", "multiply_a", "add_b")  # what AMX has functions of its own for
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,8 @@ class Kernels:
     rotary: Call
     qkv_rope_write: Call
     add_product: Call
+    multiply_a: Call
+    add_b: Call
     gemm: Call
     attention: Call
     store_kv: Call
@@ -129,14 +136,14 @@ def instruction_sets(dtype: torch.dtype) -> tuple[str, str]:
     attention."""
     best = tier()
     if dtype is torch.bfloat16:
-        return TIERS[min(level(), 3)], best  # only matmul and attention have AMX versions
+        return TIERS[min(level(), 3)], best  # only WITH_TILES have AMX versions
     plain = "avx512" if multiplies_bf16() else best
     return plain, plain
 
 
 def _bind(found: ctypes.CDLL, dtype: str, simd: str, matmul: str) -> Kernels:
     def function(name: str) -> Call:
-        suffix = matmul if name in ("gemm", "attention") else simd
+        suffix = matmul if name in WITH_TILES else simd
         bound = getattr(found, f"pack_{dtype}" if name == "pack" else f"{name}_{dtype}_{suffix}")
         bound.argtypes, bound.restype = _SIGNATURES[name], c_int if name in ("gemm", "attention") else None
         return cast(Call, bound)

@@ -1,22 +1,36 @@
 /* Adds the products of adapters to linears. Rows without an adapter are not touched: adding zero to them would change
  * the sign of a negative zero.
  *
- * All A run in the parallel region of the linears themselves, whose inputs they read; all B run in a second region, and
- * a third one adds. Products of a row do not depend on other rows, so neither do the sums.
- * worker/adapters/operations.py says in PyTorch what is computed. */
+ * Where an adapter has many rows, its A runs in the parallel region of the linears themselves, whose inputs it reads, its
+ * B in a second region, and a third one adds. All adapters with few rows run in one region behind the linears.
+ * Products of a row do not depend on other rows, so neither do the sums.
+ * worker/adapters/loaded.py says in PyTorch what is computed. */
 #include "adapters.h"
 #include <stdlib.h>
 #include <string.h>
 
 #define MIN_PARALLEL_ELEMENTS 16384 /* with fewer elements, a second thread costs more than it saves */
+#define UNIT_COLUMNS 256            /* of B, that a thread computes at once */
+#define HALF_PANEL (PANEL / 2)
 
-/* What an adapter adds to one job. b: the jobs of its parts, whose outputs are added */
+/* Columns [from, to) of A, or of a part of B, of an adapter with few rows. */
 typedef struct {
-    const GemmJob *job;
-    const Product *product;
-    const AdapterRows *rows;
-    const GemmJob *b;
-} Change;
+    const Change *change;
+    const ProductPart *part;
+    long from, to;
+} Unit;
+
+/* The work of a call. The adapters with many rows come first in `changes`. */
+typedef struct {
+    const StepAdapters *step;
+    Gemm *gemm;
+    Change *changes;
+    long changed, many;
+    int is_bf16, threads;
+    size_t size; /* bytes of a number */
+} Call;
+
+static long min_long(long a, long b) { return a < b ? a : b; }
 
 static const Product *find_product(const AdapterRows *rows, const Weight *changed) {
     long low = 0, high = rows->product_count;
@@ -30,14 +44,18 @@ static const Product *find_product(const AdapterRows *rows, const Weight *change
     return low < rows->product_count && rows->products[low].changed == changed ? &rows->products[low] : NULL;
 }
 
-static long find_changes(const StepAdapters *s, const GemmJob *jobs, long count, Change *changes) {
-    long found = 0;
-    for (const AdapterRows *rows = s->adapters; rows < s->adapters + s->count; rows++)
-        for (const GemmJob *job = jobs; job < jobs + count; job++) {
-            const Product *product = rows->count ? find_product(rows, job->weights) : NULL;
-            if (product) changes[found++] = (Change){job, product, rows, NULL};
+static void find_changes(Call *call, const GemmJob *jobs, long count) {
+    const StepAdapters *s = call->step;
+    for (int few = 0; few < 2; few++) {
+        for (const AdapterRows *rows = s->adapters; rows < s->adapters + s->count; rows++) {
+            if (!rows->count || (rows->count <= FEW_ROWS) != few) continue;
+            for (const GemmJob *job = jobs; job < jobs + count; job++) {
+                const Product *product = find_product(rows, job->weights);
+                if (product) call->changes[call->changed++] = (Change){job, product, rows, NULL, NULL};
+            }
         }
-    return found;
+        if (!few) call->many = call->changed;
+    }
 }
 
 static size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -59,94 +77,134 @@ static const char *gather(const Change *c, char **room, size_t size) {
     return to;
 }
 
-/* Returns [rows, b->k]: the outputs of A that a part reads, and zeros. low: all outputs of A. */
-static const char *ranks_of_part(const Change *c, const ProductPart *part, const char *low, char **room, size_t size) {
+/* Returns [rows, b->k]: the outputs of A that a part reads, and zeros. */
+static const char *ranks_of_part(const Change *c, const ProductPart *part, char **room, size_t size) {
     size_t all = c->product->a->n * size, bytes = part->ranks * size, wide = part->b->k * size;
-    if (all == wide && bytes == all) return low;
+    if (all == wide && bytes == all) return c->low;
     char *to = take(room, c->rows->count * wide);
     for (long i = 0; i < c->rows->count; i++) {
-        memcpy(to + i * wide, low + i * all + part->first_rank * size, bytes);
+        memcpy(to + i * wide, c->low + i * all + part->first_rank * size, bytes);
         memset(to + i * wide + bytes, 0, wide - bytes);
     }
     return to;
 }
 
-static size_t needed_bytes(const Change *changes, long count, size_t size) {
-    size_t bytes = 64;
-    for (const Change *c = changes; c < changes + count; c++) {
+static size_t needed_bytes(const Call *call) {
+    size_t bytes = 0;
+    for (long i = 0; i < call->changed; i++) {
+        const Change *c = &call->changes[i];
         long rows = c->rows->count;
-        bytes += padded(rows * c->job->weights->k * size) + padded(rows * c->product->a->n * size);
-        for (long i = 0; i < c->product->part_count; i++) {
-            const Weight *b = c->product->parts[i].b;
-            bytes += padded(rows * b->k * size) + padded(rows * b->n * sizeof(float));
-        }
+        bytes += padded(rows * c->product->a->n * call->size);
+        if (i >= call->many) continue;
+        bytes += padded(rows * c->job->weights->k * call->size);
+        for (const ProductPart *p = c->product->parts; p < c->product->parts + c->product->part_count; p++)
+            bytes += padded(rows * p->b->k * call->size) + padded(rows * p->b->n * sizeof(float));
     }
     return bytes;
 }
 
-static void add_row(const Change *c, AddProduct *add, long i, size_t size) {
-    char *y = c->job->out + c->rows->rows[i] * count_columns(c->job->weights) * size;
+static void add_row(const Call *call, const Change *c, long i) {
+    char *y = c->job->out + c->rows->rows[i] * count_columns(c->job->weights) * call->size;
     for (long p = 0; p < c->product->part_count; p++) {
         long column = c->product->parts[p].column, n = c->b[p].weights->n;
-        add(y + column * size, (const float *)c->b[p].out + i * n, c->product->factors + column, n, c->rows->scale);
+        call->step->add_product(y + column * call->size, (const float *)c->b[p].out + i * n,
+                                c->product->factors + column, n, c->rows->scale);
     }
 }
 
-static void add_products(const Change *changes, long count, AddProduct *add, size_t size, int threads) {
+static void add_many(const Call *call) {
     long rows = 0, elements = 0;
-    for (const Change *c = changes; c < changes + count; c++) {
+    for (const Change *c = call->changes; c < call->changes + call->many; c++) {
         rows += c->rows->count;
         elements += c->rows->count * count_columns(c->job->weights);
     }
-#pragma omp parallel for num_threads(threads) if (threads > 1 && elements >= MIN_PARALLEL_ELEMENTS)
+#pragma omp parallel for num_threads(call->threads) if (call->threads > 1 && elements >= MIN_PARALLEL_ELEMENTS)
     for (long row = 0; row < rows; row++) {
-        const Change *c = changes;
+        const Change *c = call->changes;
         long i = row;
         for (; i >= c->rows->count; c++) i -= c->rows->count;
-        add_row(c, add, i, size);
+        add_row(call, c, i);
     }
 }
 
-/* to: space for the jobs of all linears and of all A; and, behind them, of all B. */
-static int multiply(const StepAdapters *s, Gemm *gemm, const GemmJob *jobs, long count, Change *changes, long changed,
-                    char *room, GemmJob *to, int is_bf16, int threads) {
-    size_t size = is_bf16 ? 2 : 4;
-    GemmJob *a = to + count, *b = a + changed, *end = b;
-    memcpy(to, jobs, count * sizeof(GemmJob));
-    for (long i = 0; i < changed; i++) {
-        long rows = changes[i].rows->count;
-        char *low = take(&room, rows * changes[i].product->a->n * size);
-        a[i] = (GemmJob){changes[i].product->a, gather(&changes[i], &room, size), low, rows};
-    }
-    if (gemm(to, count + changed, is_bf16, threads)) return 1;
-    for (long i = 0; i < changed; i++) {
-        Change *c = &changes[i];
+/* Multiplies by B where an adapter has many rows, and adds the products. jobs: space for them */
+static int multiply_many(const Call *call, char **room, GemmJob *jobs) {
+    GemmJob *end = jobs;
+    for (Change *c = call->changes; c < call->changes + call->many; c++) {
         c->b = end;
-        for (const ProductPart *part = c->product->parts; part < c->product->parts + c->product->part_count; part++) {
-            const char *ranks = ranks_of_part(c, part, a[i].out, &room, size);
-            *end++ = (GemmJob){part->b, ranks, take(&room, c->rows->count * part->b->n * sizeof(float)), c->rows->count};
+        for (const ProductPart *p = c->product->parts; p < c->product->parts + c->product->part_count; p++) {
+            const char *ranks = ranks_of_part(c, p, room, call->size);
+            *end++ = (GemmJob){p->b, ranks, take(room, c->rows->count * p->b->n * sizeof(float)), c->rows->count};
         }
     }
-    if (gemm(b, end - b, 0, threads)) return 1;
-    add_products(changes, changed, s->add, size, threads);
+    if (call->gemm(jobs, end - jobs, 0, call->threads)) return 1;
+    add_many(call);
+    return 0;
+}
+
+static long units_of(long columns, long of_unit) { return (columns + of_unit - 1) / of_unit; }
+
+static Unit *cut(Unit *to, const Change *c, const ProductPart *part, long columns, long of_unit) {
+    for (long from = 0; from < columns; from += of_unit) *to++ = (Unit){c, part, from, min_long(from + of_unit, columns)};
+    return to;
+}
+
+/* Computes the adapters with few rows. units: space for all of their units */
+static void multiply_few(const Call *call, Unit *units) {
+    const Change *few = call->changes + call->many, *end = call->changes + call->changed;
+    Unit *of_b = units, *last;
+    for (const Change *c = few; c < end; c++) of_b = cut(of_b, c, NULL, c->product->a->n, HALF_PANEL);
+    last = of_b;
+    for (const Change *c = few; c < end; c++)
+        for (const ProductPart *p = c->product->parts; p < c->product->parts + c->product->part_count; p++)
+            last = cut(last, c, p, p->b->n, UNIT_COLUMNS);
+#pragma omp parallel num_threads(call->threads) if (call->threads > 1)
+    {
+#pragma omp for schedule(dynamic)
+        for (const Unit *u = units; u < of_b; u++) call->step->multiply_a(u->change, u->from, u->to);
+#pragma omp for schedule(dynamic)
+        for (const Unit *u = of_b; u < last; u++) call->step->add_b(u->change, u->part, u->from, u->to);
+    }
+}
+
+/* jobs: space for those of all linears, of all A and of all B with many rows */
+static int multiply(const Call *call, const GemmJob *linears, long count, char *room, GemmJob *jobs, Unit *units) {
+    memcpy(jobs, linears, count * sizeof(GemmJob));
+    for (long i = 0; i < call->changed; i++) {
+        Change *c = &call->changes[i];
+        long rows = c->rows->count;
+        c->low = take(&room, rows * c->product->a->n * call->size);
+        if (i < call->many) jobs[count++] = (GemmJob){c->product->a, gather(c, &room, call->size), c->low, rows};
+    }
+    if (call->gemm(jobs, count, call->is_bf16, call->threads)) return 1;
+    if (call->many && multiply_many(call, &room, jobs + count)) return 1;
+    if (call->many < call->changed) multiply_few(call, units);
     return 0;
 }
 
 int multiply_with_adapters(const StepAdapters *s, Gemm *gemm, const GemmJob *jobs, long count, int is_bf16,
                            int threads) {
-    Change *changes = malloc(s->count * count * sizeof(Change));
-    if (!changes) return 1;
-    long changed = find_changes(s, jobs, count, changes), all = count + changed;
-    if (!changed) {
-        free(changes);
+    Call call = {s, gemm, malloc(s->count * count * sizeof(Change)), 0, 0, is_bf16, threads, is_bf16 ? 2 : 4};
+    if (!call.changes) return 1;
+    find_changes(&call, jobs, count);
+    if (!call.changed) {
+        free(call.changes);
         return gemm(jobs, count, is_bf16, threads);
     }
-    for (long i = 0; i < changed; i++) all += changes[i].product->part_count;
-    GemmJob *to = malloc(all * sizeof(GemmJob));
-    char *room = malloc(needed_bytes(changes, changed, is_bf16 ? 2 : 4));
-    int failed = !to || !room || multiply(s, gemm, jobs, count, changes, changed, room, to, is_bf16, threads);
+    long parts = 0, units = 0;
+    for (const Change *c = call.changes; c < call.changes + call.changed; c++) {
+        parts += c->product->part_count;
+        units += units_of(c->product->a->n, HALF_PANEL);
+        for (const ProductPart *p = c->product->parts; p < c->product->parts + c->product->part_count; p++)
+            units += units_of(p->b->n, UNIT_COLUMNS);
+    }
+    GemmJob *all_jobs = malloc((count + call.many + parts) * sizeof(GemmJob));
+    Unit *all_units = malloc(units * sizeof(Unit));
+    char *room = malloc(needed_bytes(&call));
+    int failed = !all_jobs || !all_units || !room || multiply(&call, jobs, count, room, all_jobs, all_units);
     free(room);
-    free(to);
-    free(changes);
+    free(all_units);
+    free(all_jobs);
+    free(call.changes);
     return failed;
 }

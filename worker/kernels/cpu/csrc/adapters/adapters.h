@@ -30,10 +30,26 @@ typedef struct {
     float scale;
 } AdapterRows;
 
+/* What an adapter adds to one job. low [rows, ranks]: the outputs of A; b: the jobs of the parts, if there are many rows */
+typedef struct {
+    const GemmJob *job;
+    const Product *product;
+    const AdapterRows *rows;
+    char *low;
+    const GemmJob *b;
+} Change;
+
+/* For at most FEW_ROWS rows (few_rows.c). Columns [from, to) of A, or of a part; `from` is a multiple of 16 */
+#define FEW_ROWS 4
+typedef void MultiplyA(const Change *c, long from, long to);
+typedef void AddB(const Change *c, const ProductPart *part, long from, long to);
+
 typedef struct {
     const AdapterRows *adapters;
     long count;
-    AddProduct *add;
+    AddProduct *add_product;
+    MultiplyA *multiply_a;
+    AddB *add_b;
 } StepAdapters;
 
 /* Computes all jobs with what adapters add to them. Returns 0, or 1 when memory is exhausted. */
