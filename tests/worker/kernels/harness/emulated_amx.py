@@ -17,14 +17,9 @@ from unittest.mock import patch
 from worker.kernels.cpu import build
 
 SHIM = ("-include", str(Path(__file__).with_suffix(".h")), "-I", str(build.SOURCES))
-PLAIN = (
-    "gemm/pack.c",
-    "gemm/pack_codes.c",
-    "decoder.c",
-    "experts.c",
-    "ranks/ranks.c",
-)  # compiled once for all instruction sets
 ROWS_ALONE = (
+    "adapters/add_product.c",
+    "adapters/few_rows.c",
     "rowwise.c",
     "recurrent/delta_net.c",
     "recurrent/mamba2.c",
@@ -33,7 +28,7 @@ ROWS_ALONE = (
 # what library.py binds at this tier
 UNITS = (
     *((source, (*flags, *SHIM)) for source, flags in build.UNITS if source == "cpu_features.c" or flags == build.AMX),
-    *((source, flags) for source, flags in build.UNITS if source in PLAIN),
+    *((source, flags) for source, flags in build.UNITS if not flags and source != "cpu_features.c"),
     *(
         (source, flags)
         for source, flags in build.UNITS
