@@ -23,7 +23,9 @@ WIDER = {"tags": TAGS, **COLUMNS, "unread": Column(torch.int64, Extent.TOKENS, 0
 def offsets_in_c(folder: Path, struct: str, names: list[str]) -> list[int]:
     """What gcc says of a structure. struct: its definition, with the name S."""
     lines = "".join(f'printf("%zu\\n", offsetof(S, {name}));' for name in names)
-    program = f"#include <stddef.h>\n#include <stdint.h>\n#include <stdio.h>\n{struct}\nint main(void) {{ {lines} }}\n"
+    headers = ["<stddef.h>", "<stdint.h>", "<stdio.h>", '"adapters/adapters.h"']
+    included = "".join(f"#include {header}\n" for header in headers)
+    program = f"{included}{struct}\nint main(void) {{ {lines} }}\n"
     (folder / "offsets.c").write_text(program)
     subprocess.run(["gcc", f"-I{folder}", f"-I{SOURCES}", "offsets.c", "-o", "offsets"], cwd=folder, check=True)
     return [int(line) for line in subprocess.run([folder / "offsets"], capture_output=True, check=True).stdout.split()]
@@ -52,7 +54,8 @@ def test_step_has_its_fields_where_c_reads_them(tmp_path: Path) -> None:
     end = source.index("} Step;")
     definition = source[source.rindex("typedef struct {", 0, end) : end] + "} S;"
     step = step_struct(STEP_COLUMNS)
-    names = ["x", "inputs", "page_tables", "t", "seqs", "page_table_stride", "num_outputs", "layers_of_all", "threads"]
+    names = ["x", "own_columns", "inputs", "page_tables", "visible_to", "cos", "added", "num_added", "t", "seqs"]
+    names += ["page_table_stride", "num_outputs", "layers_of_all", "threads", "adapters"]
     columns = [name for name, column in COLUMNS.items() if column.in_c]
     begin = int(step.columns.offset)  # type: ignore[attr-defined]
     expected = [*offsets(step, names), *[begin + at for at in offsets(STEP_COLUMNS, columns)]]
