@@ -14,8 +14,7 @@ from frontend.text.tokenizer import Tokenizer
 from shared.config import FrontendConfig
 from shared.messages import Picture
 from shared.pictures.digest import picture_digest
-
-MAX_PIXEL_BYTES = 48 << 20  # of a request, as in the worker: a message has at most 64 MiB
+from shared.pictures.limits import MAX_PIXEL_BYTES
 
 
 async def pictures_of(sources: Sequence[Source], seen: PictureFormat, config: FrontendConfig) -> list[Decoded]:

@@ -10,9 +10,10 @@ from math import isqrt
 from pathlib import Path
 from typing import Any, Literal
 
+from shared.pictures.limits import MAX_PATCHES
+
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers, which preprocessor_config.json has, too
 MOST_SIDE = 1 << 14
-MOST_PATCHES = 1 << 14  # of a picture of any size: more the worker does not encode
 Kind = Literal["square", "tiles", "any"]
 Config = Mapping[str, Any]
 
@@ -108,7 +109,7 @@ def _qwen(config: Config, vision: Config, processor: Config, named: Mapping[str,
     token = named.get("image_token", "<|image_pad|>")
     return PictureFormat(
         "any", patch * merge, 1, 0, False, processor.get("resample", BICUBIC), token, token,
-        area=(least, min(most, MOST_PATCHES * patch * patch)),
+        area=(least, min(most, MAX_PATCHES * patch * patch)),
     )  # fmt: skip
 
 

@@ -192,9 +192,9 @@ class WorkerPool:
         loads = {one.address.name: load(one.streams.values(), one.status) for one in connections}
         prompt = submit.prompt
         if submit.pictures is not None:
-            from shared.pictures.identity import with_pictures
+            from shared.pictures.identity import with_digests
 
-            prompt = with_pictures(prompt, submit.pictures)
+            prompt = with_digests(prompt, submit.pictures)
         return connections[self._router.choose(prompt, submit.cache_salt, loads)]
 
     def _put(self, stream: Stream, connection: WorkerConnection) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from shared.messages import Picture
 
 
-def with_pictures(prompt: bytes, pictures: Sequence[Picture]) -> bytes:
+def with_digests(prompt: bytes, pictures: Sequence[Picture]) -> bytes:
     """Returns a packed prompt with the digest of each picture, repeated, in place of the picture's tokens.
 
     The result is as long as the prompt, so a prefix of it belongs to the same prefix of the prompt.

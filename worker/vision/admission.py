@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from shared.messages import Picture, Submit
 from shared.pictures.digest import picture_digest
+from shared.pictures.limits import MAX_PIXEL_BYTES
 from worker.schedule.admission import QueueFull, Refused
 from worker.schedule.records.pictures import PromptPictures
 from worker.schedule.sequence import Sequence
@@ -15,7 +16,6 @@ from worker.vision.rotary import RotaryPositions
 from worker.vision.spec import VisionSpec
 from worker.vision.vision import Tower
 
-MAX_PIXEL_BYTES = 48 << 20  # of a request: a message may have 64 MiB
 MAX_HELD_BYTES = 2 << 30  # pixels of all sequences, which keep them until they end
 
 

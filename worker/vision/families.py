@@ -10,8 +10,9 @@ from math import inf, isqrt
 from pathlib import Path
 from typing import Any
 
+from shared.pictures.limits import MAX_PATCHES
 from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.vision.spec import MAX_PATCHES, Connector, VisionSpec
+from worker.vision.spec import Connector, VisionSpec
 
 Config = Mapping[str, Any]
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from shared.pictures.limits import MAX_PATCHES
 from worker.kernels.rowwise.activate import Activation
 
 Connector = Literal["shuffle", "pool", "merge"]
-MAX_PATCHES = 1 << 14  # of a picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +31,12 @@ class VisionSpec:
     rescale: float  # a pixel x becomes (x * rescale - mean) / std
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    bucketed: bool = (
-        False  # whether a patch's position is looked up by its place as a fraction of the side (weights.py)
-    )
+    bucketed: bool = False  # whether a patch's position is looked up by its place as a share of the side (weights.py)
     bidirectional: bool = False  # whether the tokens of a picture also see those after them, up to the picture's end
     frames: int = 1  # how often a patch is repeated, as a film that stands still
     position_side: int = 0  # height and width of the grid of positions that is stretched over any picture; 0: none is
     rotary_theta: float = 0.0  # of rotary embeddings by row and column of a patch; 0: there are none
     sections: tuple[int, int, int] | None = None  # M-RoPE: pairs of a head that rotate by time, row and column
-
     deepstack: tuple[int, ...] = ()  # after these layers a connector makes vectors for the text model's first layers
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:

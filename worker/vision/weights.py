@@ -114,8 +114,8 @@ class _Loader:
     def _positions(self, read: Read) -> Tensor:
         """Returns the position of each patch, [grid * grid, H], or the grid that is stretched over pictures.
 
-        Of some grids, such as one of 19, rounding gives a few patches the position before their own. So it does in
-        transformers, and in training.
+        Rounding gives a few patches of some grids, such as one of 19, the position before their own. Models were
+        trained with that, so it stays.
         """
         stored, spec = read(self._prefix + self._names.positions), self._spec
         if not spec.bucketed:

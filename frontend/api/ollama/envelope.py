@@ -49,7 +49,7 @@ def head(context: ResponseContext) -> dict[str, str]:
 def loaded(request: AnswerFields, make: Callable[[dict[str, Any]], types.OllamaAnswer]) -> bytes:
     """Returns the answer to a request that only loads or, with `keep_alive` 0, unloads the model.
 
-    Of the one model of a server, nothing happens. Of many, the route has done it (ModelTable.usable).
+    A server with one model does nothing. Where there are many, the route has loaded it already (ModelTable.usable).
     """
     unload = request.keep_alive in (0, "0")
     fields = {"model": request.model, "created_at": rfc3339(int(time.time()))}

@@ -11,7 +11,7 @@ from frontend.api.requests.encoding import to_json
 from frontend.api.response_context import ResponseContext
 from frontend.request import Delta, Finish, GenerationRequest
 from shared.messages import Picture, Sampling
-from shared.pictures.identity import with_pictures
+from shared.pictures.identity import with_digests
 from shared.wire.codec import pack_u32
 
 ALWAYS = (
@@ -40,7 +40,7 @@ def made(context: ResponseContext, delta: Delta, output_ids: list[int]) -> Recei
 
 
 def prompt_hash(ids: list[int], pictures: Sequence[Picture] = ()) -> str:
-    return hashlib.sha256(with_pictures(pack_u32(ids), pictures)).hexdigest()
+    return hashlib.sha256(with_digests(pack_u32(ids), pictures)).hexdigest()
 
 
 def sampling_used(request: GenerationRequest, seed: int) -> dict[str, Any]:
