@@ -25,7 +25,7 @@ AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
 AVX512BF16 = (*AVX512, "-mavx512bf16")
 AVX512VNNI = (*AVX512BF16, "-mavx512vnni")  # every processor with AVX-512 BF16 has VNNI
-AMX = (*AVX512BF16, "-mprfchw")
+AMX = (*AVX512VNNI, "-mprfchw")
 UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cpu_features.c", ()),
     ("gemm/pack.c", ()),

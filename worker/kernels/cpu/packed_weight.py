@@ -18,16 +18,15 @@ from worker.kernels.cpu.huge_pages import Memory, fresh_memory
 from worker.kernels.cpu.library import available, kernels, library, multiplies_bf16, tier
 from worker.kernels.weights.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight, stack
 
-LAYOUT = 4  # version of packed weights: of csrc/gemm/weight.h, and of the codes that quantization chooses
+LAYOUT = 5  # version of packed weights: of csrc/gemm/weight.h, and of the codes that quantization chooses
 PANEL = 32  # columns of a packed panel
 K_STEP = 32  # k-step of bf16 panels
 CODE_BLOCK = 16  # inputs of a block of codes
-PLAIN, TABLE = (
-    0,
-    2,
-)  # kinds of numbers in weight.h: numbers of the weight's dtype, and 4-bit codes with a table of values
-KINDS = {INT4: 1, E2M1: 1, IQ4_NL: 1, INT8: 3, E4M3: 4}  # 1: 4-bit codes whose values are small integers or halves
-INTEGER_KINDS = (1, 3)
+# kinds of numbers in weight.h: those of the weight's dtype, and 4-bit codes for small integers, halves or any numbers
+PLAIN, INTEGER, TABLE = range(3)
+KINDS = {INT4: INTEGER, E2M1: INTEGER, IQ4_NL: INTEGER, INT8: 3, E4M3: 4}
+INTEGER_KINDS = (INTEGER, 3)
+LARGEST_INPUT = 255 << 7  # inputs are turned into integers up to this (csrc/gemm/integer/integer_rows.h)
 FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS = range(3)  # CodeOrder of weight.h
 E4M3_FACTOR = 256.0  # the library reads e4m3 as fp16, whose exponent means 2^8 times less
 
@@ -117,7 +116,8 @@ class CpuWeight:
 
 def layout(dtype: torch.dtype) -> str:
     """Names the order in which weights for inputs of `dtype` are packed on this processor."""
-    return "-".join(("fp32", "pairs", "integers")[_code_order(code_map, dtype)] for code_map in (INT8, E4M3))
+    kinds = (_kind(code_map, group, dtype) for code_map, group in ((INT4, K_STEP), (INT8, K_STEP), (E4M3, K_STEP)))
+    return "-".join(("fp32", "pairs", "integers")[_code_order(kind, dtype)] for kind in kinds)
 
 
 def pack_weight(
@@ -173,17 +173,18 @@ def _pack_tensor(weight: Tensor, dtype: torch.dtype, memory: Memory) -> PackedPa
 
 
 def _pack_codes(weight: QuantizedWeight, dtype: torch.dtype, memory: Memory) -> PackedPart:
-    order, found = _code_order(weight.code_map, dtype), library()
+    kind, found = _kind(weight.code_map, _group(weight), dtype), library()
+    order = _code_order(kind, dtype)
     assert found is not None
     if order == FOR_BF16_PAIRS and CODE_BLOCK < weight.group_size < weight.shape[1] and weight.group_size % K_STEP:
         weight = _with_groups_of_a_block(weight)
-    part = _empty_part(weight, 4 if dtype == torch.float32 else 2, memory)
+    part = _empty_part(weight, kind, 4 if dtype == torch.float32 else 2, memory)
     codes, scale = weight.codes.contiguous(), weight.scale.contiguous()
     minimum = None if weight.minimum is None else weight.minimum.contiguous()
     found.pack_codes(
         ctypes.byref(part.struct()), c_void_p(codes.data_ptr()), c_void_p(scale.data_ptr()),
         c_void_p(None if minimum is None else minimum.data_ptr()),
-        c_int(order), c_int(torch.get_num_threads()),
+        c_int(order), c_int(_flip(weight.code_map)), c_int(torch.get_num_threads()),
     )  # fmt: skip
     assert weight.code_map is not E4M3 or minimum is None
     return replace(part, factor=part.factor * E4M3_FACTOR) if weight.code_map is E4M3 else part
@@ -201,28 +202,56 @@ def _with_groups_of_a_block(weight: QuantizedWeight) -> QuantizedWeight:
     return replace(weight, scale=repeated(weight.scale), minimum=minimum, group_size=CODE_BLOCK)
 
 
-def _empty_part(weight: QuantizedWeight, scale_bytes: int, memory: Memory) -> PackedPart:
+def _group(weight: QuantizedWeight) -> int:
+    """Returns how many inputs share a scale, in the packed weight."""
+    k = weight.shape[1]
+    return weight.group_size if weight.group_size < k else -(-k // CODE_BLOCK) * CODE_BLOCK
+
+
+def _empty_part(weight: QuantizedWeight, kind: int, scale_bytes: int, memory: Memory) -> PackedPart:
     """Returns the part that a weight becomes, whose panels are not written yet."""
     n, k = weight.shape
     bits, has_minimum = weight.code_map.bits, weight.minimum is not None
     assert bits == 4 or weight.code_map in KINDS
-    group = weight.group_size if weight.group_size < k else -(-k // CODE_BLOCK) * CODE_BLOCK
+    group = _group(weight)
     group_bytes = PANEL * scale_bytes * (1 + has_minimum) + group * PANEL * bits // 8
-    values, order = torch.tensor(weight.code_map.values if bits == 4 else (0.0,) * 16), weight.input_order
+    numbers = weight.code_map.values if bits == 4 else (0.0,) * 16
+    values = torch.tensor([numbers[code ^ _flip(weight.code_map)] for code in range(16)])
+    order = weight.input_order
     return PackedPart(
         panels=memory((-(-n // PANEL), -(-k // group), group_bytes), torch.uint8),
         values=_copied(values, torch.float32, memory),
         input_order=None if order is None else _copied(order, torch.int64, memory),
-        n=n, k=k, group=group, kind=KINDS.get(weight.code_map, TABLE), has_minimum=has_minimum, scale_bytes=scale_bytes,
+        n=n, k=k, group=group, kind=kind, has_minimum=has_minimum, scale_bytes=scale_bytes,
         factor=1.0 if scale_bytes == 4 else _factor(weight),
     )  # fmt: skip
 
 
-def _code_order(code_map: CodeMap, dtype: torch.dtype) -> int:
+def _flip(code_map: CodeMap) -> int:
+    """Returns the bits in which packed codes differ from a weight's codes (see pack_codes.c)."""
+    return 8 if code_map is INT4 else 0
+
+
+def _kind(code_map: CodeMap, group: int, dtype: torch.dtype) -> int:
+    """Returns the kind of numbers in weight.h, for inputs of `dtype`.
+
+    AMX multiplies four-bit codes as integers only if the sums of a group are exact in fp32, and a group is half a k-step
+    or whole ones.
+    """
+    kind = KINDS.get(code_map, TABLE)
+    if kind != INTEGER or dtype != torch.bfloat16 or tier() != "amx":
+        return kind
+    values = code_map.values
+    largest = max(map(abs, values)) * (1 if all(value.is_integer() for value in values) else 2)
+    exact = largest * LARGEST_INPUT * group <= 1 << 24
+    return INTEGER if exact and (group == CODE_BLOCK or group % K_STEP == 0) else TABLE
+
+
+def _code_order(kind: int, dtype: torch.dtype) -> int:
     """Returns the order in which the kernel for inputs of `dtype` reads codes."""
     if dtype != torch.bfloat16:
         return FOR_FP32
-    if KINDS.get(code_map) in INTEGER_KINDS and tier() != "amx":
+    if kind in INTEGER_KINDS and (tier() != "amx" or kind == INTEGER):
         return FOR_INTEGERS
     return FOR_BF16_PAIRS if multiplies_bf16() else FOR_FP32
 

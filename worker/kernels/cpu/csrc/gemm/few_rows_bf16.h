@@ -29,7 +29,7 @@ INLINE void multiply_block(const char *codes, const char *x, Sums *sums, __m512i
 /* Computes one panel: out [rows][32]. */
 INLINE void few_rows_codes(const Weight *w, long panel, const char *x, const float *input_sums, float *out, int kind,
                            const int rows) {
-    __m512i table = load_table_bf16(w);
+    __m512i table = load_table_bf16(w, 1);
     CodeReader reader = read_codes(w, panel, 0);
     Sums total = {{{{0}}}};
     GroupEnd end = {w, group_at(w, panel, 0), input_sums};

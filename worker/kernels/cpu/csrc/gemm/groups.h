@@ -43,6 +43,13 @@ INLINE vf add_group(vf total, vf sum, vf scale, vf minimum, const GroupEnd *end,
     return end->weight->has_minimum ? simd_fma(broadcast(end->input_sums[row]), minimum, total) : total;
 }
 
+/* Returns the unit of a weight's integers, 1 or 0.5: four-bit codes may stand for halves. */
+INLINE float integer_unit(const Weight *w) {
+    for (int i = 0; w->kind == INTEGER4 && i < 16; i++)
+        if (w->values[i] != (float)(int)w->values[i]) return 0.5f;
+    return 1.0f;
+}
+
 /* Adds up the inputs of each group of rows x [rows, K]: sums is [groups][rows]. */
 static void sum_inputs(const Gemm *g, const char *x, long rows, float *sums) {
     for (long r = 0; r < rows; r++, x += row_bytes(g)) {

@@ -6,6 +6,9 @@
  * Eight-bit codes are bytes: [16 inputs][32 columns] for fp32, [2 halves][8 pairs][even inputs, odd inputs][16 columns]
  * for pairs of bf16, and for integers [2 octets][i = 0 to 3][32 columns][input i, input i + 4].
  *
+ * `flip`: bits that change in every four-bit code. 8 turns codes in two's complement into codes whose order is that of
+ * their values; kernels that multiply integers then need no table.
+ *
  * A strip of 4 blocks is copied first, because a column's codes of these blocks lie in one cache line. */
 #include "gemm/weight.h"
 #include <immintrin.h>
@@ -31,11 +34,11 @@ static void copy_strip(Strip strip, const Weight *w, const uint8_t *codes, long 
 }
 
 /* The 16 codes of a column become two 32-bit words, one for each octet of inputs. */
-TARGET static inline void pack_four_bits(Strip strip, long input, char *to, int pairs) {
+TARGET static inline void pack_four_bits(Strip strip, long input, char *to, int flip, int pairs) {
     const __m128i even_then_odd = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
     const __m128i low_and_high = _mm_set1_epi16(16 << 8 | 1); /* every other code is shifted by four bits */
     for (long c = 0; c < PANEL; c++) {
-        __m128i codes = _mm_loadu_si128((const void *)&strip[c][input]);
+        __m128i codes = _mm_xor_si128(_mm_loadu_si128((const void *)&strip[c][input]), _mm_set1_epi8(flip));
         if (pairs) codes = _mm_shuffle_epi8(codes, even_then_odd);
         __m128i bytes = _mm_maddubs_epi16(codes, low_and_high);
         uint64_t octets = _mm_cvtsi128_si64(_mm_packus_epi16(bytes, bytes));
@@ -77,9 +80,9 @@ TARGET static inline void pack_eight_bits(Strip strip, long half, long input, ch
         }
 }
 
-TARGET static void pack_block(const Weight *w, Strip strip, long input, char *to, CodeOrder order) {
+TARGET static void pack_block(const Weight *w, Strip strip, long input, char *to, CodeOrder order, int flip) {
     if (has_four_bits(w)) {
-        order == FOR_BF16_PAIRS ? pack_four_bits(strip, input, to, 1) : pack_four_bits(strip, input, to, 0);
+        order == FOR_BF16_PAIRS ? pack_four_bits(strip, input, to, flip, 1) : pack_four_bits(strip, input, to, flip, 0);
         return;
     }
     for (long half = 0; half < 2; half++) pack_eight_bits(strip, half, input, to, order);
@@ -98,7 +101,7 @@ TARGET static void pack_numbers(const Weight *w, const float *numbers, char *to,
 }
 
 static void pack_panel(const Weight *w, const uint8_t *codes, const float *scale, const float *minimum, long column,
-                       CodeOrder order) {
+                       CodeOrder order, int flip) {
     Strip strip;
     long blocks = w->group / CODE_BLOCK;
     for (long g = 0, block = 0; g < group_count(w); g++) {
@@ -109,14 +112,15 @@ static void pack_panel(const Weight *w, const uint8_t *codes, const float *scale
         for (long b = 0; b < blocks; b++, block++, to += code_block_bytes(w)) {
             long input = block * CODE_BLOCK % STRIP;
             if (input == 0) copy_strip(strip, w, codes, column, block * CODE_BLOCK);
-            pack_block(w, strip, input, to, order);
+            pack_block(w, strip, input, to, order, flip);
         }
     }
 }
 
 /* codes: [n, k] bytes; scale, minimum: [n, groups]. */
 __attribute__((visibility("default"))) void pack_codes(const Weight *w, const uint8_t *codes, const float *scale,
-                                                       const float *minimum, CodeOrder order, int threads) {
+                                                       const float *minimum, CodeOrder order, int flip,
+                                                       int threads) {
 #pragma omp parallel for num_threads(threads)
-    for (long column = 0; column < w->n; column += PANEL) pack_panel(w, codes, scale, minimum, column, order);
+    for (long column = 0; column < w->n; column += PANEL) pack_panel(w, codes, scale, minimum, column, order, flip);
 }

@@ -16,9 +16,10 @@ INLINE __m512 int8_values(const char *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
-/* Returns the values of 4-bit codes twice, as bf16: a look-up takes five bits, and the fifth belongs to another code. */
-INLINE __m512i load_table_bf16(const Weight *w) {
-    __m256i once = (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(w->values));
+/* Returns the values of 4-bit codes, times `factor`, twice, as bf16: a look-up takes five bits, and the fifth belongs to
+ * another code. */
+INLINE __m512i load_table_bf16(const Weight *w, float factor) {
+    __m256i once = (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(w->values), _mm512_set1_ps(factor)));
     return _mm512_inserti64x4(_mm512_castsi256_si512(once), once, 1);
 }
 
@@ -27,10 +28,11 @@ INLINE __m512i pairs_of(__m512 even, __m512 odd) {
     return _mm512_or_si512(_mm512_srli_epi32((__m512i)even, 16), (__m512i)odd);
 }
 
-/* Returns the numbers of two inputs and 16 columns of a block. `kind` is a constant wherever this is inlined. */
+/* Returns the numbers of two inputs and 16 columns of a block: of neighbours, or of inputs i and i + 4 of an octet if
+ * codes lie in the order for integers. `kind` is a constant wherever this is inlined. */
 INLINE __m512i block_pairs(const char *codes, int half, int pair, __m512i table, int kind) {
-    if (kind == TABLE4) {
-        __m512i words = _mm512_loadu_si512(codes + (half * 2 + pair / 4) * 64);
+    if (kind == TABLE4 || kind == INTEGER4) {
+        __m512i words = _mm512_loadu_si512(codes + (kind == TABLE4 ? half * 2 + pair / 4 : pair / 4 * 2 + half) * 64);
         return _mm512_permutexvar_epi16(_mm512_srli_epi16(words, pair % 4 * 4), table);
     }
     const char *even = codes + half * 256 + pair * 32;
@@ -48,7 +50,7 @@ INLINE void unpack_block_bf16(const char *codes, char *to, __m512i table, int ki
 /* Unpacks `steps` k-steps. With `spread`, each block of 16 inputs fills a k-step of its own, whose other half is zero:
  * AMX tiles hold 32 inputs, and groups may have 16. */
 INLINE void unpack_codes_bf16(const Weight *w, long panel, long step, long steps, char *to, int spread, int kind) {
-    __m512i table = load_table_bf16(w);
+    __m512i table = load_table_bf16(w, kind == INTEGER4 ? 1 / integer_unit(w) : 1);
     CodeReader reader = read_codes(w, panel, step * 32);
     for (long k = step * 32; k < (step + steps) * 32; k += CODE_BLOCK) {
         long half = k % 32 / 16, at = spread ? k / 16 - step * 2 : k / 32 - step;
@@ -65,7 +67,7 @@ INLINE void unpack_codes_bf16(const Weight *w, long panel, long step, long steps
 /* Returns the pairs of `steps` k-steps of a panel: in place, or unpacked to `buffer` (see unpack_codes_bf16). */
 static const char *panel_pairs(const Weight *w, long panel, long step, long steps, char *buffer, int spread) {
     switch (w->kind) {
-        case INTEGER4:
+        case INTEGER4: unpack_codes_bf16(w, panel, step, steps, buffer, spread, INTEGER4); return buffer;
         case TABLE4: unpack_codes_bf16(w, panel, step, steps, buffer, spread, TABLE4); return buffer;
         case INT8: unpack_codes_bf16(w, panel, step, steps, buffer, spread, INT8); return buffer;
         case E4M3: unpack_codes_bf16(w, panel, step, steps, buffer, spread, E4M3); return buffer;

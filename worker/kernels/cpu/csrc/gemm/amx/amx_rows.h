@@ -1,6 +1,7 @@
 /* Tiles of rows and weights: the parts of the AMX matmul that plain weights and codes share. */
 #pragma once
 #define SUFFIX amx
+#define HAS_TILES
 #include "gemm/buffers.h"
 #include "gemm/unpack_bf16.h"
 #include "../../amx_tiles.h"
@@ -43,11 +44,18 @@ INLINE void step(const char *top, const char *bottom, const char *weight, long s
     if (two_tiles) TILE_DOT(3, 5, 7);
 }
 
-/* Where the rows of a block are in memory. The strides are bytes: of 32 rows, of one row, of one k-step. */
+/* Where the rows of a block are in memory. The strides are bytes: of 32 rows, of one row, of one k-step. scales: of rows
+ * of integers (amx_integers.h). */
 typedef struct {
     const char *base;
     long block_stride, row_stride, step_stride;
+    const float *scales;
 } RowLayout;
+
+/* Returns where the sums of a row are, in half of a panel: among rows [32], or among four tiles. */
+INLINE long element(long row, int half, const int in_tiles) {
+    return in_tiles ? row / 16 * 512 + half * 256 + row % 16 * 16 : row * PANEL + half * 16;
+}
 
 INLINE void stream_32_rows(const RowLayout *x, const char *at, const char *weight, long steps, long prefetch) {
     for (long s = 0; s < steps; s++, at += x->step_stride, weight += K_STEP_BYTES) {

@@ -16,11 +16,13 @@
 typedef struct {
     RowLayout x;  /* the layout for tiles */
     int few_rows; /* whether tiles are not used, but vectors */
+    Strips strips; /* of a few rows of integers: one */
 } Layout;
 
 INLINE int is_many(const Gemm *g) { return g->t > MAX_STREAMED_ROWS; }
 
 INLINE int uses_vectors(const Gemm *g) {
+    if (multiplies_integers(g)) return g->t <= FEW_INTEGER_ROWS;
     return g->weight->kind != PLAIN && g->t <= (g->weight->group < FEW_ROWS_GROUP ? FEW_ROWS : 1);
 }
 
@@ -31,7 +33,10 @@ static int repacks(const Gemm *g, long rows) {
     return g->t > 16 && g->n >= MIN_REPACK_COLUMNS;
 }
 
-static size_t copied_bytes(const Gemm *g, long rows) { return ceil_div(rows, 32) * ceil_div(g->k, 32) * K_STEP_BYTES; }
+static size_t copied_bytes(const Gemm *g, long rows) {
+    if (multiplies_integers(g)) return uses_vectors(g) ? integer_rows_bytes(g, rows) : integer_tiles_bytes(g, rows);
+    return ceil_div(rows, 32) * ceil_div(g->k, 32) * K_STEP_BYTES;
+}
 
 /* Large blocks of rows leave space for the weights in the L2 cache. */
 static long block_rows(const Gemm *g) {
@@ -63,14 +68,22 @@ static void repack_rows(const Gemm *g, const char *x, long rows, char *to) {
 static void load_rows(const Gemm *g, const char *x, long rows, const ThreadBuffers *buffers, Layout *layout) {
     layout->few_rows = uses_vectors(g);
     if (layout->few_rows) {
-        widen_rows(g, x, (float *)buffers->rows);
+        if (multiplies_integers(g)) {
+            cut_strips(&layout->strips, rows);
+            convert_rows(g, (const bf16 *)x, &layout->strips, rows, integer_rows(g, buffers->rows, rows));
+        } else
+            widen_rows(g, x, (float *)buffers->rows);
         return;
     }
     configure_tiles(is_many(g) ? 16 : min_long(g->t, 16), is_many(g) ? 16 : max_long(g->t - 16, 1));
-    layout->x = (RowLayout){x, 32 * row_bytes(g), row_bytes(g), 64};
+    if (multiplies_integers(g)) {
+        layout->x = integer_tiles(g, (const bf16 *)x, rows, buffers->rows);
+        return;
+    }
+    layout->x = (RowLayout){x, 32 * row_bytes(g), row_bytes(g), 64, NULL};
     if (!repacks(g, rows)) return;
     repack_rows(g, x, rows, buffers->rows);
-    layout->x = (RowLayout){buffers->rows, ceil_div(g->k, 32) * K_STEP_BYTES, 64, K_STEP_BYTES};
+    layout->x = (RowLayout){buffers->rows, ceil_div(g->k, 32) * K_STEP_BYTES, 64, K_STEP_BYTES, NULL};
 }
 
 /* Computes one panel for up to 32 rows. The accumulators stay in tiles over all of K. */
@@ -109,8 +122,11 @@ static void multiply_blocked(const Gemm *g, const RowLayout *x, const ThreadBuff
 }
 
 static void multiply_few_rows(const Gemm *g, const ThreadBuffers *buffers, long panel) {
-    few_rows_kernels[g->t - 1][g->weight->kind](g->weight, panel, (const float *)buffers->rows, buffers->input_sums,
-                                                buffers->total);
+    if (multiplies_integers(g))
+        multiply_few_integer_rows(g, buffers, panel);
+    else
+        few_rows_kernels[g->t - 1][g->weight->kind](g->weight, panel, (const float *)buffers->rows,
+                                                    buffers->input_sums, buffers->total);
     keep_block(g, buffers->results, buffers->total, 0, g->t, panel);
 }
 

@@ -1,16 +1,8 @@
 /* Multiplies a few rows of integers by a panel of codes, which go from memory to registers. */
 #pragma once
-#include "gemm/integer/integer_codes.h"
+#include "gemm/integer/integer_bytes.h"
 
-#if SIMD_WIDTH == 16
-#define FEW_INTEGER_ROWS 4 /* more rows are faster with unpacked codes, which are loaded once for all of them */
-#else
-#define FEW_INTEGER_ROWS 2
-#endif
-
-typedef struct {
-    vi of[FEW_INTEGER_ROWS][PANEL_REGISTERS];
-} IntegerSums;
+enum { BYTES4 = E4M3 + 1 }; /* four-bit codes from 0 to 15, which are multiplied byte by byte; see multiplies_bytes */
 
 /* Multiplies by one block of 16 inputs. `kind` and `rows` are constants wherever this is inlined. */
 INLINE void multiply_integer_block(const char *block, const int32_t *x, IntegerSums *sums, CodeTable table, int kind,
@@ -36,15 +28,18 @@ INLINE void few_integer_rows(const Weight *w, long panel, IntegerRows x, const f
     for (IntegerBlock b = block_at(w, 0, 0); b.from < w->k; b = block_after(w, b), x.scales += rows) {
         vf of_block[FEW_INTEGER_ROWS][PANEL_REGISTERS] = {{{0}}};
         for (long p = 0, k = 0; p < b.parts; p++, x.starts += rows) {
-            IntegerSums sums;
+            IntegerSums sums = {{{{0}}}, {{{0}}}};
             for (int r = 0; r < rows; r++)
                 for (int j = 0; j < PANEL_REGISTERS; j++) sums.of[r][j] = broadcast_pair(x.starts + r);
             for (long end = min_long(k + b.inputs, b.count); k < end; k += CODE_BLOCK, x.pairs += CODE_BLOCK / 2 * rows)
-                multiply_integer_block(next_block(&reader), x.pairs, &sums, table, kind, rows);
+                if (kind == BYTES4)
+                    multiply_bytes(next_block(&reader), x.pairs, &sums, rows);
+                else
+                    multiply_integer_block(next_block(&reader), x.pairs, &sums, table, kind, rows);
             for (int j = 0; j < PANEL_REGISTERS; j++) {
                 vf scale = load_scales(w, group_at(w, panel, b.group + p), j * SIMD_WIDTH);
                 for (int r = 0; r < rows; r++)
-                    of_block[r][j] = simd_fma(as_floats(sums.of[r][j]), scale, of_block[r][j]);
+                    of_block[r][j] = simd_fma(as_floats(sums.of[r][j] + (sums.upper[r][j] << 8)), scale, of_block[r][j]);
             }
         }
         for (int r = 0; r < rows; r++)
@@ -69,7 +64,8 @@ typedef void FewIntegerRows(const Weight *w, long panel, IntegerRows x, const fl
     }
 #define FEW_INTEGER_ROWS_KERNELS(rows)                       \
     FEW_INTEGER_ROWS_KERNEL(few_integer4, INTEGER4, rows)    \
-    FEW_INTEGER_ROWS_KERNEL(few_integer8, INT8, rows)
+    FEW_INTEGER_ROWS_KERNEL(few_integer8, INT8, rows)        \
+    FEW_INTEGER_ROWS_KERNEL(few_bytes4, BYTES4, rows)
 FEW_INTEGER_ROWS_KERNELS(1)
 FEW_INTEGER_ROWS_KERNELS(2)
 #if SIMD_WIDTH == 16
@@ -77,12 +73,18 @@ FEW_INTEGER_ROWS_KERNELS(3)
 FEW_INTEGER_ROWS_KERNELS(4)
 #endif
 
-/* The functions, by number of rows and then by whether codes have eight bits. */
-static FewIntegerRows *const few_integer_rows_kernels[FEW_INTEGER_ROWS][2] = {
-    {few_integer4_1, few_integer8_1},
-    {few_integer4_2, few_integer8_2},
+/* The functions, by number of rows and then by codes: four bits with a table, eight bits, four bits as they are. */
+#define FEW_INTEGER_ROWS_ENTRY(rows) {few_integer4_##rows, few_integer8_##rows, few_bytes4_##rows},
+static FewIntegerRows *const few_integer_rows_kernels[FEW_INTEGER_ROWS][3] = {
+    FEW_INTEGER_ROWS_ENTRY(1) FEW_INTEGER_ROWS_ENTRY(2)
 #if SIMD_WIDTH == 16
-    {few_integer4_3, few_integer8_3},
-    {few_integer4_4, few_integer8_4},
+    FEW_INTEGER_ROWS_ENTRY(3) FEW_INTEGER_ROWS_ENTRY(4)
 #endif
 };
+
+/* Computes one panel for up to FEW_INTEGER_ROWS rows: buffers->total [rows][32]. */
+static void multiply_few_integer_rows(const Gemm *g, const ThreadBuffers *buffers, long panel) {
+    IntegerRows x = integer_rows(g, buffers->rows, g->t);
+    int codes = multiplies_bytes(g, x.table) ? 2 : g->weight->kind == INT8;
+    few_integer_rows_kernels[g->t - 1][codes](g->weight, panel, x, buffers->input_sums, buffers->total);
+}

@@ -11,9 +11,17 @@
 #define MAX_INTEGER_BLOCK 128 /* inputs of a block: 128 * 255 * 2^15 fits in 32 bits, also with an offset */
 #define MAX_PARTS (MAX_INTEGER_BLOCK / CODE_BLOCK)
 
+#if SIMD_WIDTH == 16
+#define FEW_INTEGER_ROWS 4 /* more rows are faster with unpacked codes, which are loaded once for all of them */
+#else
+#define FEW_INTEGER_ROWS 2
+#endif
+
 /* Rows as integers. Blocks and parts are numbered over all of K. */
 typedef struct {
-    int32_t *pairs;  /* each strip of rows as [K / 2][its rows]: inputs i and i + 4 of an octet, i = 0 to 3 */
+    int32_t *pairs;  /* each strip of rows as [K / 2][its rows]: inputs i and i + 4 of an octet, i = 0 to 3. For a few
+                        rows and codes from 0 to 15, the bytes of an octet: upper bytes of its even inputs, of its odd
+                        inputs, and lower bytes of both */
     int32_t *starts; /* [parts][rows]: the first value of the sum of products, for codes that have an offset */
     float *scales;   /* [blocks][rows]: the number for which 1 stands; NaN if the block has an infinity or a NaN */
     uint8_t *table;  /* [16]: the integers, none of them negative, that the weight's four-bit codes stand for */
@@ -26,9 +34,14 @@ typedef struct {
     long part;                /* the number of its first part */
 } IntegerBlock;
 
-/* Whether the product of g multiplies integers. */
+/* Whether the product of g multiplies integers. Tiles multiply numbers in bf16, which add up exactly like integers only
+ * if these have four bits. */
 INLINE int multiplies_integers(const Gemm *g) {
+#ifdef HAS_TILES
+    return g->weight->kind == INTEGER4;
+#else
     return g->x_bf16 && (g->weight->kind == INTEGER4 || g->weight->kind == INT8);
+#endif
 }
 
 /* Returns K with zeros up to a whole block of codes. */
@@ -72,13 +85,6 @@ INLINE IntegerRows integer_rows(const Gemm *g, char *buffer, long rows) {
     return x;
 }
 
-/* Returns the unit of a weight's integers, 1 or 0.5: four-bit codes may stand for halves. */
-INLINE float integer_unit(const Weight *w) {
-    for (int i = 0; w->kind == INTEGER4 && i < 16; i++)
-        if (w->values[i] != (float)(int)w->values[i]) return 0.5f;
-    return 1.0f;
-}
-
 /* Writes the table of four-bit codes. Returns by how much its integers are larger than those the codes stand for. */
 INLINE int32_t fill_table(const Weight *w, float unit, uint8_t *table) {
     float lowest = 0;
@@ -86,6 +92,18 @@ INLINE int32_t fill_table(const Weight *w, float unit, uint8_t *table) {
     for (int i = 0; i < 16; i++) lowest = w->values[i] < lowest ? w->values[i] : lowest;
     for (int i = 0; i < 16; i++) table[i] = (uint8_t)((w->values[i] - lowest) / unit);
     return (int32_t)(-lowest / unit);
+}
+
+/* Whether four-bit codes stand for themselves, plus an offset. */
+INLINE int is_identity(const uint8_t *table) {
+    for (int i = 0; i < 16; i++)
+        if (table[i] != i) return 0;
+    return 1;
+}
+
+/* Whether integers are multiplied byte by byte (integer_bytes.h). */
+INLINE int multiplies_bytes(const Gemm *g, const uint8_t *table) {
+    return g->weight->kind == INTEGER4 && g->t <= FEW_INTEGER_ROWS && is_identity(table);
 }
 
 /* Returns the bits of the largest magnitude among `length` numbers, a multiple of 16. */
@@ -120,17 +138,27 @@ INLINE float block_scale(const bf16 *x, long length, float *factor) {
     return finite ? power_of_two(exponent - 14) : __builtin_nanf("");
 }
 
+/* Returns the pairs of an octet of integers, or its bytes (see IntegerRows). */
+INLINE __m128i paired(__m256i integers) {
+    __m128i upper = _mm_slli_epi32(_mm256_extracti128_si256(integers, 1), 16);
+    return _mm_blend_epi16(_mm256_castsi256_si128(integers), upper, 0xaa);
+}
+
+INLINE __m128i split_in_bytes(__m256i integers) {
+    __m128i octet = _mm_packs_epi32(_mm256_castsi256_si128(integers), _mm256_extracti128_si256(integers, 1));
+    return _mm_shuffle_epi8(octet, _mm_setr_epi8(1, 5, 9, 13, 3, 7, 11, 15, 0, 4, 8, 12, 2, 6, 10, 14));
+}
+
 /* Converts `length` inputs of a row, a multiple of 16, and returns the sum of the integers. pairs: where the first pair
  * goes; the next is `rows` further. */
-INLINE int32_t convert_part(const bf16 *x, long length, float factor, long rows, int32_t *pairs) {
+INLINE int32_t convert_part(const bf16 *x, long length, float factor, long rows, int32_t *pairs, int as_bytes) {
     __m256i sums = _mm256_setzero_si256();
     for (long k = 0; k < length; k += 8, pairs += 4 * rows) {
         __m256i integers = octet_of_integers(x + k, _mm256_set1_ps(factor));
         sums = _mm256_add_epi32(sums, integers);
-        __m128i upper = _mm_slli_epi32(_mm256_extracti128_si256(integers, 1), 16);
-        __m128i paired = _mm_blend_epi16(_mm256_castsi256_si128(integers), upper, 0xaa);
-        pairs[0] = _mm_extract_epi32(paired, 0), pairs[rows] = _mm_extract_epi32(paired, 1);
-        pairs[2 * rows] = _mm_extract_epi32(paired, 2), pairs[3 * rows] = _mm_extract_epi32(paired, 3);
+        __m128i words = as_bytes ? split_in_bytes(integers) : paired(integers);
+        pairs[0] = _mm_extract_epi32(words, 0), pairs[rows] = _mm_extract_epi32(words, 1);
+        pairs[2 * rows] = _mm_extract_epi32(words, 2), pairs[3 * rows] = _mm_extract_epi32(words, 3);
     }
     int32_t of_lanes[8], sum = 0;
     _mm256_storeu_si256((__m256i *)of_lanes, sums);
@@ -143,6 +171,7 @@ static void convert_rows(const Gemm *g, const bf16 *x, const Strips *s, long row
     const Weight *w = g->weight;
     float unit = integer_unit(w), factor;
     int32_t offset = fill_table(w, unit, to.table);
+    int as_bytes = multiplies_bytes(g, to.table);
     for (long i = 0; i < s->count; i++)
         for (long r = 0; r < s->strip[i].rows; r++, x += w->k) {
             long row = s->strip[i].row + r, strip_rows = s->strip[i].rows, number = 0;
@@ -153,7 +182,7 @@ static void convert_rows(const Gemm *g, const bf16 *x, const Strips *s, long row
                 to.scales[number * rows + row] = block_scale(inputs, b.count, &factor) * unit;
                 for (long p = 0, k = 0; p < b.parts; p++, k += b.inputs) {
                     int32_t sum = convert_part(inputs + k, min_long(b.inputs, b.count - k), factor, strip_rows,
-                                               pairs + (b.from + k) / 2 * strip_rows);
+                                               pairs + (b.from + k) / 2 * strip_rows, as_bytes);
                     to.starts[(b.part + p) * rows + row] = -offset * sum;
                 }
             }

@@ -115,7 +115,7 @@ static void multiply_integer_panel(const Gemm *g, const Strips *s, const ThreadB
     IntegerRows x = integer_rows(g, buffers->rows, rows);
     const float *input_sums = buffers->input_sums;
     if (g->t <= FEW_INTEGER_ROWS) {
-        few_integer_rows_kernels[g->t - 1][w->kind == INT8](w, panel, x, input_sums, buffers->total);
+        multiply_few_integer_rows(g, buffers, panel);
         return;
     }
     memset(buffers->total, 0, rows * PANEL * sizeof(float));
