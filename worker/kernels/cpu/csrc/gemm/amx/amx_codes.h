@@ -1,6 +1,6 @@
 /* The AMX matmul with codes: chunks are unpacked to bf16 pairs, and the sums of a group leave the tiles when it ends. */
 #pragma once
-#include "gemm/amx/amx_integers.h"
+#include "gemm/amx/amx_rows.h"
 
 /* The unpacked k-steps of one chunk, and where its groups are. A step holds 32 inputs, or 16 if groups have 16. */
 typedef struct {
@@ -35,34 +35,14 @@ INLINE GroupPart group_part(const Gemm *g, const CodeSteps *c, long step, long c
     return (GroupPart){group, min_long(end, chunk_end) - step, step == group * c->group_steps, end <= chunk_end};
 }
 
-/* The end of a group of 32 rows or fewer: where its sums are, and where they go. */
-typedef struct {
-    GroupEnd group;
-    IntegerEnd integers; /* only if integers are multiplied */
-} PartEnd;
-
-/* Returns the end of a group of the block's rows from `row` on; the block has `rows`. */
-INLINE PartEnd part_end(const Gemm *g, const RowLayout *x, const ThreadBuffers *buffers, long panel, long group,
-                        long row, long rows) {
-    PartEnd end = {.group = {g->weight, group_at(g->weight, panel, group), buffers->input_sums + group * rows + row}};
-    if (multiplies_integers(g)) end.integers = integer_end(g, x->scales, group, row, rows);
-    return end;
-}
-
-/* Adds the sums of a group in acc to the total. `in_tiles`: how sums are stored (see element). */
-INLINE void add_sums(const Gemm *g, const PartEnd *end, const float *acc, float *of_block, float *total, long rows,
-                     const int in_tiles) {
-    const Weight *w = g->weight;
-    if (multiplies_integers(g)) {
-        add_integer_sums(&end->group, &end->integers, acc, of_block, total, rows, in_tiles);
-        return;
-    }
+/* Adds the sums of a group in acc [rows][32] to the total. */
+static void add_group_rows(const GroupEnd *end, const float *acc, float *total, long rows) {
     for (int j = 0; j < 2; j++) {
-        vf scale = load_scales(w, end->group.head, j * 16), minimum = broadcast(0);
-        if (w->has_minimum) minimum = load_minimums(w, end->group.head, j * 16);
+        vf scale = load_scales(end->weight, end->head, j * 16), minimum = broadcast(0);
+        if (end->weight->has_minimum) minimum = load_minimums(end->weight, end->head, j * 16);
         for (long r = 0; r < rows; r++) {
-            long at = element(r, j, in_tiles);
-            store_f32(total + at, add_group(load_f32(total + at), load_f32(acc + at), scale, minimum, &end->group, r));
+            long at = r * PANEL + j * 16;
+            store_f32(total + at, add_group(load_f32(total + at), load_f32(acc + at), scale, minimum, end, r));
         }
     }
 }
@@ -71,9 +51,9 @@ INLINE void add_sums(const Gemm *g, const PartEnd *end, const float *acc, float 
  * while the tiles compute the next one: what tiles store cannot be read at once. */
 static void multiply_streamed_codes(const Gemm *g, const RowLayout *x, const ThreadBuffers *buffers, long panel) {
     CodeSteps c = code_steps(g);
-    _Alignas(64) float sums[2][32 * PANEL], of_block[32 * PANEL], total[32 * PANEL];
+    _Alignas(64) float sums[2][32 * PANEL], total[32 * PANEL];
     long complete = 0; /* groups that have ended */
-    PartEnd ends[2];
+    GroupEnd ends[2];
     memset(total, 0, g->t * PANEL * sizeof(float));
     for (long s = 0; s < c.count; s += CHUNK_STEPS) {
         long chunk_end = min_long(s + CHUNK_STEPS, c.count);
@@ -92,12 +72,26 @@ static void multiply_streamed_codes(const Gemm *g, const RowLayout *x, const Thr
             if (!part.ends) break;
             float *acc = sums[complete % 2];
             EACH_ACCUMULATOR(TILE_STORE, g->t > 16);
-            if (complete) add_sums(g, &ends[(complete + 1) % 2], sums[(complete + 1) % 2], of_block, total, g->t, 0);
-            ends[complete++ % 2] = part_end(g, x, buffers, panel, part.group, 0, g->t);
+            if (complete) add_group_rows(&ends[(complete + 1) % 2], sums[(complete + 1) % 2], total, g->t);
+            ends[complete++ % 2] = (GroupEnd){g->weight, group_at(g->weight, panel, part.group),
+                                              buffers->input_sums + part.group * g->t};
         }
     }
-    add_sums(g, &ends[(complete + 1) % 2], sums[(complete + 1) % 2], of_block, total, g->t, 0);
+    add_group_rows(&ends[(complete + 1) % 2], sums[(complete + 1) % 2], total, g->t);
     keep_block(g, buffers->results, total, 0, g->t, panel);
+}
+
+/* Adds the sums of a group in acc [4 tiles] to the total. */
+static void add_group_tiles(const GroupEnd *end, const float *acc, float *total, long rows) {
+    for (int tile = 0; tile < (rows > 16 ? 4 : 2); tile++) {
+        vf scale = load_scales(end->weight, end->head, tile % 2 * 16), minimum = broadcast(0);
+        if (end->weight->has_minimum) minimum = load_minimums(end->weight, end->head, tile % 2 * 16);
+        for (long r = 0; r < min_long(16, rows - tile / 2 * 16); r++) {
+            long at = tile * 256 + r * 16;
+            store_f32(total + at, add_group(load_f32(total + at), load_f32(acc + at), scale, minimum, end,
+                                            tile / 2 * 16 + r));
+        }
+    }
 }
 
 /* Multiplies 32 rows, or fewer, by the unpacked steps [s, chunk_end) of a panel, group by group. The sums of a group are
@@ -107,7 +101,7 @@ static void multiply_code_chunk(const Gemm *g, const CodeSteps *c, const RowLayo
     long here = min_long(32, rows - r * 32), complete = 0; /* complete: groups that ended in this chunk */
     _Alignas(64) float sums[2][32 * PANEL];
     float *unfinished = buffers->acc + r * 32 * PANEL, *total = buffers->total + r * 32 * PANEL;
-    PartEnd ends[2];
+    GroupEnd ends[2];
     for (long at = s; at < chunk_end;) {
         GroupPart part = group_part(g, c, at, chunk_end);
         const char *from = rows_of_step(x, c, at) + r * x->block_stride;
@@ -119,10 +113,12 @@ static void multiply_code_chunk(const Gemm *g, const CodeSteps *c, const RowLayo
             multiply_chunk(x, from, weight, part.steps, unfinished, to, part.begins, weight, 0, 0);
         at += part.steps;
         if (!part.ends) break;
-        if (complete) add_sums(g, &ends[(complete + 1) % 2], sums[(complete + 1) % 2], unfinished, total, here, 1);
-        ends[complete++ % 2] = part_end(g, x, buffers, panel, part.group, r * 32, rows);
+        if (complete) add_group_tiles(&ends[(complete + 1) % 2], sums[(complete + 1) % 2], total, here);
+        ends[complete % 2] = (GroupEnd){g->weight, group_at(g->weight, panel, part.group),
+                                        buffers->input_sums + part.group * rows + r * 32};
+        complete++;
     }
-    if (complete) add_sums(g, &ends[(complete + 1) % 2], sums[(complete + 1) % 2], unfinished, total, here, 1);
+    if (complete) add_group_tiles(&ends[(complete + 1) % 2], sums[(complete + 1) % 2], total, here);
 }
 
 /* Computes one panel of codes for a block of rows. */

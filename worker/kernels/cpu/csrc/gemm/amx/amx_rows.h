@@ -44,18 +44,11 @@ INLINE void step(const char *top, const char *bottom, const char *weight, long s
     if (two_tiles) TILE_DOT(3, 5, 7);
 }
 
-/* Where the rows of a block are in memory. The strides are bytes: of 32 rows, of one row, of one k-step. scales: of rows
- * of integers (amx_integers.h). */
+/* Where the rows of a block are in memory. The strides are bytes: of 32 rows, of one row, of one k-step. */
 typedef struct {
     const char *base;
     long block_stride, row_stride, step_stride;
-    const float *scales;
 } RowLayout;
-
-/* Returns where the sums of a row are, in half of a panel: among rows [32], or among four tiles. */
-INLINE long element(long row, int half, const int in_tiles) {
-    return in_tiles ? row / 16 * 512 + half * 256 + row % 16 * 16 : row * PANEL + half * 16;
-}
 
 INLINE void stream_32_rows(const RowLayout *x, const char *at, const char *weight, long steps, long prefetch) {
     for (long s = 0; s < steps; s++, at += x->step_stride, weight += K_STEP_BYTES) {
@@ -108,11 +101,18 @@ static void store_past_caches(const Gemm *g, const float *acc, long row, long ro
     }
 }
 
+/* Returns where the sums of a row are among four tiles, in half of a panel. */
+INLINE long place_in_tiles(long row, long half) { return row / 16 * 512 + half * 256 + row % 16 * 16; }
+
+static void copy_from_tiles(const float *acc, long rows, float *lines) {
+    for (long r = 0; r < rows; r++)
+        for (long half = 0; half < 2; half++)
+            _mm512_store_ps(lines + r * PANEL + half * 16, _mm512_load_ps(acc + place_in_tiles(r, half)));
+}
+
 static void store_tiles(const Gemm *g, const float *acc, long row, long rows, long panel) {
     _Alignas(64) float lines[32 * PANEL];
-    for (long r = 0; r < rows; r++)
-        for (long j = 0; j < PANEL; j += 16)
-            _mm512_store_ps(lines + r * PANEL + j, _mm512_load_ps(acc + r / 16 * 512 + j * 16 + r % 16 * 16));
+    copy_from_tiles(acc, rows, lines);
     store_block(g, lines, row, rows, panel);
 }
 

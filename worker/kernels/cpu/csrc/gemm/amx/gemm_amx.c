@@ -6,6 +6,7 @@
  * stored in fp32 between chunks, which changes no bit. So a row has the same bits alone and among a thousand rows. */
 #include "gemm/amx/amx_codes.h"
 #include "gemm/amx/amx_few_rows.h"
+#include "gemm/amx/amx_integers.h"
 
 #define MAX_STREAMED_ROWS 32   /* weights are streamed if there are at most so many rows */
 #define MAX_BLOCK_ROWS 512     /* the most rows of a block */
@@ -77,13 +78,13 @@ static void load_rows(const Gemm *g, const char *x, long rows, const ThreadBuffe
     }
     configure_tiles(is_many(g) ? 16 : min_long(g->t, 16), is_many(g) ? 16 : max_long(g->t - 16, 1));
     if (multiplies_integers(g)) {
-        layout->x = integer_tiles(g, (const bf16 *)x, rows, buffers->rows);
+        convert_to_tiles(g, (const bf16 *)x, integer_tiles(g, buffers->rows, rows));
         return;
     }
-    layout->x = (RowLayout){x, 32 * row_bytes(g), row_bytes(g), 64, NULL};
+    layout->x = (RowLayout){x, 32 * row_bytes(g), row_bytes(g), 64};
     if (!repacks(g, rows)) return;
     repack_rows(g, x, rows, buffers->rows);
-    layout->x = (RowLayout){buffers->rows, ceil_div(g->k, 32) * K_STEP_BYTES, 64, K_STEP_BYTES, NULL};
+    layout->x = (RowLayout){buffers->rows, ceil_div(g->k, 32) * K_STEP_BYTES, 64, K_STEP_BYTES};
 }
 
 /* Computes one panel for up to 32 rows. The accumulators stay in tiles over all of K. */
@@ -135,6 +136,8 @@ static void multiply_panel(const Gemm *g, const Layout *layout, const ThreadBuff
     const RowLayout *x = &layout->x;
     if (layout->few_rows)
         multiply_few_rows(g, buffers, panel);
+    else if (multiplies_integers(g))
+        multiply_integers(g, buffers, row, rows, panel);
     else if (g->weight->kind == PLAIN)
         is_many(g) ? multiply_blocked(g, x, buffers, row, rows, panel) : multiply_streamed(g, x, buffers, panel);
     else
