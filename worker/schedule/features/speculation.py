@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
 INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
 
-INITIAL_ACCEPTANCE = 0.5  # the acceptance rate that is assumed before the first draft
-LEARNING_RATE = 1 / 4  # how far one accepted or rejected draft moves the rate
+MARGIN = 1.2  # a draft must pay so many times its cost, since both are estimates, and the best of many is too good
+INITIAL_ACCEPTANCE = 0.2  # the acceptance rate that is assumed before the first draft
+LEARNING_RATE = 1 / 8  # how far one accepted or rejected draft moves the rate
 RECOVERY_RATE = 1 / 2048  # how far a step without a worthwhile draft moves the rate back, to try drafts again
 
 
@@ -72,7 +73,7 @@ class Speculation:
         free = self._rows - sum([chunk.length for chunk in decodes])
         if free <= 0:
             return decodes
-        cost = row_cost * len(decodes)  # the step yields one token per decode; an accepted draft adds one
+        cost = MARGIN * row_cost * len(decodes)  # the step yields a token per decode; an accepted draft adds one
         extended = []
         for left, chunk in zip(range(len(decodes), 0, -1), decodes, strict=True):
             limit = min(free // left, self._limit(chunk)) if chunk.samples else 0
@@ -152,12 +153,13 @@ class NgramDrafter:
 
     def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
         for index in self._indexes:
-            count = index.draft_length(limit, cost, repeats)
-            position = index.find(tokens) if count else None
-            if position is not None:
+            position = index.find(tokens)
+            count = index.draft_length(limit, cost, repeats) if position is not None else 0
+            if position is not None and count:
                 self._last = index
                 following = tokens[position : position + count]
                 return tuple((following * count)[:count])  # if the text that follows is too short, it is repeated
+            index.watch(len(tokens), position)
         return ()
 
     def record(self, drafted: int, accepted: int) -> None:
@@ -201,14 +203,27 @@ class NgramIndex(Acceptance):
     def __init__(self, length: int) -> None:
         super().__init__()
         self._length = length
+        self._watched: tuple[int, int] | None = None  # what watch() noted last
         self._next = length  # the next position to be indexed
         self._after: dict[tuple[int, ...], int] = {}  # n-gram → the position after it
+
+    def watch(self, place: int, position: int | None) -> None:
+        """Notes a proposal that is not drafted: that the token at `place`, the next one, is the one at `position`.
+
+        Whether it is right is then known for nothing, and drafts begin when proposals have become right.
+        """
+        self._watched = None if position is None else (place, position)
 
     def find(self, tokens: list[int]) -> int | None:
         """Returns the position after the previous occurrence of the last n-gram of `tokens`, or None.
 
         Between calls, `tokens` may only grow.
         """
+        if self._watched is not None and self._watched[0] < len(tokens):
+            place, position = self._watched
+            right = tokens[place] == tokens[position]
+            self.record(int(right), rejected=not right)
+            self._watched = None
         length = self._length
         for position in range(self._next, min(len(tokens), self._next + INDEXED_PER_STEP)):
             self._after[tuple(tokens[position - length : position])] = position
