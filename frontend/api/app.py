@@ -29,7 +29,9 @@ from frontend.api.many.routes import load_model, unload_model
 from frontend.api.model_context import ModelContext
 from frontend.api.model_table import ModelTable
 from frontend.api.openai import responses
-from frontend.api.openai.chat_input import TemplateRequest
+from frontend.api.openai.chat_input import ChatRequest, TemplateRequest
+from frontend.api.openai.completions_input import CompletionRequest
+from frontend.api.openai.render import render_chat, render_completion
 from frontend.api.openai.responses_input import ResponseCountRequest
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.routes import reports
@@ -90,6 +92,8 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/tokenize", answering(AnyTokenizeRequest, any_tokenize)),
     ("POST", "/detokenize", answering(tokenize.DetokenizeRequest, tokenize.detokenize)),
     *(("POST", path, generate) for path in API_FORMATS),
+    ("POST", "/v1/completions/render", answering(CompletionRequest, render_completion)),
+    ("POST", "/v1/chat/completions/render", answering(ChatRequest, render_chat)),
     ("POST", "/invocations", invocations),
     ("GET", "/api/tags", reports.ollama_tags),
     ("GET", "/api/ps", reports.ollama_processes),
