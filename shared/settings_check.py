@@ -36,6 +36,8 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
     _check_hosts(settings.frontend)
     if settings.frontend.record_text and not settings.frontend.record:
         raise ConfigError("--record-text needs --record FILE")
+    if settings.frontend.objectives and not settings.frontend.gateway_headers:
+        raise ConfigError("--objectives has no effect without --gateway-headers")
     if settings.worker.tensor_parallel_size > 1:
         _check_ranks(settings)
     for rule in (_static, _contiguous, _chunks, _target, _budget, _speculation, _stopping, _ports, _kv_events):

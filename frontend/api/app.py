@@ -45,6 +45,7 @@ from frontend.observability.hooks import EndHooks, end_hooks
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.server import playground
 from frontend.server.auth import ApiKeys
+from frontend.server.gateway import admission_of
 from frontend.server.hosts import Hosts
 from frontend.server.middleware import RequestMiddleware
 from frontend.server.origins import Origins
@@ -113,7 +114,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
 def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMetrics) -> Starlette:
     """Creates the ASGI application; its lifespan starts and closes the pools of `models`, which are `app.state.models`.
 
-    Raises ConfigError if the file of API keys, or that of the key for receipts, cannot be used.
+    Raises ConfigError if the file of API keys, or that of the key for receipts, cannot be used; and for --objectives.
     """
     ended = end_hooks(config, metrics)
     state = AppState(config, models, metrics, Signer.load(config.receipt_key))
@@ -123,6 +124,7 @@ def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMe
         keys=ApiKeys(config.api_keys, words(config.api_key)),
         hosts=Hosts.of(config),
         origins=Origins(origins),
+        admission=admission_of(config),
         envelope=partial(error_format, config=config),
         rejected=metrics.rejected,
         ended=ended,
