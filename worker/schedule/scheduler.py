@@ -99,8 +99,7 @@ class Scheduler:
 
     def reset_prefix_cache(self, nonce: int) -> None:
         """Empties the prefix cache; the status then has the nonce."""
-        if self.state.paging.prefix is not None:
-            self.state.paging.prefix.clear()
+        self.state.paging.clear_prefixes()
         self._prefix_cache_reset = nonce
 
     # Sequences come and go
