@@ -26,6 +26,7 @@ from worker.engine.requests import RequestTable
 from worker.engine.status import StatusReporter
 from worker.engine.validation import no_pictures
 from worker.model.device import threads_of
+from worker.observability.draft_metrics import DraftCollector
 from worker.observability.metrics import Metrics
 from worker.schedule.sequence import Sequence
 from worker.transport.server import Identity, WireServer
@@ -94,6 +95,8 @@ def _serve(
     server.step_progress = lambda: engine.runner.layers_started
     reporter.engine, reporter.metrics = engine, metrics
     reporter.heartbeat.phase = Phase.SERVING
+    if engine.scheduler.speculation is not None:
+        metrics.collectors.append(DraftCollector(settings.frontend.metrics_prefix, engine.scheduler.speculation))
     if settings.worker.worker_metrics_port:
         _serve_metrics(metrics, server, settings)
     server.identity = Identity(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from worker.schedule.features.waiting_drafts import Proposer
 
 NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
+MOST_DRAFTS = TILE - 1  # of one sequence in a step: a row is for the token that they follow
 INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
 
 MARGIN = 1.2  # a draft must pay so many times its cost, since both are estimates, and the best of many is too good
@@ -58,6 +59,8 @@ class Speculation:
         self.proposer: Proposer | None = None  # a draft model, if there is one
         self.draft_tokens = 0
         self.accepted_tokens = 0
+        self.drafted_at = [0] * MOST_DRAFTS  # by the position in the drafts of a step
+        self.accepted_at = [0] * MOST_DRAFTS
         self.drafters: dict[Sequence, Drafter] = {}  # of each sequence that has had a draft, until it leaves
         self._config = config
         self._rows = min(TILE, config.max_step_tokens)
@@ -90,6 +93,9 @@ class Speculation:
     def record(self, chunk: Chunk, accepted: int) -> None:
         self.draft_tokens += len(chunk.drafts)
         self.accepted_tokens += accepted
+        for at in range(len(chunk.drafts)):
+            self.drafted_at[at] += 1
+            self.accepted_at[at] += at < accepted
         if chunk.sequence in self.drafters:
             self.drafters[chunk.sequence].record(len(chunk.drafts), accepted)
 
@@ -141,7 +147,7 @@ class Speculation:
             return 0
         length, config = len(sequence.tokens), self._config
         tokens = min(sequence.sampling.max_tokens - sequence.output_len, config.max_seq_len - length) - 1
-        most = config.max_draft_tokens if sequence.prediction is None else TILE - 1
+        most = config.max_draft_tokens if sequence.prediction is None else MOST_DRAFTS
         checkpoint = 0 if self._states is None else self._states.next_checkpoint(sequence, chunk.start)
         if checkpoint:
             most = min(most, checkpoint - length)
