@@ -2,8 +2,12 @@
 
 A picture is encoded alone, and by operations that give a row the same bits with any number of threads. So its vectors
 depend on nothing but its pixels.
+
+It is encoded in pieces, so that a worker can compute steps between them: some rows of a layer are a piece. Their bits
+do not depend on how the rows are divided.
 """
 
+from collections.abc import Generator
 from ctypes import c_uint64
 from dataclasses import dataclass
 
@@ -13,11 +17,14 @@ from torch import Tensor
 from shared.messages import Picture
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import Operations
-from worker.vision.attention import attend_all
+from worker.vision.attention import Queries
 from worker.vision.connectors import CONNECTORS, ConnectorWeights
 from worker.vision.positions import rotary_tables, stretched
 from worker.vision.preprocess import level_table, patches_of
 from worker.vision.spec import VisionSpec
+
+ROWS = 512  # patches of a piece
+ATTENTION_COST = 3  # of a multiplication of attention, in those of a linear: measured with AMX, where linears are fast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,16 @@ class Encoder:
     @torch.inference_mode()
     def encode(self, picture: Picture) -> Tensor:
         """Returns the vectors of a picture, [tokens, text_size], and beside them those of deepstack, as wide each."""
+        pieces = self.pieces(picture)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as done:
+                found: Tensor = done.value
+                return found
+
+    def pieces(self, picture: Picture) -> Generator[int, None, Tensor]:
+        """Encodes a picture, and yields after each piece its cost in multiplications. Returns what encode does."""
         spec, weights, do = self.spec, self.weights, self._do
         rows, columns = spec.grid_of(picture.height, picture.width)
         positions, tables = weights.positions, None
@@ -66,19 +83,38 @@ class Encoder:
             tables = rotary_tables(rows, columns, head, spec.rotary_theta, positions.device)
         x = do.linear(patches_of(picture, spec, self._table), weights.patches) + positions  # [N, H]
         h = do.rms_norm(x, weights.layers[0].before_attention, spec.norm_eps)
+        yield x.numel() * spec.patch_width
         norms = [*(layer.before_attention for layer in weights.layers[1:]), weights.norm]
         stack = dict(zip(spec.deepstack, weights.deepstack, strict=True))
         more = []
         for index, (layer, norm) in enumerate(zip(weights.layers, norms, strict=True)):
             self._started.value += 1
-            h = attend_all(do.linear(h, layer.qkv), spec.heads, do, tables)
-            h, x = do.linear_add_norm(h, layer.o, x, layer.before_mlp, spec.norm_eps)
-            h = do.activate(do.linear(h, layer.up), spec.activation)
-            h, x = do.linear_add_norm(h, layer.down, x, norm, spec.norm_eps)
+            h, x = yield from self._layer(layer, norm, h, x, tables)
             if index in stack:
                 more.append(self._connected(x, stack[index], picture))
         first = self._connected(h, weights.connector, picture)
         return torch.cat([first, *more], dim=1) if more else first
+
+    def _layer(
+        self, layer: EncoderLayer, norm: Tensor, h: Tensor, x: Tensor, tables: tuple[Tensor, Tensor] | None
+    ) -> Generator[int, None, tuple[Tensor, Tensor]]:
+        """Returns the normed rows for the next layer and the residual stream. h, x: the same of this layer, [N, H]"""
+        spec, do, eps = self.spec, self._do, self.spec.norm_eps
+        parts = [slice(first, min(first + ROWS, len(h))) for first in range(0, len(h), ROWS)]
+        qkv = []
+        for part in parts:
+            qkv.append(do.linear(h[part], layer.qkv))
+            yield 3 * h[part].numel() * spec.hidden_size
+        queries = Queries.of(torch.cat(qkv), spec.heads, do, tables)
+        normed, streams = [], []
+        for part in parts:
+            mixed, stream = do.linear_add_norm(queries.attend(part, do), layer.o, x[part], layer.before_mlp, eps)
+            wide = do.activate(do.linear(mixed, layer.up), spec.activation)
+            mixed, stream = do.linear_add_norm(wide, layer.down, stream, norm, eps)
+            normed.append(mixed)
+            streams.append(stream)
+            yield stream.numel() * (2 * ATTENTION_COST * len(h) + spec.hidden_size + 2 * spec.intermediate_size)
+        return torch.cat(normed), torch.cat(streams)
 
     def _connected(self, x: Tensor, connector: ConnectorWeights, picture: Picture) -> Tensor:
         spec = self.spec

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.vision.families import vision_spec
+from worker.vision.checkpoint.families import vision_spec
 
 SMOLVLM_256M: dict[str, Any] = {  # says only what is not a default of its class
     "model_type": "smolvlm", "scale_factor": 4, "image_token_id": 49190,

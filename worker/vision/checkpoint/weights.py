@@ -5,6 +5,7 @@ The tower is found by its patch embedding, and the connector by its projections:
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
+from math import prod
 from pathlib import Path
 
 import torch
@@ -15,9 +16,9 @@ from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.model.checkpoint.expected_tensors import check_tensors
 from worker.model.checkpoint.stored_weight import PlainWeight, Shape, StoredTensors, WeightSource
 from worker.model.source import open_source
+from worker.vision.checkpoint.names import NAMES, SOFT_NORM
 from worker.vision.connectors import ConnectorWeights
 from worker.vision.encoder import EncoderLayer, EncoderWeights
-from worker.vision.names import NAMES, SOFT_NORM
 from worker.vision.spec import VisionSpec
 
 Read = Callable[[str], Tensor]
@@ -29,8 +30,20 @@ def load_tower(folder: Path, spec: VisionSpec, dtype: torch.dtype, device: torch
     Raises CheckpointError when a tensor is missing, misshaped or stored in few bits, or a file is broken.
     """
     with closing(open_source(folder, None)) as source:
-        prefix = _before(source.tensors, NAMES[spec.connector].patches + ".weight")
-        return None if prefix is None else _Loader(source, spec, prefix, dtype, device).load()
+        found = _loader(source, spec, dtype, device)
+        return None if found is None else found.load()
+
+
+def tower_bytes(folder: Path, spec: VisionSpec, dtype: torch.dtype) -> int:
+    """Returns how many bytes the tower takes in memory; 0 if the checkpoint has none. Raises as load_tower does."""
+    with closing(open_source(folder, None)) as source:
+        found = _loader(source, spec, dtype, torch.device("cpu"))
+        return 0 if found is None else found.nbytes
+
+
+def _loader(source: WeightSource, spec: VisionSpec, dtype: torch.dtype, device: torch.device) -> "_Loader | None":
+    prefix = _before(source.tensors, NAMES[spec.connector].patches + ".weight")
+    return None if prefix is None else _Loader(source, spec, prefix, dtype, device)
 
 
 def _before(tensors: StoredTensors, ending: str) -> str | None:
@@ -72,6 +85,10 @@ class _Loader:
             connector=self._connector(self._projections, read),
             deepstack=[self._connector(names, read, norm) for norm, *names in self._stacked()],
         )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(prod(shape) for shape in self._shapes().values()) * self._dtype.itemsize
 
     def _shapes(self) -> dict[str, Shape]:
         spec, prefix, names = self._spec, self._prefix, self._names
