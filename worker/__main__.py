@@ -33,6 +33,7 @@ from worker.transport.server import Identity, WireServer
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
     from worker.adapters.store import AdapterStore
+    from worker.kv_events.publisher import KvEventPublisher
 
 log = logging.getLogger("sluice.worker")
 
@@ -101,6 +102,7 @@ def _serve(
     server.identity = Identity(
         server.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits, engine.fingerprint
     )
+    events = _kv_events(settings, engine)
     log.info("ready: %s", settings.model.name)
     gc.collect()
     gc.freeze()  # torch's modules and the model live until the process exits: no step shall pause to scan them
@@ -110,6 +112,8 @@ def _serve(
     deadline = time.monotonic() + settings.worker.drain_timeout
     loop.run(lambda: not engine.scheduler.has_work or time.monotonic() > deadline)
     engine.compiler.close()
+    if events is not None:
+        events.close()
     request_table.end_all(Outcome.SHUTDOWN, time.monotonic(), "the server shut down before this was done")
     request_table.publish(server, time.monotonic())
 
@@ -154,6 +158,15 @@ def _between_steps(
         engine.runner.vision, engine.scheduler, token_cost(engine.spec), request_table.crash_journal.record_step,
         partial(request_table.publish, server, 0.0), engine.runner.check_device, loop.fail,
     )  # fmt: skip
+
+
+def _kv_events(settings: Settings, engine: Engine) -> "KvEventPublisher | None":
+    """Returns what publishes the pages of the prefix cache; None if the settings name no endpoint."""
+    if not settings.worker.kv_events_endpoint:
+        return None
+    from worker.kv_events.start import start
+
+    return start(settings, engine.scheduler.state.paging)
 
 
 def _serve_metrics(metrics: Metrics, server: WireServer, settings: Settings) -> None:
