@@ -4,6 +4,7 @@ spec            what a vision tower is, as data
 checkpoint      loads the tower of a checkpoint
 preprocess      pixels as the encoder reads them
 attention       attention among all patches of a picture, by the paged kernels
+windows         patches that see those of their window alone
 positions       where a patch is in its picture
 rotary          M-RoPE: the three positions of tokens
 encoder         the forward of a tower, in pieces

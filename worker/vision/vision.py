@@ -43,7 +43,10 @@ class Vision:
         rope_width: int = 0,
     ) -> None:
         """started: counts the layers of all pictures. rope_width: columns of the text model's rotary table."""
-        self.components = None if spec.sections is None else torch.tensor(components(spec.sections, rope_width))
+        self.components = None
+        if spec.sections is not None:
+            columns = components(spec.sections, rope_width, alternate=spec.sections_alternate)
+            self.components = torch.tensor(columns)
         self.spec = spec
         self.encoded = self.hits = 0  # pictures
         self.seconds = 0.0  # spent encoding

@@ -15,6 +15,8 @@ from transformers import (
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
@@ -122,7 +124,22 @@ def _qwen3_vl(**changes: Any) -> PreTrainedModel:
     return Qwen3VLForConditionalGeneration(config)
 
 
+def _qwen2_5_vl(**changes: Any) -> PreTrainedModel:
+    vision = {
+        "depth": 4, "hidden_size": 48, "num_heads": 3, "intermediate_size": 80, "patch_size": 4, "out_hidden_size": 64,
+        "initializer_range": 0.2, "window_size": 18, "fullatt_block_indexes": [1, 3], **changes,  # windows of 2 squares
+    }  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+    text = {**TEXT, "rope_parameters": rope, "model_type": "qwen2_5_vl_text"}
+    config = Qwen2_5_VLConfig(
+        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=6, vision_start_token_id=3,
+        vision_end_token_id=4, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Qwen2_5_VLForConditionalGeneration(config)
+
+
 MODELS = {
+    "qwen2_5_vl": _qwen2_5_vl,
     "idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3, "qwen3_5": _qwen3_5, "qwen3_vl": _qwen3_vl,
 }  # fmt: skip
 SQUARES = [(3, 2), (2, 5), (1, 4)]  # rows and columns of tokens, where pictures may have any size
