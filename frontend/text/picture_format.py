@@ -119,7 +119,7 @@ def _qwen2_5(config: Config, vision: Config, processor: Config, named: Mapping[s
 
 FORMATS: Mapping[str, Callable[[Config, Config, Config, Mapping[str, str]], PictureFormat]] = {
     "gemma3": _gemma3, "idefics3": _idefics3, "qwen2_5_vl": _qwen2_5, "qwen3_5": _qwen, "qwen3_5_moe": _qwen,
-    "qwen3_vl": _qwen, "smolvlm": _idefics3,
+    "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen, "smolvlm": _idefics3,
 }  # fmt: skip
 
 

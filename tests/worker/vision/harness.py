@@ -21,6 +21,8 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
@@ -124,6 +126,18 @@ def _qwen3_vl(**changes: Any) -> PreTrainedModel:
     return Qwen3VLForConditionalGeneration(config)
 
 
+def _qwen3_vl_moe(**changes: Any) -> PreTrainedModel:
+    dense = _qwen3_vl(**changes).config
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "mlp_only_layers": [1]}
+    text = {**dense.text_config.to_dict(), **experts, "model_type": "qwen3_vl_moe_text"}
+    vision = {**dense.vision_config.to_dict(), "model_type": "qwen3_vl_moe_vision"}
+    config = Qwen3VLMoeConfig(
+        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=6, vision_start_token_id=3,
+        vision_end_token_id=4, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Qwen3VLMoeForConditionalGeneration(config)
+
+
 def _qwen2_5_vl(**changes: Any) -> PreTrainedModel:
     vision = {
         "depth": 4, "hidden_size": 48, "num_heads": 3, "intermediate_size": 80, "patch_size": 4, "out_hidden_size": 64,
@@ -140,6 +154,7 @@ def _qwen2_5_vl(**changes: Any) -> PreTrainedModel:
 
 MODELS = {
     "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_vl_moe": _qwen3_vl_moe,
     "idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3, "qwen3_5": _qwen3_5, "qwen3_vl": _qwen3_vl,
 }  # fmt: skip
 SQUARES = [(3, 2), (2, 5), (1, 4)]  # rows and columns of tokens, where pictures may have any size

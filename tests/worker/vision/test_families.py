@@ -59,9 +59,8 @@ def test_sizes_of_published_models(tmp_path: Path) -> None:
 
 
 def test_text_of_qwen2_5_vl_rotates_as_other_text_does() -> None:
-    spec = spec_from_config(
-        {**QWEN2_5_VL_7B, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4}
-    )
+    sizes = {"intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4}
+    spec = spec_from_config({**QWEN2_5_VL_7B, **sizes})
     assert spec.ropes[0].kind == "default" and spec.qkv_bias and (spec.hidden_size, len(spec.layers)) == (3584, 28)
 
 

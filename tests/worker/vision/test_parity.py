@@ -1,10 +1,12 @@
 """Answers about pictures are those of transformers, given the same pixels."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from shared.messages import Picture
 from tests.worker.vision.harness import (
@@ -59,6 +61,19 @@ def test_answer_has_the_log_probabilities_of_transformers(kind: str, towers: dic
     others = [*shown[:-1], inverted(shown[-1])]
     changed = Bench(one).answers(Asked(prompt, others, NEW))[0][1]
     assert max(abs(a - b) for a, b in zip(changed, logprobs, strict=True)) > 0.1, "the last picture matters"
+
+
+def test_experts_of_qwen3_vl_moe_are_read_as_published_and_as_saved_by_transformers(
+    towers: dict[str, Path], tmp_path: Path
+) -> None:
+    published = Path(shutil.copytree(towers["qwen3_vl_moe"], tmp_path / "published"))
+    stored = load_file(published / "model.safetensors")
+    turned = {name: tensor.mT.contiguous() for name, tensor in stored.items() if ".experts." in name}
+    assert len(turned) == 4, "gate and up, and down, of two layers"
+    save_file({**stored, **turned}, published / "model.safetensors")
+    one = served(towers["qwen3_vl_moe"])
+    asked = Asked(*prompt_with(1, one.vision.spec), 8)
+    assert Bench(Served.of(published)).answers(asked) == Bench(one).answers(asked)
 
 
 def test_patches_see_those_of_their_window_alone_in_most_layers_of_qwen2_5_vl(towers: dict[str, Path]) -> None:

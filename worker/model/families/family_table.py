@@ -129,6 +129,10 @@ FAMILIES: Mapping[str, Family] = {
         QWEN3_MOE, layer_types=window_everywhere_if_used, qk_norm=True,
         experts=FamilyExperts("moe_intermediate_size", None, sparse_by_step),
     ),
+    "qwen3_vl_moe_text": Family(
+        {**QWEN3_MOE, "head_dim": 128}, qk_norm=True,
+        experts=FamilyExperts("moe_intermediate_size", True, sparse_by_step, transposed=True),
+    ),
     "qwen3_5_text": Family(
         QWEN3_5, layer_types=full_every_nth, partial_rotary=True, norm_offset=True, qk_norm=True,
         recurrence=DELTA_RULE, attention_gate=True,

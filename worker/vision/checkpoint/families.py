@@ -107,6 +107,7 @@ FAMILIES: Mapping[str, VisionFamily] = {  # by the model_type of config.json
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": QWEN3_5,
     "qwen3_vl": QWEN3_VL,
+    "qwen3_vl_moe": QWEN3_VL,
     "smolvlm": IDEFICS3,
 }
 
