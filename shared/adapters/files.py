@@ -46,7 +46,7 @@ def read_files(location: str) -> AdapterFiles:
     if path.suffix.lower() == GGUF and not path.is_dir():
         return AdapterFiles(None, _read(path, MAX_WEIGHTS_BYTES))
     if not path.is_dir():
-        raise AdapterError(f"{location} is neither a folder with {CONFIG} and {WEIGHTS} nor a {GGUF} file")
+        raise AdapterError(f"{location} is not a folder with {CONFIG} and {WEIGHTS}, nor a {GGUF} file")
     if not (path / WEIGHTS).exists() and (path / PICKLED).exists():
         raise AdapterError(
             f"{path / PICKLED} is a pickle, which may run any program when it is read: save it as {WEIGHTS}"

@@ -22,7 +22,7 @@ def test_hash_depends_on_both_files_and_on_where_one_ends(tmp_path: Path) -> Non
 
 
 def test_folders_that_are_no_adapters_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AdapterError, match="nowhere is neither a folder"):
+    with pytest.raises(AdapterError, match="nowhere is not a folder"):
         read_files(str(tmp_path / "nowhere"))
     with pytest.raises(AdapterError, match=r"adapter_config\.json is missing"):
         read_files(str(tmp_path))

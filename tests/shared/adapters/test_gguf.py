@@ -37,7 +37,7 @@ def made(fields: dict[str, Any] | None = None, tensors: dict[str, Any] | None = 
     for name, (shape, kind) in entries.items():
         header += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape[::-1], kind, offset)
         offset += 256
-    return header + bytes(-len(header) % given.get("general.alignment", 32)) + bytes(offset)
+    return header + bytes(-len(header) % (given.get("general.alignment") or 32)) + bytes(offset)
 
 
 def read(content: bytes, max_rank: int = 0) -> GgufAdapter:
