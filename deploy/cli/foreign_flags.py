@@ -123,7 +123,7 @@ FOREIGN = (
         vllm="--runner --convert", sglang="--is-embedding", llama_cpp="--embedding --embeddings --reranking --rerank",
     ),
     Foreign(
-        "use --lora-modules NAME=PATH ... with folders of PEFT, --max-loras and --max-cpu-loras",
+        "use --lora-modules NAME=PATH ... with folders of PEFT or GGUF files, --max-loras and --max-cpu-loras",
         sglang="--lora-paths --max-loras-per-batch --max-loaded-loras", llama_cpp="--lora",
     ),
     Foreign(
