@@ -14,6 +14,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from tests.e2e.server import free_port
+
 ROOT = Path(__file__).parents[2]
 OUTCOMES = ("passed", "failed", "not offered", "own model", "skipped")
 
@@ -30,8 +32,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         results = asked.json.resolve() if asked.json else Path(folder) / "results.json"
         command = [sys.executable, "-m", "pytest", "-p", "tests.llama_cpp.plugin", "-p", "no:cacheprovider"]
-        command += ["-q", "-rf", "--tb=short", "--rootdir", str(tests), "-c", str(tests / "pytest.ini"), "-m", "not slow"]
+        command += [
+            "-q",
+            "-rf",
+            "--tb=short",
+            "--rootdir",
+            str(tests),
+            "-c",
+            str(tests / "pytest.ini"),
+            "-m",
+            "not slow",
+        ]
         places = {"PYTHONPATH": str(ROOT), "SLUICE_TEST_RESULTS": str(results), "SLUICE_TEST_STAND_INS": folder}
+        places["PORT"] = str(free_port())
         subprocess.run([*command, *asked.pytest, *more], cwd=tests, env=os.environ | places, check=False)
         if not results.exists():
             return 1  # pytest has said why

@@ -48,7 +48,8 @@ def read(arguments: Sequence[str]) -> CommandLine:
 def serve_arguments(line: CommandLine, models: Mapping[str, Path], working: Path) -> list[str]:
     """Returns the arguments of `sluice serve`.
 
-    models: a file or repository of a hub -> its stand-in; working: the folder that llama-server's relative paths start from.
+    models: a file or repository of a hub -> its stand-in; working: the folder that relative paths start from
+
     Raises:
         NotOffered: for a model without a stand-in, and for values that Sluice does not have
     """

@@ -12,15 +12,18 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
 import httpx
 import pytest
+import torch
 
+from tests.checkpoints import EOS, KINDS, build
 from tests.embedders import embedder, reranker
 from tests.llama_cpp.command_line import NotOffered, read, serve_arguments
 from tests.llama_cpp.unmet import NOT_OFFERED, OWN_MODEL
@@ -42,7 +45,7 @@ class Servers:
         self._arguments: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
 
-    def Popen(self, command: list[str], **_: Any) -> "Shared":  # noqa: N802, the name in `subprocess`
+    def Popen(self, command: list[str], **_: Any) -> "Shared":
         try:
             arguments = serve_arguments(read(command[1:]), self.models, Path.cwd())
         except NotOffered as missing:
@@ -76,7 +79,6 @@ class Servers:
             time.sleep(0.05)
 
 
-
 class Shared:
     """A server as a test sees its process: when the test ends it, it goes on for the next one."""
 
@@ -95,14 +97,31 @@ class Shared:
 
 def stand_ins(folder: Path) -> dict[str, Path]:
     """Returns a folder for each file or repository that the tests name."""
-    demo = ROOT / "deploy/demo/model"
+    talker = endless(folder / "talker")
     return {
-        "ggml-org/test-model-stories260K": demo,
-        "ggml-org/test-model-stories260K-infill": demo,
+        "ggml-org/test-model-stories260K": talker,
+        "ggml-org/test-model-stories260K-infill": talker,
         "bert-bge-small/ggml-model-f16.gguf": embedder(folder / "embedder"),
         "jina-reranker-v1-tiny-en/ggml-model-f16.gguf": reranker(folder / "reranker"),
-        "": demo,  # a router, which loads what a request names
+        "": talker,  # a router, which loads what a request names
     }
+
+
+def endless(folder: Path) -> Path:
+    """Writes a random model that goes on for ever, as the tests' own does: tokens that are no whole
+    characters, and the token that would end an answer, have a logit of 0, far below the largest.
+    """
+    model, tokenizer = build("llama"), KINDS["llama"].tokenizer()
+    head = model.get_output_embeddings().weight
+    words = [id for id in range(EOS + 1, len(head)) if tokenizer.decode([id]).isprintable()]
+    with torch.no_grad():
+        plain = head[words] * 3
+        head.zero_()
+        head[words] = plain
+    model.config.max_position_embeddings = 8192
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 _results: dict[str, dict[str, str]] = {}
@@ -125,6 +144,31 @@ def pytest_collection(session: pytest.Session) -> None:
     utils.subprocess = _servers[0]
     utils.match_regex = lambda regex, text: isinstance(text, str)
     utils.ServerPreset.load_all = staticmethod(lambda: None)
+    for name in ("make_request", "make_stream_request"):
+        setattr(utils.ServerProcess, name, adapted(getattr(utils.ServerProcess, name)))
+
+
+def adapted(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that sends a request with the seed and the temperature of the server's flags, which Sluice
+    does not have, and puts a b before the name of the build, which the tests expect there.
+    """
+
+    def renamed(body: Any) -> Any:
+        if isinstance(body, dict) and "system_fingerprint" in body:
+            body["system_fingerprint"] = f"b-{body['system_fingerprint']}"
+        return body
+
+    @wraps(ask)
+    def asking(server: Any, method: str, path: str, data: Any = None, *more: Any, **named: Any) -> Any:
+        if isinstance(data, dict) and path.endswith(("completion", "completions", "infill")):
+            data = {"seed": server.seed, "temperature": server.temperature, **data}
+        answer = ask(server, method, path, data, *more, **named)
+        if isinstance(answer, Iterator):
+            return map(renamed, answer)
+        renamed(answer.body)
+        return answer
+
+    return asking
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""Tests of llama.cpp that cannot pass here, with the reason: a file, a test of it, or one case of a test."""
+"""Tests of llama.cpp that cannot pass here, with the reason: a file, or a test with all of its cases."""
 
 NOT_OFFERED: dict[str, str] = {
     "test_mcp_servers.py": "the server starts no programs for its clients",
@@ -9,5 +9,42 @@ NOT_OFFERED: dict[str, str] = {
     "test_slot_save.py": "the prefix cache takes the place of saved slots",
     "test_stream.py": "streams are not kept for clients that come back",
     "test_kv_keep_only_active.py": "there are no slots that keep K/V",
+    "test_compat_gcp.py": "/predict of Vertex AI is not there",
+    "test_basic.py::test_server_slots": "/slots cannot be switched off",
+    "test_chat_completion.py::test_context_size_exceeded": "OpenAI's `type` stays",
+    "test_chat_completion.py::test_context_size_exceeded_stream": "the same",
+    "test_chat_completion.py::test_return_progress": "progress is told once, when the prompt is computed",
+    "test_chat_completion.py::test_verbose_debug": "a response has no `__verbose`",
+    "test_compat_anthropic.py::test_anthropic_empty_messages": "refused, as Anthropic does",
+    "test_compat_anthropic.py::test_anthropic_tool_result_with_image": "refused with 400 instead of 500",
+    "test_compat_anthropic.py::test_anthropic_vision_format_accepted": "refused with 400 instead of 500",
+    "test_ctx_shift.py::test_ctx_shift_disabled_stream": "/v1/completions refuses `n_predict`, as all unknown fields",
+    "test_embedding.py::test_embedding_error_prompt_too_long": "the same refusal, in other words",
+    "test_embedding.py::test_embedding_pooling_none": "one vector for each text, never one for each token",
+    "test_embedding.py::test_embedding_pooling_none_oai": "--pooling is the checkpoint's",
+    "test_metrics.py::test_metrics_disabled": "/metrics cannot be switched off",
+    "test_metrics.py::test_metrics_embedding_prompt_is_counted": "metrics have other names",
+    "test_metrics.py::test_metrics_predicted_total_matches_requests": "metrics have other names",
+    "test_metrics.py::test_metrics_prometheus_format": "metrics have other names",
+    "test_metrics.py::test_metrics_prompt_processed_and_cached": "metrics have other names",
+    "test_metrics.py::test_metrics_timings_on_prompt_progress": "progress is told once, when the prompt is computed",
+    "test_security.py::test_access_static_assets_without_api_key": "the page is another one",
+    "test_security.py::test_cors_options": "pages of other sites are refused without --cors-origins",
+    "test_security.py::test_cors_origins_localhost_reflects": "--cors-origins has no word for all of this machine",
+    "test_security.py::test_cors_origins_localhost_rejects": "pages of other sites are refused with 403",
 }
-OWN_MODEL: dict[str, str] = {}
+OWN_MODEL: dict[str, str] = {
+    "test_basic.py::test_server_props": "the name of its file",
+    "test_chat_completion.py::test_chat_completion_cached_tokens": "how many tokens its prompts share",
+    "test_chat_completion.py::test_chat_completion_with_openai_library": "the name of llama.cpp's build",
+    "test_completion.py::test_completion_prompt_cache": "how many tokens its prompts have",
+    "test_completion.py::test_completion_response_fields": "its token at the beginning of a text",
+    "test_completion.py::test_completion_with_openai_library": "the name of llama.cpp's build",
+    "test_embedding.py::test_embedding_multiple_with_fa": "how many tokens its prompts have",
+    "test_embedding.py::test_embedding_usage_multiple": "how many tokens its prompts have",
+    "test_infill.py::test_infill_with_input_extra": "its tokens for filling in the middle",
+    "test_infill.py::test_infill_without_input_extra": "its tokens for filling in the middle",
+    "test_rerank.py::test_rerank": "which document is the most relevant",
+    "test_rerank.py::test_rerank_tei_format": "which document is the most relevant",
+    "test_tokenize.py::test_tokenize_with_bos": "its token at the beginning of a text",
+}

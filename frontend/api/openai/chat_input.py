@@ -229,7 +229,7 @@ def _thinking_arguments(
 
 
 async def chat_prompt(
-    request: ChatRequest | TokenizeRequest, functions: Sequence[Function], context: ModelContext
+    request: ChatRequest | TokenizeRequest | TemplateRequest, functions: Sequence[Function], context: ModelContext
 ) -> Prompt:
     """Returns the prompt of a request's messages. Raises BadRequest or Unprocessable."""
     return await encoded(rendered_chat(request, functions, context), context)
