@@ -120,7 +120,7 @@ def build_engine(
     worker = _with_whole_pictures(worker, loaded.tower)
     with explain_out_of_memory(loaded.gpu):
         decoder, cache, size, invariant = _fit_into_memory(loaded, model, worker, on_progress)
-    worker = _resolve_speculation(replace(worker, batch_invariant=invariant), spec, files.folder, formats, device)
+    worker = _resolve_speculation(replace(worker, batch_invariant=invariant), files.folder, formats, device)
     loads = decoder.count_loads() if worker.expert_metrics else None
     vision = _vision(loaded.tower, decoder, worker)
     runner = _ready_runner(decoder, cache, loaded, worker, size, vision, on_progress)
@@ -216,20 +216,13 @@ def _settings_on(device: torch.device, worker: WorkerConfig) -> WorkerConfig:
     return with_default_sizes(replace(worker, overlap=worker.overlap and on_gpu), on_gpu=on_gpu)
 
 
-def _resolve_speculation(
-    worker: WorkerConfig, spec: ModelSpec, folder: Path, formats: Formats, device: torch.device
-) -> WorkerConfig:
+def _resolve_speculation(worker: WorkerConfig, folder: Path, formats: Formats, device: torch.device) -> WorkerConfig:
     """Replaces --speculation auto by ngram where drafts make decoding faster, and by off elsewhere.
 
     It is off on a GPU, where steps with drafts cannot overlap and nothing is measured yet. It is off without C kernels,
     because only they give a row the same bits in any step. It is off for models that fit in the processors' caches,
-    because their steps are not memory-bound. It is off for models with recurrent layers whatever the flag says, because
-    their state after a rejected draft cannot be used. It is off wherever bits may depend on what else is in a step.
+    because their steps are not memory-bound. It is off wherever bits may depend on what else is in a step.
     """
-    if spec.recurrent:
-        if worker.speculation == "ngram":
-            log.info("--speculation ngram has no effect: %s has recurrent layers", spec.model_type)
-        return replace(worker, speculation="off")
     if not worker.batch_invariant:
         if worker.speculation == "ngram":
             log.warning("--speculation ngram has no effect: drafts could change answers on this device")

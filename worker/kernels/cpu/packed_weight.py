@@ -235,8 +235,8 @@ def _flip(code_map: CodeMap) -> int:
 def _kind(code_map: CodeMap, group: int, dtype: torch.dtype) -> int:
     """Returns the kind of numbers in weight.h, for inputs of `dtype`.
 
-    AMX multiplies four-bit codes as integers only if the sums of a group are exact in fp32, and a group is half a k-step
-    or whole ones.
+    AMX multiplies four-bit codes as integers only if the sums of a group are exact in fp32, and a group fills half a
+    k-step or whole ones.
     """
     kind = KINDS.get(code_map, TABLE)
     if kind != INTEGER or dtype != torch.bfloat16 or tier() != "amx":
