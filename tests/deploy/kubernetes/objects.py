@@ -52,9 +52,37 @@ SPECS: dict[tuple[str, str], Object] = {
             closed(
                 matches=several(closed(path=closed(type={"enum": ["Exact", "PathPrefix"]}, value=STRING))),
                 timeouts=closed(request=DURATION, backendRequest=DURATION),
-                backendRefs=several(closed(("name",), name=STRING, port=INTEGER)),
+                backendRefs=several(closed(("name",), group=STRING, kind=STRING, name=STRING, port=INTEGER)),
             )
         ),
+    ),
+    ("inference.networking.k8s.io/v1", "InferencePool"): closed(
+        ("selector", "targetPorts", "endpointPickerRef"),
+        selector=closed(("matchLabels",), matchLabels=STRINGS),
+        targetPorts=several(closed(("number",), number=INTEGER)),
+        endpointPickerRef=closed(
+            ("name",),
+            group=STRING,
+            kind=STRING,
+            name=STRING,
+            port=closed(("number",), number=INTEGER),
+            failureMode={"enum": ["FailOpen", "FailClose"]},
+        ),
+    ),
+    ("serving.kserve.io/v1alpha1", "LLMInferenceService"): closed(
+        ("model",),
+        model=closed(("uri",), uri={"type": "string", "pattern": "^(hf|s3|pvc|oci)://"}, name=STRING),
+        replicas=INTEGER,
+        router=closed(gateway=ANY, route=ANY, scheduler=ANY),
+        template=ANY,
+    ),
+    ("serving.kserve.io/v1alpha1", "ServingRuntime"): closed(
+        ("containers",),
+        supportedModelFormats=several(
+            closed(("name",), name=STRING, version=STRING, autoSelect={"type": "boolean"}, priority=INTEGER)
+        ),
+        protocolVersions=several({"enum": ["v1", "v2", "grpc-v1", "grpc-v2"]}),
+        containers=several(ANY),
     ),
     ("monitoring.coreos.com/v1", "PodMonitor"): closed(
         ("selector", "podMetricsEndpoints"),
