@@ -49,9 +49,8 @@ class Loop:
         self._server, self._stats, self._metrics = server, stats, metrics
         self._clock, self._canary_s = clock, canary_s
         self._last_computed = clock()
-        self.between_steps: Callable[[Plan], bool] | None = (
-            None  # returns whether it computed something (worker/vision)
-        )
+        # computes something between steps, and returns whether it did (worker/vision)
+        self.between_steps: Callable[[Plan], bool] | None = None
         self._in_flight: deque[InFlightStep] = deque()  # at most two, and at most one between iterations
 
     @property

@@ -3,6 +3,7 @@
 generate            the routes that generate: parse the body, start the generation, write the response
 pooling_route       the routes that answer with vectors or scores: the life of such a request
 invocations         /invocations, which goes to one of these by the body's fields
+render              vLLM's render routes: what a request would be computed with, without a worker
 verify_route        /v1/receipts/verify: the life of a check
 adapters            the routes that load and unload LoRA adapters
 reports             the routes that report: health, statistics, metrics, models, the description of the API
