@@ -48,7 +48,7 @@ class Admission:
     cache_salt: str = ""
     deadline_ms: int = 0
     priority: int = 0
-    tenant: str = ""  # the name of the request's API key
+    tenant: str = ""  # the name of the request's API key, and the fairness id of a gateway
     fingerprint: str = ""  # only workers with this fingerprint may compute it; "": any, but all sequences by the same
 
 

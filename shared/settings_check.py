@@ -20,7 +20,8 @@ from shared.config import (
     with_values,
     words,
 )
-from shared.wire.address import parse_all
+from shared.config.speculation import read_speculative_config
+from shared.wire.address import parse_all, with_port_offset
 
 
 def check(settings: Settings, explicit: Collection[str] | None = None) -> Settings:
@@ -36,9 +37,11 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
     _check_hosts(settings.frontend)
     if settings.frontend.record_text and not settings.frontend.record:
         raise ConfigError("--record-text needs --record FILE")
+    if settings.frontend.objectives and not settings.frontend.gateway_headers:
+        raise ConfigError("--objectives has no effect without --gateway-headers")
     if settings.worker.tensor_parallel_size > 1:
         _check_ranks(settings)
-    for rule in (_static, _contiguous, _chunks, _target, _budget, _speculation, _stopping, _ports):
+    for rule in (_static, _contiguous, _chunks, _target, _budget, _speculation, _stopping, _ports, _kv_events):
         settings = with_values(settings, rule(settings, explicit))
     return settings
 
@@ -181,15 +184,28 @@ def _speculation(settings: Settings, explicit: Collection[str]) -> dict[str, Any
     worker = settings.worker
     if worker.speculation == "off" and "max_draft_tokens" in explicit:
         raise ConfigError("--max-draft-tokens has no effect with --speculation off")
-    if worker.speculation != "ngram":
+    stated = _speculative_config(settings, explicit) if worker.speculative_config else {}
+    if stated.get("speculation", worker.speculation) != "ngram":
         return {}
+    flag = "--speculative-config" if stated else "--speculation ngram"
     if not worker.batch_invariant:
-        raise ConfigError("--speculation ngram needs --batch-invariant: otherwise answers would change")
+        raise ConfigError(f"{flag} needs --batch-invariant: otherwise answers would change")
     if worker.overlap and "overlap" in explicit:
-        raise ConfigError(
-            "--speculation ngram needs --no-overlap: it drafts from the last token id, which must have been read"
-        )
-    return {"overlap": False}
+        raise ConfigError(f"{flag} needs --no-overlap: it drafts from the last token id, which must have been read")
+    return {"overlap": False, **stated}
+
+
+def _speculative_config(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
+    """Returns the settings that --speculative-config states."""
+    worker = settings.worker
+    config = read_speculative_config(worker.speculative_config, worker.max_draft_tokens)
+    if worker.speculation == "off":
+        raise ConfigError("--speculative-config has no effect with --speculation off")
+    if "max_draft_tokens" in explicit and worker.max_draft_tokens != config.drafts:
+        raise ConfigError(f"--max-draft-tokens {worker.max_draft_tokens} contradicts --speculative-config")
+    if config.model and settings.worker.tensor_parallel_size > 1:
+        raise ConfigError("a draft model (--speculative-config) does not work with --tensor-parallel-size above 1")
+    return {"speculation": "ngram", "max_draft_tokens": config.drafts}
 
 
 def _stopping(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
@@ -200,6 +216,26 @@ def _stopping(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
     if "stop_timeout" in explicit and "drain_timeout" in explicit:
         raise ConfigError(f"--stop-timeout {stop:g} must be longer than --drain-timeout {drain:g}")
     return {"drain_timeout": stop * 0.75} if "stop_timeout" in explicit else {"stop_timeout": drain + 10.0}
+
+
+def _kv_events(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
+    """Checks that what publishes the pages of the prefix cache has pages to publish, and ports to do it on."""
+    worker, last = settings.worker, max(0, settings.launch.workers - 1)
+    if worker.kv_events_replay_endpoint and not worker.kv_events_endpoint:
+        raise ConfigError("--kv-events-replay-endpoint has no effect without --kv-events-endpoint")
+    if worker.kv_events_endpoint and settings.models.many:
+        raise ConfigError("--kv-events-endpoint does not work with --models and --models-dir")
+    if worker.kv_events_endpoint and not worker.prefix_cache:
+        raise ConfigError("--kv-events-endpoint needs --prefix-cache: it publishes the pages of the prefix cache")
+    if "@" in worker.kv_events_pod:
+        raise ConfigError(f"--kv-events-pod {worker.kv_events_pod!r} must not contain @, which divides the topic")
+    for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
+        if endpoint := getattr(worker, name):
+            try:
+                with_port_offset(endpoint, last)
+            except ValueError as error:
+                raise ConfigError(f"{flag_name(name)} {error}") from error
+    return {}
 
 
 def _ports(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:

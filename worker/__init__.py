@@ -8,6 +8,7 @@ follower            one of these processes
 spec                describes a model as data: sizes, norms, biases, layers
 schedule/           decides which tokens the next step computes; works on plain integers
 kv_cache/           K/V pages: owners, prefix cache, tensors, sizes
+kv_events/          tells routers outside which pages the prefix cache has
 vision/             pictures: a vision encoder, its cache, and the rows of a step that pictures replace
 run/                runs a planned step on tensors: inputs, forward, sampling, CUDA graphs
 model/              the decoder, and how it is made from a checkpoint

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,12 @@ from worker.engine.status import StatusReporter
 from worker.engine.validation import no_pictures
 from worker.model.device import threads_of
 from worker.observability.metrics import Metrics
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Plan, Sequence
 from worker.transport.server import Identity, WireServer
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
     from worker.adapters.store import AdapterStore
+    from worker.kv_events.publisher import KvEventPublisher
 
 log = logging.getLogger("sluice.worker")
 
@@ -90,6 +92,8 @@ def _serve(
     )
     canary_s = settings.worker.canary_interval
     loop = Loop(engine.scheduler, engine.runner, request_table, server, reporter.stats, metrics, canary_s=canary_s)
+    if engine.runner.vision is not None:
+        loop.between_steps = _between_steps(engine, request_table, loop, server)
     server.step_progress = lambda: engine.runner.layers_started
     reporter.engine, reporter.metrics = engine, metrics
     reporter.heartbeat.phase = Phase.SERVING
@@ -98,6 +102,7 @@ def _serve(
     server.identity = Identity(
         server.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits, engine.fingerprint
     )
+    events = _kv_events(settings, engine)
     log.info("ready: %s", settings.model.name)
     gc.collect()
     gc.freeze()  # torch's modules and the model live until the process exits: no step shall pause to scan them
@@ -107,6 +112,8 @@ def _serve(
     deadline = time.monotonic() + settings.worker.drain_timeout
     loop.run(lambda: not engine.scheduler.has_work or time.monotonic() > deadline)
     engine.compiler.close()
+    if events is not None:
+        events.close()
     request_table.end_all(Outcome.SHUTDOWN, time.monotonic(), "the server shut down before this was done")
     request_table.publish(server, time.monotonic())
 
@@ -137,7 +144,29 @@ def _pictures(settings: Settings, engine: Engine, metrics: Metrics) -> Callable[
 
     if engine.runner.vision is not None:
         metrics.collectors.append(VisionCollector(settings.frontend.metrics_prefix, engine.runner.vision))
-    return PictureAdmission(engine.tower, engine.scheduler.sequences)
+    return PictureAdmission(engine.tower, engine.scheduler.sequences, engine.runner.vision)
+
+
+def _between_steps(
+    engine: Engine, request_table: RequestTable, loop: Loop, server: WireServer
+) -> Callable[[Plan], bool]:
+    """Returns what encodes pictures between steps."""
+    from worker.vision.between_steps import BetweenSteps, token_cost
+
+    assert engine.runner.vision is not None
+    return BetweenSteps(
+        engine.runner.vision, engine.scheduler, token_cost(engine.spec), request_table.crash_journal.record_step,
+        partial(request_table.publish, server, 0.0), engine.runner.check_device, loop.fail,
+    )  # fmt: skip
+
+
+def _kv_events(settings: Settings, engine: Engine) -> "KvEventPublisher | None":
+    """Returns what publishes the pages of the prefix cache; None if the settings name no endpoint."""
+    if not settings.worker.kv_events_endpoint:
+        return None
+    from worker.kv_events.start import start
+
+    return start(settings, engine.scheduler.state.paging)
 
 
 def _serve_metrics(metrics: Metrics, server: WireServer, settings: Settings) -> None:

@@ -7,6 +7,7 @@ text                detokenizing, stop strings, encoding
 engine              prefill and decode of a loaded model, without HTTP and scheduler
 adapters            decode with LoRA adapters, as a share of the speed without
 step                what a step costs the worker outside of the model
+kv_events           what publishing K/V events costs for each page
 state_cache         prompts asked twice of a model with recurrent layers, with several spacings of checkpoints
 drafts, grammar, quantization       what these features cost or gain
 rounding            formats of few bits for quantization, rounded to nearest

@@ -36,7 +36,7 @@ HEROES = ("dog", "king", "cat", "teacher", "bird", "princess", "robot", "fisherm
 class WrongDrafter(NgramDrafter):
     """Proposes as many drafts as if every step found an earlier occurrence, all of them wrong."""
 
-    def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
         self._last.find(tokens)
         return (0,) * self._last.draft_length(limit, cost)
 

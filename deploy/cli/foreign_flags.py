@@ -131,8 +131,7 @@ FOREIGN = (
         vllm="--enable-lora", sglang="--enable-lora",
     ),
     Foreign(
-        "Sluice drafts without a second model; use --speculation ngram",
-        vllm="--speculative-config",
+        'use --speculative-config \'{"method": "draft_model", "model": PATH}\', or --speculation ngram without a model',
         sglang="--speculative-algorithm --speculative-draft-model-path",
         llama_cpp="--model-draft -md",
     ),

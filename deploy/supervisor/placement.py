@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shared.config import ConfigError, Settings, with_values
 from shared.machine import CPU_SHARE, available_bytes, usable_cores
+from shared.wire.address import with_port_offset
 
 GIB = 1 << 30
 
@@ -52,7 +53,11 @@ def place_workers(settings: Settings, gpus: Sequence[str], free_port: Callable[[
             f"worker-{i}.heartbeat",
             with_values(
                 shared,
-                {"run_dir": str(folder(settings, i)), "worker_metrics_port": free_port(port + i) if port else 0},
+                {
+                    "run_dir": str(folder(settings, i)),
+                    "worker_metrics_port": free_port(port + i) if port else 0,
+                    **_kv_events(settings, i),
+                },
             ),
             {"CUDA_VISIBLE_DEVICES": devices[i]} if devices else {},
         )
@@ -77,6 +82,13 @@ def addresses(settings: Settings) -> str:
     else:
         own = [f"ipc://{folder(settings, i)}" for i in range(count)]
     return ",".join([*own, *([external] if external else [])])
+
+
+def _kv_events(settings: Settings, index: int) -> dict[str, str]:
+    """Returns where worker `index` publishes the pages of its prefix cache."""
+    names = ("kv_events_endpoint", "kv_events_replay_endpoint")
+    given = {name: getattr(settings.worker, name) for name in names}
+    return {name: with_port_offset(endpoint, index) for name, endpoint in given.items() if endpoint}
 
 
 def _divide(settings: Settings, count: int, *, on_cpu: bool) -> Settings:

@@ -29,7 +29,9 @@ from frontend.api.many.routes import load_model, unload_model
 from frontend.api.model_context import ModelContext
 from frontend.api.model_table import ModelTable
 from frontend.api.openai import responses
-from frontend.api.openai.chat_input import TemplateRequest
+from frontend.api.openai.chat_input import ChatRequest, TemplateRequest
+from frontend.api.openai.completions_input import CompletionRequest
+from frontend.api.openai.render import render_chat, render_completion
 from frontend.api.openai.responses_input import ResponseCountRequest
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.routes import reports
@@ -43,6 +45,7 @@ from frontend.observability.hooks import EndHooks, end_hooks
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.server import playground
 from frontend.server.auth import ApiKeys
+from frontend.server.gateway import admission_of
 from frontend.server.hosts import Hosts
 from frontend.server.middleware import RequestMiddleware
 from frontend.server.origins import Origins
@@ -90,6 +93,8 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/tokenize", answering(AnyTokenizeRequest, any_tokenize)),
     ("POST", "/detokenize", answering(tokenize.DetokenizeRequest, tokenize.detokenize)),
     *(("POST", path, generate) for path in API_FORMATS),
+    ("POST", "/v1/completions/render", answering(CompletionRequest, render_completion)),
+    ("POST", "/v1/chat/completions/render", answering(ChatRequest, render_chat)),
     ("POST", "/invocations", invocations),
     ("GET", "/api/tags", reports.ollama_tags),
     ("GET", "/api/ps", reports.ollama_processes),
@@ -111,7 +116,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
 def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMetrics) -> Starlette:
     """Creates the ASGI application; its lifespan starts and closes the pools of `models`, which are `app.state.models`.
 
-    Raises ConfigError if the file of API keys, or that of the key for receipts, cannot be used.
+    Raises ConfigError if the file of API keys, or that of the key for receipts, cannot be used; and for --objectives.
     """
     ended = end_hooks(config, metrics)
     state = AppState(config, models, metrics, Signer.load(config.receipt_key))
@@ -121,6 +126,7 @@ def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMe
         keys=ApiKeys(config.api_keys, words(config.api_key)),
         hosts=Hosts.of(config),
         origins=Origins(origins),
+        admission=admission_of(config),
         envelope=partial(error_format, config=config),
         rejected=metrics.rejected,
         ended=ended,

@@ -6,8 +6,9 @@ pipe without a reader costs lines and never delays a stream.
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -39,8 +40,8 @@ class RequestRecord:
     """One HTTP request until it ends. The middleware creates and ends it, the route adds what it knows."""
 
     __slots__ = (
-        "answer", "api_format", "began_at", "body", "error", "fingerprint", "generation", "generation_request",
-        "method", "outcome", "path", "request_id", "status", "tenant", "trace",
+        "admission", "answer", "api_format", "began_at", "body", "error", "fingerprint", "generation",
+        "generation_request", "method", "outcome", "path", "request_id", "status", "tenant", "trace",
     )  # fmt: skip
 
     def __init__(self, request_id: str, method: str, path: str, trace: str) -> None:
@@ -49,7 +50,8 @@ class RequestRecord:
         self.method = method
         self.path = path[:256]
         self.trace = trace  # the W3C traceparent header
-        self.tenant = ""
+        self.tenant = ""  # the name of its API key
+        self.admission: Mapping[str, Any] = {}  # what its headers say of its place among others
         self.status: int | None = None
         self.outcome = ""  # how it ended, if it has no generation
         self.error: str | None = None

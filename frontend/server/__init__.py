@@ -6,6 +6,7 @@ connection_limits   how many connections, how large, how slow
 tls                 checks the certificate
 middleware          request ids, authentication, exceptions as responses
 auth                API keys
+gateway             what the headers of an inference gateway say of a request's place among others
 origins             which web pages may send requests
 hosts               which host names requests may be for
 sse                 server-sent events, written to the socket

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from frontend.errors import BadRequest, DeadlineExceeded, Internal, MethodNotAllowed, NotFound, Overloaded, SluiceError
 from frontend.observability.access_log import RequestRecord
 from frontend.server.auth import ApiKeys
+from frontend.server.gateway import Admission
 from frontend.server.hosts import Hosts
 from frontend.server.origins import Origins
 from frontend.text import grammar_check
@@ -91,11 +92,13 @@ class RequestMiddleware:
         keys: ApiKeys,
         hosts: Hosts,
         origins: Origins,
+        admission: Admission,
         envelope: Callable[[str], Envelope],
         rejected: Callable[[str], None],
         ended: Callable[[RequestRecord], None],
     ) -> None:
         """
+        admission: reads a request's place among others in its headers
         envelope: writes errors for a path until the route has chosen its API format
         rejected: counts the responses with status 503 by their reason
         ended: called once for each request, when its response is complete or its client has gone
@@ -104,6 +107,7 @@ class RequestMiddleware:
         self._keys = keys
         self._hosts = hosts
         self._origins = origins
+        self._admission = admission
         self._envelope = envelope
         self._rejected = rejected
         self._ended = ended
@@ -136,6 +140,7 @@ class RequestMiddleware:
             self._origins.check(scope["method"], headers)
             if not _is_open(scope["path"]):
                 record.tenant = self._keys.identify(headers)
+                record.admission = self._admission(headers, record.tenant)
             grammar_check.tenant.set(record.tenant)
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:

@@ -80,6 +80,14 @@ class FrontendConfig:
         "", "host names that requests may be for, beside those of this machine, such as api.example.com or "
         "*.example.com; *: all; empty: without API keys and on a loopback --host none, else all", many=True,
     )  # fmt: skip
+    gateway_headers: bool = setting(
+        False, "believe the headers of an inference gateway: x-llm-d-inference-fairness-id becomes part of the tenant, "
+        "x-llm-d-inference-objective the priority; only where every client comes through a gateway that sets them",
+    )  # fmt: skip
+    objectives: str = setting(
+        "", "NAME=PRIORITY: the priorities of objectives that --gateway-headers reads; as in bodies, lower goes first; "
+        "a name that is not here changes nothing", many=True,
+    )  # fmt: skip
     keepalive_s: float = setting(15.0, "interval of comment lines on a silent stream", unit="seconds", above=0)
     stall_timeout: float = setting(
         30.0, "a process that makes no progress for this long counts as hanging: not ready, and restarted by `serve`; "

@@ -134,6 +134,10 @@ class WorkerConfig:
         7, "maximum draft tokens of one sequence per step; a whole step has at most 16", unit="tokens",
         at_least=1, at_most=15,
     )  # fmt: skip
+    speculative_config: str = setting(
+        "", "JSON as in vLLM with method (ngram or draft_model), model (the draft model: a checkpoint with the same "
+        "vocabulary, as for --model) and num_speculative_tokens; empty: what --speculation says"
+    )  # fmt: skip
     seed: int = setting(
         -1,
         "seed of the generator that seeds requests without a seed; -1: the system's entropy",
@@ -152,6 +156,19 @@ class WorkerConfig:
     )  # fmt: skip
     worker_metrics_port: int = setting(8001, "port of the worker's own /metrics; 0: none", at_least=0, at_most=65535)
     worker_host: str = setting("127.0.0.1", "address on which the worker's /metrics listens")
+    kv_events_endpoint: str = setting(
+        "", "tcp://HOST:PORT on which each worker publishes which pages its prefix cache has, in vLLM's format; with "
+        "the HOST * the worker listens there, with another it connects; worker i has PORT + i; whoever can read it "
+        "sees the tokens of all prompts; empty: nothing is published",
+    )  # fmt: skip
+    kv_events_replay_endpoint: str = setting(
+        "", "tcp://HOST:PORT on which a consumer of --kv-events-endpoint asks for what it missed; worker i has PORT + "
+        "i; empty: none",
+    )  # fmt: skip
+    kv_events_pod: str = setting(
+        "", "the POD in the topic kv@POD@MODEL of --kv-events-endpoint, by which a router knows this server; empty: "
+        "the name of the host",
+    )  # fmt: skip
     expert_metrics: bool = setting(
         False, "of a mixture of experts, count in the worker's /metrics how many rows chose each expert of each layer"
     )

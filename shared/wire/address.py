@@ -47,6 +47,16 @@ def parse(text: str) -> Address:
     return Address(text, text, f"tcp://{match[1]}:{int(match[2]) + 1}")
 
 
+def with_port_offset(endpoint: str, offset: int) -> str:
+    """Returns tcp://HOST:PORT with another port; HOST may be `*`. Raises ValueError, whose message ends a sentence."""
+    match = re.fullmatch(r"tcp://([^:\s]+|\[[^\]\s]+\]):(\d{1,5})", endpoint)
+    if not match:
+        raise ValueError(f"must be tcp://HOST:PORT, not {endpoint!r}")
+    if not 0 < int(match[2]) <= 65535 - offset:
+        raise ValueError(f"{endpoint!r}: the ports of {offset + 1} workers must be 1 to 65535")
+    return f"tcp://{match[1]}:{int(match[2]) + offset}"
+
+
 def parse_all(text: str) -> list[Address]:
     """Parses addresses separated by commas or spaces; returns [] for an empty text. Raises ValueError."""
     return [parse(word) for word in re.split(r"[,\s]+", text) if word]

@@ -56,8 +56,8 @@ def compare_modes(decoder: Decoder, modes: list[Mode], monkeypatch: pytest.Monke
 def test_bits_on_a_gpu_depend_on_the_request_alone(
     family: str, quantization: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafts = [] if family in HYBRID else DRAFTING_MODES[::2]
-    compare_modes(decoder_on_gpu(checkpoints(family), quantization), [*MODES[1::5], *drafts], monkeypatch)
+    modes = [*MODES[1::5], *DRAFTING_MODES[::2]]
+    compare_modes(decoder_on_gpu(checkpoints(family), quantization), modes, monkeypatch)
 
 
 def test_bits_of_mxfp4_experts_on_a_gpu_depend_on_the_request_alone(

@@ -82,7 +82,7 @@ def test_bits_depend_on_the_request_alone(
     decoder = batch_invariant_decoder(checkpoints(family), dtype)
     thorough = family in THOROUGH and dtype is torch.bfloat16
     modes = MODES if thorough else HALVES[DTYPES.index(dtype)]
-    assert_same_bits(decoder, [*modes, *drafting(DRAFTING_MODES if thorough else DRAFTING_PAIRS, family)], monkeypatch)
+    assert_same_bits(decoder, [*modes, *(DRAFTING_MODES if thorough else DRAFTING_PAIRS)], monkeypatch)
 
 
 @pytest.mark.parametrize(("tier", "dtype"), BELOW, ids=str, indirect=["tier"])
@@ -96,12 +96,7 @@ def test_bits_depend_on_the_request_alone_on_every_tier(
 ) -> None:
     decoder = batch_invariant_decoder(checkpoints(family), dtype)
     modes = MODES[7::11] if family in THOROUGH else MODES[7::33]
-    assert_same_bits(decoder, [*modes, *drafting(DRAFTING_PAIRS[::4], family)], monkeypatch)
-
-
-def drafting(modes: list[Mode], family: str) -> list[Mode]:
-    """Models with recurrent layers run without drafts."""
-    return [] if family in HYBRID else modes
+    assert_same_bits(decoder, [*modes, *DRAFTING_PAIRS[::4]], monkeypatch)
 
 
 def in_eight_bits(kept: str, modes: list[Mode]) -> list[Mode]:

@@ -20,7 +20,7 @@ from worker.spec import ATTENTION, ModelSpec
 
 # Raise it with every change after which the same request may get other bits: of a kernel, of how tokens are drawn, or
 # of how weights are quantized.
-ARITHMETIC_VERSION = 1
+ARITHMETIC_VERSION = 2
 # torch computes the probabilities, and llguidance decides which tokens a grammar allows.
 LIBRARIES = ("torch", "llguidance")
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.default_sizes import with_default_sizes
 from shared.hf_hub import Progress
 from shared.messages import Limits
 from shared.task import GENERATE, Task
 from worker.engine.fingerprint import fingerprint, numerics_of
 from worker.engine.formats import Formats, dtype_name, kernels_name, warn_about_cpu
-from worker.engine.load_model import LoadedModel, explain_out_of_memory, find_model, load_model
+from worker.engine.load_model import LoadedModel, ModelFiles, explain_out_of_memory, find_model, load_model
 from worker.grammar.compiler import GrammarCompiler
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import huge_pages
@@ -100,8 +100,37 @@ def load_engine(
     worker = _settings_on(device, worker)
     files = find_model(model, worker, device, on_download, prefer_cache=prefer_cache)
     compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
+    draft = _find_draft_model(files, model, worker) if worker.speculative_config else None
     loaded = load_model(files, model, worker, on_progress)
-    return build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1))
+    engine = build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1))
+    if draft is not None:
+        _add_draft_model(engine, draft, model, worker)
+    return engine
+
+
+def _find_draft_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> ModelFiles | None:
+    from worker.run.drafters.draft_model import check_fits, draft_settings, explain_draft_model
+
+    settings = draft_settings(model, worker)
+    if settings is None:
+        return None
+    if files.device.type != "cpu":
+        raise ConfigError("a draft model (--speculative-config) is served on the CPU only: leave it out, or --device")
+    with explain_draft_model():
+        draft = find_model(*settings, files.device)
+        check_fits(draft.spec, draft.folder, files.spec, files.folder)
+    return draft
+
+
+def _add_draft_model(engine: Engine, draft: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> None:
+    from worker.run.drafters.draft_model import draft_settings, explain_draft_model, make_drafter
+
+    settings, speculation = draft_settings(model, worker), engine.scheduler.speculation
+    if settings is None or speculation is None:  # drafts are off on this machine
+        return
+    with explain_draft_model():
+        decoder = load_model(draft, *settings, lambda done, total: None).decoder(draft.spec.max_positions)
+    speculation.proposer = make_drafter(decoder, engine.size.max_seq_len, worker)
 
 
 def build_engine(
@@ -120,7 +149,7 @@ def build_engine(
     worker = _with_whole_pictures(worker, loaded.tower)
     with explain_out_of_memory(loaded.gpu):
         decoder, cache, size, invariant = _fit_into_memory(loaded, model, worker, on_progress)
-    worker = _resolve_speculation(replace(worker, batch_invariant=invariant), spec, files.folder, formats, device)
+    worker = _resolve_speculation(replace(worker, batch_invariant=invariant), files.folder, formats, device)
     loads = decoder.count_loads() if worker.expert_metrics else None
     vision = _vision(loaded.tower, decoder, worker)
     runner = _ready_runner(decoder, cache, loaded, worker, size, vision, on_progress)
@@ -216,20 +245,13 @@ def _settings_on(device: torch.device, worker: WorkerConfig) -> WorkerConfig:
     return with_default_sizes(replace(worker, overlap=worker.overlap and on_gpu), on_gpu=on_gpu)
 
 
-def _resolve_speculation(
-    worker: WorkerConfig, spec: ModelSpec, folder: Path, formats: Formats, device: torch.device
-) -> WorkerConfig:
+def _resolve_speculation(worker: WorkerConfig, folder: Path, formats: Formats, device: torch.device) -> WorkerConfig:
     """Replaces --speculation auto by ngram where drafts make decoding faster, and by off elsewhere.
 
     It is off on a GPU, where steps with drafts cannot overlap and nothing is measured yet. It is off without C kernels,
     because only they give a row the same bits in any step. It is off for models that fit in the processors' caches,
-    because their steps are not memory-bound. It is off for models with recurrent layers whatever the flag says, because
-    their state after a rejected draft cannot be used. It is off wherever bits may depend on what else is in a step.
+    because their steps are not memory-bound. It is off wherever bits may depend on what else is in a step.
     """
-    if spec.recurrent:
-        if worker.speculation == "ngram":
-            log.info("--speculation ngram has no effect: %s has recurrent layers", spec.model_type)
-        return replace(worker, speculation="off")
     if not worker.batch_invariant:
         if worker.speculation == "ngram":
             log.warning("--speculation ngram has no effect: drafts could change answers on this device")

@@ -9,7 +9,7 @@ follow from least to most recently released. Every operation takes O(1) per page
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from shared.messages import Pages
 from worker.kv_cache.window import first_kept
@@ -33,6 +33,7 @@ class PagePool:
         self._digests: list[bytes | None] = [None] * total_pages
         self._published: dict[bytes, int] = {}
         self._cached = 0
+        self.on_unpublish: Callable[[bytes], None] | None = None  # see worker/kv_events/; called with the digest
 
     @property
     def available(self) -> int:
@@ -51,8 +52,7 @@ class PagePool:
         return Pages(free=spare - self._cached, cached=self._cached, owned=self.usable - spare, total=self.usable)
 
     def acquire(self, count: int) -> list[int] | None:
-        """Hands out `count` pages to one owner, or returns None if there are fewer. Evicts cached pages only after all
-        free ones are used."""
+        """Hands out `count` pages to one owner; None if there are fewer. Evicts cached pages after the free ones."""
         spare = self._spare
         if count > len(spare):
             return None
@@ -152,3 +152,5 @@ class PagePool:
             del self._published[digest]
             self._digests[page] = None
             self._cached -= 1
+            if self.on_unpublish is not None:
+                self.on_unpublish(digest)

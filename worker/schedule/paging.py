@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from worker.kv_cache.pages import SCRATCH, PagePool
 from worker.kv_cache.prefix_cache import PrefixCache
@@ -19,6 +19,13 @@ from worker.schedule.sequence import Sequence
 
 if TYPE_CHECKING:
     from worker.schedule.features.states import States
+
+
+class Journal(Protocol):
+    """Is told which pages of a sequence can be found from now on, and that none can."""
+
+    def stored(self, sequence: Sequence, pages: range) -> None: ...
+    def cleared(self) -> None: ...
 
 
 class Paging:
@@ -35,6 +42,7 @@ class Paging:
         self.states = states
         self.page_size = pools[0].page_size
         self.prefix = PrefixCache(pools, states.pool if states else None) if prefix_cache else None
+        self.journal: Journal | None = None
         self._all = [*pools, states.pool] if states else [*pools]
         self._chunk = chunk
         self._windowed = [(group, pool) for group, pool in enumerate(pools) if pool.window]
@@ -107,6 +115,15 @@ class Paging:
         known = sequence.prefix
         self.prefix.extend(known.digests, sequence.tokens, known.salt, end // size, known.mark)
         self.prefix.publish(known.digests, sequence.pages, range(start // size, end // size))
+        if self.journal is not None:
+            self.journal.stored(sequence, range(start // size, end // size))
+
+    def clear_prefixes(self) -> None:
+        """Empties the prefix cache for sequences that are not known yet."""
+        if self.prefix is not None:
+            self.prefix.clear()
+        if self.journal is not None:
+            self.journal.cleared()
 
     def return_behind(self, sequence: Sequence) -> None:
         """Returns the pages behind the windows of the rows that are computed next.

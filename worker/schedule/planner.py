@@ -55,11 +55,11 @@ class Planner:
         prefill_tokens = sum(chunk.length for chunk in prefills)
         served = self._order.arrange(decodes)[: max(reserved, budget - prefill_tokens)]
         self._order.served(len(served), len(decodes))
-        chunks = self._decode_chunks(served)
-        if self._speculation is not None and not prefills:
-            chunks = self._speculation.add_drafts(chunks, self.step_time.row_cost(len(chunks)))
-        plan.chunks.extend(chunks)
+        plan.chunks.extend(self._decode_chunks(served))
         plan.chunks.extend(prefills)
+        if self._speculation is not None and self._speculation.may_draft(prefills):
+            prefill_tokens = 0
+            plan.chunks[:] = self._speculation.add_drafts(plan.chunks, self.step_time.row_cost(len(plan.chunks)))
         self.step_time.planned(now, len(plan.chunks), plan.tokens - prefill_tokens, prefill_tokens)
         return plan
 

@@ -48,7 +48,7 @@ class Scheduler:
         self.config = config
         self._batching = batching_policy(config)
         self._states = states_of(config, slots, pools[0].page_size)
-        self.speculation = speculation_of(config)
+        self.speculation = speculation_of(config, self._states)
         reuses_pages = config.prefix_cache and not self._batching.closed
         self.state = SchedulerState(config, pools, self._states, reuses_pages=reuses_pages)
         self._planner = Planner(config, self.state, self._batching, self._states, self.speculation)
@@ -99,8 +99,7 @@ class Scheduler:
 
     def reset_prefix_cache(self, nonce: int) -> None:
         """Empties the prefix cache; the status then has the nonce."""
-        if self.state.paging.prefix is not None:
-            self.state.paging.prefix.clear()
+        self.state.paging.clear_prefixes()
         self._prefix_cache_reset = nonce
 
     # Sequences come and go
@@ -226,15 +225,15 @@ class Scheduler:
     def _mark_computed(self, chunk: Chunk, rejected: int) -> None:
         """Counts the chunk's tokens as computed, except its last `rejected` drafts; publishes and returns pages."""
         sequence, start, paging = chunk.sequence, chunk.start, self.state.paging
-        end = start + chunk.length - rejected
+        end = start if rejected and self._states is not None else start + chunk.length - rejected
         sequence.computed_tokens = end
         sequence.in_flight_tokens -= chunk.length
         sequence.pending_outputs -= chunk.samples
         if start // paging.page_size != end // paging.page_size:
             paging.publish(sequence, start, end)
             paging.return_behind(sequence)
-        if self._states is not None and not rejected:  # nothing follows the state after a wrong token
-            self._states.computed(sequence, start)
+        if self._states is not None:  # after a wrong token, it keeps the state from before the chunk
+            self._states.computed(sequence, start, start + chunk.length)
         if chunk.drafts or sequence.check is not None:
             self._count_drafts(chunk, rejected)
         elif chunk.length > 1 or start < sequence.prompt_len:

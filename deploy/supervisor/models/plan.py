@@ -24,6 +24,7 @@ FRONTEND_SETTINGS = (
 )  # fmt: skip
 OF_THE_SERVER = (
     "model", "served_model_name", "lora_modules", "allow_runtime_lora", "worker_metrics_port", "worker_host",
+    "kv_events_endpoint", "kv_events_replay_endpoint", "kv_events_pod",
 )  # fmt: skip
 
 
@@ -50,8 +51,8 @@ class Plan:
         """
         entry, shared = self.entries[index], self.settings
         values: dict[str, Any] = {
-            "kv_cache_gb": self._pool_gb(entry), "worker_metrics_port": 0,
-            **entry.flags,
+            "kv_cache_gb": self._pool_gb(entry), "worker_metrics_port": 0, "kv_events_endpoint": "",
+            "kv_events_replay_endpoint": "", **entry.flags,
             "model": entry.model, "served_model_name": ",".join(entry.names),
             "run_dir": str(worker_folder(shared.wire.run_dir, index)), "models": "", "models_dir": "",
         }  # fmt: skip

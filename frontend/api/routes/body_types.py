@@ -15,6 +15,7 @@ from frontend.api.ollama import embeddings as ollama_embeddings
 from frontend.api.ollama import generate as ollama_generate
 from frontend.api.ollama import models as ollama_models
 from frontend.api.ollama import response_types as ollama
+from frontend.api.openai import render
 from frontend.api.openai import response_types as openai
 from frontend.api.openai import responses_types as responses
 from frontend.api.openai.chat_input import ChatRequest
@@ -84,6 +85,7 @@ RESPONSES: Mapping[str, Any] = {
     "OllamaVersion": ollama.OllamaVersion,
     "OllamaError": ollama.OllamaError,
     **llama_cpp.RESPONSES,
+    **render.RESPONSES,
     "Verification": Verification,
     "Tokens": response_types.Tokens,
     "Prompt": response_types.Prompt,

@@ -40,8 +40,8 @@ async def generate(app: AppState, request: Request) -> Response:
         generation_request = await chosen.parse(decoded, context)
     if isinstance(generation_request, bytes):  # the answer to a request that needs no generation
         return Response(generation_request, media_type="application/json")
-    if record.tenant:
-        generation_request = generation_request.admitted(tenant=record.tenant)
+    if record.admission:
+        generation_request = generation_request.admitted(**record.admission)
     record.generation_request = generation_request
     with missing_modules_refused():
         generation = await while_connected(request, model.service.start(generation_request, begun))

@@ -9,6 +9,7 @@ from typing import Any
 from frontend.api.adapters import paths as adapters
 from frontend.api.llama_cpp import paths as llama_cpp
 from frontend.api.many import paths as many
+from frontend.api.openai import render
 from frontend.api.requests import response_types
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.requests.request_schema import Schema, request_schema
@@ -48,6 +49,7 @@ def document() -> dict[str, Any]:
             **_generating(),
             **_pooling(),
             **_counting(),
+            **render.paths(_post, ref("OpenAIError")),
             "/invocations": _invocations(),
             **_ollama(),
             **adapters.paths(_post, ref("OpenAIError")),

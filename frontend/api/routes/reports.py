@@ -125,7 +125,7 @@ async def llama_cpp_slots(app: AppState, request: Request) -> Response:
         choice.stream
         for generation in model.service.generations
         for choice in generation.choices
-        if not choice.done and choice.stream.submit.tenant == record.tenant
+        if not choice.done and choice.stream.submit.tenant.partition("/")[0] == record.tenant
     ]
     return json_response(llama_cpp.slots(context, total, own))
 

@@ -39,7 +39,7 @@ async def verify(app: AppState, request: Request) -> Response:
         claim = await read_claim(asked, context, model.pool.membership.fingerprints, API_FORMATS, decode_for)
     if claim.generation is None:
         return json_response(await claim.verdict(None, model.fingerprint, app.signer))
-    asking = record.generation_request = claim.generation.admitted(tenant=record.tenant)
+    asking = record.generation_request = claim.generation.admitted(**record.admission)
     with missing_modules_refused():
         generation = await while_connected(request, model.service.start(asking, begun))
     record.generation = generation

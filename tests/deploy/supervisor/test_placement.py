@@ -45,6 +45,15 @@ def test_workers_on_the_cpu_divide_threads_and_memory() -> None:
     assert (second.kv_cache_gb, second.worker_metrics_port) == (1.5, 0)
 
 
+def test_worker_publishes_its_pages_on_its_own_port() -> None:
+    endpoints = {"kv_events_endpoint": "tcp://*:5557", "kv_events_replay_endpoint": "tcp://[::]:5657"}
+    placements = place_workers(settings_with(workers=3, **endpoints), [], same_port)
+    given = [placement.settings.worker for placement in placements]
+    assert [one.kv_events_endpoint for one in given] == ["tcp://*:5557", "tcp://*:5558", "tcp://*:5559"]
+    assert [one.kv_events_replay_endpoint for one in given] == [f"tcp://[::]:{port}" for port in (5657, 5658, 5659)]
+    assert not place_workers(settings_with(workers=2), [], same_port)[1].settings.worker.kv_events_endpoint
+
+
 def test_each_worker_gets_its_own_gpu() -> None:
     placements = place_workers(settings_with(workers=2), ["GPU-a", "5", "6"], same_port)
     assert [placement.environment for placement in placements] == [

@@ -11,6 +11,7 @@ from frontend.api.openai import completions
 from frontend.errors import DeadlineExceeded, MethodNotAllowed, Overloaded
 from frontend.observability.access_log import RequestRecord
 from frontend.server.auth import ApiKeys
+from frontend.server.gateway import own_tenant
 from frontend.server.hosts import Hosts
 from frontend.server.middleware import RequestMiddleware
 from frontend.server.origins import Origins
@@ -26,6 +27,7 @@ class Site:
         self._app = RequestMiddleware(
             self._route, keys=ApiKeys(keys), envelope=lambda path: completions, rejected=self.rejected.append,
             ended=self.records.append, origins=Origins(()), hosts=Hosts(["*"]),
+            admission=own_tenant,
         )  # fmt: skip
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:

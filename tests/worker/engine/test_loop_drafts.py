@@ -36,7 +36,7 @@ class Foresight(NgramDrafter):
         super().__init__()
         self.silent = False
 
-    def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
         coming = expected(tokens, limit)
         return () if self.silent else tuple(id if id % 5 else (id + 1) % VOCAB for id in coming)
 

@@ -314,9 +314,13 @@ class Rig:
         assert plan.tokens <= min(TILE, self.config.max_step_tokens)
         for chunk in plan.chunks:
             sequence, drafts = chunk.sequence, len(chunk.drafts)
-            assert chunk.length == 1 + drafts and drafts <= self.config.max_draft_tokens, "a prompt's step has drafts"
+            repeats = chunk.length > 1 + drafts
+            assert drafts <= self.config.max_draft_tokens
+            assert not repeats or chunk.start >= sequence.prompt_len, "a prompt's step has drafts"
             if drafts:
-                assert chunk.samples and chunk.start == len(sequence.tokens) - 1 >= sequence.prompt_len
+                last = len(sequence.tokens) - 1
+                assert chunk.samples and chunk.start + chunk.length - drafts - 1 == last >= sequence.prompt_len
+                assert chunk.start + chunk.length <= self.cut(chunk), "drafts cross a checkpoint"
                 assert not sequence.in_flight_tokens, "the token before them is not known yet"
                 assert chunk.start + chunk.length <= sequence.room, "no page to write to"
                 assert sequence.output_len + drafts < sequence.sampling.max_tokens, "a row beyond its length"
@@ -363,7 +367,7 @@ class OracleDrafter(NgramDrafter):
         self._salt = salt
         self._stopped = False
 
-    def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
         if self._stopped:
             return ()
         places = range(len(tokens), len(tokens) + limit)

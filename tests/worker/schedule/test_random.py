@@ -86,7 +86,7 @@ class Machine(RuleBasedStateMachine):
             page_size, spare = config["max_seq_len"], spare // 5
             config, windows = config | {"prefix_cache": False, "watermark": 0.0}, ()
         if slots:
-            config, slots = config | {"max_draft_tokens": 0}, 1 + slots_per_sequence(overlap=overlap) + slots
+            slots = 1 + slots_per_sequence(overlap=overlap) + slots
         pages = 0 if only_windows and windows else 2 + 24 // page_size + spare
         self.rig = Rig(
             pages=pages, page_size=page_size, overlap=overlap, token_s=token_s, slots=slots,

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.worker.schedule.harness import OracleDrafter, Rig, reference, set_drafter
+from worker.schedule.recent import SAMPLES
 from worker.schedule.sequence import Plan
-from worker.schedule.step_time import LEAST_ROW_COST, MIN_PREFILL_TOKENS, ROW_COST, SAMPLES, TILE, StepTimePolicy
+from worker.schedule.step_time import MIN_PREFILL_TOKENS, TILE, StepTimePolicy
 
 MAX_STEP_TOKENS = 512
 TARGET = 0.2
@@ -324,24 +325,3 @@ def test_scheduler_modes_without_a_limit(settings: dict[str, Any]) -> None:
         rig.scheduler.status.prefill_budget.target_s == 0.0
         and rig.scheduler.status.prefill_budget.prompt_tokens == MAX_STEP_TOKENS
     )
-
-
-def test_cost_of_a_row_is_that_of_the_machine() -> None:
-    """A step of 1 row takes 24 ms, and each further row 4 ms: a sixth. It is measured once both sizes have run."""
-    machine = Machine(linear(0.020, 0.004, 0.0009))
-    assert machine.policy.row_cost(1) == ROW_COST
-    machine.step(1, 0)
-    assert machine.policy.row_cost(1) == ROW_COST
-    for rows in (4, 1, 3, 1):
-        machine.step(rows, 0)
-        machine.step(rows, 200)  # steps with prompts tell nothing of it
-    assert machine.policy.row_cost(1) == pytest.approx(1 / 6)
-    assert machine.policy.row_cost(3) == pytest.approx(0.004 / 0.032)
-    assert machine.policy.row_cost(2) == machine.policy.row_cost(4) == ROW_COST  # nothing to compare with
-
-
-def test_cost_of_a_row_is_never_nothing() -> None:
-    machine = Machine(linear(0.020, 0.0, 0.0009))
-    for rows in (1, 4):
-        machine.step(rows, 0)
-    assert machine.policy.row_cost(1) == LEAST_ROW_COST

@@ -95,6 +95,7 @@ FAMILIES: Mapping[str, Family] = {
         layer_types=window_everywhere,
     ),
     "qwen2": Family(QWEN, layer_types=window_from_layer, biases=always_biased),
+    "qwen2_5_vl_text": Family(QWEN, layer_types=window_from_layer, biases=always_biased),
     "qwen3": Family({**QWEN, "head_dim": 128}, layer_types=window_from_layer, qk_norm=True),
     "qwen3_vl_text": Family({**QWEN, "head_dim": 128}, qk_norm=True),
     "gemma2": Family(

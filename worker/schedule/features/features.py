@@ -20,10 +20,10 @@ def states_of(config: SchedulerConfig, slots: PagePool | None, page_size: int) -
     return States(slots, page_size, interval, overlap=config.overlap)
 
 
-def speculation_of(config: SchedulerConfig) -> "Speculation | None":
+def speculation_of(config: SchedulerConfig, states: "States | None" = None) -> "Speculation | None":
     """Returns what proposes drafts for decodes; None if sequences have none."""
     if not config.max_draft_tokens:
         return None
     from worker.schedule.features.speculation import Speculation
 
-    return Speculation(config)
+    return Speculation(config, states)

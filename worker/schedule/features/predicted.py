@@ -26,7 +26,7 @@ class PredictedDrafter:
         self._stopped = False
         self._after = {length: _places(self._ids, length) for length in range(SHORTEST_MATCH, LONGEST_MATCH + 1)}
 
-    def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
         """See Drafter. Follows the new tokens first."""
         if self._stopped:
             return ()
@@ -34,8 +34,8 @@ class PredictedDrafter:
         place = self._place
         self._own = place is not None and place < len(self._ids)
         if place is None or not self._own:
-            return self._other.propose(tokens, limit, cost)
-        return tuple(self._ids[place : place + self._acceptance.draft_length(limit, cost)])
+            return self._other.propose(tokens, limit, cost, repeats)
+        return tuple(self._ids[place : place + self._acceptance.draft_length(limit, cost, repeats)])
 
     def record(self, drafted: int, accepted: int) -> None:
         if not self._own:

@@ -8,28 +8,38 @@ Drafts therefore change nothing but the speed, and a rejected draft costs one ro
 
 Drafts take nothing from other sequences: they use the free rows of a tile in a step without prompt chunks, and the free
 slots in the last page of a sequence. K/V that a rejected draft has written is overwritten before it is read.
+
+A recurrent state cannot be overwritten in part: after a rejected draft, the next step starts from the same state as the
+last one, and computes the accepted tokens again. It may have drafts, too. The rows that a rejection repeats are a part
+of the price of a draft, so such a sequence gets fewer drafts.
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.sequence import TILE, Chunk, Sequence
 
+if TYPE_CHECKING:
+    from worker.schedule.features.states import States
+    from worker.schedule.features.waiting_drafts import Proposer
+
 NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
 INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
 
-INITIAL_ACCEPTANCE = 0.5  # the acceptance rate that is assumed before the first draft
-LEARNING_RATE = 1 / 4  # how far one accepted or rejected draft moves the rate
+MARGIN = 1.2  # a draft must pay so many times its cost, since both are estimates, and the best of many is too good
+INITIAL_ACCEPTANCE = 0.2  # the acceptance rate that is assumed before the first draft
+LEARNING_RATE = 1 / 8  # how far one accepted or rejected draft moves the rate
 RECOVERY_RATE = 1 / 2048  # how far a step without a worthwhile draft moves the rate back, to try drafts again
 
 
 class Drafter(Protocol):
     """Proposes draft tokens for one sequence."""
 
-    def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
         """Returns at most `limit` tokens that may follow `tokens`. Between calls, `tokens` may only grow.
 
-        cost: the cost of one draft token, as a share of what an accepted one saves.
+        cost: the cost of one row, as a share of what an accepted draft saves. repeats: how many rows the next step
+        computes again if the first draft is rejected.
         """
 
     def record(self, drafted: int, accepted: int) -> None:
@@ -42,27 +52,38 @@ class Drafter(Protocol):
 class Speculation:
     """Adds drafts to the decodes of a step, at most `config.max_draft_tokens` per sequence."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, states: "States | None" = None) -> None:
+        """states: gives slots for recurrent states, if layers have them."""
+        self._states = states
+        self.proposer: Proposer | None = None  # a draft model, if there is one
         self.draft_tokens = 0
         self.accepted_tokens = 0
         self.drafters: dict[Sequence, Drafter] = {}  # of each sequence that has had a draft, until it leaves
         self._config = config
         self._rows = min(TILE, config.max_step_tokens)
 
+    def may_draft(self, prefills: list[Chunk]) -> bool:
+        """Whether a step with these chunks of several tokens may have drafts: they are short, and of output alone."""
+        short = sum([chunk.length for chunk in prefills]) < self._rows
+        return short and all(one.start >= one.sequence.prompt_len and one.sequence.check is None for one in prefills)
+
     def add_drafts(self, decodes: list[Chunk], row_cost: float) -> list[Chunk]:
         """Returns the decodes with drafts where they pay. Each decode may use the same share of the free rows.
 
         decodes: all chunks of the step. row_cost: what one more row costs, as a share of the step's time.
         """
-        free = self._rows - len(decodes)
-        if free <= 0:
+        free = self._rows - sum([chunk.length for chunk in decodes])
+        if free <= 0 or not decodes:
             return decodes
-        cost = row_cost * len(decodes)  # the step yields one token per decode; an accepted draft adds one
+        cost = MARGIN * row_cost * len(decodes)  # the step yields a token per decode; an accepted draft adds one
+        if self.proposer is not None:
+            self._ask_model(self.proposer, decodes, free // len(decodes), cost)
         extended = []
         for left, chunk in zip(range(len(decodes), 0, -1), decodes, strict=True):
-            limit = min(free // left, self._limit(chunk.sequence)) if chunk.samples else 0
-            drafts = self._propose(chunk.sequence, limit, cost) if limit > 0 else ()
-            extended.append(Chunk(chunk.sequence, chunk.start, 1 + len(drafts), True, drafts) if drafts else chunk)
+            limit = min(free // left, self._limit(chunk)) if chunk.samples else 0
+            drafts = self._propose(chunk, limit, cost) if limit > 0 else ()
+            length = chunk.length + len(drafts)
+            extended.append(Chunk(chunk.sequence, chunk.start, length, True, drafts) if drafts else chunk)
             free -= len(drafts)
         return extended
 
@@ -80,32 +101,63 @@ class Speculation:
     def forget(self, sequence: Sequence) -> None:
         """Forgets what it knows of a sequence that has left for good."""
         self.drafters.pop(sequence, None)
+        if self.proposer is not None:
+            self.proposer.forget(sequence)
 
-    def _propose(self, sequence: Sequence, limit: int, cost: float) -> tuple[int, ...]:
+    def _ask_model(self, proposer: "Proposer", decodes: list[Chunk], share: int, cost: float) -> None:
+        """Lets the draft model propose tokens for all decodes at once. They wait with the drafters of the sequences."""
+        from worker.schedule.features.waiting_drafts import WaitingDrafts, ask
+
+        wanted = []
+        for chunk in decodes:
+            drafter = self._drafter(chunk.sequence)
+            limit = min(share, self._limit(chunk)) if chunk.samples else 0
+            if limit > 0 and isinstance(drafter, WaitingDrafts):
+                count = drafter.wanted(limit, cost, self._repeats(chunk))
+                wanted += [(chunk.sequence, drafter, count)] if count else []
+        ask(proposer, wanted)
+
+    def _propose(self, chunk: Chunk, limit: int, cost: float) -> tuple[int, ...]:
+        drafter = self._drafter(chunk.sequence)
+        return drafter.propose(chunk.sequence.tokens, limit, cost, self._repeats(chunk))
+
+    def _drafter(self, sequence: Sequence) -> Drafter:
         drafter = self.drafters.get(sequence)
         if drafter is None:
-            drafter = self.drafters[sequence] = _drafter_of(sequence)
-        return drafter.propose(sequence.tokens, limit, cost)
+            drafter = self.drafters[sequence] = _drafter_of(sequence, by_model=self.proposer is not None)
+        return drafter
 
-    def _limit(self, sequence: Sequence) -> int:
+    def _repeats(self, chunk: Chunk) -> int:
+        return 0 if self._states is None else chunk.length
+
+    def _limit(self, chunk: Chunk) -> int:
         """Returns how many drafts a sequence may have in this step.
 
-        The step samples one token more than it has drafts, and all of them must fit in the maximum length.
+        The step samples one token more than it has drafts, and all of them must fit in the maximum length. It must not
+        pass a position where a recurrent state is published.
         """
+        sequence = chunk.sequence
         if not sequence.output_len or sequence.in_flight_tokens or not _may_draft(sequence):
             return 0
         length, config = len(sequence.tokens), self._config
         tokens = min(sequence.sampling.max_tokens - sequence.output_len, config.max_seq_len - length) - 1
         most = config.max_draft_tokens if sequence.prediction is None else TILE - 1
+        checkpoint = 0 if self._states is None else self._states.next_checkpoint(sequence, chunk.start)
+        if checkpoint:
+            most = min(most, checkpoint - length)
         return min(most, sequence.room - length, tokens)
 
 
-def _drafter_of(sequence: Sequence) -> Drafter:
-    if sequence.prediction is None:
-        return NgramDrafter()
-    from worker.schedule.features.predicted import PredictedDrafter
+def _drafter_of(sequence: Sequence, *, by_model: bool) -> Drafter:
+    if sequence.prediction is not None:
+        from worker.schedule.features.predicted import PredictedDrafter
 
-    return PredictedDrafter(sequence.prediction, sequence.prompt_len)
+        return PredictedDrafter(sequence.prediction, sequence.prompt_len)
+    if by_model:
+        from worker.schedule.features.waiting_drafts import WaitingDrafts
+
+        return WaitingDrafts()
+    return NgramDrafter()
 
 
 def _may_draft(sequence: Sequence) -> bool:
@@ -127,14 +179,15 @@ class NgramDrafter:
         self._indexes = [NgramIndex(length) for length in NGRAM_LENGTHS]
         self._last = self._indexes[0]  # the index that made the last proposal
 
-    def propose(self, tokens: list[int], limit: int, cost: float) -> tuple[int, ...]:
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
         for index in self._indexes:
-            count = index.draft_length(limit, cost)
-            position = index.find(tokens) if count else None
-            if position is not None:
+            position = index.find(tokens)
+            count = index.draft_length(limit, cost, repeats) if position is not None else 0
+            if position is not None and count:
                 self._last = index
                 following = tokens[position : position + count]
                 return tuple((following * count)[:count])  # if the text that follows is too short, it is repeated
+            index.watch(len(tokens), position)
         return ()
 
     def record(self, drafted: int, accepted: int) -> None:
@@ -147,17 +200,22 @@ class NgramDrafter:
 class Acceptance:
     """Tracks how often drafts of one kind are accepted."""
 
-    def __init__(self) -> None:
-        self.acceptance = INITIAL_ACCEPTANCE
+    def __init__(self, initial: float = INITIAL_ACCEPTANCE) -> None:
+        self.acceptance = self._initial = initial
 
-    def draft_length(self, limit: int, cost: float) -> int:
-        """Returns how many tokens to draft. A draft is worth it if its probability of acceptance is above `cost`."""
+    def draft_length(self, limit: int, cost: float, repeats: int = 0) -> int:
+        """Returns how many tokens to draft. A draft is worth it if its probability of acceptance is above its cost.
+
+        Its cost is that of its row and, where a rejection repeats rows, theirs times the probability that this draft is
+        the first to be rejected. The drafts before it are repeated, too.
+        """
         count, probability = 0, self.acceptance
-        while count < limit and probability > cost:
+        repeated = (1 / self.acceptance - 1) * cost if repeats else 0.0  # for each row, as a share of `probability`
+        while count < limit and probability * (1 - repeated * (repeats + count)) > cost:
             count += 1
             probability *= self.acceptance  # a draft is accepted only if all drafts before it are
         if not count:
-            self.acceptance += (INITIAL_ACCEPTANCE - self.acceptance) * RECOVERY_RATE
+            self.acceptance += (self._initial - self.acceptance) * RECOVERY_RATE
         return count
 
     def record(self, accepted: int, *, rejected: bool) -> None:
@@ -173,14 +231,27 @@ class NgramIndex(Acceptance):
     def __init__(self, length: int) -> None:
         super().__init__()
         self._length = length
+        self._watched: tuple[int, int] | None = None  # what watch() noted last
         self._next = length  # the next position to be indexed
         self._after: dict[tuple[int, ...], int] = {}  # n-gram → the position after it
+
+    def watch(self, place: int, position: int | None) -> None:
+        """Notes a proposal that is not drafted: that the token at `place`, the next one, is the one at `position`.
+
+        Whether it is right is then known for nothing, and drafts begin when proposals have become right.
+        """
+        self._watched = None if position is None else (place, position)
 
     def find(self, tokens: list[int]) -> int | None:
         """Returns the position after the previous occurrence of the last n-gram of `tokens`, or None.
 
         Between calls, `tokens` may only grow.
         """
+        if self._watched is not None and self._watched[0] < len(tokens):
+            place, position = self._watched
+            right = tokens[place] == tokens[position]
+            self.record(int(right), rejected=not right)
+            self._watched = None
         length = self._length
         for position in range(self._next, min(len(tokens), self._next + INDEXED_PER_STEP)):
             self._after[tuple(tokens[position - length : position])] = position

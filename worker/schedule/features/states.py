@@ -49,14 +49,18 @@ class States:
         states = slots_of(sequence)
         states.at[end] = states.free.pop()
 
-    def computed(self, sequence: Sequence, start: int) -> None:
-        """Takes back the state after `start` tokens, and publishes the one after all computed tokens if it should be.
+    def computed(self, sequence: Sequence, start: int, end: int) -> None:
+        """Takes back the state after `start` tokens, and publishes the one after `end` if it should be.
 
-        Call it when the results of a step are applied, after the pages were published.
+        Call it when the results of a step are applied, after the pages were published. If the sequence has fewer
+        computed tokens than `end`, a draft was rejected: the state after `end` is taken back instead, and the next step
+        starts from the same state again.
         """
+        if sequence.computed_tokens < end:
+            self._take_back(sequence, end)
+            return
         if start:
             self._take_back(sequence, start)
-        end = sequence.computed_tokens
         if self._interval and end % self._page_size == 0 and end == self.next_checkpoint(sequence, end - 1):
             self._publish(sequence, end)
 

@@ -51,11 +51,11 @@ def test_ngram_drafter_indexes_a_long_prompt_over_several_steps() -> None:
 def test_ngram_drafter_length_follows_the_acceptance() -> None:
     tokens = [*range(20), *range(5)]
     drafter, cost = NgramDrafter(), 0.1
-    assert len(drafter.propose(tokens, 7, cost)) == 3, "a half, a quarter, an eighth"
+    assert len(drafter.propose(tokens, 7, cost)) == 1, "a fifth, a twenty-fifth"
     for _ in range(10):
         drafter.record(7, 7)
     assert len(drafter.propose(tokens, 7, cost)) == 7
-    for _ in range(7):
+    for _ in range(12):
         drafter.record(7, 0)
     assert len(drafter.propose(tokens, 7, cost)) == 1
 
@@ -67,6 +67,14 @@ def test_ngram_drafter_rejected_drafts_become_rare_and_never_cease() -> None:
         if rows[step]:
             drafter.record(rows[step], 0)
     assert 5 < sum(rows[500:]) < 100 and max(rows[500:]) == 1
+
+
+def test_ngram_drafter_watches_proposals_that_do_not_pay_yet() -> None:
+    tokens, drafter, cost = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3], NgramDrafter(), 0.45
+    for token in (4, 5, 6):
+        assert drafter.propose(tokens, 4, cost) == ()
+        tokens.append(token)
+    assert drafter.propose(tokens, 1, cost) == (7,), "three proposals were right"
 
 
 def test_ngram_drafter_with_full_acceptance_stays_within_its_limit() -> None:

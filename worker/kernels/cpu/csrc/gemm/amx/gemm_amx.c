@@ -8,7 +8,6 @@
 #include "gemm/amx/amx_few_rows.h"
 #include "gemm/amx/amx_integers.h"
 
-#define MAX_STREAMED_ROWS 32   /* weights are streamed if there are at most so many rows */
 #define MAX_BLOCK_ROWS 512     /* the most rows of a block */
 #define BLOCK_BYTES (1L << 20) /* the most bytes of a block that has more than 64 rows */
 #define MIN_REPACK_COLUMNS 2048           /* rows are repacked as tiles if there are so many columns or more */

@@ -1,0 +1,89 @@
+"""Measures what publishing K/V events costs the compute loop and the publisher's thread, for each page.
+
+    python -m bench.micro.kv_events [--page-size 16] [--prompt 2048] [--prompts 200]
+
+The scheduler gives pages to prompts of random ids, publishes them as if they were computed, and frees them; the pool
+is small, so that each page is evicted again. It does so without a journal, with one, and with one whose events a
+publisher encodes and sends. There is no model, so the first row is what the prefix cache costs by itself.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+
+from bench.client.summary import aligned
+from shared.arguments import positive_int
+from shared.messages import Sampling
+from worker.kv_cache.pages import PagePool
+from worker.kv_events.journal import PageJournal
+from worker.kv_events.publisher import KvEventPublisher
+from worker.schedule.paging import Paging
+from worker.schedule.records.history import History
+from worker.schedule.records.turn import Turn
+from worker.schedule.sequence import Sequence
+
+BATCH = 4  # prompts between two batches of events
+ENDPOINT = "tcp://127.0.0.1:9"  # nobody listens there
+
+
+def paging_of(page_size: int, prompt: int) -> Paging:
+    pages = 3 * prompt // page_size
+    return Paging([PagePool(pages, page_size)], prefix_cache=True, watermark=0.0, chunk=prompt)
+
+
+def sequences(prompt: int, prompts: int) -> list[Sequence]:
+    draw = random.Random(0)
+    return [
+        Sequence(
+            (b"bench", number),
+            [draw.randrange(100_000) for _ in range(prompt)],
+            prompt,
+            Sampling(1),
+            0,
+            turn=Turn(),
+            history=History(0.0),
+        )
+        for number in range(prompts)
+    ]
+
+
+def seconds(paging: Paging, each: list[Sequence], publish: Callable[[], None]) -> tuple[float, float]:
+    """Returns the seconds of the scheduler, and those of the publisher."""
+    scheduling = publishing = 0.0
+    for number, sequence in enumerate(each, 1):
+        begun = time.perf_counter()
+        if not paging.claim(sequence, alone=True):
+            raise RuntimeError("the pool is too small")
+        paging.publish(sequence, 0, len(sequence.tokens))
+        paging.free(sequence)
+        done = time.perf_counter()
+        scheduling += done - begun
+        if number % BATCH == 0:
+            publish()
+            publishing += time.perf_counter() - done
+    return scheduling, publishing
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page-size", type=positive_int, default=16)
+    parser.add_argument("--prompt", type=positive_int, default=2048, help="tokens")
+    parser.add_argument("--prompts", type=positive_int, default=200)
+    args = parser.parse_args()
+    pages = args.prompts * (args.prompt // args.page_size)
+    rows = [["", "compute loop, µs a page", "thread, µs a page"]]
+    for name in ("without", "with --kv-events-endpoint"):
+        paging, publish = paging_of(args.page_size, args.prompt), lambda: None
+        if name != "without":
+            publisher = KvEventPublisher.open(PageJournal.of(paging), "kv@bench@m", ENDPOINT, "")
+            publish = publisher.publish
+        spent = seconds(paging, sequences(args.prompt, args.prompts), publish)
+        rows.append([name, *(f"{each / pages * 1e6:.2f}" for each in spent)])
+        if name != "without":
+            publisher.close()
+    print(aligned(rows))
+
+
+if __name__ == "__main__":
+    main()

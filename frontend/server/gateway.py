@@ -1,0 +1,74 @@
+"""What the headers of an inference gateway say about a request's place among others (--gateway-headers).
+
+A fairness id becomes part of the request's tenant, and an objective its priority. The names of the headers are those
+of llm-d's router, and of the Gateway API Inference Extension before it.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.datastructures import Headers
+
+from frontend.errors import BadRequest
+from shared.config import ConfigError, FrontendConfig, words
+
+FAIRNESS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+MOST = 2**31 - 1  # of a priority, as in bodies
+_ID = re.compile(r"[A-Za-z0-9._@:+-]{1,64}")  # as the names of API keys
+_NUMBER = re.compile(r"[+-]?\d{1,10}")
+
+Admission = Callable[[Headers, str], Mapping[str, Any]]  # headers, the name of the API key → fields of an `Admission`
+
+
+def admission_of(config: FrontendConfig) -> Admission:
+    """Returns what reads a request's headers. Raises ConfigError for objectives that are none."""
+    objectives = _objectives(config)
+    return GatewayHeaders(objectives).admission if config.gateway_headers else own_tenant
+
+
+def own_tenant(headers: Headers, tenant: str) -> Mapping[str, Any]:
+    """Returns the name of the request's key alone: without --gateway-headers, headers say nothing."""
+    return {"tenant": tenant} if tenant else {}
+
+
+class GatewayHeaders:
+    """Reads the headers of a gateway. objectives: their priorities, by name; lower is scheduled first"""
+
+    def __init__(self, objectives: Mapping[str, int]) -> None:
+        self._objectives = objectives
+
+    def admission(self, headers: Headers, tenant: str) -> Mapping[str, Any]:
+        """Returns what a request's `Admission` gets. Raises BadRequest, which names the header."""
+        name, fairness = _given(headers, FAIRNESS)
+        if fairness and not _ID.fullmatch(fairness):
+            raise BadRequest(
+                f"`{name}` must have 1 to 64 of the characters A-Z a-z 0-9 . _ @ : + -", param=name, code="out_of_range"
+            )
+        priority = self._priority(*_given(headers, OBJECTIVE))
+        found = {"tenant": f"{tenant}/{fairness}"} if fairness else own_tenant(headers, tenant)  # no key has a slash
+        return found if priority is None else {**found, "priority": priority}
+
+    def _priority(self, name: str, objective: str) -> int | None:
+        """Returns the priority of an objective; None for none, and for a name that only the gateway knows."""
+        if not _NUMBER.fullmatch(objective):
+            return self._objectives.get(objective)
+        if not -MOST - 1 <= (priority := int(objective)) <= MOST:
+            raise BadRequest(f"`{name}` must be a number of 32 bits or a name", param=name, code="out_of_range")
+        return priority
+
+
+def _given(headers: Headers, names: tuple[str, ...]) -> tuple[str, str]:
+    """Returns the first of these headers that a request has, and its value; both empty if it has none."""
+    return next(((name, headers[name].strip()) for name in names if name in headers), ("", ""))
+
+
+def _objectives(config: FrontendConfig) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for entry in words(config.objectives):
+        name, _, number = entry.rpartition("=")
+        if not name or not _NUMBER.fullmatch(number) or not -MOST - 1 <= int(number) <= MOST:
+            raise ConfigError(f"--objectives takes NAME=PRIORITY, a number of 32 bits, not {entry!r}")
+        found[name] = int(number)
+    return found

@@ -1,0 +1,83 @@
+"""What a row more costs: found through the noise of steps, and found again when the machine changes."""
+
+import random
+from math import inf
+
+import pytest
+
+from tests.worker.schedule.harness import OracleDrafter, Rig, reference, set_drafter
+from worker.schedule.row_costs import COMPARISONS, FORGET_AFTER, LEAST_ROW_COST, PLAIN_EVERY, ROW_COST, RowCosts
+
+
+def measured(cost: float, sequences: int, steps: int = 60, noise: float = 0.0, seed: int = 1) -> RowCosts:
+    """Returns the costs after steps in turn with and without drafts; a step takes 20 ms, more as contexts grow."""
+    draw, costs = random.Random(seed), RowCosts()
+    for step in range(steps):
+        drafted = draw.randint(1, 4) if step % 2 else 0
+        seconds = 0.020 * (1 + step / 1000) * (1 + cost * drafted) * draw.uniform(1 - noise, 1 + noise)
+        costs.add(sequences, sequences + drafted, seconds)
+    return costs
+
+
+def test_cost_is_assumed_until_it_is_measured() -> None:
+    costs = RowCosts()
+    assert costs(1) == inf, "the first step has no drafts, to compare others with it"
+    costs.add(1, 1, 0.5)
+    assert costs(1) == costs(9) == ROW_COST
+    costs.add(2, 4, 0.5)
+    assert costs(2) == ROW_COST, "there is nothing to compare with"
+
+
+def test_a_step_without_drafts_is_measured_from_time_to_time() -> None:
+    costs = RowCosts()
+    costs.add(3, 3, 0.020)
+    for _ in range(PLAIN_EVERY):
+        assert costs(3) < 1
+        costs.add(3, 6, 0.021)
+    assert costs(3) == inf > costs(2)
+    costs.add(3, 3, 0.020)
+    assert costs(3) < 1
+
+
+@pytest.mark.parametrize("cost", [0.01, 0.08, 0.3])
+def test_cost_is_found_through_the_noise_of_steps(cost: float) -> None:
+    for seed in range(20):
+        assert measured(cost, 8, noise=0.05, seed=seed)(8) == pytest.approx(cost, abs=0.025)
+
+
+def test_one_step_that_was_held_up_changes_little() -> None:
+    costs = measured(0.05, 8)
+    costs.add(8, 9, 3.0)
+    assert costs(8) == pytest.approx(0.05, abs=0.01)
+
+
+def test_cost_of_another_number_of_sequences_is_that_of_the_nearest() -> None:
+    costs = measured(0.3, 8)
+    for step in range(40):
+        costs.add(2, 2 + step % 2, 0.010 * (1 + 0.1 * (step % 2)))
+    assert costs(3) == costs(1) == costs(2) == pytest.approx(0.1)
+    assert costs(7) == costs(16) == pytest.approx(0.3, abs=0.01)
+
+
+def test_cost_is_never_nothing() -> None:
+    assert measured(-0.2, 4)(4) == LEAST_ROW_COST
+
+
+def test_cost_that_forbids_drafts_is_forgotten() -> None:
+    costs = measured(5.0, 4)
+    assert costs(4) > 4
+    for _ in range(FORGET_AFTER * COMPARISONS):
+        costs.add(4, 4, 0.02)
+    assert costs(4) == ROW_COST
+
+
+def test_steps_of_a_scheduler_are_compared_by_their_sequences() -> None:
+    """A step of one row takes 10 ms, and each further row, too."""
+    rig = Rig(page_size=64, max_draft_tokens=3, token_s=0.01)
+    stream = rig.submit([1, 2, 3], 40, ignore_eos=True)
+    for _ in range(4):
+        rig.step()
+    set_drafter(rig.scheduler, stream, OracleDrafter(reference(stream, rig.config)[0]))
+    for _ in range(5):
+        rig.step()
+    assert rig.scheduler._step_time.row_cost(1) == pytest.approx(1.0)

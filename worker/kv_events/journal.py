@@ -1,0 +1,163 @@
+"""What the prefix cache stored and evicted: the compute loop writes it down, and the publisher's thread takes it.
+
+The journal follows one group of layers: the first without a sliding window, whose pages a prompt continues from. The
+compute loop only copies digests and tokens; the thread makes events of them.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from shared.prefix_identity import first_line
+from worker.kv_cache.pages import PagePool
+from worker.kv_cache.prefix_cache import PrefixCache
+from worker.kv_events.events import MEDIUM, AllBlocksCleared, BlockRemoved, BlockStored, Event, block_hash
+from worker.schedule.paging import Paging
+from worker.schedule.sequence import Sequence
+
+MAX_PENDING = 1 << 16  # notes that the publisher has not taken; more are replaced by AllBlocksCleared
+KEY_BYTES = 8  # of the hash of a salt or a picture, which stands for it outside
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Consecutive pages of a sequence that can be found now. tokens: theirs; marks: of each page, see `Mark`"""
+
+    digests: list[bytes]
+    parent: bytes | None
+    tokens: "array[int]"
+    salt: str
+    adapter: str | None
+    marks: list[bytes]
+
+
+Note = Stored | bytes | None  # None: the cache was cleared; bytes: the digest of a page that was evicted
+
+
+class PageJournal:
+    """Pages that can be found (`found`), and notes about them that nobody has taken yet."""
+
+    def __init__(self, pool: PagePool, cache: PrefixCache) -> None:
+        self.page_size = pool.page_size
+        self._cache = cache
+        self.found: set[bytes] = set()  # digests that were stored and not evicted; never more than the pool has pages
+        self._pending: deque[Note] = deque([None])  # a new process has an empty cache
+
+    @classmethod
+    def of(cls, paging: Paging) -> "PageJournal":
+        """Returns a journal that the scheduler writes from now on. Raises ValueError if there is no prefix cache."""
+        if paging.prefix is None:
+            raise ValueError("there is no prefix cache")
+        pool = next((pool for pool in paging.pools if not pool.window), paging.pools[0])
+        journal = cls(pool, paging.prefix)
+        pool.on_unpublish = journal.evicted
+        paging.journal = journal
+        return journal
+
+    def stored(self, sequence: Sequence, pages: range) -> None:
+        """Notes the pages at these indices of a sequence, which were published. Pages that are known are left out."""
+        digests, begin = sequence.prefix.digests, pages.start
+        for index in pages:
+            if digests[index] in self.found:
+                self._store(sequence, range(begin, index))
+                begin = index + 1
+        self._store(sequence, range(begin, pages.stop))
+
+    def evicted(self, digest: bytes) -> None:
+        if digest in self.found:
+            self.found.remove(digest)
+            self._note(digest)
+
+    def cleared(self) -> None:
+        """Notes that no page can be found. What was noted before does not matter any more."""
+        self.found.clear()
+        self._pending.clear()
+        self._pending.append(None)
+
+    def take(self) -> list[Event]:
+        """Returns the events since the last call, in their order. Called by the publisher's thread."""
+        notes: list[Note] = []
+        while self._pending:
+            notes.append(self._pending.popleft())
+        return list(_events(notes, self.page_size))
+
+    def _continues(self, sequence: Sequence, page: int) -> bool:
+        """Whether a new prompt would find this page of a sequence after the pages before it.
+
+        A sequence that ran while the cache was cleared goes on publishing pages that no prompt finds. They follow pages
+        that are not in `found`; the first page of a prompt has another digest now.
+        """
+        known = sequence.prefix
+        if page:
+            return known.digests[page - 1] in self.found
+        first: list[bytes] = []
+        self._cache.extend(first, sequence.tokens, known.salt, 1, known.mark)
+        return first[0] == known.digests[0]
+
+    def _store(self, sequence: Sequence, pages: range) -> None:
+        if not pages or not self._continues(sequence, pages.start):
+            return
+        size, known = self.page_size, sequence.prefix
+        digests = known.digests[pages.start : pages.stop]
+        mark, adapter = known.mark, sequence.adapter
+        self.found.update(digests)
+        self._note(
+            Stored(
+                digests,
+                known.digests[pages.start - 1] if pages.start else None,
+                array("I", sequence.tokens[pages.start * size : pages.stop * size]),
+                known.salt if adapter is None else known.salt.removeprefix(first_line(adapter.adapter)),
+                None if adapter is None else adapter.adapter.name,
+                [] if mark is None else [mark(page * size, (page + 1) * size) for page in pages],
+            )
+        )
+
+    def _note(self, note: Note) -> None:
+        if len(self._pending) >= MAX_PENDING:
+            self.cleared()
+            if isinstance(note, bytes):
+                return
+            self.found.update(note.digests if note is not None else ())
+        self._pending.append(note)
+
+
+def _events(notes: Iterable[Note], page_size: int) -> Iterable[Event]:
+    """Makes events of notes; consecutive evictions become one."""
+    removed: list[int] = []
+    for note in notes:
+        if isinstance(note, bytes):
+            removed.append(block_hash(note))
+            continue
+        if removed:
+            yield BlockRemoved(removed, MEDIUM)
+            removed = []
+        yield AllBlocksCleared() if note is None else _stored_event(note, page_size)
+    if removed:
+        yield BlockRemoved(removed, MEDIUM)
+
+
+def _stored_event(note: Stored, page_size: int) -> BlockStored:
+    return BlockStored(
+        [block_hash(digest) for digest in note.digests],
+        None if note.parent is None else block_hash(note.parent),
+        note.tokens.tolist(),
+        page_size,
+        lora_id=None,
+        medium=MEDIUM,
+        lora_name=note.adapter,
+        extra_keys=_extra_keys(note),
+    )
+
+
+def _extra_keys(note: Stored) -> list[tuple[str, ...] | None] | None:
+    """Returns hashes of what a page is hashed with besides its tokens. A salt may be a secret, so it is not told."""
+    salt = (_key(note.salt.encode()),) if note.salt else ()
+    marks = note.marks or [b""] * len(note.digests)
+    keys = [(*salt, *((_key(mark),) if mark else ())) or None for mark in marks]
+    return keys if any(keys) else None
+
+
+def _key(value: bytes) -> str:
+    return blake2b(value, digest_size=KEY_BYTES).hexdigest()

@@ -1,0 +1,71 @@
+"""Measures what a row more costs in a step of few rows, which decides whether drafts pay.
+
+A step with drafts is compared with recent steps of as many sequences without drafts, because the length of the contexts
+and the kind of sampling change both alike. One comparison says little: a row costs a few hundredths of a step, and
+steps of the same kind differ by as much. The result is therefore the median of many, in which a comparison counts as
+often as it has drafted rows, and an assumption counts as some rows.
+"""
+
+from collections import deque
+from math import inf
+
+from worker.schedule.recent import Median
+
+ROW_COST = 1 / 40  # the assumed cost of one more row, as a share of a step, before it is measured
+LEAST_ROW_COST = 1 / 200  # a lower one is an error of measurement
+ASSUMED_ROWS = 8  # the assumption counts as a comparison with so many rows
+COMPARISONS = 24  # so many are kept for each number of sequences
+PLAIN_EVERY = 32  # after so many steps with drafts, one has none, so that there is something to compare with
+FORGET_AFTER = 64  # after so many steps without drafts, one comparison is forgotten: the machine may have changed
+
+
+class RowCosts:
+    """The costs of a row by the number of sequences in a step."""
+
+    def __init__(self) -> None:
+        self._costs: dict[int, _RowCost] = {}
+
+    def __call__(self, sequences: int) -> float:
+        """Returns the cost of a row in a step of so many sequences, as a share of the step's time without it.
+
+        If it is not measured for this number, it is that of the nearest number. It is infinite if a step without drafts
+        should be measured first.
+        """
+        nearest = min(self._costs, key=lambda known: abs(known - sequences), default=0)
+        if not nearest or (nearest == sequences and self._costs[nearest].drafted_steps >= PLAIN_EVERY):
+            return inf
+        return self._costs[nearest].value
+
+    def add(self, sequences: int, rows: int, seconds: float) -> None:
+        """Notes how long a step took that had so many sequences and rows, and no prompts."""
+        self._costs.setdefault(sequences, _RowCost()).add(rows - sequences, seconds)
+
+
+class _RowCost:
+    def __init__(self) -> None:
+        self.value = ROW_COST
+        self._plain = Median()  # seconds of a step without drafts
+        self._plain_steps = 0
+        self.drafted_steps = 0  # since the last step without drafts
+        self._compared: deque[tuple[float, int]] = deque(maxlen=COMPARISONS)  # the cost of a row, and how many rows
+
+    def add(self, drafted: int, seconds: float) -> None:
+        self.drafted_steps = self.drafted_steps + 1 if drafted else 0
+        if drafted and self._plain.value > 0:
+            self._compared.append(((seconds / self._plain.value - 1) / drafted, drafted))
+            self.value = self._median()
+        elif not drafted:
+            self._plain.add(seconds)
+            self._plain_steps += 1
+            if self._compared and self._plain_steps % FORGET_AFTER == 0:
+                self._compared.popleft()
+                self.value = self._median()
+
+    def _median(self) -> float:
+        costs = sorted([*self._compared, (ROW_COST, ASSUMED_ROWS)])
+        left = sum([rows for _, rows in costs]) / 2
+        for cost, rows in costs:
+            left -= rows
+            if left <= 0:
+                return max(LEAST_ROW_COST, cost)
+        return ROW_COST
