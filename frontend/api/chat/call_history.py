@@ -33,12 +33,14 @@ def call(id: str, name: str, arguments: Any) -> ChatMessage:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def left_open(messages: Sequence[ChatMessage]) -> bool:
+def left_open(messages: Sequence[ChatMessage], generate: bool | None = None) -> bool:
     """Whether the conversation ends with a text of the assistant, which the answer then continues, as in llama.cpp.
+
+    generate: whether the assistant's turn is opened; only None, where the client does not say it, leaves it to the text
 
     Raises Unprocessable if two of the assistant's messages are at the end: the answer cannot be a part of both.
     """
-    if not messages or messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
+    if generate is not None or not messages or messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
         return False
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
         raise Unprocessable(

@@ -9,10 +9,10 @@ from msgspec import UNSET, UnsetType
 from frontend.api.llama_cpp import response_types as types
 from frontend.api.llama_cpp.options import Options, Wanted
 from frontend.api.llama_cpp.probabilities import told
-from frontend.api.openai.telemetry import LlamaCppProgress, LlamaCppTimings, timings
 from frontend.api.receipts.receipt import receipt_of
 from frontend.api.requests.encoding import to_json
 from frontend.api.requests.sampler_fields import order_of
+from frontend.api.requests.telemetry import LlamaCppProgress, LlamaCppTimings, timings
 from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.errors import SluiceError
 from frontend.request import Delta, Finish, TokenLogprob, Usage

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.api.openai.telemetry import LlamaCppProgress, LlamaCppTimings
 from frontend.api.receipts.receipt import Receipt
 from frontend.api.requests.response_types import Count, ResponseModel
+from frontend.api.requests.telemetry import LlamaCppProgress, LlamaCppTimings
 
 StopType = Literal["eos", "word", "limit"]
 NO_SLOT = -1  # there are no fixed slots

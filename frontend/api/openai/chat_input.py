@@ -245,8 +245,7 @@ def rendered_chat(
             "`continue_final_message` cannot go with `add_generation_prompt`",
             param="continue_final_message", code="out_of_range",
         )  # fmt: skip
-    arguments = _thinking_arguments(request, context) | document_arguments(request.documents, context)
-    arguments |= request.chat_template_kwargs or {}
+    values = _thinking_arguments(request, context) | document_arguments(request.documents, context)
+    values |= request.chat_template_kwargs or {}
     messages = [message.chat_message() for message in request.messages or ()]
-    resume = resume or (generate is None and left_open(messages))
-    return render(messages, context, arguments, functions, generate is not False, resume)
+    return render(messages, context, values, functions, generate is not False, resume or left_open(messages, generate))

@@ -10,7 +10,7 @@ from frontend.api.response_context import ResponseContext
 from frontend.request import Delta, TokenLogprob
 
 if TYPE_CHECKING:
-    from frontend.api.openai.telemetry import TelemetryEvents
+    from frontend.api.requests.telemetry import TelemetryEvents
 
 LEAST = -9999.0  # OpenAI's value for a log-probability of minus infinity, which JSON cannot express
 
@@ -49,7 +49,7 @@ def telemetry_events(context: ResponseContext, opening: int) -> "TelemetryEvents
     asked = context.request.shown.telemetry
     if asked is None:
         return None
-    from frontend.api.openai.telemetry import TelemetryEvents
+    from frontend.api.requests.telemetry import TelemetryEvents
 
     return TelemetryEvents(asked, context.request.prompt_tokens, opening)
 

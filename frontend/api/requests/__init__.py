@@ -7,6 +7,7 @@ request_types       the fields that the formats share, as types
 sampler_fields      the fields of llama.cpp's samplers, which few requests have
 request_schema      a request type as a JSON schema
 response_types      the base of all response types
+telemetry           llama.cpp's timings and progress, in its own answers and in the streams of other formats
 keyword_struct      structs with keyword-only fields
 encoding            values as JSON
 """

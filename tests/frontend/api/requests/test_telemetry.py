@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from frontend.api.openai.telemetry import TelemetryEvents, timings
+from frontend.api.requests.telemetry import TelemetryEvents, timings
 from frontend.features import Telemetry
 from frontend.request import Delta
 from frontend.text.tokenizer import Tokenizer
