@@ -18,6 +18,14 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What llama.cpp's clients have a stream tell while it runs."""
+
+    timings: bool  # every event has them
+    progress: bool  # the stream begins with the progress of the prompt
+
+
+@dataclass(frozen=True, slots=True)
 class Features:
     """What a request asks for besides text that follows its prompts."""
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
-from frontend.features import NO_FEATURES, Features
+from frontend.features import NO_FEATURES, Features, Telemetry
 from frontend.output_parser.formats import ParserConfig
 from shared.messages import Logprobs, Sampling, Timings
 
@@ -33,7 +33,7 @@ class Shown:
     usage: bool = False  # a stream has the usage in a last chunk
     continuous_usage: bool = False  # a stream has the usage in every chunk
     timings: bool = False  # the response includes timings
-    start: bool = False  # a choice's first delta has the worker's timings so far
+    telemetry: Telemetry | None = None  # with it, a choice's first delta has the worker's timings so far
     ids: bool = False  # the response has token ids
     tokens_as_ids: bool = False  # log-probabilities name tokens by id
     stop: bool = False  # a choice ends with the stop string that ended it

@@ -20,6 +20,7 @@ from shared.config import (
     with_values,
     words,
 )
+from shared.config.speculation import read_speculative_config
 from shared.wire.address import parse_all, with_port_offset
 
 
@@ -183,15 +184,28 @@ def _speculation(settings: Settings, explicit: Collection[str]) -> dict[str, Any
     worker = settings.worker
     if worker.speculation == "off" and "max_draft_tokens" in explicit:
         raise ConfigError("--max-draft-tokens has no effect with --speculation off")
-    if worker.speculation != "ngram":
+    stated = _speculative_config(settings, explicit) if worker.speculative_config else {}
+    if stated.get("speculation", worker.speculation) != "ngram":
         return {}
+    flag = "--speculative-config" if stated else "--speculation ngram"
     if not worker.batch_invariant:
-        raise ConfigError("--speculation ngram needs --batch-invariant: otherwise answers would change")
+        raise ConfigError(f"{flag} needs --batch-invariant: otherwise answers would change")
     if worker.overlap and "overlap" in explicit:
-        raise ConfigError(
-            "--speculation ngram needs --no-overlap: it drafts from the last token id, which must have been read"
-        )
-    return {"overlap": False}
+        raise ConfigError(f"{flag} needs --no-overlap: it drafts from the last token id, which must have been read")
+    return {"overlap": False, **stated}
+
+
+def _speculative_config(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
+    """Returns the settings that --speculative-config states."""
+    worker = settings.worker
+    config = read_speculative_config(worker.speculative_config, worker.max_draft_tokens)
+    if worker.speculation == "off":
+        raise ConfigError("--speculative-config has no effect with --speculation off")
+    if "max_draft_tokens" in explicit and worker.max_draft_tokens != config.drafts:
+        raise ConfigError(f"--max-draft-tokens {worker.max_draft_tokens} contradicts --speculative-config")
+    if config.model and settings.worker.tensor_parallel_size > 1:
+        raise ConfigError("a draft model (--speculative-config) does not work with --tensor-parallel-size above 1")
+    return {"speculation": "ngram", "max_draft_tokens": config.drafts}
 
 
 def _stopping(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:

@@ -29,7 +29,8 @@ LIMITS = m.Limits(max_seq_len=512, vocab_size=269, eos_token_ids=(265,))
 READY_STATUS = m.Status(
     epoch=1, pid=4711, model=MODEL, device="cpu", dtype="float32", state=m.WorkerState.READY, max_seq_len=512,
     pages=m.Pages(free=6, cached=3, owned=1, total=10), running=2, waiting=1, prefix_queries=100, prefix_hits=40,
-    frontends=(m.ConnectedFrontend("ab", 12, 3),), draft_tokens=9, accepted_tokens=5,
+    frontends=(m.ConnectedFrontend("ab", 12, 3),), draft_tokens=9, accepted_tokens=5, drafted_at=(6, 3),
+    accepted_at=(4, 1),
     kv_cache=(m.KVUsage("full", 1, 10, 4096), m.KVUsage("window", 2, 5, 1024), m.KVUsage("state", 3, 7, 2048)),
 )  # fmt: skip
 

@@ -43,7 +43,7 @@ QWEN_TEMPLATE = (
     "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-QWENS = ("qwen3_5", "qwen3_vl")
+QWENS = ("qwen2_5_vl", "qwen3_5", "qwen3_vl")
 QWEN_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 AREA = {"shortest_edge": 512, "longest_edge": 4096}  # of pictures that Qwen sees: 8 to 64 tokens
 GEMMA3_NAMED = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}

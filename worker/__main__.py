@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,9 @@ from worker.engine.requests import RequestTable
 from worker.engine.status import StatusReporter
 from worker.engine.validation import no_pictures
 from worker.model.device import threads_of
+from worker.observability.draft_metrics import DraftCollector
 from worker.observability.metrics import Metrics
-from worker.schedule.sequence import Sequence
+from worker.schedule.sequence import Plan, Sequence
 from worker.transport.server import Identity, WireServer
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
@@ -91,9 +93,13 @@ def _serve(
     )
     canary_s = settings.worker.canary_interval
     loop = Loop(engine.scheduler, engine.runner, request_table, server, reporter.stats, metrics, canary_s=canary_s)
+    if engine.runner.vision is not None:
+        loop.between_steps = _between_steps(engine, request_table, loop, server)
     server.step_progress = lambda: engine.runner.layers_started
     reporter.engine, reporter.metrics = engine, metrics
     reporter.heartbeat.phase = Phase.SERVING
+    if engine.scheduler.speculation is not None:
+        metrics.collectors.append(DraftCollector(settings.frontend.metrics_prefix, engine.scheduler.speculation))
     if settings.worker.worker_metrics_port:
         _serve_metrics(metrics, server, settings)
     server.identity = Identity(
@@ -141,7 +147,20 @@ def _pictures(settings: Settings, engine: Engine, metrics: Metrics) -> Callable[
 
     if engine.runner.vision is not None:
         metrics.collectors.append(VisionCollector(settings.frontend.metrics_prefix, engine.runner.vision))
-    return PictureAdmission(engine.tower, engine.scheduler.sequences)
+    return PictureAdmission(engine.tower, engine.scheduler.sequences, engine.runner.vision)
+
+
+def _between_steps(
+    engine: Engine, request_table: RequestTable, loop: Loop, server: WireServer
+) -> Callable[[Plan], bool]:
+    """Returns what encodes pictures between steps."""
+    from worker.vision.between_steps import BetweenSteps, token_cost
+
+    assert engine.runner.vision is not None
+    return BetweenSteps(
+        engine.runner.vision, engine.scheduler, token_cost(engine.spec), request_table.crash_journal.record_step,
+        partial(request_table.publish, server, 0.0), engine.runner.check_device, loop.fail,
+    )  # fmt: skip
 
 
 def _kv_events(settings: Settings, engine: Engine) -> "KvEventPublisher | None":

@@ -80,6 +80,7 @@ class ExpertsSpec:
     shared_size: int = 0  # intermediate size of the shared expert, 0 if there is none
     shared_gated: bool = False  # whether the shared expert's output is multiplied by sigmoid(a linear of the input)
     beside_mlp: bool = False  # whether sparse layers have the MLP, too, and each of both its own norms (Gemma 4)
+    transposed: bool = False  # whether tensors of all experts may be stored as [E, inputs, outputs]
 
 
 @dataclass(frozen=True, slots=True)

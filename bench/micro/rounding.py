@@ -100,7 +100,7 @@ class RoundedSource:
     def ignored(self) -> tuple[str, ...]:
         return self.source.ignored
 
-    def weight(self, name: str, shape: Shape, transposed: bool = False) -> StoredWeight:
+    def weight(self, name: str, shape: Shape, transposed: bool | None = False) -> StoredWeight:
         stored = self.source.weight(name, shape, transposed)
         return RoundedWeight(stored, self.rounding) if ".layers." in name else stored
 

@@ -123,7 +123,7 @@ FOREIGN = (
         vllm="--runner --convert", sglang="--is-embedding", llama_cpp="--embedding --embeddings --reranking --rerank",
     ),
     Foreign(
-        "use --lora-modules NAME=PATH ... with folders of PEFT, --max-loras and --max-cpu-loras",
+        "use --lora-modules NAME=PATH ... with folders of PEFT or GGUF files, --max-loras and --max-cpu-loras",
         sglang="--lora-paths --max-loras-per-batch --max-loaded-loras", llama_cpp="--lora",
     ),
     Foreign(
@@ -131,8 +131,7 @@ FOREIGN = (
         vllm="--enable-lora", sglang="--enable-lora",
     ),
     Foreign(
-        "Sluice drafts without a second model; use --speculation ngram",
-        vllm="--speculative-config",
+        'use --speculative-config \'{"method": "draft_model", "model": PATH}\', or --speculation ngram without a model',
         sglang="--speculative-algorithm --speculative-draft-model-path",
         llama_cpp="--model-draft -md",
     ),

@@ -23,7 +23,7 @@ from frontend.api.anthropic import messages
 from frontend.api.anthropic.messages_input import MessageCountRequest
 from frontend.api.api_formats import API_FORMATS, error_format
 from frontend.api.app_state import AppState, json_response
-from frontend.api.llama_cpp.apply_template import apply_template
+from frontend.api.llama_cpp.apply_template import apply_template, count_tokens
 from frontend.api.llama_cpp.tokenize import AnyTokenizeRequest, any_tokenize
 from frontend.api.many.routes import load_model, unload_model
 from frontend.api.model_context import ModelContext
@@ -102,6 +102,8 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/api/version", reports.ollama_version),
     *(("POST", path, pool) for path in POOLING_FORMATS),
     ("POST", "/apply-template", answering(TemplateRequest, apply_template)),
+    ("POST", "/v1/chat/completions/input_tokens", answering(TemplateRequest, count_tokens)),
+    ("POST", "/chat/completions/input_tokens", answering(TemplateRequest, count_tokens)),
     ("GET", "/props", reports.llama_cpp_props),
     ("GET", "/slots", reports.llama_cpp_slots),
     ("GET", "/lora-adapters", reports.llama_cpp_adapters),

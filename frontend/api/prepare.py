@@ -173,6 +173,7 @@ def shown(fields: GenerationFields) -> Shown:
         usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
         timings=fields.timings,
+        telemetry=asks("telemetry", None),
         ids=asks("return_token_ids", False),
         tokens_as_ids=asks("return_tokens_as_token_ids", False),
         stop=asks("include_stop_str_in_output", False) or asks("no_stop_trim", False),

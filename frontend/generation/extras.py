@@ -38,7 +38,7 @@ def extras_of(
         from frontend.generation.echo import Echo
 
         extras.append(Echo(request, index, new_text(), scores))
-    if request.shown.start or request.shown.continuous_usage:
+    if request.shown.telemetry or request.shown.continuous_usage:
         from frontend.generation.progress import Progress
 
         extras.append(Progress(request.shown))

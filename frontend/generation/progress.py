@@ -8,7 +8,7 @@ class Progress:
     """Adds the usage to every delta, and the times to the first, as the request asks for them."""
 
     def __init__(self, shown: Shown) -> None:
-        self._usage, self._start = shown.continuous_usage, shown.start
+        self._usage, self._start = shown.continuous_usage, shown.telemetry is not None
 
     def __call__(self, choice: Choice, delta: Delta) -> None:
         if delta.finish is not None or not (delta.ids or delta.texts):

@@ -52,6 +52,8 @@ class SpeculationStats(msgspec.Struct, kw_only=True):
 
     drafted: Count
     accepted: Count
+    drafted_at: list[Count]  # by position: the first draft after a token, the second, and so on
+    accepted_at: list[Count]
 
 
 class StepBudget(msgspec.Struct, kw_only=True):
@@ -173,7 +175,7 @@ def stats(pools: Sequence[Pool], draining: bool) -> Stats:
         pages=_pages(total),
         kv_cache=_kv_cache(total),
         prefix=PrefixCacheStats(queries=total.prefix_queries, hits=total.prefix_hits),
-        speculation=SpeculationStats(drafted=total.draft_tokens, accepted=total.accepted_tokens),
+        speculation=_speculation(total),
         worker=Worker(**_worker(first, first_pool)),
         workers=[_pool_worker(worker, pool) for pool, worker in members],
         frontends=[Frontend(pid=one.pid, id=one.id, streams=one.streams) for one in total.frontends],
@@ -234,6 +236,13 @@ def _kv_cache(status: Status) -> KVCacheStats:
     kinds = {one.kind: KVUsage(owned=one.owned, total=one.total, bytes=one.bytes) for one in status.kv_cache}
     none = KVUsage()
     return KVCacheStats(full=kinds.get("full", none), window=kinds.get("window", none), state=kinds.get("state", none))
+
+
+def _speculation(status: Status) -> SpeculationStats:
+    return SpeculationStats(
+        drafted=status.draft_tokens, accepted=status.accepted_tokens, drafted_at=list(status.drafted_at),
+        accepted_at=list(status.accepted_at),
+    )  # fmt: skip
 
 
 def _throughput(status: Status) -> Throughput:

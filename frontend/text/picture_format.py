@@ -113,9 +113,13 @@ def _qwen(config: Config, vision: Config, processor: Config, named: Mapping[str,
     )  # fmt: skip
 
 
+def _qwen2_5(config: Config, vision: Config, processor: Config, named: Mapping[str, str]) -> PictureFormat:
+    return _qwen(config, {"patch_size": 14, **vision}, processor, named)
+
+
 FORMATS: Mapping[str, Callable[[Config, Config, Config, Mapping[str, str]], PictureFormat]] = {
-    "gemma3": _gemma3, "idefics3": _idefics3, "qwen3_5": _qwen, "qwen3_5_moe": _qwen, "qwen3_vl": _qwen,
-    "smolvlm": _idefics3,
+    "gemma3": _gemma3, "idefics3": _idefics3, "qwen2_5_vl": _qwen2_5, "qwen3_5": _qwen, "qwen3_5_moe": _qwen,
+    "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen, "smolvlm": _idefics3,
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import zip_longest
 from typing import NamedTuple
 
 import msgspec
@@ -128,6 +129,8 @@ def aggregate(workers: Iterable[WorkerStatus]) -> m.Status | None:
         prefix_hits=sum(s.prefix_hits for s in statuses),
         draft_tokens=sum(s.draft_tokens for s in statuses),
         accepted_tokens=sum(s.accepted_tokens for s in statuses),
+        drafted_at=_by_position([s.drafted_at for s in statuses]),
+        accepted_at=_by_position([s.accepted_at for s in statuses]),
         prompt_tokens_s=sum(s.prompt_tokens_s for s in statuses),
         generation_tokens_s=sum(s.generation_tokens_s for s in statuses),
         last_step_age_s=max(s.last_step_age_s for s in statuses),
@@ -136,6 +139,10 @@ def aggregate(workers: Iterable[WorkerStatus]) -> m.Status | None:
         e2e=_worst([s.e2e for s in statuses]),
         frontends=_frontends(frontend for s in statuses for frontend in s.frontends),
     )
+
+
+def _by_position(counts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
 
 
 def _pages(pages: Sequence[m.Pages]) -> m.Pages:

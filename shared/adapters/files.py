@@ -1,6 +1,6 @@
-"""Reads the two files of an adapter's folder, and hashes them. Knows nothing of what they mean.
+"""Reads the files of an adapter, and hashes them: two in a folder of PEFT, or one in GGUF. Knows not what they mean.
 
-A hash stands for the content: a folder whose files have changed is another adapter under the same name.
+A hash stands for the content: if the files have changed, they are another adapter under the same name.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ from pathlib import Path
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
+GGUF = ".gguf"  # how the name of a GGUF file ends
 MAX_CONFIG_BYTES = 1 << 20
 MAX_WEIGHTS_BYTES = 4 << 30
 
@@ -19,23 +20,33 @@ class AdapterError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """The bytes of both files, read once, so that hash and content belong together."""
+    """The bytes of both files, read once, so that hash and content belong together.
 
-    config: bytes
+    config: None for a GGUF file, all of whose bytes are `weights`
+    """
+
+    config: bytes | None
     weights: bytes
 
     @property
+    def is_gguf(self) -> bool:
+        return self.config is None
+
+    @property
     def sha256(self) -> str:
-        """The hash of the adapter: of the hashes of both files."""
-        each = [hashlib.sha256(content).digest() for content in (self.config, self.weights)]
+        """The hash of the adapter: of the hashes of its files."""
+        contents = [content for content in (self.config, self.weights) if content is not None]
+        each = [hashlib.sha256(content).digest() for content in contents]
         return hashlib.sha256(b"".join(each)).hexdigest()
 
 
-def read_files(folder: str) -> AdapterFiles:
-    """Reads an adapter's folder. Raises AdapterError."""
-    path = Path(folder)
+def read_files(location: str) -> AdapterFiles:
+    """Reads an adapter's folder, or its GGUF file. Raises AdapterError."""
+    path = Path(location)
+    if path.suffix.lower() == GGUF and not path.is_dir():
+        return AdapterFiles(None, _read(path, MAX_WEIGHTS_BYTES))
     if not path.is_dir():
-        raise AdapterError(f"{folder} is not a folder with {CONFIG} and {WEIGHTS}")
+        raise AdapterError(f"{location} is not a folder with {CONFIG} and {WEIGHTS}, nor a {GGUF} file")
     if not (path / WEIGHTS).exists() and (path / PICKLED).exists():
         raise AdapterError(
             f"{path / PICKLED} is a pickle, which may run any program when it is read: save it as {WEIGHTS}"

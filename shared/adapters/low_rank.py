@@ -29,7 +29,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class StoredFactor:
-    """A matrix in the file of weights: its format, its shape, and the place of its bytes."""
+    """A matrix in the file of weights: its format (of DTYPES, or Q8_0 in GGUF), its shape, the place of its bytes."""
 
     dtype: str
     shape: tuple[int, int]
@@ -55,7 +55,7 @@ def low_rank_modules(files: AdapterFiles, max_rank: int = 0) -> dict[str, LowRan
 
     max_rank: the highest rank that is accepted; 0: any
     """
-    config, header = _config(files.config), _header(files.weights)
+    config, header = _config(files.config or b""), _header(files.weights)
     factors: dict[str, dict[str, StoredFactor]] = {}
     for name, factor in header.items():
         matched = FACTOR.fullmatch(name)

@@ -2,6 +2,7 @@
 
 declaration         how a setting is declared, and what is wrong with a value
 model, wire         records that frontends and workers share
+speculation         what --speculative-config may state
 models              the record of a server with many models
 worker, frontend, launch    the records of one kind of process
 settings            all records together

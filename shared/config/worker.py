@@ -134,6 +134,10 @@ class WorkerConfig:
         7, "maximum draft tokens of one sequence per step; a whole step has at most 16", unit="tokens",
         at_least=1, at_most=15,
     )  # fmt: skip
+    speculative_config: str = setting(
+        "", "JSON as in vLLM with method (ngram or draft_model), model (the draft model: a checkpoint with the same "
+        "vocabulary, as for --model) and num_speculative_tokens; empty: what --speculation says"
+    )  # fmt: skip
     seed: int = setting(
         -1,
         "seed of the generator that seeds requests without a seed; -1: the system's entropy",

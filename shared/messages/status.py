@@ -107,3 +107,5 @@ class Status(Message, frozen=True):
     prefix_cache_reset: int = 0  # the nonce of the latest ResetPrefixCache; 0: there was none
     batch_invariant: bool | None = None  # whether an answer depends on its request alone; None while not known
     ranks: tuple[int, ...] = ()  # the processes that compute the model together, in order; () if it is one process
+    drafted_at: tuple[int, ...] = ()  # draft tokens computed, by their position in the drafts of a step
+    accepted_at: tuple[int, ...] = ()  # draft tokens accepted, by the same

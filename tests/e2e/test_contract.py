@@ -93,7 +93,7 @@ def test_openai_stream_equals_unstreamed_answer(site: Site, route: str) -> None:
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(chunks) - 1) + [whole.finish]
     if route == CHAT:
         assert choices[0]["delta"]["role"] == "assistant"
-    pieces = [choice["delta"].get("content", "") if route == CHAT else choice["text"] for choice in choices]
+    pieces = [choice["delta"].get("content") or "" if route == CHAT else choice["text"] for choice in choices]
     assert "".join(pieces) == whole.text
     plain = [data for _, data in events(site.post(route, asked | {"stream_options": None}))]
     assert all(chunk == "[DONE]" or (chunk["choices"] and "usage" not in chunk) for chunk in plain)

@@ -1,13 +1,16 @@
 """Speculative decoding changes no byte of an answer: every way of sampling and ending, and with a killed worker."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deploy.supervisor.child_command import DEMO_MODEL
 from tests.e2e.server import Server, serving
 from tests.patience import PATIENCE_S
 
@@ -73,8 +76,19 @@ def test_streams_with_drafts_have_one_event_per_token(both: tuple[Server, Server
     assert streams[0].done and streams[0].done["usage"]["completion_tokens"] == len(streams[0].ids)
 
 
+def test_draft_model_changes_no_byte_also_when_its_worker_is_killed(demo: Server, tmp_path: Path) -> None:
+    config = json.dumps({"method": "draft_model", "model": str(DEMO_MODEL), "num_speculative_tokens": 5})
+    with serving("demo", tmp_path / "log", "--speculative-config", config, held=True) as on:
+        assert [ask(on, body) for body in BODIES] == [ask(demo, body) for body in BODIES]
+        on.until(lambda stats: speculation(stats)[1] > 100)
+        check_killed_worker(on, demo)
+
+
 def test_stream_with_drafts_and_killed_worker_is_unchanged(both: tuple[Server, Server]) -> None:
-    on, off = both
+    check_killed_worker(*both)
+
+
+def check_killed_worker(on: Server, off: Server) -> None:
     options = {"temperature": 0.3, "seed": 5, "ignore_eos": True}
     before = on.stats()["worker"]
     with ThreadPoolExecutor(1) as pool, on.hold.at(60):

@@ -19,7 +19,10 @@ from tests.patience import PATIENCE_S
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "none": (),
-    "drafts": ("worker.schedule.features.speculation",),
+    "drafts": (
+        "worker.schedule.features.speculation", "worker.schedule.features.waiting_drafts",
+        "worker.run.drafters.model_drafter",
+    ),
     "checks": ("worker.schedule.records.answer_check",),
     "scores": ("worker.schedule.records.prompt_scores", "worker.run.logprobs"),
     "pooling": ("worker.run.pooling",),

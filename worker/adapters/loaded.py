@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.adapters.files import WEIGHTS, AdapterError, AdapterFiles
-from shared.adapters.low_rank import LowRank, StoredFactor, low_rank_modules
+from shared.adapters.files import AdapterError, AdapterFiles
+from shared.adapters.low_rank import LowRank
 from worker.adapters.sites import Rows, Sites
+from worker.adapters.stored import StoredProduct, stored_products
 from worker.kernels.cpu.adapters_c import AdapterC, PartC, ProductC
 from worker.kernels.linear import PackedLinear, linear, pack
 
 NOT_OF_TEXT = ("vision", "visual", "audio")  # words in the names of encoders, whose layers have numbers, too
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 IN_LAYER = re.compile(r"(?:.*\.)?layers\.(\d{1,6})\.(.+)")
 RANK_STEP = 32  # the ranks that B reads are padded with zeros to multiples of this, which every kernel can read
 
@@ -72,14 +72,14 @@ def load_adapter(
     files: AdapterFiles, sites: Sites, dtype: torch.dtype, device: torch.device, max_rank: int
 ) -> LoadedAdapter:
     """Packs an adapter for a model with these sites. Raises AdapterError."""
-    changed: defaultdict[int, list[tuple[Rows, LowRank]]] = defaultdict(list)
+    changed: defaultdict[int, list[tuple[Rows, StoredProduct]]] = defaultdict(list)
     seen: dict[tuple[Rows, ...], str] = {}
-    for module, product in low_rank_modules(files, max_rank).items():
+    for module, product in stored_products(files, sites.spec, max_rank).items():
         found = _sites_of(module, sites)
         if (other := seen.setdefault(found, module)) is not module:
             raise AdapterError(f"the adapter has the same module twice: as {other} and as {module}")
         for rows in found:
-            _check_shape(module, product, rows)
+            _check_shape(module, product.low, rows)
             changed[id(rows.linear)].append((rows, product))
     products = {key: _product(files, pairs, dtype, device) for key, pairs in changed.items()}
     return LoadedAdapter(files.sha256, products, _in_c(products.values()))
@@ -87,7 +87,7 @@ def load_adapter(
 
 def _sites_of(module: str, sites: Sites) -> tuple[Rows, ...]:
     matched = None if any(word in module for word in NOT_OF_TEXT) else IN_LAYER.fullmatch(module)
-    found = None if matched is None else sites.get((int(matched[1]), matched[2]))
+    found = None if matched is None else sites.rows.get((int(matched[1]), matched[2]))
     if found is None:
         raise AdapterError(f"the adapter changes {module}, which the base model lacks or which adapters cannot change")
     return found
@@ -103,30 +103,31 @@ def _check_shape(module: str, product: LowRank, rows: Rows) -> None:
 
 
 def _product(
-    files: AdapterFiles, pairs: Sequence[tuple[Rows, LowRank]], dtype: torch.dtype, device: torch.device
+    files: AdapterFiles, pairs: Sequence[tuple[Rows, StoredProduct]], dtype: torch.dtype, device: torch.device
 ) -> Product:
     first = pairs[0][0]
     factors, stacked, parts = torch.ones(first.outputs), [], list[Part]()
     at = 0
     for group in _apart(pairs):
-        ranks, (begin, end) = sum(low.rank for _, low in group), _columns(group)
+        ranks, (begin, end) = sum(stored.low.rank for _, stored in group), _columns(group)
         b, own = torch.zeros(end - begin, -(-ranks // RANK_STEP) * RANK_STEP), 0
-        for rows, low in group:
+        for rows, stored in group:
+            rank = stored.low.rank
             inside = rows.places >= 0
             places = rows.places[inside]
-            stacked.append(_read(files, low.a))
-            b[places - begin, own : own + low.rank] = _read(files, low.b)[inside]
-            factors[places] = low.scale
-            own += low.rank
+            stacked.append(stored.a(files))
+            b[places - begin, own : own + rank] = stored.b(files)[inside]
+            factors[places] = stored.low.scale
+            own += rank
         parts.append(Part(_packed(b, dtype, device), at, ranks, begin, end - begin))
         at += ranks
     a = _packed(torch.cat(stacked), dtype, device)
     return Product(first.linear, a, tuple(parts), factors.to(device))
 
 
-def _apart(pairs: Sequence[tuple[Rows, LowRank]]) -> list[list[tuple[Rows, LowRank]]]:
+def _apart(pairs: Sequence[tuple[Rows, StoredProduct]]) -> list[list[tuple[Rows, StoredProduct]]]:
     """Groups modules so that each group has columns between which there are none of another group."""
-    groups: list[list[tuple[Rows, LowRank]]] = []
+    groups: list[list[tuple[Rows, StoredProduct]]] = []
     for pair in sorted(pairs, key=lambda pair: _columns([pair])):
         if groups and _columns([pair])[0] < _columns(groups[-1])[1]:
             groups[-1].append(pair)
@@ -135,7 +136,7 @@ def _apart(pairs: Sequence[tuple[Rows, LowRank]]) -> list[list[tuple[Rows, LowRa
     return groups
 
 
-def _columns(group: Sequence[tuple[Rows, LowRank]]) -> tuple[int, int]:
+def _columns(group: Sequence[tuple[Rows, StoredProduct]]) -> tuple[int, int]:
     """Returns the first column that a group changes, and the end of its columns."""
     places = torch.cat([rows.places for rows, _ in group])
     return int(places[places >= 0].min()), int(places.max()) + 1
@@ -158,11 +159,3 @@ def _in_c(products: Collection[Product]) -> AdapterC | None:
             return None
         found.append(ProductC(changed, a, parts, product.factors))
     return AdapterC(found)
-
-
-def _read(files: AdapterFiles, factor: StoredFactor) -> Tensor:
-    content = bytearray(memoryview(files.weights)[factor.begin : factor.end])
-    values = torch.frombuffer(content, dtype=DTYPES[factor.dtype]).view(factor.shape).float()
-    if not values.isfinite().all():
-        raise AdapterError(f"{WEIGHTS} has numbers that are not finite")
-    return values

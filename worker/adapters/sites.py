@@ -41,7 +41,12 @@ class Rows:
     places: Tensor
 
 
-Sites = Mapping[tuple[int, str], tuple[Rows, ...]]  # by number of the layer, and name of the module in it
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """rows: by the number of a layer, and the name of a module in it"""
+
+    spec: ModelSpec
+    rows: Mapping[tuple[int, str], tuple[Rows, ...]]
 
 
 def sites_of(folder: Path, spec: ModelSpec, weights: Weights) -> Sites:
@@ -60,7 +65,7 @@ def sites_of(folder: Path, spec: ModelSpec, weights: Weights) -> Sites:
         ):
             for module, rows in _of_part(part, held, spec, layer, names):
                 found[index, module] = (*found.get((index, module), ()), rows)
-    return found
+    return Sites(spec, found)
 
 
 def _of_part(

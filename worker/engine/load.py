@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.default_sizes import with_default_sizes
 from shared.hf_hub import Progress
 from shared.messages import Limits
 from shared.task import GENERATE, Task
 from worker.engine.fingerprint import fingerprint, numerics_of
 from worker.engine.formats import Formats, dtype_name, kernels_name, warn_about_cpu
-from worker.engine.load_model import LoadedModel, explain_out_of_memory, find_model, load_model
+from worker.engine.load_model import LoadedModel, ModelFiles, explain_out_of_memory, find_model, load_model
 from worker.grammar.compiler import GrammarCompiler
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import huge_pages
@@ -100,8 +100,37 @@ def load_engine(
     worker = _settings_on(device, worker)
     files = find_model(model, worker, device, on_download, prefer_cache=prefer_cache)
     compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
+    draft = _find_draft_model(files, model, worker) if worker.speculative_config else None
     loaded = load_model(files, model, worker, on_progress)
-    return build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1))
+    engine = build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1))
+    if draft is not None:
+        _add_draft_model(engine, draft, model, worker)
+    return engine
+
+
+def _find_draft_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> ModelFiles | None:
+    from worker.run.drafters.draft_model import check_fits, draft_settings, explain_draft_model
+
+    settings = draft_settings(model, worker)
+    if settings is None:
+        return None
+    if files.device.type != "cpu":
+        raise ConfigError("a draft model (--speculative-config) is served on the CPU only: leave it out, or --device")
+    with explain_draft_model():
+        draft = find_model(*settings, files.device)
+        check_fits(draft.spec, draft.folder, files.spec, files.folder)
+    return draft
+
+
+def _add_draft_model(engine: Engine, draft: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> None:
+    from worker.run.drafters.draft_model import draft_settings, explain_draft_model, make_drafter
+
+    settings, speculation = draft_settings(model, worker), engine.scheduler.speculation
+    if settings is None or speculation is None:  # drafts are off on this machine
+        return
+    with explain_draft_model():
+        decoder = load_model(draft, *settings, lambda done, total: None).decoder(draft.spec.max_positions)
+    speculation.proposer = make_drafter(decoder, engine.size.max_seq_len, worker)
 
 
 def build_engine(

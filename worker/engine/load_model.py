@@ -97,16 +97,30 @@ def load_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_p
         ranks = Leader(files.spec, device, model, worker)
     share = None if ranks is None else ranks.share
     with explain_out_of_memory(gpu):
-        weights = load_weights(files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress, share)
+        weights = load_weights(
+            files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress, share, _tower_bytes(files)
+        )
         tower = _tower(files, weights)
     return LoadedModel(files, weights, gpu, hashes, ranks, tower)
 
 
+def _states_tower(files: ModelFiles) -> bool:
+    return files.task.name == "generate" and bool(read_config(files.folder).get("vision_config"))
+
+
+def _tower_bytes(files: ModelFiles) -> int:
+    if not _states_tower(files):
+        return 0
+    from worker.vision.checkpoint.load import bytes_of_tower
+
+    return bytes_of_tower(files.folder, files.spec.hidden_size, files.formats.dtype)
+
+
 def _tower(files: ModelFiles, weights: Weights) -> "Tower | None":
     """Loads the vision tower if the config states one and the model generates text."""
-    if files.task.name != "generate" or not read_config(files.folder).get("vision_config"):
+    if not _states_tower(files):
         return None
-    from worker.vision.load import tower_of
+    from worker.vision.checkpoint.load import tower_of
 
     return tower_of(files.folder, files.spec.hidden_size, files.formats.dtype, weights.embed.device)
 

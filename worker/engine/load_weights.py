@@ -34,13 +34,17 @@ def load_weights(
     gpu: GpuMemoryReader | None,
     on_progress: Progress,
     share: Share | None = None,
+    beside: int = 0,
 ) -> Weights:
-    """Loads all weights to the device, or those of a share. gpu: None on the CPU.
+    """Loads all weights to the device, or those of a share.
+
+    gpu: None on the CPU. beside: bytes of other weights, which must fit in the memory as well
 
     Raises CheckpointError, and ConfigError when the memory of the device is too small.
     """
 
-    def check(weights: WeightsSize) -> None:
+    def check(text: WeightsSize) -> None:
+        weights = text.with_others(beside)
         if gpu is not None:
             gpu.read().check_weights(weights)
             return

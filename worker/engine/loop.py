@@ -45,15 +45,13 @@ class Loop:
         metrics: Metrics, clock: Callable[[], float] = time.monotonic, *, canary_s: float = 0.0,
     ) -> None:  # fmt: skip
         """canary_s: after this many seconds without a step, a dummy step checks the device; 0 turns the check off."""
-        self._scheduler = scheduler
-        self._runner = runner
-        self._request_table = request_table
-        self._server = server
-        self._stats = stats
-        self._metrics = metrics
-        self._clock = clock
-        self._canary_s = canary_s
+        self._scheduler, self._runner, self._request_table = scheduler, runner, request_table
+        self._server, self._stats, self._metrics = server, stats, metrics
+        self._clock, self._canary_s = clock, canary_s
         self._last_computed = clock()
+        self.between_steps: Callable[[Plan], bool] | None = (
+            None  # returns whether it computed something (worker/vision)
+        )
         self._in_flight: deque[InFlightStep] = deque()  # at most two, and at most one between iterations
 
     @property
@@ -88,7 +86,9 @@ class Loop:
             self._metrics.step(plan, planned - began, self._clock() - planned)
         elif busy:
             self._drain()
-        else:
+        if self.between_steps is not None:
+            busy |= self.between_steps(plan)
+        if not busy:
             self._idle(began)
         self._request_table.publish(self._server, began)
         if busy and not self._scheduler.has_work:
@@ -197,13 +197,13 @@ class Loop:
             self._retry([half])
         else:
             self._check_device()  # raises before the sequence is reported as failed
-            self._fail(chunks[0].sequence, error)
+            self.fail(chunks[0].sequence, error)
 
     def _retry(self, chunks: list[Chunk]) -> None:
         self._launch(Plan(chunks))
         self._drain()
 
-    def _fail(self, sequence: Sequence, error: Exception) -> None:
+    def fail(self, sequence: Sequence, error: Exception) -> None:
         self._scheduler.fail(sequence)
         self._request_table.end(sequence, m.Outcome.ERROR, self._clock(), f"{type(error).__name__}: {error}")
 

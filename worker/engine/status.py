@@ -47,6 +47,7 @@ class StatusReporter:
             phase = WorkerState.FAILED if self.failed else self.phase
             return Status(self.epoch, os.getpid(), model, device, dtype, phase, self.progress, error=self.failed)
         now, scheduler, stats = time.monotonic(), engine.scheduler.status, self.stats
+        speculation = engine.scheduler.speculation
         self._update_totals(scheduler)
         return Status(
             self.epoch,
@@ -76,6 +77,8 @@ class StatusReporter:
             prefix_cache_reset=scheduler.prefix_cache_reset,
             batch_invariant=engine.batch_invariant,
             ranks=engine.ranks,
+            drafted_at=tuple(speculation.drafted_at) if speculation else (),
+            accepted_at=tuple(speculation.accepted_at) if speculation else (),
         )
 
     def _state(self) -> WorkerState:

@@ -86,6 +86,10 @@ class WeightsSize:
     nbytes: int
     int4: int | None = None
 
+    def with_others(self, nbytes: int) -> "WeightsSize":
+        """Returns the size together with other weights, which --quantization leaves as they are."""
+        return WeightsSize(self.nbytes + nbytes, None if self.int4 is None else self.int4 + nbytes)
+
     def fewer_bits(self, room: int) -> list[str]:
         """Returns the advice to use fewer bits, if the weights would then take at most `room` bytes."""
         if self.int4 is None or self.int4 > room:

@@ -243,6 +243,7 @@ class FamilyExperts:
     shared_size: the setting that has the intermediate size of a shared expert; "" if there is none.
     shared_gated: whether the shared expert has a gate.
     beside_mlp: whether layers with experts have the MLP, too.
+    transposed: see ExpertsSpec.
     """
 
     size: str
@@ -255,6 +256,7 @@ class FamilyExperts:
     shared_size: str = ""
     shared_gated: bool = True
     beside_mlp: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

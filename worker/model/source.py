@@ -42,9 +42,13 @@ class FileSource:
     def ignored(self) -> tuple[str, ...]:
         return IGNORED if self.method is None else (*IGNORED, *OF_ACTIVATIONS, *self.method.ignored)
 
-    def weight(self, name: str, shape: Shape, transposed: bool = False) -> StoredWeight:
+    def weight(self, name: str, shape: Shape, transposed: bool | None = False) -> StoredWeight:
         few_bits = None if self.method is None else self.method.weight(name, shape, self.tensors)
-        return PlainWeight(name, shape, transposed) if few_bits is None else few_bits
+        if few_bits is not None:
+            return few_bits
+        if transposed is None:
+            transposed = shape == shape[::-1] or name not in self.tensors or self.tensors.shape(name) != shape
+        return PlainWeight(name, shape, transposed)
 
     def close(self) -> None:
         self.tensors.close()

@@ -16,5 +16,6 @@ logprobs            computes log-probabilities
 
 Before serving:
 warmup              runs dummy steps, which compile every kernel and measure memory
+drafters/           models that propose draft tokens
 checks/             checks before serving that kernels, options and batches give the right bits
 """

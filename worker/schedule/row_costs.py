@@ -7,6 +7,7 @@ often as it has drafted rows, and an assumption counts as some rows.
 """
 
 from collections import deque
+from math import inf
 
 from worker.schedule.recent import Median
 
@@ -14,9 +15,8 @@ ROW_COST = 1 / 40  # the assumed cost of one more row, as a share of a step, bef
 LEAST_ROW_COST = 1 / 200  # a lower one is an error of measurement
 ASSUMED_ROWS = 8  # the assumption counts as a comparison with so many rows
 COMPARISONS = 24  # so many are kept for each number of sequences
-FORGET_AFTER = (
-    64  # after so many steps without drafts, the oldest comparison is forgotten: the machine may have changed
-)
+PLAIN_EVERY = 32  # after so many steps with drafts, one has none, so that there is something to compare with
+FORGET_AFTER = 64  # after so many steps without drafts, one comparison is forgotten: the machine may have changed
 
 
 class RowCosts:
@@ -28,12 +28,13 @@ class RowCosts:
     def __call__(self, sequences: int) -> float:
         """Returns the cost of a row in a step of so many sequences, as a share of the step's time without it.
 
-        If it is not measured for this number, it is that of the nearest number.
+        If it is not measured for this number, it is that of the nearest number. It is infinite if a step without drafts
+        should be measured first.
         """
-        if sequences in self._costs:
-            return self._costs[sequences].value
         nearest = min(self._costs, key=lambda known: abs(known - sequences), default=0)
-        return self._costs[nearest].value if nearest else ROW_COST
+        if not nearest or (nearest == sequences and self._costs[nearest].drafted_steps >= PLAIN_EVERY):
+            return inf
+        return self._costs[nearest].value
 
     def add(self, sequences: int, rows: int, seconds: float) -> None:
         """Notes how long a step took that had so many sequences and rows, and no prompts."""
@@ -45,9 +46,11 @@ class _RowCost:
         self.value = ROW_COST
         self._plain = Median()  # seconds of a step without drafts
         self._plain_steps = 0
+        self.drafted_steps = 0  # since the last step without drafts
         self._compared: deque[tuple[float, int]] = deque(maxlen=COMPARISONS)  # the cost of a row, and how many rows
 
     def add(self, drafted: int, seconds: float) -> None:
+        self.drafted_steps = self.drafted_steps + 1 if drafted else 0
         if drafted and self._plain.value > 0:
             self._compared.append(((seconds / self._plain.value - 1) / drafted, drafted))
             self.value = self._median()

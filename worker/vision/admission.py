@@ -1,6 +1,6 @@
 """Checks the pictures of a request, so that no frontend can harm the worker. Encodes nothing."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,10 +21,15 @@ MAX_HELD_BYTES = 2 << 30  # pixels of all sequences, which keep them until they 
 
 @dataclass(frozen=True, slots=True)
 class PictureAdmission:
-    """Gives sequences their pictures, or refuses them. live: returns the sequences that hold pixels"""
+    """Gives sequences their pictures, or refuses them.
+
+    live: returns the sequences that hold pixels. encoded: the digests of pictures for which no step has to wait, if
+    pictures are encoded between steps
+    """
 
     tower: Tower
     live: Callable[[], Iterable[Sequence]]
+    encoded: Container[bytes] | None = None
 
     def __call__(self, sequence: Sequence, submit: Submit) -> None:
         """Gives a sequence the pictures of its request. Raises Refused, in words, unless they can be encoded.
@@ -41,16 +46,18 @@ class PictureAdmission:
         if sum(map(len, held.values())) > MAX_HELD_BYTES and not submit.crashes:
             raise QueueFull(f"the pictures of all requests have more than {MAX_HELD_BYTES >> 30} GiB of pixels")
         assert self.tower.spec is not None
-        give(sequence, pictures, self.tower.spec)
+        give(sequence, pictures, self.tower.spec, self.encoded)
 
 
-def give(sequence: Sequence, pictures: list[Picture], spec: VisionSpec) -> None:
-    """Gives a sequence pictures that were checked."""
+def give(
+    sequence: Sequence, pictures: list[Picture], spec: VisionSpec, encoded: Container[bytes] | None = None
+) -> None:
+    """Gives a sequence pictures that were checked. encoded: see PictureAdmission"""
     rotary = None
     if spec.sections is not None:
         squares = [spec.squares_of(picture.height, picture.width) for picture in pictures]
         rotary = RotaryPositions([picture.start for picture in pictures], squares)
-    sequence.pictures = PromptPictures(pictures, whole=spec.bidirectional, rotary=rotary)
+    sequence.pictures = PromptPictures(pictures, whole=spec.bidirectional, rotary=rotary, encoded=encoded)
     sequence.prefix.mark = sequence.pictures.places.mark
 
 

@@ -2,11 +2,14 @@
 
 A row at the last position sees every key. So do several rows there: the query heads that share a key/value head are
 rows of the same position. The queries of a head, some at a time, therefore become the query heads of one token at the
-last position, and each sees all patches. The kernels give a row the same bits whatever else is computed with it.
+last position, and each sees all patches, or those of its window. The kernels give a row the same bits whatever else is
+computed with it.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -16,37 +19,69 @@ from worker.kernels.forms import rotary, store_kv
 from worker.kernels.operations import Operations
 from worker.kernels.rowwise.rotary import rotary_torch
 from worker.kernels.rowwise.store_kv import store_kv_torch
+from worker.vision.windows import Windows
 
 PAGE = 64
 GROUP, GROUP_GPU = 256, 64  # queries that become heads of one token: what a work item or a tile of the kernels holds
 
 
-def attend_all(qkv: Tensor, heads: int, do: Operations, tables: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """Returns softmax(q k^T / sqrt(D)) v among all N rows, [N, heads * D]. qkv [N, 3 * heads * D]
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """The queries of all N patches, and their keys and values in pages. Rows attend apart, as many as one likes."""
 
-    tables: cos and sin [N, D] float32, by which queries and keys are rotated before; None: they are not
-    """
-    rows, device = len(qkv), qkv.device
-    head = qkv.shape[1] // (3 * heads)
-    q, k, v = qkv.view(rows, 3, heads, head).unbind(1)
-    plain, numbers = do.attention is attention_torch, torch.arange(rows, device=device)
-    if tables is not None:
-        q, k = (rotary_torch if plain else rotary)(q, k, *tables, numbers)
-    pages = -(-rows // PAGE)
-    cache_k, cache_v = (qkv.new_zeros(pages, PAGE, heads, head) for _ in "kv")
-    store: Callable[..., None] = store_kv_torch if plain else store_kv
-    store(k, v, cache_k, cache_v, numbers)
-    group = min(rows, GROUP_GPU if qkv.is_cuda else GROUP)
-    tokens = -(-rows // group)
-    padded = qkv.new_zeros(tokens * group, heads, head)
-    padded[:rows] = q
-    ints = partial(torch.tensor, dtype=torch.int32, device=device)
-    mixed = do.attention(
-        _swapped(padded.view(tokens, group, heads, head)).view(tokens, heads * group, head), cache_k, cache_v,
-        ints(range(tokens + 1)), ints([rows] * tokens), ints([list(range(pages))] * tokens), rows,
-        scale=head**-0.5, window=0,
-    )  # fmt: skip
-    return _swapped(mixed.view(tokens, heads, group, head)).view(tokens * group, heads * head)[:rows]
+    q: Tensor  # [N, heads, D]
+    k: Tensor  # [pages, PAGE, heads, D]
+    v: Tensor
+    windows: Windows  # the rows that see each other; each window has pages of its own
+
+    @classmethod
+    def of(
+        cls, qkv: Tensor, heads: int, windows: Windows, do: Operations, tables: tuple[Tensor, Tensor] | None = None
+    ) -> "Queries":
+        """qkv: [N, 3 * heads * D]. tables: cos and sin [N, D] float32 that rotate queries and keys, if any do."""
+        rows, plain = len(qkv), _is_plain(do)
+        head = qkv.shape[1] // (3 * heads)
+        q, k, v = qkv.view(rows, 3, heads, head).unbind(1)
+        if tables is not None:
+            q, k = (rotary_torch if plain else rotary)(q, k, *tables, torch.arange(rows, device=qkv.device))
+        first_pages, pages = _pages(windows)
+        slots = torch.cat(
+            [first * PAGE + torch.arange(each) for first, each in zip(first_pages, windows.lengths, strict=True)]
+        )
+        cache_k, cache_v = (qkv.new_zeros(pages, PAGE, heads, head) for _ in "kv")
+        store: Callable[..., None] = store_kv_torch if plain else store_kv
+        store(k, v, cache_k, cache_v, slots.to(qkv.device))
+        return cls(q, cache_k, cache_v, windows)
+
+    def attend(self, rows: slice, do: Operations) -> Tensor:
+        """Returns softmax(q k^T / sqrt(D)) v of some rows, among the keys of their windows: [rows, heads * D]."""
+        lengths, (patches, heads, head), device = self.windows.lengths, self.q.shape, self.q.device
+        group = min(max(lengths), GROUP_GPU if self.q.is_cuda else GROUP)
+        parts = list(self.windows.parts(rows.start, min(rows.stop, patches), group))
+        places = torch.cat([at * group + torch.arange(end - start) for at, (_, start, end) in enumerate(parts)])
+        places = places.to(device)
+        padded = self.q.new_zeros(len(parts) * group, heads, head)
+        padded[places] = self.q[rows]
+        first_pages, _ = _pages(self.windows)
+        longest = -(-max(lengths) // PAGE)
+        pages = [[first_pages[index] + page for page in range(longest)] for index, _, _ in parts]
+        ints = partial(torch.tensor, dtype=torch.int32, device=device)
+        mixed = do.attention(
+            _swapped(padded.view(len(parts), group, heads, head)).view(len(parts), heads * group, head), self.k, self.v,
+            ints(range(len(parts) + 1)), ints([lengths[index] for index, _, _ in parts]),
+            ints(pages).clamp(max=len(self.k) - 1), max(lengths), scale=head**-0.5, window=0,
+        )  # fmt: skip
+        return _swapped(mixed.view(len(parts), heads, group, head)).view(-1, heads * head)[places]
+
+
+def _pages(windows: Windows) -> tuple[list[int], int]:
+    """Returns the first page of each window, and the number of all pages."""
+    *firsts, pages = accumulate((-(-each // PAGE) for each in windows.lengths), initial=0)
+    return firsts, pages
+
+
+def _is_plain(do: Operations) -> bool:
+    return do.attention is attention_torch
 
 
 def _swapped(x: Tensor) -> Tensor:

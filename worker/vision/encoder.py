@@ -2,8 +2,12 @@
 
 A picture is encoded alone, and by operations that give a row the same bits with any number of threads. So its vectors
 depend on nothing but its pixels.
+
+It is encoded in pieces, so that a worker can compute steps between them: some rows of a layer are a piece. Their bits
+do not depend on how the rows are divided.
 """
 
+from collections.abc import Generator
 from ctypes import c_uint64
 from dataclasses import dataclass
 
@@ -13,31 +17,39 @@ from torch import Tensor
 from shared.messages import Picture
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import Operations
-from worker.vision.attention import attend_all
+from worker.vision.attention import Queries
 from worker.vision.connectors import CONNECTORS, ConnectorWeights
 from worker.vision.positions import rotary_tables, stretched
 from worker.vision.preprocess import level_table, patches_of
 from worker.vision.spec import VisionSpec
+from worker.vision.windows import Windows, in_windows
+
+Tables = tuple[Tensor, Tensor]  # cos and sin
+ROWS = 512  # patches of a piece
+ATTENTION_COST = 3  # of a multiplication of attention, in those of a linear: measured with AMX, where linears are fast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderLayer:
-    """The weights of a layer. H: hidden size. Norms are layer norms [2, H]: a weight and a bias."""
+    """The weights of a layer. H: hidden size. Norms [2, H] are layer norms with weight and bias; [H]: RMS norms."""
 
     before_attention: Tensor
     qkv: PackedLinear
     o: PackedLinear
     before_mlp: Tensor
-    up: PackedLinear
+    up: PackedLinear  # the gate, too, if there is one: H → 2 I
     down: PackedLinear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderWeights:
-    """patches: the convolution over patches as a linear; positions [P, H]: one for each patch, or a grid to stretch"""
+    """patches: the convolution over patches as a linear
+
+    positions [P, H]: one for each patch, or a grid to stretch; None: queries and keys are rotated instead
+    """
 
     patches: PackedLinear
-    positions: Tensor
+    positions: Tensor | None
     layers: list[EncoderLayer]
     norm: Tensor
     connector: ConnectorWeights
@@ -50,38 +62,90 @@ class Encoder:
     def __init__(self, spec: VisionSpec, weights: EncoderWeights, operations: Operations, started: c_uint64) -> None:
         """started: counts the layers of all pictures, which shows that a long step makes progress."""
         self.spec, self.weights, self._do, self._started = spec, weights, operations, started
-        positions = weights.positions
-        self._table = level_table(spec).to(positions.device).to(positions.dtype)
+        self._table = level_table(spec).to(weights.norm.device).to(weights.norm.dtype)
 
     @torch.inference_mode()
     def encode(self, picture: Picture) -> Tensor:
         """Returns the vectors of a picture, [tokens, text_size], and beside them those of deepstack, as wide each."""
+        pieces = self.pieces(picture)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as done:
+                found: Tensor = done.value
+                return found
+
+    def pieces(self, picture: Picture) -> Generator[int, None, Tensor]:
+        """Encodes a picture, and yields after each piece its cost in multiplications. Returns what encode does."""
         spec, weights, do = self.spec, self.weights, self._do
         rows, columns = spec.grid_of(picture.height, picture.width)
-        positions, tables = weights.positions, None
-        if spec.position_side:
-            positions = stretched(positions, spec.position_side, rows, columns).to(positions.dtype)
-        if spec.rotary_theta:
-            head = spec.hidden_size // spec.heads
-            tables = rotary_tables(rows, columns, head, spec.rotary_theta, positions.device)
-        x = do.linear(patches_of(picture, spec, self._table), weights.patches) + positions  # [N, H]
+        everything, order = Windows((rows * columns,)), None
+        windows = everything
+        x = do.linear(patches_of(picture, spec, self._table), weights.patches)  # [N, H]
+        if weights.positions is not None:
+            x = x + self._positions(weights.positions, rows, columns)
+        tables = self._tables(rows, columns)
+        if spec.window:
+            order, windows = in_windows(rows, columns, spec.window)
+            order = order.to(x.device)
+            x, tables = x[order], tables and (tables[0][order], tables[1][order])
         h = do.rms_norm(x, weights.layers[0].before_attention, spec.norm_eps)
+        yield x.numel() * spec.patch_width
         norms = [*(layer.before_attention for layer in weights.layers[1:]), weights.norm]
         stack = dict(zip(spec.deepstack, weights.deepstack, strict=True))
         more = []
         for index, (layer, norm) in enumerate(zip(weights.layers, norms, strict=True)):
             self._started.value += 1
-            h = attend_all(do.linear(h, layer.qkv), spec.heads, do, tables)
-            h, x = do.linear_add_norm(h, layer.o, x, layer.before_mlp, spec.norm_eps)
-            h = do.activate(do.linear(h, layer.up), spec.activation)
-            h, x = do.linear_add_norm(h, layer.down, x, norm, spec.norm_eps)
+            seen = everything if index in spec.whole_layers else windows
+            h, x = yield from self._layer(layer, norm, h, x, seen, tables)
             if index in stack:
-                more.append(self._connected(x, stack[index], picture))
-        first = self._connected(h, weights.connector, picture)
+                more.append(self._connected(x, order, stack[index], picture))
+        first = self._connected(h, order, weights.connector, picture)
         return torch.cat([first, *more], dim=1) if more else first
 
-    def _connected(self, x: Tensor, connector: ConnectorWeights, picture: Picture) -> Tensor:
+    def _positions(self, stored: Tensor, rows: int, columns: int) -> Tensor:
+        side = self.spec.position_side
+        return stretched(stored, side, rows, columns).to(stored.dtype) if side else stored
+
+    def _tables(self, rows: int, columns: int) -> Tables | None:
         spec = self.spec
+        if not spec.rotary_theta:
+            return None
+        return rotary_tables(rows, columns, spec.hidden_size // spec.heads, spec.rotary_theta, self._table.device)
+
+    def _layer(
+        self, layer: EncoderLayer, norm: Tensor, h: Tensor, x: Tensor, seen: Windows, tables: Tables | None
+    ) -> Generator[int, None, tuple[Tensor, Tensor]]:
+        """Returns the normed rows for the next layer and the residual stream. h, x: the same of this layer, [N, H]
+
+        seen: the rows that see each other
+        """
+        spec, do, eps = self.spec, self._do, self.spec.norm_eps
+        parts = [slice(first, min(first + ROWS, len(h))) for first in range(0, len(h), ROWS)]
+        qkv = []
+        for part in parts:
+            qkv.append(do.linear(h[part], layer.qkv))
+            yield 3 * h[part].numel() * spec.hidden_size
+        queries = Queries.of(torch.cat(qkv), spec.heads, seen, do, tables)
+        normed, streams = [], []
+        for part in parts:
+            mixed, stream = do.linear_add_norm(queries.attend(part, do), layer.o, x[part], layer.before_mlp, eps)
+            if spec.gated:
+                wide = do.gated_linear(mixed, layer.up, spec.activation)
+            else:
+                wide = do.activate(do.linear(mixed, layer.up), spec.activation)
+            mixed, stream = do.linear_add_norm(wide, layer.down, stream, norm, eps)
+            normed.append(mixed)
+            streams.append(stream)
+            linears = spec.hidden_size + (3 if spec.gated else 2) * spec.intermediate_size
+            yield stream.numel() * (2 * ATTENTION_COST * max(seen.lengths) + linears)
+        return torch.cat(normed), torch.cat(streams)
+
+    def _connected(self, x: Tensor, order: Tensor | None, connector: ConnectorWeights, picture: Picture) -> Tensor:
+        """order: where the rows of x are in the picture; None: in the order of its rows"""
+        spec = self.spec
+        if order is not None:
+            x = torch.empty_like(x).index_copy_(0, order, x)
         down, across = spec.squares_of(picture.height, picture.width)
         squares = x.view(down, spec.side, across, spec.side, spec.hidden_size)
         return CONNECTORS[spec.connector](squares, connector, spec, self._do)

@@ -17,7 +17,7 @@ class VisionCollector:
         prefix, vision = self._prefix, self._vision
         yield CounterMetricFamily(prefix + "pictures_encoded", "Pictures and tiles encoded.", value=vision.encoded)
         yield CounterMetricFamily(
-            prefix + "picture_encode_seconds", "Time that steps spent encoding pictures.", value=vision.seconds
+            prefix + "picture_encode_seconds", "Time spent encoding pictures.", value=vision.seconds
         )
         yield CounterMetricFamily(
             prefix + "encoder_cache_hits", "Pictures and tiles that a step found encoded.", value=vision.hits

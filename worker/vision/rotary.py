@@ -39,12 +39,16 @@ class RotaryPositions:
         return found
 
 
-def components(sections: tuple[int, int, int], width: int) -> list[int]:
+def components(sections: tuple[int, int, int], width: int, *, alternate: bool = True) -> list[int]:
     """Returns which of the three positions each column of a rotary table is read at.
 
-    sections: pairs of a head that rotate by each position, which alternate. width: columns, whose halves are equal
+    sections: pairs of a head that rotate by each position. alternate: whether these pairs alternate; else those of a
+    section stand together. width: columns, whose halves are equal
     """
     half = [0] * (width // 2)
+    if not alternate:
+        together = [component for component, pairs in enumerate(sections) for _ in range(pairs)]
+        return [*together, *half][: len(half)] * 2
     for component in (1, 2):
         for pair in range(component, min(3 * sections[component], len(half)), 3):
             half[pair] = component

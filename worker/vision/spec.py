@@ -6,6 +6,7 @@ from typing import Literal
 from shared.pictures.limits import MAX_PATCHES
 from worker.kernels.rowwise.activate import Activation
 
+Layout = Literal["siglip", "qwen3", "qwen2_5"]
 Connector = Literal["shuffle", "pool", "merge"]
 
 
@@ -37,6 +38,11 @@ class VisionSpec:
     position_side: int = 0  # height and width of the grid of positions that is stretched over any picture; 0: none is
     rotary_theta: float = 0.0  # of rotary embeddings by row and column of a patch; 0: there are none
     sections: tuple[int, int, int] | None = None  # M-RoPE: pairs of a head that rotate by time, row and column
+    sections_alternate: bool = True  # whether these pairs alternate; else those of a section stand together
+    gated: bool = False  # whether the MLPs have a gate
+    window: int = 0  # patches along a side of the windows in which patches see each other; 0: they see the picture
+    whole_layers: tuple[int, ...] = ()  # layers in which they see the picture in spite of windows
+    layout: Layout = "siglip"  # of the names of tensors
     deepstack: tuple[int, ...] = ()  # after these layers a connector makes vectors for the text model's first layers
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:

@@ -2,8 +2,10 @@
 
 import time
 from collections import OrderedDict
+from collections.abc import Container, Generator
 from ctypes import c_uint64
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor
@@ -25,7 +27,11 @@ class Tower:
 
 
 class Vision:
-    """Encodes pictures. cache_bytes: vectors that stay in memory, the least recently used are dropped first."""
+    """Encodes pictures. cache_bytes: vectors that stay in memory, the least recently used are dropped first.
+
+    Vectors of a picture that a sequence waits for (between_steps.py) stay until a step has read them, whatever the
+    cache holds. `digest in vision` says whether a step would find a picture encoded.
+    """
 
     def __init__(
         self,
@@ -37,7 +43,10 @@ class Vision:
         rope_width: int = 0,
     ) -> None:
         """started: counts the layers of all pictures. rope_width: columns of the text model's rotary table."""
-        self.components = None if spec.sections is None else torch.tensor(components(spec.sections, rope_width))
+        self.components = None
+        if spec.sections is not None:
+            columns = components(spec.sections, rope_width, alternate=spec.sections_alternate)
+            self.components = torch.tensor(columns)
         self.spec = spec
         self.encoded = self.hits = 0  # pictures
         self.seconds = 0.0  # spent encoding
@@ -45,20 +54,50 @@ class Vision:
         self._encoder = Encoder(spec, weights, operations, started)
         self._cache: OrderedDict[bytes, Tensor] = OrderedDict()  # by digest, the most recently used last
         self._cache_bytes = cache_bytes
+        self._begun: tuple[bytes, Generator[int, None, Tensor]] | None = None  # a picture that is encoded in part
+        self._unread: dict[bytes, Tensor] = {}  # encoded between steps
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._unread or digest in self._cache
 
     def rows(self, picture: Picture) -> Tensor:
         """Returns the vectors of a picture, [tokens, text_size], from the cache or encoded now."""
-        found = self._cache.get(picture.digest)
-        if found is not None:
+        if (unread := self._unread.pop(picture.digest, None)) is not None:
+            self._keep(picture.digest, unread)
+            return unread
+        if (found := self._cache.get(picture.digest)) is not None:
             self.hits += 1
             self._cache.move_to_end(picture.digest)
             return found
-        began = time.perf_counter()
-        rows = self._encoder.encode(picture)
-        self.seconds += time.perf_counter() - began
-        self.encoded += 1
-        self._keep(picture.digest, rows)
-        return rows
+        while picture.digest not in self._unread:
+            self.advance(picture, inf)
+        return self.rows(picture)
+
+    @torch.inference_mode()
+    def advance(self, picture: Picture, most: float) -> None:
+        """Encodes a picture further, by pieces of about `most` multiplications together, and at least by one piece.
+
+        Forgets what is done of another picture. Raises whatever the device raises, and then forgets this one.
+        """
+        if self._begun is None or self._begun[0] != picture.digest:
+            self._begun = picture.digest, self._encoder.pieces(picture)
+        pieces, began, done = self._begun[1], time.perf_counter(), 0
+        try:
+            while not done or done < most:
+                done += next(pieces)
+        except StopIteration as end:
+            self._begun, self._unread[picture.digest] = None, end.value
+            self.encoded += 1
+        except BaseException:
+            self._begun = None
+            raise
+        finally:
+            self.seconds += time.perf_counter() - began
+
+    def forget_unread(self, waited_for: Container[bytes]) -> None:
+        """Moves what no sequence waits for any more into the cache, where it may be dropped."""
+        for digest in [digest for digest in self._unread if digest not in waited_for]:
+            self._keep(digest, self._unread.pop(digest))
 
     def _keep(self, digest: bytes, rows: Tensor) -> None:
         if rows.nbytes > self._cache_bytes:

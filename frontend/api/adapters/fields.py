@@ -13,7 +13,9 @@ Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
 class LoadAdapterRequest(RequestModel):
     lora_name: Annotated[Name, doc("The name that requests give as their model")]
-    lora_path: Annotated[str, Meta(min_length=1, max_length=4096), doc("Folder below that of --allow-runtime-lora")]
+    lora_path: Annotated[
+        str, Meta(min_length=1, max_length=4096), doc("Folder or GGUF file below the folder of --allow-runtime-lora")
+    ]
     load_inplace: Annotated[bool, doc("Replace the adapter of this name")] = False
     base_model_name: Ignored = None
 

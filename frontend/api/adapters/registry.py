@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from shared.adapters.files import AdapterError, read_files
+from shared.adapters.gguf import read_gguf
 from shared.adapters.low_rank import low_rank_modules
 from shared.adapters.named import named_adapters, path_problem
 from shared.config import ConfigError, ModelConfig
@@ -125,7 +126,7 @@ def describe(name: str, path: str, max_rank: int = 0) -> Adapter:
     max_rank: the highest rank that is accepted; 0: any
     """
     files = read_files(path)
-    low_rank_modules(files, max_rank)
+    (read_gguf if files.is_gguf else low_rank_modules)(files, max_rank)
     return Adapter(name, os.path.realpath(path), files.sha256)
 
 

@@ -11,6 +11,7 @@ from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Any
 
+from frontend.errors import Unprocessable
 from frontend.output_parser.calls.tool_prompt import call_text, json_text, result_text
 from frontend.output_parser.formats import ModelFormat, ToolFormat
 from frontend.text.picture_marks import PICTURES
@@ -30,6 +31,21 @@ def chat_message(role: str, content: str, thought: str | None = None, calls: Seq
 def call(id: str, name: str, arguments: Any) -> ChatMessage:
     """Returns one entry of an assistant message's `tool_calls`."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def left_open(messages: Sequence[ChatMessage]) -> bool:
+    """Whether the conversation ends with a text of the assistant, which the answer then continues, as in llama.cpp.
+
+    Raises Unprocessable if two of the assistant's messages are at the end: the answer cannot be a part of both.
+    """
+    if not messages or messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
+        return False
+    if len(messages) > 1 and messages[-2]["role"] == "assistant":
+        raise Unprocessable(
+            "`messages`: two assistant messages at the end cannot be continued; set `add_generation_prompt` to have "
+            "them answered", param="messages", code="out_of_range",
+        )  # fmt: skip
+    return bool(messages[-1]["content"])
 
 
 def merge_same_role(messages: Iterable[ChatMessage]) -> list[ChatMessage]:

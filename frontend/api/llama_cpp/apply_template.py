@@ -1,10 +1,14 @@
-"""llama.cpp's /apply-template: the text of a prompt that messages make, without what the tokenizer adds by itself."""
+"""llama.cpp's /apply-template: the text of a prompt that messages make, without what the tokenizer adds by itself.
+
+Its /chat/completions/input_tokens counts the tokens of that prompt.
+"""
 
 from frontend.api.chat.own_template import with_template
 from frontend.api.chat.tool_fields import shown
 from frontend.api.llama_cpp import response_types as types
 from frontend.api.model_context import ModelContext, check_model
-from frontend.api.openai.chat_input import TemplateRequest, rendered_chat
+from frontend.api.openai.chat_input import TemplateRequest, chat_prompt, rendered_chat
+from frontend.api.openai.responses_types import InputTokens
 
 
 async def apply_template(request: TemplateRequest, context: ModelContext) -> types.LlamaCppPrompt:
@@ -17,3 +21,11 @@ async def apply_template(request: TemplateRequest, context: ModelContext) -> typ
     (lead,) = await context.tokenizer.encode_batch([""])
     added = bool(bos) and context.tokenizer.decode(lead, skip_special=False).startswith(bos)
     return types.LlamaCppPrompt(prompt=text.removeprefix(bos) if added else text)
+
+
+async def count_tokens(request: TemplateRequest, context: ModelContext) -> InputTokens:
+    """Returns the `input_tokens` that a chat with the same body would have."""
+    check_model(request.model, context)
+    context = with_template(context.unlimited, request.chat_template)
+    prompt = await chat_prompt(request, shown(request.tools, request.tool_choice), context)
+    return InputTokens(input_tokens=len(prompt.ids))

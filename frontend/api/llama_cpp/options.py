@@ -1,6 +1,7 @@
 """The fields that /completion and /infill share, and what they mean in this server's own terms."""
 
 import secrets
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -9,7 +10,7 @@ from msgspec import Meta
 
 from frontend.api.chat import structured_output_fields
 from frontend.api.llama_cpp import logit_bias
-from frontend.api.llama_cpp.logit_bias import Biases, LogitBias
+from frontend.api.llama_cpp.logit_bias import LogitBias
 from frontend.api.llama_cpp.probabilities import MAX_SCORED, needed
 from frontend.api.llama_cpp.prompts import Prompt
 from frontend.api.model_context import ModelContext
@@ -27,8 +28,10 @@ from frontend.api.requests.request_types import (
     ModelName,
     Penalty,
     Positive,
+    ReturnProgress,
     Rivals,
     Share,
+    TimingsPerToken,
     TokenDetailFields,
     check_stops,
     doc,
@@ -54,7 +57,7 @@ from frontend.api.requests.sampler_fields import (
     check_breakers,
     check_samplers,
 )
-from frontend.features import Features
+from frontend.features import Features, Telemetry
 from frontend.request import GenerationRequest
 from shared.messages import Sampling
 
@@ -115,8 +118,8 @@ class Options(RequestModel):
         doc("Answer with an adapter; at most one may have a scale other than 0"),
     ] = None
     return_tokens: Annotated[bool, doc("Tell the token ids of the answer; a stream always does")] = False
-    return_progress: Annotated[bool, doc("A stream begins with `prompt_progress` once the prompt is computed")] = False
-    timings_per_token: Annotated[bool, doc("Every event of a stream has `timings`")] = False
+    return_progress: ReturnProgress = False
+    timings_per_token: TimingsPerToken = False
     response_fields: Annotated[
         Annotated[list[str], Meta(max_length=64)] | None,
         doc("Only these fields of the answer; `a/b` is the field `b` within `a`"),
@@ -172,6 +175,11 @@ class Options(RequestModel):
         return -1 if given is None else given
 
     @property
+    def telemetry(self) -> Telemetry | None:
+        asked = self.stream and (self.timings_per_token or self.return_progress)
+        return Telemetry(self.timings_per_token, self.return_progress) if asked else None
+
+    @property
     def stops(self) -> list[str]:
         return [one for one in self.stop or () if one]
 
@@ -201,7 +209,7 @@ class Wanted:
     options: Options
     prompts: tuple[str, ...]
     grammar: str  # as the client wrote it
-    forbidden: tuple[int, ...]  # token ids
+    forbidden: tuple[int, ...]  # token ids that never come
     to_the_end: bool  # only the context's end limits the answer
     n_ctx: int
 
@@ -223,29 +231,29 @@ async def options_request(
     )  # fmt: skip
     made = await prepare(reading, [prompt.ids for prompt in prompts], context)
     biases = await logit_bias.by_token(options.logit_bias, context)
+    ends = (*context.tokenizer.eos_ids, *stop_ids) if options.ignore_eos else ()
+    forbidden = dict.fromkeys([*biases.forbidden, *ends])
     room = context.max_seq_len - max(len(prompt.ids) for prompt in prompts)
     wanted = Wanted(
-        options, tuple(prompt.text for prompt in prompts), options.grammar or "", tuple(biases.forbidden),
+        options, tuple(prompt.text for prompt in prompts), options.grammar or "", tuple(forbidden),
         options.limit < 0 or options.limit > room, context.max_seq_len,
     )  # fmt: skip
-    tells_start = options.stream and (options.return_progress or options.timings_per_token)
     return replace(
-        made, sampling=_ruled(made.sampling, options, biases, stop_ids, context),
-        shown=replace(made.shown, start=tells_start), format_data=wanted,
+        made, sampling=_ruled(made.sampling, options, biases.added, forbidden, stop_ids, context.vocab_size),
+        shown=replace(made.shown, telemetry=options.telemetry), format_data=wanted,
     )  # fmt: skip
 
 
 def _ruled(
-    chosen: Sampling, options: Options, biases: Biases, stop_ids: tuple[int, ...], context: ModelContext
-) -> Sampling:
+    chosen: Sampling, options: Options, added: Mapping[int, float], forbidden: Iterable[int], stop_ids: tuple[int, ...],
+    vocab_size: int,
+) -> Sampling:  # fmt: skip
     """Returns `chosen` with the biases, the forbidden ids, the stop ids and the number of log-probabilities."""
-    ends = context.tokenizer.eos_ids if options.ignore_eos else ()
-    forbidden = dict.fromkeys([*biases.forbidden, *ends, *(stop_ids if options.ignore_eos else ())])
     ruled = msgspec.structs.replace(
-        chosen, logit_bias=tuple(biases.added.items()), bad_words=tuple((id,) for id in forbidden),
+        chosen, logit_bias=tuple(added.items()), bad_words=tuple((id,) for id in forbidden),
         stop_token_ids=() if options.ignore_eos else stop_ids,
     )  # fmt: skip
     if not options.n_probs:
         return ruled
     scored = needed(options.n_probs, options.post_sampling_probs, ruled)
-    return msgspec.structs.replace(ruled, logprobs=min(scored, context.vocab_size))
+    return msgspec.structs.replace(ruled, logprobs=min(scored, vocab_size))

@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 from frontend.api.llama_cpp import response_types as types
 from frontend.api.llama_cpp.options import Options, Wanted
 from frontend.api.llama_cpp.probabilities import told
+from frontend.api.openai.telemetry import LlamaCppProgress, LlamaCppTimings, timings
 from frontend.api.receipts.receipt import receipt_of
 from frontend.api.requests.encoding import to_json
 from frontend.api.requests.sampler_fields import order_of
@@ -57,27 +58,15 @@ class Answer:
             self._ids += delta.ids
             self._scores += delta.logprobs or ()
 
-    def progress(self) -> types.LlamaCppProgress:
-        return types.LlamaCppProgress(
+    def progress(self) -> LlamaCppProgress:
+        return LlamaCppProgress(
             total=self.evaluated, cache=self._timings.cached_tokens, processed=self.evaluated,
             time_ms=self._timings.prefill_ms,
         )  # fmt: skip
 
-    def timings(self, predicted: int, decode_ms: float) -> types.LlamaCppTimings:
+    def timings(self, predicted: int, decode_ms: float) -> LlamaCppTimings:
         cached = self._timings.cached_tokens
-        computed = self.evaluated - cached
-        prompt_ms = self._timings.prefill_ms
-        return types.LlamaCppTimings(
-            cache_n=cached,
-            prompt_n=computed,
-            prompt_ms=round(prompt_ms, 3),
-            prompt_per_token_ms=_ratio(prompt_ms, computed),
-            prompt_per_second=_ratio(1e3 * computed, prompt_ms),
-            predicted_n=predicted,
-            predicted_ms=round(decode_ms, 3),
-            predicted_per_token_ms=_ratio(decode_ms, predicted),
-            predicted_per_second=_ratio(1e3 * predicted, decode_ms),
-        )
+        return timings(cached, self.evaluated - cached, self._timings.prefill_ms, predicted, decode_ms)
 
     def probabilities(self, scores: list[TokenLogprob]) -> list[types.LlamaCppProbability] | UnsetType:
         options = self.options
@@ -119,7 +108,7 @@ def settings(sampling: Sampling, wanted: Wanted, seed: int | None, stops: tuple[
     """Describes how an answer is made. seed: that of the answer, None if none was drawn yet"""
     options = wanted.options
     biases = [types.LlamaCppBias(token=id, bias=bias) for id, bias in sampling.logit_bias]
-    biases += [types.LlamaCppBias(token=id, bias="-inf") for id in wanted.forbidden]
+    biases += [types.LlamaCppBias(token=id, bias=None) for id in wanted.forbidden]
     limit = options.limit if options.limit < 0 else sampling.max_tokens
     return types.LlamaCppSettings(
         n_ctx=wanted.n_ctx, seed=-1 if seed is None else seed, **_samplers(sampling, options), stop=list(stops),
@@ -164,10 +153,6 @@ def _selected(whole: types.LlamaCppCompletion, fields: list[str]) -> dict[str, A
         if value is not UNSET:
             found[path] = value
     return found
-
-
-def _ratio(amount: float, of: float) -> float:
-    return round(amount / of, 3) if of else 0.0
 
 
 class EventWriter:

@@ -46,6 +46,8 @@ def paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, str]]) -
     )
     vectors = ("Texts as vectors, as llama.cpp has them", "LlamaCppEmbeddingRequest", "LlamaCppEmbeddings", error)
 
+    count = ("Count a chat's tokens", "TemplateRequest", "InputTokens", ref("OpenAIError"))
+
     def reads(summary: str, gives: str) -> dict[str, Any]:
         return get(summary, {"application/json": {"schema": ref(gives)}}, error=error)
 
@@ -54,6 +56,8 @@ def paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, str]]) -
         "/completions": _several(post(*completion, operation="LlamaCppCompletionRequestPlural")),
         "/infill": _several(post("Fill in the middle of a text", "InfillRequest", "LlamaCppCompletion", error, events)),
         "/apply-template": post("Show the prompt of a chat", "TemplateRequest", "LlamaCppPrompt", error),
+        "/v1/chat/completions/input_tokens": post(*count, operation="ChatTokenCount"),
+        "/chat/completions/input_tokens": post(*count, operation="ChatTokenCountUnversioned"),
         "/embedding": post(*vectors),
         "/embeddings": post(*vectors, operation="LlamaCppEmbeddingRequestPlural"),
         "/props": reads("What the server is", "LlamaCppProps"),

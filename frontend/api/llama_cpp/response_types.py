@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from frontend.api.openai.telemetry import LlamaCppProgress, LlamaCppTimings
 from frontend.api.receipts.receipt import Receipt
 from frontend.api.requests.response_types import Count, ResponseModel
 
@@ -33,7 +34,7 @@ class LlamaCppAdapter(ResponseModel):
 
 class LlamaCppBias(ResponseModel):
     token: Count
-    bias: Annotated[float | Literal["-inf"], Meta(description="`-inf`: the token never comes")]
+    bias: Annotated[float | None, Meta(description="null: the token never comes")]
 
 
 class LlamaCppSettings(ResponseModel):
@@ -62,6 +63,8 @@ class LlamaCppSettings(ResponseModel):
     mirostat: Count = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
     stop: list[str]
     max_tokens: int
     n_predict: int
@@ -76,27 +79,6 @@ class LlamaCppSettings(ResponseModel):
     timings_per_token: bool
     post_sampling_probs: bool
     lora: list[LlamaCppAdapter] = msgspec.field(default_factory=list)
-
-
-class LlamaCppTimings(ResponseModel):
-    """Prompt tokens that were computed, those that were cached, and output tokens, with times in milliseconds."""
-
-    cache_n: Count
-    prompt_n: Count
-    prompt_ms: float
-    prompt_per_token_ms: float
-    prompt_per_second: float
-    predicted_n: Count
-    predicted_ms: float
-    predicted_per_token_ms: float
-    predicted_per_second: float
-
-
-class LlamaCppProgress(ResponseModel):
-    total: Count
-    cache: Count
-    processed: Count
-    time_ms: float
 
 
 class LlamaCppRival(ResponseModel):

@@ -39,8 +39,7 @@ NAME, PREFIX = "chat", "chatcmpl"
 FRAMING = SERVER_SENT_EVENTS
 REQUEST = ChatRequest
 status = api_status
-ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
-PARSED_ROLE = b'"delta":{"role":"assistant","content":null,"refusal":null}'
+ROLE = b'"delta":{"role":"assistant","content":null,"refusal":null}'
 
 
 async def parse(request: ChatRequest, context: ModelContext) -> GenerationRequest:
@@ -88,7 +87,7 @@ def stream_writer(context: ResponseContext) -> ChunkWriter:
     parser_config = context.request.parser_config
     if parser_config is None:
         return ChunkWriter(context, SHAPE, ROLE)
-    return ParsedChunkWriter(context, SHAPE, PARSED_ROLE, parser_config)
+    return ParsedChunkWriter(context, SHAPE, ROLE, parser_config)
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from frontend.api.chat.call_history import ChatMessage, call, chat_message
+from frontend.api.chat.call_history import ChatMessage, call, chat_message, left_open
 from frontend.api.chat.chat_prompt import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -129,8 +129,8 @@ Documents = Annotated[
     Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None,
     doc("Passed to the chat template; refused if it does not show documents"),
 ]
-AddGenerationPrompt = Annotated[bool | None, doc("false: do not open the assistant's turn")]
-ContinueFinalMessage = Annotated[bool, doc("Continue the last message instead of answering it")]
+AddGenerationPrompt = Annotated[bool | None, doc("false: do not open the assistant's turn; true: also after its own")]
+ContinueFinalMessage = Annotated[bool, doc("Continue the last message, as an assistant's text is in any case")]
 
 
 class ReasoningOptions(RequestModel):
@@ -229,7 +229,7 @@ def _thinking_arguments(
 
 
 async def chat_prompt(
-    request: ChatRequest | TokenizeRequest, functions: Sequence[Function], context: ModelContext
+    request: ChatRequest | TokenizeRequest | TemplateRequest, functions: Sequence[Function], context: ModelContext
 ) -> Prompt:
     """Returns the prompt of a request's messages. Raises BadRequest or Unprocessable."""
     return await encoded(rendered_chat(request, functions, context), context)
@@ -248,4 +248,5 @@ def rendered_chat(
     arguments = _thinking_arguments(request, context) | document_arguments(request.documents, context)
     arguments |= request.chat_template_kwargs or {}
     messages = [message.chat_message() for message in request.messages or ()]
+    resume = resume or (generate is None and left_open(messages))
     return render(messages, context, arguments, functions, generate is not False, resume)

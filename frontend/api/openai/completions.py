@@ -14,7 +14,7 @@ from frontend.api.chat import structured_output_fields
 from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai import response_types as types
 from frontend.api.openai.completions_input import CompletionRequest, check_stream_options, prompt_texts, tokenized
-from frontend.api.openai.token_details import as_fields, output_ids, prompt_ids, prompt_logprobs
+from frontend.api.openai.token_details import as_fields, output_ids, prompt_ids, prompt_logprobs, telemetry_events
 from frontend.api.prepare import Reading, prepare
 from frontend.api.receipts.receipt import receipt_field, receipt_of
 from frontend.api.requests.encoding import to_json
@@ -22,7 +22,7 @@ from frontend.api.requests.response_types import ResponseModel
 from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.api.totals import Totals
 from frontend.api.truncation import before_truncation
-from frontend.errors import SluiceError, Unprocessable, own_status
+from frontend.errors import ContextLengthExceeded, SluiceError, Unprocessable, own_status
 from frontend.features import NO_FEATURES, Features
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
 from frontend.server.sse import SERVER_SENT_EVENTS
@@ -93,7 +93,10 @@ def error(exc: SluiceError, request_id: str) -> bytes:
 
 
 def error_body(exc: SluiceError) -> types.ErrorBody:
-    return types.ErrorBody(message=exc.message, type=exc.kind, param=exc.param, code=exc.code)
+    body = types.ErrorBody(message=exc.message, type=exc.kind, param=exc.param, code=exc.code)
+    if isinstance(exc, ContextLengthExceeded):  # llama.cpp's clients shorten the conversation by these
+        body.n_prompt_tokens, body.n_ctx = exc.prompt, exc.limit
+    return body
 
 
 def usage_of(usage: Usage) -> types.Usage:
@@ -165,6 +168,7 @@ class ChunkWriter:
         self._offsets = [0] * self._left
         prompts = [as_fields("prompt_token_ids", prompt_ids(context, i)) for i in range(self._left)]
         self._opening = opening  # empty once it is written
+        self._telemetry = telemetry_events(context, self._left if opening else 0)
         self._opening_ids = prompts[0]
         self._prompt_ids = (
             [b""] * self._left if opening else prompts
@@ -172,7 +176,8 @@ class ChunkWriter:
 
     def write(self, deltas: list[Delta]) -> bytes:
         opening = self._open() if self._opening and deltas else b""
-        return opening + b"".join([self._write(delta) for delta in deltas])
+        events = opening + b"".join([self._write(delta) for delta in deltas])
+        return events if self._telemetry is None else self._telemetry.added(events, deltas)
 
     def _open(self) -> bytes:
         rest = b',"logprobs":null,"finish_reason":null}]%s%s}\n\n' % (self._usage(), self._opening_ids)
@@ -181,7 +186,8 @@ class ChunkWriter:
 
     def end(self) -> bytes:
         """Returns the chunk with the usage, if requested, and the end mark."""
-        return self._usage_chunk() + DONE
+        end = self._usage_chunk() + DONE
+        return end if self._telemetry is None else self._telemetry.added(end, ())
 
     def _write(self, delta: Delta) -> bytes:
         text = delta.text

@@ -21,6 +21,8 @@ class ErrorBody(ResponseModel):
     type: str
     param: str | None
     code: str | None
+    n_prompt_tokens: Count | UnsetType = UNSET
+    n_ctx: Count | UnsetType = UNSET
 
 
 class OpenAIError(ResponseModel):

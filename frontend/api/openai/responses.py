@@ -18,6 +18,7 @@ from frontend.api.openai.completions import error, error_body
 from frontend.api.openai.completions_input import check_stream_options
 from frontend.api.openai.responses_input import SCORES, ResponseCountRequest, ResponseRequest, response_prompt
 from frontend.api.openai.responses_output import COMPLETED, INCOMPLETE, Output, event
+from frontend.api.openai.token_details import telemetry_events
 from frontend.api.prepare import Reading, prepare
 from frontend.api.receipts.receipt import receipt_of
 from frontend.api.requests.encoding import to_json
@@ -119,6 +120,7 @@ class ResponseWriter:
         self._totals = Totals(context.request)
         self._output = Output(context)
         self._begun = False
+        self._telemetry = telemetry_events(context, len(OPENING))
 
     def write(self, deltas: list[Delta]) -> bytes:
         events: list[bytes] = []
@@ -132,7 +134,8 @@ class ResponseWriter:
                 kind = types.Incomplete if delta.finish is Finish.LENGTH else types.Completed
                 response = _finished(self._context, delta, self._totals, self._output)
                 events.append(event(self._context, kind, response=response))
-        return b"".join(events)
+        data = b"".join(events)
+        return data if self._telemetry is None else self._telemetry.added(data, deltas)
 
     def end(self) -> bytes:
         return b""

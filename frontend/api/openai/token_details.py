@@ -1,11 +1,16 @@
 """What completions and chat tell of tokens if asked: ids and the prompt's log-probabilities, in vLLM's shapes."""
 
+from typing import TYPE_CHECKING
+
 from msgspec import UNSET, UnsetType
 
 from frontend.api.openai.response_types import PromptLogprob, PromptLogprobs
 from frontend.api.requests.encoding import to_json
 from frontend.api.response_context import ResponseContext
 from frontend.request import Delta, TokenLogprob
+
+if TYPE_CHECKING:
+    from frontend.api.openai.telemetry import TelemetryEvents
 
 LEAST = -9999.0  # OpenAI's value for a log-probability of minus infinity, which JSON cannot express
 
@@ -37,6 +42,16 @@ def _entry(context: ResponseContext, token: TokenLogprob) -> dict[int, PromptLog
         id: PromptLogprob(logprob=max(LEAST, logprob), rank=rank, decoded_token=text(id))
         for id, logprob, rank in ranked
     }  # fmt: skip
+
+
+def telemetry_events(context: ResponseContext, opening: int) -> "TelemetryEvents | None":
+    """Returns what adds llama.cpp's fields to the events of a stream, if the request asks for it. opening: see there"""
+    asked = context.request.shown.telemetry
+    if asked is None:
+        return None
+    from frontend.api.openai.telemetry import TelemetryEvents
+
+    return TelemetryEvents(asked, context.request.prompt_tokens, opening)
 
 
 def as_fields(name: str, ids: list[int] | UnsetType) -> bytes:

@@ -33,7 +33,7 @@ async def parse(body: CompletionRequest, context: ModelContext) -> GenerationReq
         raise Unprocessable("`echo`: typed events carry generated tokens only", param="echo", code="unsupported_field")
     if request.sampling.logprobs is not None:
         raise Unprocessable("`logprobs`: typed events have none", param="logprobs", code="unsupported_field")
-    for name in ("prompt_logprobs", "return_token_ids"):
+    for name in ("prompt_logprobs", "return_token_ids", "timings_per_token", "return_progress"):
         if getattr(body, name) not in (None, False):
             raise Unprocessable(f"`{name}`: typed events have none", param=name, code="unsupported_field")
     return replace(request, stream=True)

@@ -31,6 +31,7 @@ from frontend.api.requests.sampler_fields import (
     check_breakers,
     check_samplers,
 )
+from frontend.features import Telemetry
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 4096  # of all of a request together: the automaton that finds them takes 0.3 KB a character
@@ -73,6 +74,8 @@ TopLogprobs = Annotated[
 ChoiceCount = Annotated[
     int, Meta(ge=1, le=MAX_CHOICES), doc("Answers to each prompt; their seeds are `seed`, `seed` + 1, …")
 ]
+TimingsPerToken = Annotated[bool, doc("Every event of a stream has llama.cpp's `timings`")]
+ReturnProgress = Annotated[bool, doc("A stream begins with `prompt_progress` once the prompt is computed")]
 _LOW64, _HIGH64 = -(1 << 63), (1 << 64) - 1
 _Seed = Annotated[int, Meta(extra_json_schema={"minimum": _LOW64, "maximum": _HIGH64})]
 
@@ -211,6 +214,8 @@ class OpenAIFields(GenerationFields):
     truncation_side: Annotated[
         Literal["left", "right"] | None, doc("`right`: `truncate_prompt_tokens` keeps the first tokens")
     ] = None
+    timings_per_token: TimingsPerToken = False
+    return_progress: ReturnProgress = False
     request_id: Annotated[Any, doc("Accepted, no effect: the header `X-Request-Id` names a request")] = None
     rid: Ignored = None
     vllm_xargs: Ignored = None
@@ -232,6 +237,12 @@ class OpenAIFields(GenerationFields):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_stops("stop", self.stop)
+
+    @property
+    def telemetry(self) -> Telemetry | None:
+        if not (self.timings_per_token or self.return_progress):
+            return None
+        return Telemetry(self.timings_per_token, self.return_progress) if self.stream else None
 
     @property
     def stops(self) -> tuple[str, ...]:

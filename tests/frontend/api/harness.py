@@ -80,7 +80,7 @@ def fold_chat(chunks: list[Any]) -> dict[str, Any]:
     for piece in [piece for chunk in chunks for piece in chunk["choices"]]:
         choice = choices.setdefault(piece["index"], {"index": piece["index"], "message": {}, "logprobs": None})
         delta, message = piece["delta"], choice["message"]
-        choice["message"] = message | delta | {"content": message.get("content", "") + delta.get("content", "")}
+        choice["message"] = message | delta | {"content": (message.get("content") or "") + (delta.get("content") or "")}
         if piece["logprobs"]:
             found = (choice["logprobs"] or {"content": []})["content"] + piece["logprobs"]["content"]
             choice["logprobs"] = {"content": found, "refusal": None}

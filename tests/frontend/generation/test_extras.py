@@ -1,6 +1,6 @@
 """Which extras a request has: one that asks for nothing has none."""
 
-from frontend.features import Features, Scored
+from frontend.features import Features, Scored, Telemetry
 from frontend.generation.extras import extras_of
 from frontend.request import GenerationRequest, Shown
 from frontend.text.detokenizer import OutputText
@@ -19,5 +19,6 @@ def test_extras_of_a_request_are_those_that_it_asks_for_in_their_order(tokenizer
 
     assert names(generation_request()) == []
     every = Features(continued=(5,), echo=("a",), prompt_logprobs=0, output_ms=1, receipt=True, scored=Scored((0,)))
-    request = generation_request(features=every, sampling=Sampling(9, logprobs=0), shown=Shown(start=True))
+    shown = Shown(telemetry=Telemetry(True, True))
+    request = generation_request(features=every, sampling=Sampling(9, logprobs=0), shown=shown)
     assert names(request) == ["Continued", "TimeLimit", "TokenScores.add", "Echo", "Progress", "_output", "_scores"]

@@ -1,16 +1,20 @@
 """Usage and times while a stream runs."""
 
+from frontend.features import Telemetry
 from frontend.request import Shown
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Timings
 from tests.fakes import FakePool
 from tests.frontend.generation.harness import generation_request, make_service
 
+TELLS = Telemetry(timings=True, progress=True)
+
 
 async def test_first_delta_has_the_times_so_far_if_they_are_asked_for(tokenizer: Tokenizer) -> None:
     for tells in (False, True):
         pool = FakePool()
-        generation = await make_service(tokenizer, pool).start(generation_request(shown=Shown(start=tells)))
+        request = generation_request(shown=Shown(telemetry=TELLS if tells else None))
+        generation = await make_service(tokenizer, pool).start(request)
         stream, deltas = pool.submitted[0].stream, generation.deltas()
         stream.started = Timings(1.0, 2.0, 0.0, 1)
         pool.send_tokens(stream, [65])

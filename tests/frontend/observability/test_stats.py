@@ -29,6 +29,14 @@ def test_stats_of_several_workers_are_sums_and_the_first_worker() -> None:
     assert rows == [("a", True, "ready", 3, 100), ("b", False, "worker lost", 0, 0)]
 
 
+def test_drafts_of_several_workers_are_added_by_position() -> None:
+    first = WorkerStatus("a", ConnectionState.READY, "ready", READY_STATUS)
+    other = msgspec.structs.replace(READY_STATUS, drafted_at=(1, 1, 1), accepted_at=(1,))
+    second = WorkerStatus("b", ConnectionState.READY, "ready", other)
+    told = stats([Pool([first, second], "tiny")], draining=False).speculation
+    assert (told.drafted_at, told.accepted_at) == ([7, 4, 1], [5, 1])
+
+
 def test_stats_are_draining_when_the_frontend_or_all_workers_drain() -> None:
     ready = WorkerStatus("a", ConnectionState.READY, "ready", READY_STATUS)
     draining = WorkerStatus("b", ConnectionState.DRAINING, "draining", READY_STATUS)
@@ -54,6 +62,6 @@ async def test_stats_have_one_shape_with_and_without_a_worker(tokenizer: Tokeniz
         "full": {"owned": 1, "total": 10, "bytes": 4096}, "window": {"owned": 2, "total": 5, "bytes": 1024},
         "state": {"owned": 3, "total": 7, "bytes": 2048},
     }  # fmt: skip
-    assert there["speculation"] == {"drafted": 9, "accepted": 5}
+    assert there["speculation"] == {"drafted": 9, "accepted": 5, "drafted_at": [6, 3], "accepted_at": [4, 1]}
     assert there["worker"]["pid"] == 4711 and there["frontends"] == [{"pid": 12, "id": "ab", "streams": 3}]
     assert absent["frontends"] == [] and absent["running"] == 0 and absent["draining"] is False

@@ -29,7 +29,17 @@ def test_folders_that_are_no_adapters_are_refused_by_name(tmp_path: Path, monkey
     (tmp_path / files.PICKLED).write_bytes(b"")
     with pytest.raises(AdapterError, match=r"adapter_model\.bin is a pickle"):
         read_files(str(tmp_path))
+    with pytest.raises(AdapterError, match=r"x\.gguf is missing"):
+        read_files(str(tmp_path / "x.gguf"))
     folder = write(tmp_path / "large", b"x" * 9)
     monkeypatch.setattr(files, "MAX_CONFIG_BYTES", 8)
     with pytest.raises(AdapterError, match="more than 8 bytes"):
         read_files(folder)
+
+
+def test_gguf_file_is_all_of_an_adapter(tmp_path: Path) -> None:
+    (tmp_path / "x.GGUF").write_bytes(b"abc")
+    found = read_files(str(tmp_path / "x.GGUF"))
+    assert found.is_gguf and found.weights == b"abc"
+    assert found.sha256 != read_files(write(tmp_path / "a", b"", b"abc")).sha256
+    assert not read_files(write(tmp_path / "b.gguf")).is_gguf, "a folder may have any name"

@@ -1,11 +1,12 @@
 """What a row more costs: found through the noise of steps, and found again when the machine changes."""
 
 import random
+from math import inf
 
 import pytest
 
 from tests.worker.schedule.harness import OracleDrafter, Rig, reference, set_drafter
-from worker.schedule.row_costs import COMPARISONS, FORGET_AFTER, LEAST_ROW_COST, ROW_COST, RowCosts
+from worker.schedule.row_costs import COMPARISONS, FORGET_AFTER, LEAST_ROW_COST, PLAIN_EVERY, ROW_COST, RowCosts
 
 
 def measured(cost: float, sequences: int, steps: int = 60, noise: float = 0.0, seed: int = 1) -> RowCosts:
@@ -20,9 +21,22 @@ def measured(cost: float, sequences: int, steps: int = 60, noise: float = 0.0, s
 
 def test_cost_is_assumed_until_it_is_measured() -> None:
     costs = RowCosts()
-    assert costs(1) == ROW_COST
-    costs.add(1, 3, 0.5)
-    assert costs(1) == ROW_COST, "there is nothing to compare with"
+    assert costs(1) == inf, "the first step has no drafts, to compare others with it"
+    costs.add(1, 1, 0.5)
+    assert costs(1) == costs(9) == ROW_COST
+    costs.add(2, 4, 0.5)
+    assert costs(2) == ROW_COST, "there is nothing to compare with"
+
+
+def test_a_step_without_drafts_is_measured_from_time_to_time() -> None:
+    costs = RowCosts()
+    costs.add(3, 3, 0.020)
+    for _ in range(PLAIN_EVERY):
+        assert costs(3) < 1
+        costs.add(3, 6, 0.021)
+    assert costs(3) == inf > costs(2)
+    costs.add(3, 3, 0.020)
+    assert costs(3) < 1
 
 
 @pytest.mark.parametrize("cost", [0.01, 0.08, 0.3])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.worker.schedule.harness import OracleDrafter, Rig, reference, set_drafter
-from worker.schedule.sequence import Plan
 from worker.schedule.recent import SAMPLES
+from worker.schedule.sequence import Plan
 from worker.schedule.step_time import MIN_PREFILL_TOKENS, TILE, StepTimePolicy
 
 MAX_STEP_TOKENS = 512

@@ -15,10 +15,14 @@ from transformers import (
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
@@ -27,6 +31,7 @@ from shared.messages import Picture, Sampling
 from shared.pictures.digest import picture_digest
 from tests.checkpoints import DELTA, EOS, VOCAB, byte_level_tokenizer
 from tests.worker.schedule.harness import commit
+from worker.engine.crash_journal import CrashJournal
 from worker.kv_cache.groups import cache_groups
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import KVCache
@@ -40,7 +45,8 @@ from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Sequence
 from worker.vision.admission import give
-from worker.vision.load import tower_of
+from worker.vision.between_steps import BetweenSteps
+from worker.vision.checkpoint.load import tower_of
 from worker.vision.spec import VisionSpec
 from worker.vision.vision import Vision
 
@@ -120,7 +126,35 @@ def _qwen3_vl(**changes: Any) -> PreTrainedModel:
     return Qwen3VLForConditionalGeneration(config)
 
 
+def _qwen3_vl_moe(**changes: Any) -> PreTrainedModel:
+    dense = _qwen3_vl(**changes).config
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "mlp_only_layers": [1]}
+    text = {**dense.text_config.to_dict(), **experts, "model_type": "qwen3_vl_moe_text"}
+    vision = {**dense.vision_config.to_dict(), "model_type": "qwen3_vl_moe_vision"}
+    config = Qwen3VLMoeConfig(
+        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=6, vision_start_token_id=3,
+        vision_end_token_id=4, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Qwen3VLMoeForConditionalGeneration(config)
+
+
+def _qwen2_5_vl(**changes: Any) -> PreTrainedModel:
+    vision = {
+        "depth": 4, "hidden_size": 48, "num_heads": 3, "intermediate_size": 80, "patch_size": 4, "out_hidden_size": 64,
+        "initializer_range": 0.2, "window_size": 18, "fullatt_block_indexes": [1, 3], **changes,  # windows of 2 squares
+    }  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+    text = {**TEXT, "rope_parameters": rope, "model_type": "qwen2_5_vl_text"}
+    config = Qwen2_5_VLConfig(
+        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=6, vision_start_token_id=3,
+        vision_end_token_id=4, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Qwen2_5_VLForConditionalGeneration(config)
+
+
 MODELS = {
+    "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_vl_moe": _qwen3_vl_moe,
     "idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3, "qwen3_5": _qwen3_5, "qwen3_vl": _qwen3_vl,
 }  # fmt: skip
 SQUARES = [(3, 2), (2, 5), (1, 4)]  # rows and columns of tokens, where pictures may have any size
@@ -221,15 +255,22 @@ class Asked:
     generated: list[int] = field(default_factory=list)  # output that exists already
 
 
-def sequence_of(index: int, one: Asked, spec: Any) -> Sequence:
+def sequence_of(index: int, one: Asked, spec: Any, encoded: Any = None) -> Sequence:
     sampling = Sampling(
         one.new, temperature=0.0 if one.seed is None else 0.8, seed=one.seed, ignore_eos=True, logprobs=0,
         logit_bias=((PLACEHOLDER, -100.0),),
     )  # fmt: skip
     sequence = Sequence((b"f", index), one.prompt + one.generated, len(one.prompt), sampling, one.seed or 0)
     if one.pictures:
-        give(sequence, one.pictures, spec)
+        give(sequence, one.pictures, spec, encoded)
     return sequence
+
+
+def no_call() -> None: ...
+
+
+def fail(sequence: Sequence, error: Exception) -> None:
+    raise error
 
 
 @dataclass
@@ -241,8 +282,10 @@ class Bench:
     step_tokens: int = 256
     page: int = 16
     prefix_cache: bool = True
+    between_steps: bool = False  # whether pictures are encoded between steps, a piece at a time, and not in steps
     in_c: bool = True  # whether the loop over the layers is in C, if there is a library
     scheduler: Scheduler = field(init=False)
+    waited: int = 0  # pieces of pictures without a step beside them
 
     def __post_init__(self) -> None:
         decoder = self.served.decoder
@@ -263,13 +306,20 @@ class Bench:
     def answers(self, *asked: Asked, preempt_at: tuple[int, ...] = ()) -> list[tuple[list[int], list[float]]]:
         """Returns the ids of each request with their log-probabilities, all in one scheduler."""
         scheduler, step = self.scheduler, 0
-        spec = None if self.served.vision is None else self.served.vision.spec
-        sequences = [sequence_of(index, one, spec) for index, one in enumerate(asked)]
+        vision = self.served.vision
+        spec, encoded = (None if vision is None else vision.spec), (vision if self.between_steps else None)
+        encode = (
+            BetweenSteps(vision, scheduler, 0, CrashJournal().record_step, no_call, no_call, fail) if encoded else None
+        )
+        sequences = [sequence_of(index, one, spec, encoded) for index, one in enumerate(asked)]
         logprobs: dict[Any, list[float]] = {sequence.key: [] for sequence in sequences}
         for sequence in sequences:
             scheduler.submit(sequence, 0.0)
         while scheduler.has_work:
             plan = scheduler.plan(float(step))
+            if encode is not None and encode(plan) and not plan:
+                self.waited += 1
+                continue
             output = self.runner.step(plan)
             for sequence, message in output.logprobs:
                 logprobs[sequence.key] += torch.frombuffer(bytearray(message.chosen), dtype=torch.float32).tolist()

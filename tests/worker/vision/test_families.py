@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.vision.families import vision_spec
+from worker.model.families.families import spec_from_config
+from worker.vision.checkpoint.families import vision_spec
 
 SMOLVLM_256M: dict[str, Any] = {  # says only what is not a default of its class
     "model_type": "smolvlm", "scale_factor": 4, "image_token_id": 49190,
@@ -28,6 +29,16 @@ QWEN3_VL_4B: dict[str, Any] = {
     },
 }  # fmt: skip
 
+QWEN2_5_VL_7B: dict[str, Any] = {  # flat, and with the names of older releases
+    "model_type": "qwen2_5_vl", "hidden_size": 3584, "num_hidden_layers": 28, "image_token_id": 151655,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "vision_config": {
+        "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
+        "in_chans": 3, "out_hidden_size": 3584, "patch_size": 14, "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31], "temporal_patch_size": 2,
+    },
+}  # fmt: skip
+
 
 def changed(config: dict[str, Any], **vision: Any) -> dict[str, Any]:
     return {**config, "vision_config": {**config["vision_config"], **vision}}
@@ -42,6 +53,15 @@ def test_sizes_of_published_models(tmp_path: Path) -> None:
     qwen = vision_spec(tmp_path, QWEN3_VL_4B, 2560)
     assert qwen is not None and qwen.tokens_of(448, 640) == 14 * 20 and qwen.deepstack == (5, 11, 17)
     assert (qwen.layers, qwen.sections, qwen.position_side, qwen.patch_width) == (24, (24, 20, 20), 48, 1536)
+    older = vision_spec(tmp_path, QWEN2_5_VL_7B, 3584)
+    assert older is not None and older.tokens_of(448, 644) == 16 * 23 and older.whole_layers == (7, 15, 23, 31)
+    assert (older.window, older.sections, older.sections_alternate, older.gated) == (8, (16, 24, 24), False, True)
+
+
+def test_text_of_qwen2_5_vl_rotates_as_other_text_does() -> None:
+    sizes = {"intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4}
+    spec = spec_from_config({**QWEN2_5_VL_7B, **sizes})
+    assert spec.ropes[0].kind == "default" and spec.qkv_bias and (spec.hidden_size, len(spec.layers)) == (3584, 28)
 
 
 @pytest.mark.parametrize("file", ["preprocessor_config.json", "processor_config.json"])
@@ -84,6 +104,10 @@ def test_families_and_checkpoints_without_a_served_tower(config: dict[str, Any],
         (changed(QWEN3_VL_4B, deepstack_visual_indexes=[5, 24]), "deepstack_visual_indexes"),
         (changed(QWEN3_VL_4B, deepstack_visual_indexes=[7, 5]), "deepstack_visual_indexes"),
         (changed(QWEN3_VL_4B, deepstack_visual_indexes=5), "wrong type"),
+        ({**changed(QWEN2_5_VL_7B, out_hidden_size=2560, window_size=27)}, "window_size 27"),
+        ({**changed(QWEN2_5_VL_7B, out_hidden_size=2560, window_size=1 << 15)}, "window_size 32768"),
+        ({**changed(QWEN2_5_VL_7B, out_hidden_size=2560, fullatt_block_indexes=["7"])}, "fullatt_block_indexes"),
+        ({**changed(QWEN2_5_VL_7B, out_hidden_size=2560, hidden_act="gelu_pytorch_tanh")}, "hidden_act"),
         ({**QWEN3_VL_4B, "text_config": {"num_hidden_layers": 3}}, "as many as the text model has layers"),
         ({**QWEN3_VL_4B, "text_config": {"rope_scaling": {"mrope_section": [24, 20]}}}, "mrope_section"),
         ({**QWEN3_VL_4B, "text_config": {"rope_scaling": {"mrope_section": 24}}}, "wrong type"),

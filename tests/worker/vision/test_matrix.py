@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.worker.vision.harness import MODELS, Asked, Bench, Served, inverted, prompt_with, served
+from worker.vision import encoder
 
 NEW, SEED = 16, 5
 Answer = tuple[list[int], list[float]]
@@ -28,7 +29,9 @@ def company(one: Served) -> list[Asked]:
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_bits_depend_on_the_request_alone(kind: str, dtype: torch.dtype, towers: dict[str, Path]) -> None:
+def test_bits_depend_on_the_request_alone(
+    kind: str, dtype: torch.dtype, towers: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = served(towers[kind], dtype)
     target, others = asked(one), company(one)
     [alone] = Bench(one).answers(target)
@@ -40,6 +43,10 @@ def test_bits_depend_on_the_request_alone(kind: str, dtype: torch.dtype, towers:
     assert Bench(one, page=32, prefix_cache=False).answers(target, preempt_at=(2, 9))[0] == alone
     assert Bench(one, chunk=7).answers(target, *others, preempt_at=(1, 3, 12))[0] == alone
     assert Bench(Served.of(towers[kind], dtype, cache_bytes=0), chunk=5).answers(target)[0] == alone, "without a cache"
+    piecewise = Bench(Served.of(towers[kind], dtype, cache_bytes=0), between_steps=True)
+    monkeypatch.setattr(encoder, "ROWS", 5)
+    assert piecewise.answers(target, *others, preempt_at=(2, 9))[0] == alone, "encoded between steps, in pieces"
+    assert piecewise.waited > 10
     resumed = Asked(target.prompt, target.pictures, NEW, SEED, generated=alone[0][:6])
     assert Bench(one).answers(resumed)[0] == (alone[0], alone[1][6:]), "after its worker was lost"
 

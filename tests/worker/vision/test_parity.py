@@ -1,9 +1,12 @@
 """Answers about pictures are those of transformers, given the same pixels."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from shared.messages import Picture
 from tests.worker.vision.harness import (
@@ -18,6 +21,7 @@ from tests.worker.vision.harness import (
     prompt_with,
     served,
 )
+from worker.vision.windows import in_windows
 
 NEW = 64
 
@@ -57,6 +61,44 @@ def test_answer_has_the_log_probabilities_of_transformers(kind: str, towers: dic
     others = [*shown[:-1], inverted(shown[-1])]
     changed = Bench(one).answers(Asked(prompt, others, NEW))[0][1]
     assert max(abs(a - b) for a, b in zip(changed, logprobs, strict=True)) > 0.1, "the last picture matters"
+
+
+def test_experts_of_qwen3_vl_moe_are_read_as_published_and_as_saved_by_transformers(
+    towers: dict[str, Path], tmp_path: Path
+) -> None:
+    published = Path(shutil.copytree(towers["qwen3_vl_moe"], tmp_path / "published"))
+    stored = load_file(published / "model.safetensors")
+    turned = {name: tensor.mT.contiguous() for name, tensor in stored.items() if ".experts." in name}
+    assert len(turned) == 4, "gate and up, and down, of two layers"
+    save_file({**stored, **turned}, published / "model.safetensors")
+    one = served(towers["qwen3_vl_moe"])
+    asked = Asked(*prompt_with(1, one.vision.spec), 8)
+    assert Bench(Served.of(published)).answers(asked) == Bench(one).answers(asked)
+
+
+def test_patches_see_those_of_their_window_alone_in_most_layers_of_qwen2_5_vl(towers: dict[str, Path]) -> None:
+    one = Served.of(towers["qwen2_5_vl"])
+    _, shown = prompt_with(2, one.vision.spec)
+    vectors = [one.vision.rows(each) for each in shown]
+    one.vision._encoder.spec = replace(one.vision.spec, window=0)
+    one.vision._cache.clear()
+    assert all(not torch.allclose(found, one.vision.rows(each)) for found, each in zip(vectors, shown, strict=True))
+
+
+def test_windows_divide_a_picture() -> None:
+    for rows, columns, side in ((6, 4, 4), (2, 10, 4), (4, 4, 8), (8, 8, 2)):
+        order, windows = in_windows(rows, columns, side)
+        assert sorted(order.tolist()) == list(range(rows * columns))
+        for begin, length in zip(windows.begins, windows.lengths, strict=True):
+            corners = {(at // columns // side, at % columns // side) for at in order[begin : begin + length].tolist()}
+            assert len(corners) == 1, "all patches of one square"
+        found = [part for first in range(0, rows * columns, 5) for part in windows.parts(first, first + 5, 3)]
+        assert [row for _, start, end in found for row in range(start, min(end, rows * columns))] == [
+            *range(rows * columns)
+        ]
+        for index, start, end in found:
+            assert end - start <= 3 and windows.begins[index] <= start
+            assert end <= windows.begins[index] + windows.lengths[index]
 
 
 def test_tokens_of_a_picture_see_each_other_in_gemma(towers: dict[str, Path]) -> None:

@@ -43,6 +43,13 @@ def test_positions_of_every_part_of_a_prompt() -> None:
         assert max(map(max, expected)) < length, "tables for all positions of a sequence suffice"
 
 
+def test_pairs_of_a_section_stand_together_where_they_do_not_alternate() -> None:
+    assert components((1, 2, 1), 8, alternate=False) == [0, 1, 1, 2] * 2
+    assert components((16, 24, 24), 128, alternate=False)[:64] == [0] * 16 + [1] * 24 + [2] * 24
+    assert components((1, 2, 3), 6, alternate=False) == [0, 1, 1] * 2, "more pairs than the table has"
+    assert components((1, 1, 1), 10, alternate=False) == [0, 1, 2, 0, 0] * 2, "pairs that do not rotate"
+
+
 def test_pairs_alternate_between_the_positions_as_far_as_their_sections_reach() -> None:
     assert components((2, 1, 1), 8) == [0, 1, 2, 0] * 2
     assert components((2, 1, 1), 12) == [0, 1, 2, 0, 0, 0] * 2, "pairs that do not rotate"

@@ -2,23 +2,32 @@
 
 import json
 import shutil
+from collections.abc import Generator
+from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
+from safetensors.torch import load_file, save_file
 
 from shared import messages as m
-from shared.config import ModelConfig, WorkerConfig
+from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.machine import Memory
 from shared.wire.codec import decode_request, encode, pack_u32
 from tests.checkpoints import Checkpoints
 from tests.worker.engine.harness import ME, Bench
 from tests.worker.vision.harness import PLACEHOLDER, Asked, prompt_with, served
 from tests.worker.vision.harness import Bench as Alone
+from worker.engine import load_weights
 from worker.engine.load import Engine, load_engine
 from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.vision import encoder
 from worker.vision.admission import PictureAdmission
+from worker.vision.between_steps import BetweenSteps
+from worker.vision.checkpoint.load import bytes_of_tower
 from worker.vision.metrics import VisionCollector
 
 NEW = 10
@@ -29,12 +38,20 @@ def engine_of(folder: Path) -> Engine:
     return load_engine(ModelConfig(model=str(folder), max_seq_len=256), worker)
 
 
-def bench_of(engine: Engine) -> Bench:
+def bench_of(engine: Engine, cost: int = 1 << 20) -> Bench:
+    """cost: multiplications of the text model for a token; 0: each piece of a picture has an iteration of its own"""
     assert engine.tower is not None
     bench = Bench(
         runner=engine.runner, config=engine.scheduler.config, pools=engine.pools, vocab_size=engine.spec.vocab_size
     )
-    bench.request_table._give_pictures = PictureAdmission(engine.tower, bench.scheduler.sequences)
+    vision = engine.runner.vision
+    bench.request_table._give_pictures = PictureAdmission(engine.tower, bench.scheduler.sequences, vision)
+    if vision is not None:
+        bench.loop.between_steps = BetweenSteps(
+            vision, bench.scheduler, cost, bench.request_table.crash_journal.record_step,
+            lambda: bench.request_table.publish(bench.server, 0.0),  # type: ignore[arg-type]
+            engine.runner.check_device, bench.loop.fail,
+        )  # fmt: skip
     return bench
 
 
@@ -91,15 +108,16 @@ def test_failing_encoder_fails_its_request_alone(towers: dict[str, Path], monkey
     bench = bench_of(engine)
     (prompt, good), (other, bad) = prompt_with(1, one.vision.spec), prompt_with(1, one.vision.spec, seed=4)
     vision: Any = engine.runner.vision
-    encode_picture = vision._encoder.encode
+    pieces_of = vision._encoder.pieces
 
-    def encode_but(picture: m.Picture) -> torch.Tensor:
+    def pieces_but(picture: m.Picture) -> Generator[int, None, torch.Tensor]:
         if picture.pixels == bad[0].pixels:
+            yield 1
             raise RuntimeError("no kernel for it")
-        found: torch.Tensor = encode_picture(picture)
+        found: torch.Tensor = yield from pieces_of(picture)
         return found
 
-    monkeypatch.setattr(vision._encoder, "encode", encode_but)
+    monkeypatch.setattr(vision._encoder, "pieces", pieces_but)
     bench.send(submit(1, prompt, good), submit(2, other, bad), submit(3, list(range(20, 50)), None))
     bench.iterate(30)
     _, ends = bench.received()
@@ -107,6 +125,43 @@ def test_failing_encoder_fails_its_request_alone(towers: dict[str, Path], monkey
         1: m.Outcome.LENGTH, 2: m.Outcome.ERROR, 3: m.Outcome.LENGTH
     }  # fmt: skip
     assert "no kernel for it" in ends[2].error
+
+
+def test_streams_go_on_while_a_picture_is_encoded(towers: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, one = engine_of(towers["gemma3"]), served(towers["gemma3"])
+    monkeypatch.setattr(encoder, "ROWS", 64)  # of 256 patches
+    prompt, pictures = prompt_with(2, one.vision.spec)
+    [(expected, _)] = Alone(one).answers(Asked(prompt, pictures, NEW))
+    bench, text = bench_of(engine, cost=0), list(range(20, 30))
+    sampling = m.Sampling(150, temperature=0.0, ignore_eos=True)
+    bench.send(m.Submit(1, pack_u32(text), sampling))
+    bench.iterate(3)
+    bench.send(submit(2, prompt, pictures))
+    spans = []  # (tokens of the stream, layers of the tower) after each iteration
+    while 2 not in (received := bench.received())[1]:
+        spans.append((len(received[0][1]), engine.runner.layers_started))
+        bench.iterate()
+    outputs, _ = received
+    assert outputs[2] == expected
+    assert all(after[0] == before[0] + 1 for before, after in pairwise(spans)), "a token in every iteration"
+    most = len(engine.spec.layers) + 1  # a step, and a part of a layer of the tower
+    assert all(after[1] - before[1] <= most for before, after in pairwise(spans))
+    pieces = 1 + one.vision.spec.layers * 2 * 4  # of a picture: its patches, and each layer's in four parts, twice
+    assert len(spans) > 2 * pieces
+
+
+def test_picture_of_a_request_that_ends_is_not_encoded_further(towers: dict[str, Path]) -> None:
+    engine, one = engine_of(towers["smolvlm"]), served(towers["smolvlm"])
+    vision, bench = engine.runner.vision, bench_of(engine, cost=0)
+    assert vision is not None
+    (prompt, shown), (other, kept) = prompt_with(1, one.vision.spec), prompt_with(1, one.vision.spec, seed=4)
+    bench.send(submit(1, prompt, shown), submit(2, other, kept))
+    bench.iterate(4)
+    assert vision.encoded == 0
+    bench.send(m.Abort((1,)))
+    bench.iterate(30)
+    assert vision.encoded == 1 and kept[0].digest in vision and shown[0].digest not in vision
+    assert not vision._unread and bench.received()[1][2].outcome is m.Outcome.LENGTH
 
 
 def test_worker_without_a_tower_refuses_pictures(towers: dict[str, Path]) -> None:
@@ -144,9 +199,24 @@ def test_fingerprint_names_the_processor(towers: dict[str, Path], tmp_path: Path
     assert engine_of(towers["smolvlm"]).fingerprint == same != engine_of(folder).fingerprint
 
 
-def test_tower_that_lacks_a_tensor_is_named(towers: dict[str, Path], tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
+def test_tower_that_does_not_fit_beside_the_text_model_is_refused(
+    towers: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = load_file(towers["gemma3"] / "model.safetensors").items()
+    read = [tensor for name, tensor in stored if ("vision" in name or "multi_modal" in name) and ".head." not in name]
+    tower = bytes_of_tower(towers["gemma3"], 64, torch.float32)
+    assert tower == sum(tensor.numel() * 4 for tensor in read) > 0
+    sizes: list[int] = []
+    monkeypatch.setattr(load_weights, "check_host_memory", lambda weights, *_: sizes.append(weights.nbytes))
+    engine_of(towers["gemma3"])
+    monkeypatch.undo()
+    for room in (sizes[0], sizes[0] - tower // 2):  # the text model fits in both
+        monkeypatch.setattr(load_weights, "memory", lambda room=room: Memory(room, 1 << 40, 0))
+        with nullcontext() if room == sizes[0] else pytest.raises(ConfigError, match="GiB for its weights"):
+            engine_of(towers["gemma3"])
 
+
+def test_tower_that_lacks_a_tensor_is_named(towers: dict[str, Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(towers["smolvlm"], tmp_path / "other"))
     tensors = load_file(folder / "model.safetensors")
     name = next(name for name in tensors if name.endswith("encoder.layers.1.mlp.fc1.bias"))

@@ -22,10 +22,15 @@ LAYOUT = 5  # version of packed weights: of csrc/gemm/weight.h, and of the codes
 PANEL = 32  # columns of a packed panel
 K_STEP = 32  # k-step of bf16 panels
 CODE_BLOCK = 16  # inputs of a block of codes
-# kinds of numbers in weight.h: those of the weight's dtype, and 4-bit codes for small integers, halves or any numbers
-PLAIN, INTEGER, TABLE = range(3)
-KINDS = {INT4: INTEGER, E2M1: INTEGER, IQ4_NL: INTEGER, INT8: 3, E4M3: 4}
-INTEGER_KINDS = (INTEGER, 3)
+# kinds of numbers in weight.h: those of the weight's dtype, codes whose values are multiplied, codes that are integers
+PLAIN, TABLE4, INT8_VALUES, E4M3_VALUES, INTEGER4, INTEGER8 = range(6)
+KINDS = {INT8: INT8_VALUES, E4M3: E4M3_VALUES}  # other codes have four bits
+INTEGER_KINDS = {
+    INT4: INTEGER4,
+    E2M1: INTEGER4,
+    IQ4_NL: INTEGER4,
+    INT8: INTEGER8,
+}  # values are small integers or halves
 LARGEST_INPUT = 255 << 7  # inputs are turned into integers up to this (csrc/gemm/integer/integer_rows.h)
 FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS = range(3)  # CodeOrder of weight.h
 E4M3_FACTOR = 256.0  # the library reads e4m3 as fp16, whose exponent means 2^8 times less
@@ -233,27 +238,30 @@ def _flip(code_map: CodeMap) -> int:
 
 
 def _kind(code_map: CodeMap, group: int, dtype: torch.dtype) -> int:
-    """Returns the kind of numbers in weight.h, for inputs of `dtype`.
+    """Returns the kind of numbers in weight.h, for inputs of `dtype` and groups of so many inputs."""
+    as_integers = code_map in INTEGER_KINDS and dtype == torch.bfloat16
+    if as_integers and (tier() != "amx" or _exact_in_tiles(code_map, group)):
+        return INTEGER_KINDS[code_map]
+    return KINDS.get(code_map, TABLE4)
 
-    AMX multiplies four-bit codes as integers only if the sums of a group are exact in fp32, and a group fills half a
-    k-step or whole ones.
+
+def _exact_in_tiles(code_map: CodeMap, group: int) -> bool:
+    """Whether the sums of a group are exact in fp32, and a group fills half a k-step or whole ones.
+
+    For codes of eight bits, inputs get fewer bits to make room (dropped_bits in csrc/gemm/integer/integer_rows.h).
     """
-    kind = KINDS.get(code_map, TABLE)
-    if kind != INTEGER or dtype != torch.bfloat16 or tier() != "amx":
-        return kind
+    if code_map.bits == 8:
+        return group in (CODE_BLOCK, K_STEP)
     values = code_map.values
     largest = max(map(abs, values)) * (1 if all(value.is_integer() for value in values) else 2)
-    exact = largest * LARGEST_INPUT * group <= 1 << 24
-    return INTEGER if exact and (group == CODE_BLOCK or group % K_STEP == 0) else TABLE
+    return largest * LARGEST_INPUT * group <= 1 << 24 and (group == CODE_BLOCK or group % K_STEP == 0)
 
 
 def _code_order(kind: int, dtype: torch.dtype) -> int:
     """Returns the order in which the kernel for inputs of `dtype` reads codes."""
-    if dtype != torch.bfloat16:
-        return FOR_FP32
-    if kind in INTEGER_KINDS and (tier() != "amx" or kind == INTEGER):
+    if kind in (INTEGER4, INTEGER8):
         return FOR_INTEGERS
-    return FOR_BF16_PAIRS if multiplies_bf16() else FOR_FP32
+    return FOR_BF16_PAIRS if dtype == torch.bfloat16 and multiplies_bf16() else FOR_FP32
 
 
 def _factor(weight: QuantizedWeight) -> float:

@@ -19,7 +19,7 @@ class StackedLinear:
     columns: int
     bias: bool
     order: Tensor | None = None  # the row order in memory, None if it is that of the checkpoint; moves stay in a module
-    transposed: bool = False  # whether the checkpoint stores plain numbers as [inputs, outputs]
+    transposed: bool | None = False  # whether plain numbers are stored as [inputs, outputs]; None: their shape tells
     exact: bool = False  # whether the weight is kept in full precision in any case
     kept: tuple[Tensor, ...] | None = None  # of each module the rows that are used, as places in `order`; None: all
     apart: int = 0  # so many rows of the first module, the last ones in memory, are a linear of their own
@@ -41,7 +41,7 @@ class StackedLinear:
         parts = self.order.to(device).split_with_sizes(self.rows)
         return [part - start for part, start in zip(parts, starts, strict=True)]
 
-    def weights(self, prefix: str) -> list[tuple[str, Shape, bool]]:
+    def weights(self, prefix: str) -> list[tuple[str, Shape, bool | None]]:
         """Returns the arguments of WeightSource.weight for each module: name, shape, whether it is transposed."""
         parts = zip(self.modules, self.rows, strict=True)
         return [(f"{prefix}{module}{WEIGHT}", (rows, self.columns), self.transposed) for module, rows in parts]

@@ -161,10 +161,11 @@ class WeightSource(Protocol):
     def ignored(self) -> tuple[str, ...]:
         """Endings of the names of tensors that belong to the model, but are not read."""
 
-    def weight(self, name: str, shape: Shape, transposed: bool = False) -> StoredWeight:
+    def weight(self, name: str, shape: Shape, transposed: bool | None = False) -> StoredWeight:
         """Returns how the weight `name` is stored. Weights of linears, the embedding and the head are asked for.
 
-        transposed: whether plain numbers are stored as [K, N]; codes are not.
+        transposed: whether plain numbers are stored as [K, N]; codes are not. None: they are unless their shape is
+            [N, K].
         """
 
     def close(self) -> None: ...

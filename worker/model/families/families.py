@@ -42,7 +42,7 @@ COUNTS = ("decoder_sparse_step", "full_attention_interval")
 TEXT_MODELS = {
     "gemma3": "gemma3_text", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text", "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl": "qwen3_vl_text",
-    "idefics3": "llama", "smolvlm": "llama",
+    "qwen3_vl_moe": "qwen3_vl_moe_text", "qwen2_5_vl": "qwen2_5_vl_text", "idefics3": "llama", "smolvlm": "llama",
 }  # fmt: skip
 TIED_OUTSIDE = ("idefics3", "smolvlm")  # whose own tie_word_embeddings holds, not that of their text model
 GENERATORS = ("forcausallm", "forconditionalgeneration")  # the names of classes that generate text end so

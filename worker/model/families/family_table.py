@@ -95,6 +95,7 @@ FAMILIES: Mapping[str, Family] = {
         layer_types=window_everywhere,
     ),
     "qwen2": Family(QWEN, layer_types=window_from_layer, biases=always_biased),
+    "qwen2_5_vl_text": Family(QWEN, layer_types=window_from_layer, biases=always_biased),
     "qwen3": Family({**QWEN, "head_dim": 128}, layer_types=window_from_layer, qk_norm=True),
     "qwen3_vl_text": Family({**QWEN, "head_dim": 128}, qk_norm=True),
     "gemma2": Family(
@@ -127,6 +128,10 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_moe": Family(
         QWEN3_MOE, layer_types=window_everywhere_if_used, qk_norm=True,
         experts=FamilyExperts("moe_intermediate_size", None, sparse_by_step),
+    ),
+    "qwen3_vl_moe_text": Family(
+        {**QWEN3_MOE, "head_dim": 128}, qk_norm=True,
+        experts=FamilyExperts("moe_intermediate_size", True, sparse_by_step, transposed=True),
     ),
     "qwen3_5_text": Family(
         QWEN3_5, layer_types=full_every_nth, partial_rotary=True, norm_offset=True, qk_norm=True,

@@ -125,6 +125,7 @@ def _yarn_magnitude(settings: Config) -> float:
 NO_ROPE = RopeSpec("none", 1.0)
 ROPE_KINDS: Mapping[str, Callable[[Config], RopeSpec]] = {
     "default": _default_rope,
+    "mrope": _default_rope,  # of text; tokens of pictures have three positions (worker/vision/rotary.py)
     "dynamic": _dynamic_rope,
     "linear": _linear_rope,
     "proportional": _proportional_rope,

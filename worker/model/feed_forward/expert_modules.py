@@ -64,10 +64,11 @@ def expert_linears(spec: ExpertsSpec, hidden: int, names: Spelling) -> tuple[lis
     inner = spec.intermediate_size
     rows = (2 * inner // len(names.gate_up),) * len(names.gate_up)
     order = torch.arange(2 * inner).view(inner, 2).T.flatten() if names.interleaved else None
+    transposed = None if spec.transposed and names.gate_up == _FUSED else names.interleaved
     gate_up, down = [], []
     for expert in range(spec.count):
         both = tuple(module.format(expert) for module in names.gate_up)
-        gate_up.append(StackedLinear(both, rows, hidden, spec.bias, order, names.interleaved))
+        gate_up.append(StackedLinear(both, rows, hidden, spec.bias, order, transposed))
         module = (names.down.format(expert),)
-        down.append(StackedLinear(module, (hidden,), inner, spec.bias, transposed=names.interleaved))
+        down.append(StackedLinear(module, (hidden,), inner, spec.bias, transposed=transposed))
     return gate_up, down

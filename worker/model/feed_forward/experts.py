@@ -115,6 +115,7 @@ def _sizes(row: FamilyExperts, chosen: str, config: Config) -> ExpertsSpec:
         shared_size=counted(config, row.shared_size) if row.shared_size else 0,
         shared_gated=bool(row.shared_size) and row.shared_gated,
         beside_mlp=row.beside_mlp,
+        transposed=row.transposed,
     )
 
 

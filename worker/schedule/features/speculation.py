@@ -21,8 +21,10 @@ from worker.schedule.sequence import TILE, Chunk, Sequence
 
 if TYPE_CHECKING:
     from worker.schedule.features.states import States
+    from worker.schedule.features.waiting_drafts import Proposer
 
 NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
+MOST_DRAFTS = TILE - 1  # of one sequence in a step: a row is for the token that they follow
 INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
 
 MARGIN = 1.2  # a draft must pay so many times its cost, since both are estimates, and the best of many is too good
@@ -54,8 +56,11 @@ class Speculation:
     def __init__(self, config: SchedulerConfig, states: "States | None" = None) -> None:
         """states: gives slots for recurrent states, if layers have them."""
         self._states = states
+        self.proposer: Proposer | None = None  # a draft model, if there is one
         self.draft_tokens = 0
         self.accepted_tokens = 0
+        self.drafted_at = [0] * MOST_DRAFTS  # by the position in the drafts of a step
+        self.accepted_at = [0] * MOST_DRAFTS
         self.drafters: dict[Sequence, Drafter] = {}  # of each sequence that has had a draft, until it leaves
         self._config = config
         self._rows = min(TILE, config.max_step_tokens)
@@ -71,9 +76,11 @@ class Speculation:
         decodes: all chunks of the step. row_cost: what one more row costs, as a share of the step's time.
         """
         free = self._rows - sum([chunk.length for chunk in decodes])
-        if free <= 0:
+        if free <= 0 or not decodes:
             return decodes
         cost = MARGIN * row_cost * len(decodes)  # the step yields a token per decode; an accepted draft adds one
+        if self.proposer is not None:
+            self._ask_model(self.proposer, decodes, free // len(decodes), cost)
         extended = []
         for left, chunk in zip(range(len(decodes), 0, -1), decodes, strict=True):
             limit = min(free // left, self._limit(chunk)) if chunk.samples else 0
@@ -86,6 +93,9 @@ class Speculation:
     def record(self, chunk: Chunk, accepted: int) -> None:
         self.draft_tokens += len(chunk.drafts)
         self.accepted_tokens += accepted
+        for at in range(len(chunk.drafts)):
+            self.drafted_at[at] += 1
+            self.accepted_at[at] += at < accepted
         if chunk.sequence in self.drafters:
             self.drafters[chunk.sequence].record(len(chunk.drafts), accepted)
 
@@ -97,14 +107,34 @@ class Speculation:
     def forget(self, sequence: Sequence) -> None:
         """Forgets what it knows of a sequence that has left for good."""
         self.drafters.pop(sequence, None)
+        if self.proposer is not None:
+            self.proposer.forget(sequence)
+
+    def _ask_model(self, proposer: "Proposer", decodes: list[Chunk], share: int, cost: float) -> None:
+        """Lets the draft model propose tokens for all decodes at once. They wait with the drafters of the sequences."""
+        from worker.schedule.features.waiting_drafts import WaitingDrafts, ask
+
+        wanted = []
+        for chunk in decodes:
+            drafter = self._drafter(chunk.sequence)
+            limit = min(share, self._limit(chunk)) if chunk.samples else 0
+            if limit > 0 and isinstance(drafter, WaitingDrafts):
+                count = drafter.wanted(limit, cost, self._repeats(chunk))
+                wanted += [(chunk.sequence, drafter, count)] if count else []
+        ask(proposer, wanted)
 
     def _propose(self, chunk: Chunk, limit: int, cost: float) -> tuple[int, ...]:
-        sequence = chunk.sequence
+        drafter = self._drafter(chunk.sequence)
+        return drafter.propose(chunk.sequence.tokens, limit, cost, self._repeats(chunk))
+
+    def _drafter(self, sequence: Sequence) -> Drafter:
         drafter = self.drafters.get(sequence)
         if drafter is None:
-            drafter = self.drafters[sequence] = _drafter_of(sequence)
-        repeats = 0 if self._states is None else chunk.length
-        return drafter.propose(sequence.tokens, limit, cost, repeats)
+            drafter = self.drafters[sequence] = _drafter_of(sequence, by_model=self.proposer is not None)
+        return drafter
+
+    def _repeats(self, chunk: Chunk) -> int:
+        return 0 if self._states is None else chunk.length
 
     def _limit(self, chunk: Chunk) -> int:
         """Returns how many drafts a sequence may have in this step.
@@ -117,19 +147,23 @@ class Speculation:
             return 0
         length, config = len(sequence.tokens), self._config
         tokens = min(sequence.sampling.max_tokens - sequence.output_len, config.max_seq_len - length) - 1
-        most = config.max_draft_tokens if sequence.prediction is None else TILE - 1
+        most = config.max_draft_tokens if sequence.prediction is None else MOST_DRAFTS
         checkpoint = 0 if self._states is None else self._states.next_checkpoint(sequence, chunk.start)
         if checkpoint:
             most = min(most, checkpoint - length)
         return min(most, sequence.room - length, tokens)
 
 
-def _drafter_of(sequence: Sequence) -> Drafter:
-    if sequence.prediction is None:
-        return NgramDrafter()
-    from worker.schedule.features.predicted import PredictedDrafter
+def _drafter_of(sequence: Sequence, *, by_model: bool) -> Drafter:
+    if sequence.prediction is not None:
+        from worker.schedule.features.predicted import PredictedDrafter
 
-    return PredictedDrafter(sequence.prediction, sequence.prompt_len)
+        return PredictedDrafter(sequence.prediction, sequence.prompt_len)
+    if by_model:
+        from worker.schedule.features.waiting_drafts import WaitingDrafts
+
+        return WaitingDrafts()
+    return NgramDrafter()
 
 
 def _may_draft(sequence: Sequence) -> bool:
@@ -172,8 +206,8 @@ class NgramDrafter:
 class Acceptance:
     """Tracks how often drafts of one kind are accepted."""
 
-    def __init__(self) -> None:
-        self.acceptance = INITIAL_ACCEPTANCE
+    def __init__(self, initial: float = INITIAL_ACCEPTANCE) -> None:
+        self.acceptance = self._initial = initial
 
     def draft_length(self, limit: int, cost: float, repeats: int = 0) -> int:
         """Returns how many tokens to draft. A draft is worth it if its probability of acceptance is above its cost.
@@ -187,7 +221,7 @@ class Acceptance:
             count += 1
             probability *= self.acceptance  # a draft is accepted only if all drafts before it are
         if not count:
-            self.acceptance += (INITIAL_ACCEPTANCE - self.acceptance) * RECOVERY_RATE
+            self.acceptance += (self._initial - self.acceptance) * RECOVERY_RATE
         return count
 
     def record(self, accepted: int, *, rejected: bool) -> None:

@@ -1,6 +1,7 @@
 """The pictures of a prompt: where their tokens are, and what they add to the identity of pages."""
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,12 +38,20 @@ class PicturePlaces:
 class PromptPictures:
     """The pictures of a sequence, in the order of their tokens, which do not overlap."""
 
-    def __init__(self, pictures: list[Picture], *, whole: bool = False, rotary: Any = None) -> None:
+    def __init__(
+        self,
+        pictures: list[Picture],
+        *,
+        whole: bool = False,
+        rotary: Any = None,
+        encoded: Container[bytes] | None = None,
+    ) -> None:
         """whole: whether a step computes all rest of a picture or nothing, because its tokens see each other.
 
         rotary: the RotaryPositions of a model with M-RoPE (worker/vision/rotary.py); None: positions are those of text
+        encoded: the digests of pictures for which no step has to wait; None: steps encode pictures themselves
         """
-        self.pictures, self.whole, self.rotary = pictures, whole, rotary
+        self.pictures, self.whole, self.rotary, self._encoded = pictures, whole, rotary, encoded
         self.end = pictures[-1].start + pictures[-1].tokens  # the place behind the last one's tokens
         self.nbytes = sum(len(picture.pixels) for picture in pictures)
         self.places = PicturePlaces(tuple(PicturePlace(one.start, one.tokens, one.digest) for one in pictures))
@@ -51,8 +60,11 @@ class PromptPictures:
     def uncut(self, start: int, length: int, most: float) -> int:
         """Returns how many of `length` tokens from `start` on a chunk may have without cutting a picture in two.
 
-        A chunk that begins in a picture has the rest of it, if that is not more than `most` tokens, or else nothing.
+        A chunk that begins in a picture has the rest of it, if that is not more than `most` tokens, or else nothing. A
+        chunk ends before a picture that is not encoded.
         """
+        if self._encoded is not None:
+            length = self._up_to_unencoded(start, length, self._encoded)
         end = start + length
         cut = self.within(end - 1, end + 1) if self.whole and length > 0 else []
         if len(cut) != 1 or not cut[0].start < end < cut[0].start + cut[0].tokens:
@@ -61,6 +73,14 @@ class PromptPictures:
             return cut[0].start - start
         rest = cut[0].start + cut[0].tokens - start
         return rest if rest <= most else 0
+
+    def _up_to_unencoded(self, start: int, length: int, encoded: Container[bytes]) -> int:
+        missing = (one.start for one in self.within(start, start + length) if one.digest not in encoded)
+        return max(0, next(missing, start + length) - start)
+
+    def at(self, place: int) -> Picture | None:
+        """Returns the picture to which the token at a place belongs; None if it is text."""
+        return next(iter(self.within(place, place + 1)), None)
 
     def within(self, begin: int, end: int) -> list[Picture]:
         """Returns the pictures of which a token is among begin .. end - 1."""

@@ -10,6 +10,7 @@ from shared.adapters.files import AdapterError
 from shared.config import ConfigError, ModelConfig
 from tests.adapters import draw_adapter
 from tests.checkpoints import Checkpoints
+from tests.gguf_adapters import write_gguf
 
 
 @pytest.fixture
@@ -83,3 +84,13 @@ def test_ranks_of_the_adapters_of_flags_are_checked_where_the_limit_is_known(fol
 def test_paths_outside_the_allowed_folder_are_refused(folder: Path) -> None:
     with pytest.raises(AdapterError, match="--allow-runtime-lora"):
         AdapterRegistry(settings(folder / "a0")).check_path(str(folder / "a1"))
+
+
+def test_gguf_files_are_given_by_flags_and_loaded_like_folders(checkpoints: Checkpoints, folder: Path) -> None:
+    files = [write_gguf(folder / f"a{index}", checkpoints("llama"), folder / f"a{index}.gguf") for index in range(2)]
+    registry = AdapterRegistry(settings(folder, f"given={files[0]}"), str(folder / "run"), max_rank=8)
+    registry.check_path(str(files[1]))
+    registry.put(describe("new", str(files[1])), replace=False)
+    assert [one.path for one in registry.adapters.values()] == [str(file) for file in files]
+    with pytest.raises(ConfigError, match="rank 8, above --max-lora-rank 7"):
+        AdapterRegistry(settings(folder, f"given={files[0]}"), max_rank=7)

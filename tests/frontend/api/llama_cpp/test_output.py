@@ -95,7 +95,7 @@ async def test_answer_is_truncated_where_only_the_context_ends_it(
 async def test_settings_tell_what_was_used(tokenizer: Tokenizer) -> None:
     fields = {"logit_bias": [[97, 1.5], ["b", False]], "grammar": 'root ::= "hello"', "samplers": ["top_k"], "top_k": 3}
     settings = (await post(tokenizer, completing(tokenizer), **fields))["generation_settings"]
-    assert settings["logit_bias"] == [{"token": 97, "bias": 1.5}, {"token": 65, "bias": "-inf"}]
+    assert settings["logit_bias"] == [{"token": 97, "bias": 1.5}, {"token": 65, "bias": None}]
     assert (settings["grammar"], settings["samplers"], settings["top_k"]) == ('root ::= "hello"', ["top_k"], 3)
 
 

@@ -34,7 +34,7 @@ async def streamed(tokenizer: Tokenizer, *story: Any, **more: Any) -> list[Any]:
 async def test_chat_stream_transcript(tokenizer: Tokenizer) -> None:
     story = FakeDeltas([Delta(0, [5], [' "é"\n'])], [Delta(0, [6], [""])], [last(ids=(7, 8), texts=("b", ""))])
     assert lines(chat.stream_writer(asked(tokenizer, stream=True)), story) == [
-        f'data: {HEAD},"choices":[{{"index":0,"delta":{{"role":"assistant","content":"","refusal":null}},'
+        f'data: {HEAD},"choices":[{{"index":0,"delta":{{"role":"assistant","content":null,"refusal":null}},'
         '"logprobs":null,"finish_reason":null}]}\n\n'
         f'data: {HEAD},"choices":[{{"index":0,"delta":{{"content":" \\"é\\"\\n"}},'
         '"logprobs":null,"finish_reason":null}]}\n\n',

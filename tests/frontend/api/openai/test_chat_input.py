@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frontend.api.chat.call_history import left_open
 from frontend.api.openai import chat
 from frontend.api.openai.chat_input import ChatRequest, TokenizeRequest
 from frontend.api.requests.decoding import convert
@@ -87,9 +88,22 @@ async def test_messages_of_every_role_become_the_prompt(tokenizer: Tokenizer) ->
 
 async def test_prompt_end_by_add_generation_prompt_and_continue_final_message(tokenizer: Tokenizer) -> None:
     said = [*HELLO, {"role": "assistant", "content": "I "}]
-    assert await shown(tokenizer, *said) == "<user>hi\n<assistant>I \n<assistant>"
+    assert await shown(tokenizer, *said) == "<user>hi\n<assistant>I "
+    assert await shown(tokenizer, *said, add_generation_prompt=True) == "<user>hi\n<assistant>I \n<assistant>"
     assert await shown(tokenizer, *said, add_generation_prompt=False) == "<user>hi\n<assistant>I \n"
     assert await shown(tokenizer, *said, continue_final_message=True) == "<user>hi\n<assistant>I "
+
+
+async def test_two_assistant_messages_at_the_end_are_answered_only_if_a_turn_is_asked_for(tokenizer: Tokenizer) -> None:
+    twice = [*HELLO, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]
+    refused = await refusal(tokenizer, messages=twice)
+    assert (refused.status, refused.param) == (422, "messages") and "add_generation_prompt" in refused.message
+    assert (await shown(tokenizer, *twice, add_generation_prompt=True)).endswith("\n<assistant>")
+
+
+async def test_calls_at_the_end_are_not_continued(tokenizer: Tokenizer) -> None:
+    assert not left_open([{"role": "assistant", "content": "a", "tool_calls": [{}]}])
+    assert not left_open([{"role": "assistant", "content": ""}]) and not left_open([])
 
 
 async def test_chat_template_kwargs_reach_the_template(tokenizer: Tokenizer) -> None:

@@ -18,7 +18,14 @@ def body(**more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("more", "param"),
-    [({"n": 2}, "n"), ({"prompt": ["a", "b"]}, "prompt"), ({"echo": True}, "echo"), ({"logprobs": 1}, "logprobs")],
+    [
+        ({"n": 2}, "n"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"timings_per_token": True}, "timings_per_token"),
+        ({"return_progress": True}, "return_progress"),
+    ],
 )
 async def test_typed_events_refuse_unsupported_features(tokenizer: Tokenizer, more: dict[str, Any], param: str) -> None:
     with pytest.raises(Unprocessable) as refused:

@@ -1,4 +1,4 @@
-"""Four-bit codes for small integers: tiles add exactly, so products have the bits of integer instructions."""
+"""Codes for small integers: tiles add exactly, so products have the bits of integer instructions."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from torch import Tensor
 
 from tests.worker.kernels.harness.cpu_tiers import CAN_EMULATE, EMULATED, HERE, use
 from worker.kernels.cpu import bindings
-from worker.kernels.cpu.packed_weight import INTEGER, TABLE, pack_weight
-from worker.kernels.weights.quantized_weight import E2M1, INT4, IQ4_NL, CodeMap, QuantizedWeight
+from worker.kernels.cpu.packed_weight import INTEGER4, INTEGER8, TABLE4, pack_weight
+from worker.kernels.weights.quantized_weight import E2M1, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight
 
 pytestmark = pytest.mark.skipif(not CAN_EMULATE, reason="needs AVX-512 with bf16")
 TILES = "amx" if "amx" in HERE else EMULATED
@@ -17,8 +17,9 @@ PARTS = ((0, 1), (3, 5), (4, 8), (0, 7), (0, 16), (2, 19), (0, 33), (9, 41))
 
 def drawn(code_map: CodeMap, n: int, k: int, group: int, minimum: bool) -> QuantizedWeight:
     """A random weight, whose first rows have the code with the largest magnitude everywhere."""
-    codes, groups = torch.randint(16, (n, k), dtype=torch.uint8), -(-k // group)
-    codes[:3] = max(range(16), key=lambda code: abs(code_map.values[code]))
+    count, groups = 1 << code_map.bits, -(-k // group)
+    codes = torch.randint(count, (n, k), dtype=torch.uint8)
+    codes[:3] = max(range(count), key=lambda code: abs(code_map.values[code]))
     offset = torch.rand(n, groups) * 0.1 if minimum else None
     return QuantizedWeight(codes, code_map, torch.rand(n, groups) * 0.01, offset, group)
 
@@ -52,9 +53,21 @@ def test_tiles_give_the_bits_of_integers(code_map: CodeMap, group: int, minimum:
         weight, x = drawn(code_map, n, k, group, minimum), inputs(k)
         integers, _, _ = product("avx512bf16", weight, x)
         tiles, parts, kind = product(TILES, weight, x)
-        assert kind == INTEGER or k % 32, (n, k)
-        if kind == INTEGER:
+        assert kind == INTEGER4 or k % 32, (n, k)
+        if kind == INTEGER4:
             assert torch.equal(integers, tiles), (n, k)
+        assert all(torch.equal(part, tiles[a:b]) for part, (a, b) in zip(parts, PARTS, strict=True)), (n, k)
+
+
+@pytest.mark.parametrize("minimum", [False, True])
+@pytest.mark.parametrize("group", [16, 32])
+def test_eight_bits_have_the_same_bits_in_tiles_and_in_few_rows(group: int, minimum: bool) -> None:
+    """Inputs have fewer bits than without AMX, so the bits differ from those of other instruction sets."""
+    torch.manual_seed(group)
+    for n, k in ((96, 256), (64, 160), (40, 48), (70, 1024), (33, 32)):
+        weight, x = drawn(INT8, n, k, group, minimum), inputs(k)
+        tiles, parts, kind = product(TILES, weight, x)
+        assert kind == INTEGER8
         assert all(torch.equal(part, tiles[a:b]) for part, (a, b) in zip(parts, PARTS, strict=True)), (n, k)
 
 
@@ -62,5 +75,5 @@ def test_tiles_give_the_bits_of_integers(code_map: CodeMap, group: int, minimum:
 def test_tiles_multiply_values_where_sums_might_be_rounded(code_map: CodeMap, group: int) -> None:
     weight, x = drawn(code_map, 64, 384, group, False), inputs(384)
     tiles, parts, kind = product(TILES, weight, x)
-    assert kind == TABLE
+    assert kind == TABLE4
     assert all(torch.equal(part, tiles[a:b]) for part, (a, b) in zip(parts, PARTS, strict=True))

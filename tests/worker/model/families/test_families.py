@@ -427,7 +427,7 @@ def test_longrope_is_served_up_to_its_original_positions() -> None:
     [
         ({"model_type": "mamba"}, ["'mamba'", "gemma3_text", "llama", "qwen3"]),
         ({"model_type": None}, ["None", "llama"]),
-        ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}, ["'mrope'", "yarn"]),
+        ({"rope_scaling": {"type": "spiral", "turns": 3}}, ["'spiral'", "yarn"]),
         ({"rope_scaling": {"rope_type": "longrope"}}, ["short_factor"]),
         ({"architectures": ["LlamaForSequenceClassification"]}, ["LlamaForSequenceClassification", "generate text"]),
         ({"model_type": "mistral3", "text_config": {"model_type": "mamba"}}, ["'mistral3'", "'mamba'"]),

@@ -65,7 +65,7 @@ FEW_ROWS_KERNELS(4)
 
 /* The functions, by number of rows and then by kind of numbers. Plain numbers are multiplied in strips, and integers by
  * integer_few_rows.h. */
-#define FEW_ROWS_ENTRY(rows) {NULL, NULL, few_table4_##rows, NULL, few_e4m3_##rows}
-static FewRows *const few_rows_kernels[FEW_ROWS][5] = {
+#define FEW_ROWS_ENTRY(rows) {NULL, few_table4_##rows, NULL, few_e4m3_##rows}
+static FewRows *const few_rows_kernels[FEW_ROWS][4] = {
     FEW_ROWS_ENTRY(1), FEW_ROWS_ENTRY(2), FEW_ROWS_ENTRY(3), FEW_ROWS_ENTRY(4),
 };

@@ -81,8 +81,8 @@ typedef void FewRows(const Weight *w, long panel, const float *x, const float *i
     FEW_ROWS_KIND(table4, TABLE4, rows)   \
     FEW_ROWS_KIND(int8, INT8, rows)       \
     FEW_ROWS_KIND(e4m3, E4M3, rows)
-/* In the order of the kinds of codes, from INTEGER4 on. */
-#define FEW_ROWS_ENTRY(rows) {few_table4_##rows, few_table4_##rows, few_int8_##rows, few_e4m3_##rows}
+/* In the order of the kinds of codes, from TABLE4 on. */
+#define FEW_ROWS_ENTRY(rows) {few_table4_##rows, few_int8_##rows, few_e4m3_##rows}
 
 FEW_ROWS_KERNELS(1)
 FEW_ROWS_KERNELS(2)
@@ -92,7 +92,7 @@ FEW_ROWS_KERNELS(4)
 #endif
 
 /* The functions, by number of rows and then by kind of codes. */
-static FewRows *const few_rows_kernels[FEW_ROWS][4] = {
+static FewRows *const few_rows_kernels[FEW_ROWS][3] = {
     FEW_ROWS_ENTRY(1),
     FEW_ROWS_ENTRY(2),
 #if SIMD_WIDTH == 16

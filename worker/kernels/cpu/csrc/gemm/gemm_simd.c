@@ -174,7 +174,7 @@ static void multiply_panel(const Gemm *g, const Layout *s, const ThreadBuffers *
         return;
     }
     if (!plain && g->t <= FEW_ROWS) {
-        few_rows_kernels[g->t - 1][g->weight->kind - INTEGER4](g->weight, panel, fp32_rows(buffers),
+        few_rows_kernels[g->t - 1][g->weight->kind - TABLE4](g->weight, panel, fp32_rows(buffers),
                                                                buffers->input_sums, buffers->acc);
         keep_block(g, buffers->results, buffers->acc, row, rows, panel);
         return;

@@ -35,6 +35,11 @@ INLINE __m512i block_pairs(const char *codes, int half, int pair, __m512i table,
         __m512i words = _mm512_loadu_si512(codes + (kind == TABLE4 ? half * 2 + pair / 4 : pair / 4 * 2 + half) * 64);
         return _mm512_permutexvar_epi16(_mm512_srli_epi16(words, pair % 4 * 4), table);
     }
+    if (kind == INTEGER8) {
+        __m512i numbers = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(codes + (pair * PANEL + half * 16) * 2)));
+        __m512 even = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(numbers, 16), 16));
+        return pairs_of(even, _mm512_cvtepi32_ps(_mm512_srai_epi32(numbers, 16)));
+    }
     const char *even = codes + half * 256 + pair * 32;
     return kind == INT8 ? pairs_of(int8_values(even), int8_values(even + 16))
                         : pairs_of(e4m3_values(even), e4m3_values(even + 16));
@@ -68,6 +73,7 @@ INLINE void unpack_codes_bf16(const Weight *w, long panel, long step, long steps
 static const char *panel_pairs(const Weight *w, long panel, long step, long steps, char *buffer, int spread) {
     switch (w->kind) {
         case INTEGER4: unpack_codes_bf16(w, panel, step, steps, buffer, spread, INTEGER4); return buffer;
+        case INTEGER8: unpack_codes_bf16(w, panel, step, steps, buffer, spread, INTEGER8); return buffer;
         case TABLE4: unpack_codes_bf16(w, panel, step, steps, buffer, spread, TABLE4); return buffer;
         case INT8: unpack_codes_bf16(w, panel, step, steps, buffer, spread, INT8); return buffer;
         case E4M3: unpack_codes_bf16(w, panel, step, steps, buffer, spread, E4M3); return buffer;

@@ -88,7 +88,6 @@ INLINE void unpack_pairs_f32(const Weight *w, long panel, long from, long count,
 static const float *panel_numbers(const Gemm *g, long panel, long from, long count, float *buffer) {
     const Weight *w = g->weight;
     switch (w->kind) {
-        case INTEGER4:
         case TABLE4: unpack_codes_f32(w, panel, from, count, buffer, TABLE4); return buffer;
         case INT8: unpack_codes_f32(w, panel, from, count, buffer, INT8); return buffer;
         case E4M3: unpack_codes_f32(w, panel, from, count, buffer, E4M3); return buffer;

@@ -11,8 +11,9 @@
 #define PANEL 32      /* columns of a panel */
 #define CODE_BLOCK 16 /* inputs of a block of codes */
 
-/* Kinds of numbers. Four-bit codes have a table of values; in INTEGER4, these are integers of eight bits, or halves. */
-enum { PLAIN, INTEGER4, TABLE4, INT8, E4M3 };
+/* Kinds of numbers. Four-bit codes have a table of values. Codes of the INTEGER kinds are multiplied as integers: they
+ * stand for integers of eight bits or, of four-bit codes, for halves. */
+enum { PLAIN, TABLE4, INT8, E4M3, INTEGER4, INTEGER8 };
 
 /* What the kernel for such codes multiplies: fp32 numbers, pairs of bf16 numbers, or integers (pack_codes.c). */
 typedef enum { FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS } CodeOrder;

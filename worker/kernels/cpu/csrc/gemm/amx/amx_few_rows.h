@@ -98,7 +98,7 @@ FEW_ROWS_KERNEL(e4m3, E4M3, 1)
 FEW_ROWS_KERNEL(e4m3, E4M3, 2)
 
 /* The functions, by number of rows and then by kind of numbers. Plain numbers use tiles, and integers amx_integers.h. */
-static FewRows *const few_rows_kernels[FEW_ROWS][5] = {
-    {NULL, NULL, few_table4_1, few_int8_1, few_e4m3_1},
-    {NULL, NULL, few_table4_2, few_int8_2, few_e4m3_2},
+static FewRows *const few_rows_kernels[FEW_ROWS][4] = {
+    {NULL, few_table4_1, few_int8_1, few_e4m3_1},
+    {NULL, few_table4_2, few_int8_2, few_e4m3_2},
 };

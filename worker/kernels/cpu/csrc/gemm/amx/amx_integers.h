@@ -1,6 +1,6 @@
-/* Products with codes that stand for integers of four bits, in tiles. Inputs become integers as in integer_rows.h, which
- * bf16 holds exactly. The sums of a group are less than 2^24 then (packed_weight.py sees to it), so tiles add exactly, and
- * every element has the bits of integer_few_rows.h.
+/* Products with codes that stand for integers, in tiles. Inputs become integers as in integer_rows.h, which bf16 holds
+ * exactly. The sums of a group are less than 2^24 (packed_weight.py sees to it), so tiles add exactly, and every element
+ * has the bits of integer_few_rows.h.
  *
  * The sums of every group must leave the tiles. They wait in the L1 cache until all groups of a block of inputs are there:
  * adding them up together loads and stores the total once, and what tiles store cannot be read at once. */
@@ -57,7 +57,7 @@ static void convert_to_tiles(const Gemm *g, const bf16 *x, IntegerTiles to) {
         for (IntegerBlock b = block_at(w, 0, 0); r < to.rows && b.from < w->k; b = block_after(w, b), scale += to.rows) {
             bf16 inputs[MAX_INTEGER_BLOCK] = {0};
             memcpy(inputs, x + b.from, min_long(b.count, w->k - b.from) * sizeof(bf16));
-            *scale = block_scale(inputs, b.count, &factor) * unit;
+            *scale = block_scale(inputs, b.count, dropped_bits(w), &factor) * unit;
             for (long k = 0; k < b.count; k += 32, at += K_STEP_BYTES)
                 _mm512_store_si512(at, integers_of_step(inputs + k, factor));
         }

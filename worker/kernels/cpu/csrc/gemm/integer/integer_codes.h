@@ -38,7 +38,7 @@ INLINE CodeTable load_code_table(const uint8_t *table) {
 /* Reads the four pairs of an octet of inputs, for the columns from `column` on. `kind` is a constant wherever this is
  * inlined. */
 INLINE void read_pairs(const char *block, int octet, int column, CodeTable table, int kind, vu *pairs) {
-    if (kind == INT8) {
+    if (kind == INTEGER8) {
         for (int p = 0; p < 4; p++) pairs[p] = sign_extended(block + ((octet * 4 + p) * PANEL + column) * 2);
         return;
     }

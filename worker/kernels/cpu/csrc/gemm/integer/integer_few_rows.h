@@ -2,7 +2,7 @@
 #pragma once
 #include "gemm/integer/integer_bytes.h"
 
-enum { BYTES4 = E4M3 + 1 }; /* four-bit codes from 0 to 15, which are multiplied byte by byte; see multiplies_bytes */
+enum { BYTES4 = INTEGER8 + 1 }; /* four-bit codes from 0 to 15, which are multiplied byte by byte; see multiplies_bytes */
 
 /* Multiplies by one block of 16 inputs. `kind` and `rows` are constants wherever this is inlined. */
 INLINE void multiply_integer_block(const char *block, const int32_t *x, IntegerSums *sums, CodeTable table, int kind,
@@ -64,7 +64,7 @@ typedef void FewIntegerRows(const Weight *w, long panel, IntegerRows x, const fl
     }
 #define FEW_INTEGER_ROWS_KERNELS(rows)                       \
     FEW_INTEGER_ROWS_KERNEL(few_integer4, INTEGER4, rows)    \
-    FEW_INTEGER_ROWS_KERNEL(few_integer8, INT8, rows)        \
+    FEW_INTEGER_ROWS_KERNEL(few_integer8, INTEGER8, rows)    \
     FEW_INTEGER_ROWS_KERNEL(few_bytes4, BYTES4, rows)
 FEW_INTEGER_ROWS_KERNELS(1)
 FEW_INTEGER_ROWS_KERNELS(2)
@@ -85,6 +85,6 @@ static FewIntegerRows *const few_integer_rows_kernels[FEW_INTEGER_ROWS][3] = {
 /* Computes one panel for up to FEW_INTEGER_ROWS rows: buffers->total [rows][32]. */
 static void multiply_few_integer_rows(const Gemm *g, const ThreadBuffers *buffers, long panel) {
     IntegerRows x = integer_rows(g, buffers->rows, g->t);
-    int codes = multiplies_bytes(g, x.table) ? 2 : g->weight->kind == INT8;
+    int codes = multiplies_bytes(g, x.table) ? 2 : g->weight->kind == INTEGER8;
     few_integer_rows_kernels[g->t - 1][codes](g->weight, panel, x, buffers->input_sums, buffers->total);
 }

@@ -34,14 +34,19 @@ typedef struct {
     long part;                /* the number of its first part */
 } IntegerBlock;
 
-/* Whether the product of g multiplies integers. Tiles multiply numbers in bf16, which add up exactly like integers only
- * if these have four bits. */
+/* Whether the product of g multiplies integers. */
 INLINE int multiplies_integers(const Gemm *g) {
+    return g->x_bf16 && (g->weight->kind == INTEGER4 || g->weight->kind == INTEGER8);
+}
+
+/* Returns how many bits fewer than 16 the integers have that inputs become: tiles add up exactly only less than 2^24, and
+ * codes have up to eight bits in groups of up to 32. */
+INLINE int dropped_bits(const Weight *w) {
 #ifdef HAS_TILES
-    return g->weight->kind == INTEGER4;
-#else
-    return g->x_bf16 && (g->weight->kind == INTEGER4 || g->weight->kind == INT8);
+    if (w->kind == INTEGER8) return w->group == CODE_BLOCK ? 2 : 3;
 #endif
+    (void)w;
+    return 0;
 }
 
 /* Returns K with zeros up to a whole block of codes. */
@@ -130,12 +135,13 @@ INLINE float power_of_two(int biased_exponent) {
     return power;
 }
 
-/* Returns what 1 stands for in a block of `length` inputs, and the factor that turns inputs into integers. */
-INLINE float block_scale(const bf16 *x, long length, float *factor) {
+/* Returns what 1 stands for in a block of `length` inputs, and the factor that turns inputs into integers, which have
+ * `dropped` bits fewer than 16. */
+INLINE float block_scale(const bf16 *x, long length, int dropped, float *factor) {
     bf16 largest = largest_magnitude(x, length);
     int exponent = max_long(largest >> 7, 15), finite = largest < 0x7f80;
-    *factor = finite ? power_of_two(268 - exponent) : 0;
-    return finite ? power_of_two(exponent - 14) : __builtin_nanf("");
+    *factor = finite ? power_of_two(268 - dropped - exponent) : 0;
+    return finite ? power_of_two(exponent - 14 + dropped) : __builtin_nanf("");
 }
 
 /* Returns the pairs of an octet of integers, or its bytes (see IntegerRows). */
@@ -179,7 +185,7 @@ static void convert_rows(const Gemm *g, const bf16 *x, const Strips *s, long row
             for (IntegerBlock b = block_at(w, 0, 0); b.from < w->k; b = block_after(w, b), number++) {
                 bf16 inputs[MAX_INTEGER_BLOCK] = {0};
                 memcpy(inputs, x + b.from, min_long(b.count, w->k - b.from) * sizeof(bf16));
-                to.scales[number * rows + row] = block_scale(inputs, b.count, &factor) * unit;
+                to.scales[number * rows + row] = block_scale(inputs, b.count, dropped_bits(w), &factor) * unit;
                 for (long p = 0, k = 0; p < b.parts; p++, k += b.inputs) {
                     int32_t sum = convert_part(inputs + k, min_long(b.inputs, b.count - k), factor, strip_rows,
                                                pairs + (b.from + k) / 2 * strip_rows, as_bytes);

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from worker.model.checkpoint.checkpoint import UnsupportedModel, read_config
-from worker.vision.families import FAMILIES, vision_spec
+from worker.vision.checkpoint.families import FAMILIES, vision_spec
+from worker.vision.checkpoint.weights import load_tower, tower_bytes
 from worker.vision.vision import Tower
-from worker.vision.weights import load_tower
 
 log = logging.getLogger("sluice.load")
 
@@ -32,6 +32,15 @@ def tower_of(folder: Path, text_size: int, dtype: torch.dtype, device: torch.dev
         return _without("the checkpoint has no weights of a vision tower")
     log.info("pictures are served: %s", config.get("model_type"))
     return Tower(spec, weights, "")
+
+
+def bytes_of_tower(folder: Path, text_size: int, dtype: torch.dtype) -> int:
+    """Returns how many bytes tower_of will load; 0 if pictures are not served. Raises CheckpointError as it does."""
+    try:
+        spec = vision_spec(folder, read_config(folder), text_size)
+    except UnsupportedModel:  # tower_of says why
+        return 0
+    return 0 if spec is None else tower_bytes(folder, spec, dtype)
 
 
 def _without(reason: str) -> Tower:

@@ -5,6 +5,7 @@ The tower is found by its patch embedding, and the connector by its projections:
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
+from math import prod
 from pathlib import Path
 
 import torch
@@ -15,9 +16,9 @@ from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.model.checkpoint.expected_tensors import check_tensors
 from worker.model.checkpoint.stored_weight import PlainWeight, Shape, StoredTensors, WeightSource
 from worker.model.source import open_source
+from worker.vision.checkpoint.names import NAMES, PROJECTIONS, SOFT_NORM
 from worker.vision.connectors import ConnectorWeights
 from worker.vision.encoder import EncoderLayer, EncoderWeights
-from worker.vision.names import NAMES, SOFT_NORM
 from worker.vision.spec import VisionSpec
 
 Read = Callable[[str], Tensor]
@@ -29,8 +30,20 @@ def load_tower(folder: Path, spec: VisionSpec, dtype: torch.dtype, device: torch
     Raises CheckpointError when a tensor is missing, misshaped or stored in few bits, or a file is broken.
     """
     with closing(open_source(folder, None)) as source:
-        prefix = _before(source.tensors, NAMES[spec.connector].patches + ".weight")
-        return None if prefix is None else _Loader(source, spec, prefix, dtype, device).load()
+        found = _loader(source, spec, dtype, device)
+        return None if found is None else found.load()
+
+
+def tower_bytes(folder: Path, spec: VisionSpec, dtype: torch.dtype) -> int:
+    """Returns how many bytes the tower takes in memory; 0 if the checkpoint has none. Raises as load_tower does."""
+    with closing(open_source(folder, None)) as source:
+        found = _loader(source, spec, dtype, torch.device("cpu"))
+        return 0 if found is None else found.nbytes
+
+
+def _loader(source: WeightSource, spec: VisionSpec, dtype: torch.dtype, device: torch.device) -> "_Loader | None":
+    prefix = _before(source.tensors, NAMES[spec.layout].patches + ".weight")
+    return None if prefix is None else _Loader(source, spec, prefix, dtype, device)
 
 
 def _before(tensors: StoredTensors, ending: str) -> str | None:
@@ -45,10 +58,11 @@ class _Loader:
     def __init__(
         self, source: WeightSource, spec: VisionSpec, prefix: str, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._source, self._spec, self._prefix, self._names = source, spec, prefix, NAMES[spec.connector]
+        self._source, self._spec, self._prefix, self._names = source, spec, prefix, NAMES[spec.layout]
         self._dtype, self._device = dtype, device
         end = "" if self._names.bare else ".weight"
-        self._projections = [self._found(name + end).removesuffix(end) for name in self._names.projections]
+        projections = self._names.projections or PROJECTIONS[spec.connector]
+        self._projections = [self._found(name + end).removesuffix(end) for name in projections]
         self._soft_norm = self._found(SOFT_NORM) if spec.connector == "pool" else ""
 
     def _found(self, ending: str) -> str:
@@ -65,13 +79,17 @@ class _Loader:
         )  # fmt: skip
         read = self._reader(shapes)
         return EncoderWeights(
-            patches=_linear([self._prefix + names.patches], read),
-            positions=self._positions(read),
+            patches=_linear([self._prefix + names.patches], read, biased=names.biased),
+            positions=self._positions(read) if names.positions else None,
             layers=[self._layer(f"{self._prefix}{names.layers}{index}.", read) for index in range(self._spec.layers)],
-            norm=_layer_norm(self._prefix + names.last_norm, read),
+            norm=self._norm(self._prefix + names.last_norm, read),
             connector=self._connector(self._projections, read),
             deepstack=[self._connector(names, read, norm) for norm, *names in self._stacked()],
         )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(prod(shape) for shape in self._shapes().values()) * self._dtype.itemsize
 
     def _shapes(self) -> dict[str, Shape]:
         spec, prefix, names = self._spec, self._prefix, self._names
@@ -79,17 +97,19 @@ class _Loader:
         stored = spec.position_side or spec.grid_of(spec.image_size, 0)[0]
         shapes: dict[str, Shape] = {
             f"{prefix}{names.patches}.weight": (hidden, 3, *([spec.frames] if spec.frames > 1 else []), *patch),
-            f"{prefix}{names.patches}.bias": (hidden,),
-            prefix + names.positions: (stored**2, hidden),
         }
+        if names.biased:
+            shapes[f"{prefix}{names.patches}.bias"] = (hidden,)
+        if names.positions:
+            shapes[prefix + names.positions] = (stored**2, hidden)
         rows = 3 * hidden // len(names.qkv)
         linears = {**dict.fromkeys(names.qkv, (rows, hidden)), names.out: (hidden, hidden)}
-        linears |= {names.up: (wide, hidden), names.down: (hidden, wide)}
+        linears |= {**dict.fromkeys(names.up, (wide, hidden)), names.down: (hidden, wide)}
         for layer in (f"{prefix}{names.layers}{index}." for index in range(spec.layers)):
             for name, shape in linears.items():
                 shapes |= {f"{layer}{name}.weight": shape, f"{layer}{name}.bias": shape[:1]}
-            shapes |= _both((layer + norm for norm in names.norms), hidden)
-        return shapes | _both([prefix + names.last_norm], hidden) | self._shapes_of_connector()
+            shapes |= self._norm_shapes((layer + norm for norm in names.norms), hidden)
+        return shapes | self._norm_shapes([prefix + names.last_norm], hidden) | self._shapes_of_connector()
 
     def _shapes_of_connector(self) -> dict[str, Shape]:
         spec, joined = self._spec, self._spec.hidden_size * self._spec.side**2
@@ -103,7 +123,15 @@ class _Loader:
         for names in (self._projections, *(names for _, *names in stacked)):
             for name, outputs in zip(names, (joined, spec.text_size), strict=True):
                 shapes |= {f"{name}.weight": (outputs, joined), f"{name}.bias": (outputs,)}
-        return shapes | _both((norm for norm, *_ in stacked), joined)
+        return shapes | self._norm_shapes((norm for norm, *_ in stacked), joined)
+
+    def _norm_shapes(self, names: Iterable[str], hidden: int) -> dict[str, Shape]:
+        kinds = ("weight",) if self._names.rms else ("weight", "bias")
+        return {f"{name}.{kind}": (hidden,) for name in names for kind in kinds}
+
+    def _norm(self, name: str, read: Read) -> Tensor:
+        weight = read(f"{name}.weight")
+        return weight if self._names.rms else torch.stack([weight, read(f"{name}.bias")])
 
     def _stacked(self) -> list[list[str]]:
         """Returns the names of the connectors behind layers: the norm, and then the projections."""
@@ -136,11 +164,11 @@ class _Loader:
 
     def _layer(self, prefix: str, read: Read) -> EncoderLayer:
         names = self._names
-        before_attention, before_mlp = (_layer_norm(prefix + name, read) for name in names.norms)
+        before_attention, before_mlp = (self._norm(prefix + name, read) for name in names.norms)
         return EncoderLayer(
             before_attention=before_attention, qkv=_linear([prefix + name for name in names.qkv], read),
-            o=_linear([prefix + names.out], read), before_mlp=before_mlp, up=_linear([prefix + names.up], read),
-            down=_linear([prefix + names.down], read),
+            o=_linear([prefix + names.out], read), before_mlp=before_mlp,
+            up=_linear([prefix + name for name in names.up], read), down=_linear([prefix + names.down], read),
         )  # fmt: skip
 
     def _connector(self, names: list[str], read: Read, norm: str = "") -> ConnectorWeights:
@@ -149,19 +177,15 @@ class _Loader:
             return ConnectorWeights(pack(read(first), invariant=True))
         if self._spec.connector == "pool":
             return ConnectorWeights(pack(read(first).T.contiguous(), invariant=True), norm=read(self._soft_norm))
-        joined_norm = _layer_norm(norm, read) if norm else None
+        joined_norm = self._norm(norm, read) if norm else None
         return ConnectorWeights(_linear(others, read), before=_linear([first], read), joined_norm=joined_norm)
 
 
-def _linear(names: Iterable[str], read: Read) -> PackedLinear:
-    """Reads linears with biases as one. A convolution over patches is a linear over their numbers."""
-    weight, bias = (torch.cat([read(f"{name}.{kind}") for name in names]) for kind in ("weight", "bias"))
+def _linear(names: Iterable[str], read: Read, *, biased: bool = True) -> PackedLinear:
+    """Reads linears as one, with their biases. A convolution over patches is a linear over their numbers."""
+    weight, bias = (
+        torch.cat([read(f"{name}.{kind}") for name in names]) if kind == "weight" or biased else None
+        for kind in ("weight", "bias")
+    )
+    assert weight is not None
     return pack(weight.flatten(1), bias, invariant=True)
-
-
-def _both(names: Iterable[str], hidden: int) -> dict[str, Shape]:
-    return {f"{name}.{kind}": (hidden,) for name in names for kind in ("weight", "bias")}
-
-
-def _layer_norm(name: str, read: Read) -> Tensor:
-    return torch.stack([read(f"{name}.weight"), read(f"{name}.bias")])

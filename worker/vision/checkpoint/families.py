@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from shared.pictures.limits import MAX_PATCHES
+from worker.kernels.rowwise.activate import Activation
 from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.vision.spec import Connector, VisionSpec
+from worker.vision.spec import Connector, Layout, VisionSpec
 
 Config = Mapping[str, Any]
 
 HALF = (0.5, 0.5, 0.5)
 PROCESSOR, NESTED = "preprocessor_config.json", "processor_config.json"
-ACTIVATION = "gelu_pytorch_tanh"  # of all SigLIP towers
+ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
 SIZES = {  # the most that a config may state
     "image_size": 1 << 14, "patch_size": 1 << 10, "hidden_size": 1 << 16, "intermediate_size": 1 << 18,
     "num_hidden_layers": 1 << 10, "num_attention_heads": 1 << 10, "scale_factor": 64, "spatial_merge_size": 64,
     "mm_tokens_per_image": 1 << 14, "temporal_patch_size": 16, "num_position_embeddings": 1 << 20,
-    "out_hidden_size": 1 << 18, "image_token_id": 1 << 31, "image_token_index": 1 << 31,
+    "out_hidden_size": 1 << 18, "window_size": 1 << 14, "image_token_id": 1 << 31, "image_token_index": 1 << 31,
 }  # fmt: skip
 OF_TOWER = tuple(SIZES)[:6]
 MAX_HEAD = 512
@@ -57,10 +58,15 @@ class VisionFamily:
     bucketed: bool = False
     bidirectional: bool = False
     names: Config = field(default_factory=dict)  # what its config calls the sizes
+    activation: str = "gelu_pytorch_tanh"
+    layout: Layout = "siglip"
+    gated: bool = False
+    sections: tuple[int, int, int] = (11, 11, 10)  # VisionSpec.sections that a config may leave out
+    sections_alternate: bool = True
     rotary: bool = False  # patches of pictures of any size rotate, and so do tokens, by M-RoPE
 
 
-_BASE = {"patch_size": 16, "num_hidden_layers": 12, "intermediate_size": 3072, "hidden_act": ACTIVATION,
+_BASE = {"patch_size": 16, "num_hidden_layers": 12, "intermediate_size": 3072, "hidden_act": "gelu_pytorch_tanh",
          "image_size": 224, "layer_norm_eps": 1e-6, "num_channels": 3}  # fmt: skip
 IDEFICS3 = VisionFamily(
     "shuffle", _shuffled, ("image_token_id",), 128257,
@@ -73,12 +79,23 @@ GEMMA3 = VisionFamily(
 QWEN3_5 = VisionFamily(
     "merge", _merged, ("image_token_id",), 248056,
     {
-        "patch_size": 16, "depth": 27, "intermediate_size": 4304, "hidden_act": ACTIVATION, "in_channels": 3,
+        "patch_size": 16, "depth": 27, "intermediate_size": 4304, "hidden_act": "gelu_pytorch_tanh", "in_channels": 3,
         "image_size": 0, "layer_norm_eps": 1e-6, "hidden_size": 1152, "num_heads": 16, "temporal_patch_size": 2,
         "num_position_embeddings": 2304, "spatial_merge_size": 2, "out_hidden_size": 3584,
     },
     names={"num_hidden_layers": "depth", "num_attention_heads": "num_heads", "num_channels": "in_channels"},
-    rotary=True,
+    rotary=True, layout="qwen3",
+)  # fmt: skip
+QWEN2_5_VL = VisionFamily(
+    "merge", _merged, ("image_token_id",), 151655,
+    {
+        "patch_size": 14, "depth": 32, "intermediate_size": 3420, "hidden_act": "silu", "in_channels": 3,
+        "image_size": 0, "layer_norm_eps": 1e-6, "hidden_size": 3584, "num_heads": 16, "temporal_patch_size": 2,
+        "num_position_embeddings": 0, "spatial_merge_size": 2, "out_hidden_size": 3584, "window_size": 112,
+        "fullatt_block_indexes": (7, 15, 23, 31),
+    },
+    names=QWEN3_5.names, rotary=True, layout="qwen2_5", activation="silu", gated=True, sections=(16, 24, 24),
+    sections_alternate=False,
 )  # fmt: skip
 QWEN3_VL = replace(
     QWEN3_5, default_placeholder=151655, defaults={**QWEN3_5.defaults, "deepstack_visual_indexes": (8, 16, 24)}
@@ -86,9 +103,11 @@ QWEN3_VL = replace(
 FAMILIES: Mapping[str, VisionFamily] = {  # by the model_type of config.json
     "gemma3": GEMMA3,
     "idefics3": IDEFICS3,
+    "qwen2_5_vl": QWEN2_5_VL,
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": QWEN3_5,
     "qwen3_vl": QWEN3_VL,
+    "qwen3_vl_moe": QWEN3_VL,
     "smolvlm": IDEFICS3,
 }
 
@@ -113,7 +132,7 @@ def vision_spec(folder: Path, config: Config, text_size: int) -> VisionSpec | No
 def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, text_size: int) -> VisionSpec:
     vision = {**family.defaults, **stated}
     vision |= {common: vision[own] for common, own in family.names.items()}
-    _check(vision, any_size=family.rotary)
+    _check(vision, family)
     processor = _processor(folder)
     spec = VisionSpec(
         image_size=vision["image_size"],
@@ -123,7 +142,9 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
         layers=vision["num_hidden_layers"],
         heads=vision["num_attention_heads"],
         norm_eps=float(vision["layer_norm_eps"]),
-        activation="gelu_tanh",
+        activation=ACTIVATIONS[family.activation],
+        gated=family.gated,
+        layout=family.layout,
         connector=family.connector,
         bucketed=family.bucketed,
         side=family.side({**config, "vision_config": vision}, vision["image_size"] // vision["patch_size"]),
@@ -133,7 +154,7 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
             family.default_placeholder,
         ),
         bidirectional=family.bidirectional,
-        **(_of_any_size(config, vision, text_size) if family.rotary else {}),
+        **(_of_any_size(family, config, vision, text_size) if family.rotary else {}),
         rescale=float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0,
         mean=_channels(processor, "image_mean", HALF, (0.0, 0.0, 0.0)),
         std=_channels(processor, "image_std", HALF, (1.0, 1.0, 1.0)),
@@ -147,16 +168,18 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
     return spec
 
 
-def _of_any_size(config: Config, vision: Config, text_size: int) -> dict[str, Any]:
+def _of_any_size(family: VisionFamily, config: Config, vision: Config, text_size: int) -> dict[str, Any]:
     """Returns the fields of a tower whose patches rotate. The MLP of its connector has the text model's width."""
     if _size(vision, "out_hidden_size", 0) != text_size:
         raise UnsupportedModel(f"vision_config: out_hidden_size {vision['out_hidden_size']} is not {text_size}")
-    text = config.get("text_config") or {}
+    text = config.get("text_config") or config
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    sections = rope.get("mrope_section") or (11, 11, 10)
+    sections = rope.get("mrope_section") or family.sections
     if len(sections) != 3 or not all(isinstance(pairs, int) and 0 <= pairs <= MAX_HEAD for pairs in sections):
         raise UnsupportedModel(f"mrope_section {str(sections)[:80]} is not supported: it has three numbers of pairs")
-    side = isqrt(_size(vision, "num_position_embeddings", 0))
+    side = 0
+    if vision["num_position_embeddings"] or not family.defaults.get("window_size"):
+        side = isqrt(_size(vision, "num_position_embeddings", 0))
     if side * side != vision["num_position_embeddings"]:
         raise UnsupportedModel("vision_config: num_position_embeddings is not a square")
     own = vision.get("rope_parameters") or {}
@@ -168,14 +191,29 @@ def _of_any_size(config: Config, vision: Config, text_size: int) -> dict[str, An
     return {
         "deepstack": tuple(deepstack),
         "frames": _size(vision, "temporal_patch_size", 0), "position_side": side, "sections": tuple(sections),
-        "rotary_theta": float(own.get("rope_theta", 10000.0)),
+        "rotary_theta": float(own.get("rope_theta", 10000.0)), "sections_alternate": family.sections_alternate,
+        **_windows(vision),
     }  # fmt: skip
 
 
-def _check(vision: Config, *, any_size: bool) -> None:
+def _windows(vision: Config) -> dict[str, Any]:
+    """Returns the fields of a tower whose patches see those of their windows; nothing for other towers."""
+    if "window_size" not in vision:
+        return {}
+    square = vision["patch_size"] * vision["spatial_merge_size"]
+    whole = vision["fullatt_block_indexes"]
+    if not all(isinstance(layer, int) and layer >= 0 for layer in whole):
+        raise UnsupportedModel(f"fullatt_block_indexes {str(whole)[:80]} are not layers of the tower")
+    if (window := _size(vision, "window_size", 0)) < square:
+        raise UnsupportedModel(f"window_size {window} of a vision tower is less than the {square} pixels of a token")
+    return {"window": window // square * vision["spatial_merge_size"], "whole_layers": tuple(whole)}
+
+
+def _check(vision: Config, family: VisionFamily) -> None:
+    any_size = family.rotary
     for name in OF_TOWER[any_size:]:
         _size(vision, name, 0)
-    if vision["hidden_act"] != ACTIVATION:
+    if vision["hidden_act"] != family.activation:
         raise UnsupportedModel(f"vision_config: hidden_act {vision['hidden_act']!r} is not supported")
     if vision["num_channels"] != 3:
         raise UnsupportedModel(f"vision_config: num_channels {vision['num_channels']!r} is not supported")

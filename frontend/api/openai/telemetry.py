@@ -1,0 +1,114 @@
+"""llama.cpp's `timings` and `prompt_progress`, in its own answers and in the events of OpenAI's formats."""
+
+import time
+from collections.abc import Sequence
+
+from frontend.api.requests.encoding import to_json
+from frontend.api.requests.response_types import Count, ResponseModel
+from frontend.features import Telemetry
+from frontend.request import Delta
+from shared.messages import Timings
+
+SEPARATOR = b"\n\n"  # between events; JSON has no line breaks of its own
+
+
+class LlamaCppTimings(ResponseModel):
+    """Prompt tokens that were computed, those that were cached, and output tokens, with times in milliseconds."""
+
+    cache_n: Count
+    prompt_n: Count
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: Count
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class LlamaCppProgress(ResponseModel):
+    total: Count
+    cache: Count
+    processed: Count
+    time_ms: float
+
+
+def timings(cached: int, computed: int, prompt_ms: float, predicted: int, decode_ms: float) -> LlamaCppTimings:
+    """Counts tokens of the prompt that were `cached` and `computed`, and tokens of the answer, which were `predicted`.
+
+    prompt_ms: until the first token; decode_ms: from the first token to the last. The prompt's computation yields the
+    first token, so the rate of decoding leaves it out.
+    """
+    decoded, prompt_ms, decode_ms = max(0, predicted - 1), round(prompt_ms, 3), round(decode_ms, 3)
+    return LlamaCppTimings(
+        cache_n=cached,
+        prompt_n=computed,
+        prompt_ms=prompt_ms,
+        prompt_per_token_ms=_ratio(prompt_ms, computed),
+        prompt_per_second=_ratio(1e3 * computed, prompt_ms),
+        predicted_n=predicted,
+        predicted_ms=decode_ms,
+        predicted_per_token_ms=_ratio(decode_ms, decoded),
+        predicted_per_second=_ratio(1e3 * decoded, decode_ms),
+    )
+
+
+def _ratio(amount: float, of: float) -> float:
+    return amount / of if of else 0.0
+
+
+class TelemetryEvents:
+    """Adds fields to the events of a stream, which a writer of another format has made.
+
+    prompt_tokens: of all prompts together
+    opening: how many events precede the answer. They have no timings, and the last of them has the progress
+    """
+
+    def __init__(self, asked: Telemetry, prompt_tokens: int, opening: int) -> None:
+        self._asked, self._prompt_tokens = asked, prompt_tokens
+        self._opening, self._written = opening, 0
+        self._predicted = 0
+        self._first = 0.0  # when the first tokens came
+        self._last = 0.0
+        self._started: dict[int, Timings] = {}
+
+    def added(self, events: bytes, deltas: Sequence[Delta]) -> bytes:
+        """Returns the events with their fields. deltas: those that they tell of"""
+        for delta in deltas:
+            self._add(delta)
+        return SEPARATOR.join([self._with_fields(event) for event in events.split(SEPARATOR)])
+
+    def _add(self, delta: Delta) -> None:
+        if delta.timings is not None:
+            self._started[delta.index] = delta.timings
+        if delta.ids:
+            self._predicted += len(delta.ids)
+            self._last = time.perf_counter()
+            self._first = self._first or self._last
+
+    def _with_fields(self, event: bytes) -> bytes:
+        if not event.endswith(b"}"):
+            return event  # the end of the stream, or what follows the last separator
+        fields, at = b"", self._written
+        self._written += 1
+        if self._asked.progress and at == max(0, self._opening - 1):
+            fields += b',"prompt_progress":' + to_json(self._progress())
+        if self._asked.timings and at >= self._opening and b',"timings":' not in event:
+            fields += b',"timings":' + to_json(self._timings())
+        return event[:-1] + fields + b"}"
+
+    @property
+    def _cached(self) -> int:
+        return sum(one.cached_tokens for one in self._started.values())
+
+    @property
+    def _prompt_ms(self) -> float:
+        return max((one.prefill_ms for one in self._started.values()), default=0.0)
+
+    def _progress(self) -> LlamaCppProgress:
+        total = self._prompt_tokens
+        return LlamaCppProgress(total=total, cache=self._cached, processed=total, time_ms=self._prompt_ms)
+
+    def _timings(self) -> LlamaCppTimings:
+        computed = max(0, self._prompt_tokens - self._cached)
+        return timings(self._cached, computed, self._prompt_ms, self._predicted, 1e3 * (self._last - self._first))

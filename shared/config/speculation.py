@@ -1,0 +1,45 @@
+"""Reads --speculative-config, which is JSON as in vLLM: the method of drafts, a draft model, and how many drafts."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from shared.config.declaration import ConfigError
+
+FLAG = "--speculative-config"
+METHODS = ("ngram", "draft_model")
+MOST_DRAFTS = 15  # a step computes 16 rows, of which one is no draft
+KEYS = {"method", "model", "num_speculative_tokens"}
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """model: the draft model, as for --model; empty with the method ngram."""
+
+    method: str
+    model: str
+    drafts: int
+
+
+def read_speculative_config(text: str, default_drafts: int) -> SpeculativeConfig:
+    """Raises ConfigError, which names the key that is wrong.
+
+    default_drafts: how many drafts there are if the text does not say.
+    """
+    try:
+        told: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{FLAG} must be JSON, and is not: {error}") from error
+    if not isinstance(told, dict):
+        raise ConfigError(f"{FLAG} must be a JSON object")
+    if unknown := sorted(told.keys() - KEYS):
+        raise ConfigError(f"{FLAG} has the unknown key {unknown[0]!r}: use {', '.join(sorted(KEYS))}")
+    method = told.get("method", "draft_model" if told.get("model") else None)
+    if method not in METHODS:
+        raise ConfigError(f"{FLAG}: method must be {' or '.join(METHODS)}")
+    model, drafts = told.get("model", ""), told.get("num_speculative_tokens", default_drafts)
+    if not isinstance(model, str) or bool(model) != (method == "draft_model"):
+        raise ConfigError(f"{FLAG}: model must be the path or name of the draft model with draft_model, and only then")
+    if type(drafts) is not int or not 1 <= drafts <= MOST_DRAFTS:
+        raise ConfigError(f"{FLAG}: num_speculative_tokens must be a number from 1 to {MOST_DRAFTS}")
+    return SpeculativeConfig(method, model, drafts)

@@ -1,0 +1,36 @@
+"""The metrics of draft tokens by their position: how many were computed, and how many accepted."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+
+class Drafts(Protocol):
+    """Counts drafts by their position, from 0 on (worker/schedule/features/speculation.py)."""
+
+    drafted_at: list[int]
+    accepted_at: list[int]
+
+
+class DraftCollector:
+    """Makes the metrics at each scrape. Positions that no draft has had are left out."""
+
+    def __init__(self, prefix: str, drafts: Drafts) -> None:
+        self._prefix, self._drafts = prefix, drafts
+
+    def collect(self) -> Iterator[Metric]:
+        drafted, accepted = list(self._drafts.drafted_at), list(self._drafts.accepted_at)
+        used = [at for at, count in enumerate(drafted) if count]
+        yield self._counter(
+            "spec_decode_num_draft_tokens_per_pos", "Draft tokens computed, by position.", drafted, used
+        )
+        yield self._counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by position.", accepted, used
+        )
+
+    def _counter(self, name: str, text: str, counts: Sequence[int], used: Sequence[int]) -> CounterMetricFamily:
+        counter = CounterMetricFamily(self._prefix + name, text, labels=["position"])
+        for at in used:
+            counter.add_metric([str(at)], counts[at])
+        return counter

@@ -1,0 +1,7 @@
+"""Drafters that run a model: they propose tokens for all sequences of a step at once.
+
+draft_model         which model it is, and whether it fits the served one
+model_drafter       a small model with the same vocabulary
+draft_sequences     what it holds of each sequence: tokens, K/V pages and states
+vocabulary          compares the vocabularies of two checkpoints
+"""

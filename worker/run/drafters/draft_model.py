@@ -1,0 +1,53 @@
+"""Which draft model --speculative-config names, whether it fits the served model, and how it becomes a drafter."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from shared.config import ModelConfig, WorkerConfig
+from shared.config.speculation import FLAG, read_speculative_config
+from worker.kv_cache.sizing import configured_budget
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.decoder import Decoder
+from worker.run.drafters.model_drafter import ModelDrafter
+from worker.run.drafters.vocabulary import same_vocabulary
+from worker.spec import ModelSpec
+
+POOL_SHARE = 8  # the draft model's K/V takes at most 1 / POOL_SHARE of what the served model's may take, beside it
+
+
+def draft_settings(model: ModelConfig, worker: WorkerConfig) -> tuple[ModelConfig, WorkerConfig] | None:
+    """Returns the settings to load the draft model with; None if --speculative-config names none."""
+    config = read_speculative_config(worker.speculative_config, worker.max_draft_tokens)
+    if not config.model:
+        return None
+    return (
+        replace(model, model=config.model, revision="", max_seq_len=0, task="generate"),
+        replace(worker, kv_cache_gb=0.0, kv_cache_dtype="auto"),
+    )
+
+
+@contextmanager
+def explain_draft_model() -> Iterator[None]:
+    """Makes every error about a checkpoint say that it is the draft model's."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"the draft model ({FLAG}) cannot be used: {error}") from error
+
+
+def check_fits(draft: ModelSpec, draft_folder: Path, served: ModelSpec, served_folder: Path) -> None:
+    """Raises CheckpointError unless both models mean the same by each id."""
+    if draft.vocab_size != served.vocab_size:
+        raise CheckpointError(
+            f"{draft_folder} has a vocabulary of {draft.vocab_size} tokens, and the served model one of "
+            f"{served.vocab_size}"
+        )
+    if not same_vocabulary(draft_folder, served_folder):
+        raise CheckpointError(f"{draft_folder} has other tokens than the served model under some ids")
+
+
+def make_drafter(decoder: Decoder, max_seq_len: int, worker: WorkerConfig) -> ModelDrafter:
+    """decoder: of the draft model. max_seq_len, worker: of the served model."""
+    return ModelDrafter(decoder, max_seq_len, configured_budget(worker).nbytes // POOL_SHARE)

@@ -1,0 +1,61 @@
+"""The names of a tower's tensors in a checkpoint, behind the prefix of its layout."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from worker.vision.spec import Connector, Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerNames:
+    """Each field names a module or tensor; those of a layer stand behind `layers` and its index.
+
+    positions: "" if a tower has none. biased: whether the convolution over patches has a bias
+    rms: whether norms are RMS norms, which have no bias
+    projections: the linears of the connector, in order, found by these endings anywhere in the checkpoint; the names of
+    tensors if `bare`, else of modules with a weight and a bias.
+    """
+
+    patches: str
+    positions: str
+    layers: str
+    norms: tuple[str, str]  # before attention, and before the MLP
+    qkv: tuple[str, ...]  # one after another
+    out: str
+    up: tuple[str, ...]  # one after another
+    down: str
+    last_norm: str
+    bare: bool
+    projections: tuple[str, ...] = ()
+    biased: bool = True
+    rms: bool = False
+    deepstack: str = ""  # what stands before the index of a connector behind a layer, which has a norm
+    unread: tuple[str, ...] = ()  # what belongs to the tower but not to a model that generates text
+
+
+_SIGLIP = {
+    "patches": "embeddings.patch_embedding", "positions": "embeddings.position_embedding.weight",
+    "layers": "encoder.layers.", "norms": ("layer_norm1", "layer_norm2"),
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "out": "self_attn.out_proj",
+    "up": ("mlp.fc1",), "down": "mlp.fc2", "last_norm": "post_layernorm", "bare": True, "unread": ("head.",),
+}  # fmt: skip
+_QWEN = {
+    "patches": "patch_embed.proj", "layers": "blocks.", "norms": ("norm1", "norm2"), "qkv": ("attn.qkv",),
+    "out": "attn.proj", "bare": False,
+}  # fmt: skip
+NAMES: Mapping[Layout, TowerNames] = {
+    "siglip": TowerNames(**_SIGLIP),  # type: ignore[arg-type]
+    "qwen3": TowerNames(
+        **_QWEN, positions="pos_embed.weight", up=("mlp.linear_fc1",), down="mlp.linear_fc2",  # type: ignore[arg-type]
+        last_norm="merger.norm", projections=("merger.linear_fc1", "merger.linear_fc2"),
+        deepstack="deepstack_merger_list.",
+    ),
+    "qwen2_5": TowerNames(
+        **_QWEN, positions="", up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj",  # type: ignore[arg-type]
+        last_norm="merger.ln_q", projections=("merger.mlp.0", "merger.mlp.2"), biased=False, rms=True,
+    ),
+}  # fmt: skip
+PROJECTIONS: Mapping[Connector, tuple[str, ...]] = {  # of connectors whose towers have other connectors, too
+    "shuffle": ("modality_projection.proj.weight",), "pool": ("mm_input_projection_weight",),
+}  # fmt: skip
+SOFT_NORM = "mm_soft_emb_norm.weight"  # of the average that "pool" projects
