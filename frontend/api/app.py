@@ -31,7 +31,6 @@ from frontend.api.model_table import ModelTable
 from frontend.api.openai import responses
 from frontend.api.openai.chat_input import ChatRequest, TemplateRequest
 from frontend.api.openai.completions_input import CompletionRequest
-from frontend.api.openai.render import render_chat, render_completion
 from frontend.api.openai.responses_input import ResponseCountRequest
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.routes import reports
@@ -40,6 +39,7 @@ from frontend.api.routes.generate import generate
 from frontend.api.routes.invocations import invocations
 from frontend.api.routes.pooling_route import POOLING_FORMATS, pool
 from frontend.api.routes.prefix_cache import reset_prefix_cache
+from frontend.api.routes.render import render_chat, render_completion
 from frontend.api.routes.verify_route import verify
 from frontend.observability.hooks import EndHooks, end_hooks
 from frontend.observability.metrics import PrometheusMetrics

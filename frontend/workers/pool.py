@@ -185,10 +185,9 @@ class WorkerPool:
         """Chooses a worker; says how much of the prompt it may have cached. Sequences of one prompt stay together."""
         if len(connections) == 1:
             return connections[0], 0
-        submit = stream.submit
+        submit, prompt = stream.submit, stream.submit.prompt
         if (home := self._placement.group_home(submit.group)) is not None and home in connections:
             return home, len(submit.prompt) // 4
-        prompt = submit.prompt
         if submit.pictures is not None:
             from shared.pictures.identity import with_digests
 

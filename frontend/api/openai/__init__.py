@@ -3,7 +3,6 @@
 completions, completions_input                 text completions
     token_details                       token ids and the prompt's log-probabilities, in completions and chat
     telemetry                           llama.cpp's timings and progress in their streams and in those of responses
-render                                         what a request would be computed with: token ids and sampling parameters
 typed_events                                   typed events, on the route of completions
 chat, chat_input, chat_output                  chat completions; they stream the same kind of chunks as completions
     prediction                          a text that the client expects as the answer

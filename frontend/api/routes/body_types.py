@@ -15,7 +15,6 @@ from frontend.api.ollama import embeddings as ollama_embeddings
 from frontend.api.ollama import generate as ollama_generate
 from frontend.api.ollama import models as ollama_models
 from frontend.api.ollama import response_types as ollama
-from frontend.api.openai import render
 from frontend.api.openai import response_types as openai
 from frontend.api.openai import responses_types as responses
 from frontend.api.openai.chat_input import ChatRequest
@@ -26,6 +25,7 @@ from frontend.api.pooling import response_types as pooling
 from frontend.api.receipts.claim import Verification, VerifyRequest
 from frontend.api.requests import response_types
 from frontend.api.requests.request_model import RequestModel
+from frontend.api.routes import render
 from frontend.api.tokenize import DetokenizeRequest
 from frontend.observability.stats import Stats
 

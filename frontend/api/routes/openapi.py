@@ -9,10 +9,10 @@ from typing import Any
 from frontend.api.adapters import paths as adapters
 from frontend.api.llama_cpp import paths as llama_cpp
 from frontend.api.many import paths as many
-from frontend.api.openai import render
 from frontend.api.requests import response_types
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.requests.request_schema import Schema, request_schema
+from frontend.api.routes import render
 from frontend.api.routes.body_types import REQUESTS, RESPONSES
 from shared.build import version
 
