@@ -5,6 +5,7 @@ supervisor/         starts the processes of a server and keeps them alive
 reference/          tables in the documentation that are generated from the code
 replay/             `sluice replay`: the requests of a record, sent to another server
 demo/               the demo model and its training
+ray/                an application for Ray Serve
 release/            the names of a release's images; the Kubernetes manifests, rendered from the Helm chart
 monitoring/         Prometheus rules and the Grafana dashboard
 """

@@ -5,5 +5,6 @@ traffic             which requests arrive when
 cost                the cost model: how long a step takes
 calibrate           measures step times on this machine, for the cost model
 replay              runs traffic through the scheduler
+fleet, fleet_routers    many workers and frontends, with the real routers
 report              timelines, JSON and plots of the results
 """

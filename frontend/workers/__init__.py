@@ -4,6 +4,7 @@ pool                all workers as one: chooses a worker for a stream, moves str
 discovery           worker addresses from flags, a file or DNS
 membership          the workers that belong to the pool, and whether they are compatible
 picture_memory      bounds the pixels that a frontend keeps for its streams
+placement           which worker has which stream, and how many tokens are left to each
 routing             chooses the worker for a request by load and prefix affinity
 connection          the connection to one worker: handshake, leases, repair
 listener            the events that a connection reports to the pool

@@ -1,7 +1,6 @@
 """All workers as one: chooses a worker for each request, and moves streams when their worker is lost.
 
-Knows streams and connections; nothing of sockets (connection.py), of addresses (membership.py, discovery.py) or of how
-a worker is chosen among the ready ones (routing.py).
+Knows streams and connections; nothing of sockets, of addresses, or of how a worker is chosen (routing.py).
 
     a worker is lost (silent, disconnected, stalled)   its streams move to another ready worker, or wait for it
     it returns under the same epoch                    streams that moved are aborted there, the rest is repaired
@@ -21,7 +20,8 @@ from frontend.workers.connection import NO_EPOCH, WorkerConnection
 from frontend.workers.discovery import Discovery
 from frontend.workers.listener import WireCounters
 from frontend.workers.membership import RESOLVE_S, Membership
-from frontend.workers.routing import Router, load
+from frontend.workers.placement import Placement
+from frontend.workers.routing import Router
 from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.config import WireConfig
@@ -63,7 +63,7 @@ class WorkerPool:
         )
         self._stall_timeout = stall_timeout
         self._recovery_timeout = recovery_timeout
-        self._placement: dict[Stream, WorkerConnection | None] = {}  # each live stream's worker; None while it waits
+        self._placement = Placement()
         self._waiting: dict[Stream, float] = {}  # streams without a worker, and since when
         self._tried: dict[Stream, list[WorkerConnection]] = {}  # workers that did not admit a new request
         self._router = Router()
@@ -96,13 +96,15 @@ class WorkerPool:
     @property
     def fingerprint(self) -> str:
         """The fingerprint of the ready worker with the least load, for sequences whose answers belong together."""
-        loads = [(load(one.streams.values(), one.status), one.fingerprint) for one in self.membership.ready()]
+        loads = zip(
+            self._placement.loads(ready := self.membership.ready()), [one.fingerprint for one in ready], strict=True
+        )
         return min(loads, default=(0, ""))[1]
 
     def places(self, fingerprint: str = "") -> int:
         """Returns how many sequences the ready workers can hold; 0 if one does not tell. fingerprint: "" for any"""
-        ready = self.membership.ready(fingerprint=fingerprint)
-        known = [one.welcome.limits.max_sequences if one.welcome else 0 for one in ready]
+        ready = [one.welcome for one in self.membership.ready(fingerprint=fingerprint)]
+        known = [welcome.limits.max_sequences if welcome else 0 for welcome in ready]
         return sum(known) if all(known) else 0
 
     async def submit(
@@ -150,7 +152,7 @@ class WorkerPool:
             prediction=None if predicted is None else pack_u32(predicted),
         )  # fmt: skip
         stream = Stream(message, asyncio.get_running_loop().create_future(), fingerprint=fingerprint)
-        self._put(stream, self._choose(stream, ready))
+        self._put(stream, *self._choose(stream, ready))
         try:
             await stream.admission
         except asyncio.CancelledError:
@@ -163,15 +165,14 @@ class WorkerPool:
     def end_waiting(self) -> None:
         """Ends the streams that wait for a worker, with `shutdown`: this process will not see one come back."""
         for stream in list(self._placement):
-            home = self._placement[stream]
-            if home is None or home.welcome is None:
+            if (home := self._placement.home(stream)) is None or home.welcome is None:
                 self._fail(stream, m.Outcome.SHUTDOWN, "the server is shutting down, and its worker is lost")
 
     def abort(self, streams: Iterable[Stream]) -> None:
         """Aborts streams. Never blocks; ended streams are ignored."""
         live = [stream for stream in streams if stream in self._placement]
-        for connection in {home for stream in live if (home := self._placement[stream]) is not None}:
-            connection.release([stream for stream in live if self._placement[stream] is connection])
+        for connection in {home for stream in live if (home := self._placement.home(stream)) is not None}:
+            connection.release([stream for stream in live if self._placement.home(stream) is connection])
         for stream in live:
             self._remove(stream)
             stream.finish(m.End(stream.id, m.Outcome.ABORTED, len(stream.output)))
@@ -180,29 +181,27 @@ class WorkerPool:
         self._next_id = self._next_id % 0xFFFFFFFF + 1
         return self._next_id
 
-    def _choose(self, stream: Stream, connections: Sequence[WorkerConnection]) -> WorkerConnection:
-        """Chooses a worker. Sequences of one prompt go to one worker, which computes the prompt once."""
+    def _choose(self, stream: Stream, connections: Sequence[WorkerConnection]) -> tuple[WorkerConnection, int]:
+        """Chooses a worker; says how much of the prompt it may have cached. Sequences of one prompt stay together."""
         if len(connections) == 1:
-            return connections[0]
-        submit = stream.submit
-        if submit.group:
-            for other, home in self._placement.items():
-                if other.submit.group == submit.group and home is not None and home in connections:
-                    return home
-        loads = {one.address.name: load(one.streams.values(), one.status) for one in connections}
-        prompt = submit.prompt
+            return connections[0], 0
+        submit, prompt = stream.submit, stream.submit.prompt
+        if (home := self._placement.group_home(submit.group)) is not None and home in connections:
+            return home, len(submit.prompt) // 4
         if submit.pictures is not None:
             from shared.pictures.identity import with_digests
 
             prompt = with_digests(prompt, submit.pictures)
-        return connections[self._router.choose(prompt, submit.cache_salt, loads)]
+        names = [one.address.name for one in connections]
+        chosen, saved = self._router.choose(prompt, submit.cache_salt, names, self._placement.loads(connections))
+        return connections[chosen], saved
 
-    def _put(self, stream: Stream, connection: WorkerConnection) -> None:
-        self._placement[stream] = connection
+    def _put(self, stream: Stream, connection: WorkerConnection, saved: int) -> None:
+        self._placement.put(stream, connection, saved)
         connection.submit(stream)
 
     def _remove(self, stream: Stream) -> None:
-        home = self._placement.pop(stream, None)
+        home = self._placement.pop(stream)
         if home is not None:
             home.release([stream])
         self._waiting.pop(stream, None)
@@ -244,7 +243,7 @@ class WorkerPool:
         others = [] if final else self.membership.ready(tried, stream.fingerprint)
         if others:
             stream.resubmit(self._new_id())
-            self._put(stream, self._choose(stream, others))
+            self._put(stream, *self._choose(stream, others))
         else:
             self._remove(stream)
             stream.admission.set_exception(rejection_error(rejected))
@@ -291,18 +290,18 @@ class WorkerPool:
         elif not ready:
             self._wait(stream)
         else:
-            previous, connection = self._placement.get(stream), self._choose(stream, ready)
+            previous, (connection, saved) = self._placement.home(stream), self._choose(stream, ready)
             self.counters.resumed += 1
             self.counters.moved += connection is not previous
             self._waiting.pop(stream, None)
             stream.resubmit(self._new_id())
-            self._put(stream, connection)
+            self._put(stream, connection, saved)
 
     def _fail_unadmitted(self, stream: Stream) -> None:
         self._fail(stream, m.Outcome.ERROR, "the worker was lost", code="worker_lost")
 
     def _wait(self, stream: Stream) -> None:
-        self._placement[stream] = None
+        self._placement.put(stream, None)
         self._waiting.setdefault(stream, time.monotonic())
 
     # periodic work

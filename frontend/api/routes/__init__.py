@@ -8,6 +8,7 @@ verify_route        /v1/receipts/verify: the life of a check
 adapters            the routes that load and unload LoRA adapters
 reports             the routes that report: health, statistics, metrics, models, the description of the API
 models, prefix_cache        the list of models; the route that empties the prefix cache
+render              vLLM's render routes: the token ids of a request, without a worker
 openapi             the description of the API at /openapi.json
 body_types          the types of all bodies, by their names there
 """

@@ -2,9 +2,11 @@
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontend.workers import routing
 from frontend.workers.routing import (
     AFFINITY_MARGIN,
     EXPECTED_TOKENS,
@@ -80,10 +82,58 @@ def test_load_counts_the_tokens_still_to_compute() -> None:
     assert load([fresh, begun], status) == 70 + 17 + 2 * OTHER_REQUEST_TOKENS + (90 - 50)
 
 
-def test_router_sends_an_equal_prefix_to_the_same_worker_until_it_is_forgotten() -> None:
-    router, prompt, loads = Router(), pack_u32(range(100)), {"a": 0, "b": 0}
-    first = router.choose(prompt, "", loads)
-    assert router.choose(prompt, "", loads) == first
-    assert router.choose(pack_u32(range(1, 101)), "", loads) != first, "others take turns"
-    router.forget(list(loads)[first])
-    assert router.choose(prompt, "", {**loads, list(loads)[first]: 1}) != first
+def test_load_counts_no_tokens_that_are_expected_in_the_cache() -> None:
+    loop = asyncio.new_event_loop()
+    fresh = Stream(Submit(1, pack_u32(range(50)), Sampling(20)), loop.create_future())
+    begun = Stream(Submit(2, pack_u32(range(50)), Sampling(20)), loop.create_future(), output=[1, 2, 3])
+    loop.close()
+    assert load([fresh, begun], None, {fresh: 40, begun: 40}) == 30 + 17
+
+
+def test_choose_follows_a_prefix_as_far_as_it_saves_tokens() -> None:
+    far = AFFINITY_MARGIN + 500
+    assert choose([0, far], [[1]], saved=[far]) == 1
+    assert choose([0, far + 1], [[1]], saved=[far]) == 0
+
+
+def test_router_sends_an_equal_prefix_to_the_same_worker_and_short_prompts_in_turns() -> None:
+    router, prompt, names = Router(), pack_u32(range(300)), ["a", "b", "c"]
+    first, saved = router.choose(prompt, "", names, [0, 0, 0])
+    assert saved == 0 and router.choose(prompt, "", names, [0, 0, 0]) == (first, 256)
+    busy = [AFFINITY_MARGIN * 2 * (at == first) for at in range(3)]
+    second, _ = router.choose(prompt, "", names, busy)
+    assert second != first
+    assert router.choose(prompt, "", names, busy) == (second, 256)
+    turns = [router.choose(pack_u32([1, 2]), "", names, [0, 0, 0])[0] for _ in range(6)]
+    assert turns in ([0, 1, 2] * 2, [1, 2, 0] * 2, [2, 0, 1] * 2)
+    router.forget(names[second])
+    assert router.choose(prompt, "", names, [0, 0, 0]) == (first, 256)
+
+
+def test_frontends_agree_on_the_home_of_a_prefix_and_few_change_it_when_a_worker_leaves() -> None:
+    names = [f"tcp://worker-{at}:5555" for at in range(40)]
+    prompts = [pack_u32([at, *range(300)]) for at in range(300)]
+
+    def chosen(names: list[str]) -> list[str]:
+        router = Router()  # each prompt for itself: what the one before was chosen for must not matter
+        return [names[router.choose(prompt, "", names, [0] * len(names))[0]] for prompt in prompts]
+
+    before, other = chosen(names), chosen(names)
+    assert before == other, "another frontend that knows nothing finds the same"
+    assert len(set(before)) > 30, "homes are spread"
+    left = chosen([name for name in names if name != names[7]])
+    changed = [old for old, new in zip(before, left, strict=True) if old != new]
+    assert changed and set(changed) == {names[7]}
+    assert chosen(names[::-1]) == before, "the order of the workers does not matter"
+    router = Router()
+    home = router.choose(prompts[0], "", names, [0] * 40)[0]
+    salted = {Router().choose(prompts[0], f"s{at}", names, [0] * 40)[0] for at in range(9)}
+    assert salted != {home}, "another identity has other homes"
+
+
+def test_homes_that_are_remembered_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "MAX_HOMES", 3)
+    router = Router()
+    for at in range(10):
+        router.choose(pack_u32([at] * 80), "", ["a", "b"], [0, 0])
+    assert len(router._homes) == 3
