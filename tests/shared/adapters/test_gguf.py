@@ -105,6 +105,12 @@ def test_ranks_and_counts_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
 
 
+@pytest.mark.parametrize("kind, count", [(0, 1 << 63), (10, (1 << 64) - 1), (8, 1 << 63)])
+def test_array_that_ends_beyond_any_file_is_refused(kind: int, count: int) -> None:
+    with pytest.raises(AdapterError, match="not complete"):
+        read(made({"x": struct.pack("<IIQ", 9, kind, count)}))
+
+
 def test_every_cut_is_refused() -> None:
     whole = made()
     for end in range(len(whole) - 256 + 96):
