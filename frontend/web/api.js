@@ -65,14 +65,6 @@ export async function readiness() {
   return { ready: said.status === "ready", reason: said.reason ?? "" };
 }
 
-let served = null;
-
-// The model name that requests must have. Requested until the server has answered once.
-export async function model() {
-  served ??= (await get("v1/models")).data[0].id;
-  return served;
-}
-
 // The chunks of a response; ends after [DONE] only, any other end is a Failure.
 export async function* stream(path, body, signal) {
   const answer = await reach(path, { method: "POST", body, signal });

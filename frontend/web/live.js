@@ -1,6 +1,6 @@
 // Requests /ready and /stats each second while the page is visible: the state in the header, and the charts.
 
-import { access, get, model, readiness } from "./api.js";
+import { access, get, readiness } from "./api.js";
 import { Chart, WINDOW_MS } from "./chart.js";
 import { Events } from "./events.js";
 import { milliseconds } from "./timing.js";
@@ -108,6 +108,3 @@ function duration(ms) {
   if (seconds < 100) return `${seconds} s`;
   return seconds < 6000 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
-
-// Requested early, so that the first request need not wait for it; a failure shows again when a request fails.
-model().catch(() => {});

@@ -13,7 +13,7 @@
 // one tab          panel (the whole), composer (the next question), files (for it), extras (system prompt, tools),
 //                  turn_view (a turn with its buttons), answer (its answer), calls (its tool calls), timing (the line under it)
 // text             prose (a growing text), markdown, maths, code, tokens (with probabilities)
-// the header       access (the API key), live (the server's state), chart, events
+// the header       models (which one answers), access (the API key), live (the server's state), chart, events
 // everywhere       clipboard
 
 import "./access.js";

@@ -1,8 +1,9 @@
 // The request of a turn as JSON text, and as a command for the shell.
 
-import { apiKey, model } from "./api.js";
+import { apiKey } from "./api.js";
+import { model } from "./models.js";
 
-// `groups`: fields with their values as JSON text; the model's name is added, and asked of the server the first time.
+// `groups`: fields with their values as JSON text; the name of the chosen model is added.
 export async function bodyOf(...groups) {
   const fields = Object.assign({ model: JSON.stringify(await model()) }, ...groups);
   return `{${Object.entries(fields).map(([name, json]) => `${JSON.stringify(name)}:${json}`).join(",")}}`;

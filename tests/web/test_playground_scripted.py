@@ -1,5 +1,6 @@
 """The playground with a scripted model: reasoning, tool calls, API keys, refusals, failures, lost servers."""
 
+import json
 import re
 import subprocess
 import threading
@@ -11,13 +12,14 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from frontend.errors import Overloaded
 from frontend.workers.status import READY, ConnectionState, WorkerStatus, not_ready
 from shared.messages import Outcome
 from tests.fakes import READY_STATUS
 from tests.frontend.speaking import Model
+from tests.web.playground import GENERATION
 from tests.web.scripted_server import served
 
 pytestmark = pytest.mark.browser
@@ -229,3 +231,37 @@ def test_several_workers_are_counted_and_named(model: Model, open_playground: Op
         statuses["b"] = replace(statuses["b"], epoch=6, pid=12)
         restarts = ui.page.locator("#events li").filter(has_text="restarted")
         expect(restarts).to_have_text([re.compile("worker b restarted: epoch 6, pid 12")])
+
+
+def test_model_is_chosen_among_several_and_stays_chosen(model: Model, open_playground: OpenPlayground) -> None:
+    model.says = ["First.", "Second.", "Third."]
+    asked: list[str] = []
+
+    def answer_as_the_only_model(route: Route) -> None:
+        body = route.request.post_data_json
+        asked.append(body.pop("model"))
+        route.continue_(post_data=json.dumps(body))
+
+    with served(model) as url, open_playground(url) as ui:
+        ui.open()
+        expect(ui.page.locator("#chooser")).to_be_hidden()
+        listed = ui.page.request.get(f"{url}/v1/models").json()
+        name = listed["data"][0]["id"]
+        listed["data"] += [
+            {"id": "poet", "object": "model", "parent": name},
+            {"id": "large", "object": "model", "status": {"value": "unloaded"}},
+        ]
+        ui.page.route("**/v1/models", lambda route: route.fulfill(json=listed))
+        ui.page.route(GENERATION, answer_as_the_only_model)
+        ui.open()
+        expect(ui.page.locator("#model option")).to_have_text([name, "poet (adapter)", "large (unloaded)"])
+        ui.send("Who are you?")
+        expect(ui.turn.locator(".answer")).to_have_text("First.")
+        ui.page.locator("#model").select_option("poet")
+        ui.send("And now?")
+        expect(ui.turn.locator(".answer")).to_have_text("Second.")
+        ui.page.reload()
+        expect(ui.page.locator("#model")).to_have_value("poet")
+        ui.send("And after that?")
+        expect(ui.turn.locator(".answer")).to_have_text("Third.")
+        assert asked == [name, "poet", "poet"]

@@ -1,0 +1,45 @@
+// Which model answers: a choice in the header, which is shown if the server lists several models or adapters.
+
+import { access, get } from "./api.js";
+
+const EVERY_MS = 5000; // how often a list that changes is read again: of models that are loaded on demand
+const chooser = document.getElementById("chooser");
+const select = document.getElementById("model");
+let known = false;
+
+// The model name that requests have. Asked of the server until it has answered once.
+export async function model() {
+  if (!known) await refresh();
+  return select.value;
+}
+
+async function refresh() {
+  const { data } = await get("v1/models");
+  const wanted = select.value || localStorage.getItem("model");
+  const listed = data.map(({ id }) => id);
+  if (document.activeElement !== select || !known) {
+    select.replaceChildren(...data.map((one) => new Option(described(one), one.id)));
+    select.value = listed.includes(wanted) ? wanted : listed[0];
+  }
+  chooser.hidden = listed.length < 2;
+  known = true;
+  return data;
+}
+
+function described({ id, parent, status }) {
+  if (parent) return `${id} (adapter)`;
+  return status && status.value !== "loaded" ? `${id} (${status.value})` : id;
+}
+
+let timer = 0;
+
+// A failure shows again when a request fails, so it is not repeated here: a server that wants a key would ask for it often.
+async function follow() {
+  clearTimeout(timer);
+  const listed = document.hidden ? null : await refresh().catch(() => []);
+  if (!listed || listed.length > 1) timer = setTimeout(follow, EVERY_MS);
+}
+
+select.addEventListener("change", () => localStorage.setItem("model", select.value));
+access.addEventListener("changed", follow);
+follow();
