@@ -15,8 +15,8 @@ from frontend.api.chat.tool_fields import openai_choice, tool_choice
 from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai import response_types as types
 from frontend.api.openai.chat_input import ChatRequest, chat_prompt
-from frontend.api.openai.chat_output import ParsedChunkWriter, finish_reason, message
-from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, error, stream_error, usage_of
+from frontend.api.openai.chat_output import ParsedChunkWriter, error, finish_reason, message
+from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, stream_error, usage_of
 from frontend.api.openai.completions_input import check_stream_options
 from frontend.api.openai.prediction import with_prediction
 from frontend.api.openai.token_details import LEAST, output_ids, prompt_ids, prompt_logprobs

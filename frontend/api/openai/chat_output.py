@@ -7,10 +7,11 @@ responses that have neither reasoning nor tool calls.
 from msgspec import UNSET
 
 from frontend.api.openai import response_types as types
-from frontend.api.openai.completions import FINISH, ChunkWriter, Shape
+from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, error_body
 from frontend.api.openai.token_details import as_fields, output_ids
 from frontend.api.requests.encoding import to_json
 from frontend.api.response_context import ResponseContext
+from frontend.errors import ContextLengthExceeded, SluiceError
 from frontend.output_parser.continued import ContinuedParser
 from frontend.output_parser.counting import feed_counting
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
@@ -18,6 +19,14 @@ from frontend.output_parser.formats import ParserConfig, Reasoning
 from frontend.output_parser.parsed import ParsedOutput
 from frontend.output_parser.parser import OutputParser, output_parser
 from frontend.request import Delta, Finish, TokenLogprob
+
+
+def error(exc: SluiceError, request_id: str) -> bytes:
+    """Encodes an error. A conversation that is too long says by how much: llama.cpp's clients shorten it by that."""
+    body = error_body(exc)
+    if isinstance(exc, ContextLengthExceeded):
+        body.n_prompt_tokens, body.n_ctx = exc.prompt, exc.limit
+    return to_json(types.OpenAIError(error=body))
 
 
 def call_id(context: ResponseContext, choice: int, index: int) -> str:

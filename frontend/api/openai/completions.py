@@ -22,7 +22,7 @@ from frontend.api.requests.response_types import ResponseModel
 from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.api.totals import Totals
 from frontend.api.truncation import before_truncation
-from frontend.errors import ContextLengthExceeded, SluiceError, Unprocessable, own_status
+from frontend.errors import SluiceError, Unprocessable, own_status
 from frontend.features import NO_FEATURES, Features
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
 from frontend.server.sse import SERVER_SENT_EVENTS
@@ -93,10 +93,7 @@ def error(exc: SluiceError, request_id: str) -> bytes:
 
 
 def error_body(exc: SluiceError) -> types.ErrorBody:
-    body = types.ErrorBody(message=exc.message, type=exc.kind, param=exc.param, code=exc.code)
-    if isinstance(exc, ContextLengthExceeded):  # llama.cpp's clients shorten the conversation by these
-        body.n_prompt_tokens, body.n_ctx = exc.prompt, exc.limit
-    return body
+    return types.ErrorBody(message=exc.message, type=exc.kind, param=exc.param, code=exc.code)
 
 
 def usage_of(usage: Usage) -> types.Usage:

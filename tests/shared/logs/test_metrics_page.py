@@ -28,7 +28,10 @@ from shared.wire.address import parse_all
 from tests.fakes import READY_STATUS
 from tests.fakes import tokenizer as small_tokenizer
 from tests.wire.harness import Worker, until
+from worker.observability.draft_metrics import DraftCollector
 from worker.observability.metrics import Metrics
+from worker.schedule.features.speculation import Speculation
+from worker.schedule.policy import SchedulerConfig
 
 DOCS = Path(__file__).parents[3] / "docs/metrics.md"
 NAME = "org/model"
@@ -169,9 +172,11 @@ def test_aliases_add_the_names_of_vllm_to_the_frontends_own() -> None:
 def test_documented_names_of_vllm_are_exported_where_the_table_says() -> None:
     table = DOCS.read_text().partition("## vLLM's dashboards")[2]
     rows = re.findall(r"^\| `vllm:(\S+)` \| (frontend|worker) \|", table, re.MULTILINE)
+    worker = Metrics("vllm:")
+    worker.collectors.append(DraftCollector("vllm:", Speculation(SchedulerConfig(max_seq_len=64))))
     pages = {
         "frontend": PrometheusMetrics("vllm:").text().decode(),
-        "worker": worker_page(Metrics("vllm:"), Ready()),
+        "worker": worker_page(worker, Ready()),
     }
     assert len(rows) > 15
     for name, process in rows:
