@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from deploy.supervisor.child_command import DEMO, DEMO_MODEL, with_local_model
-from deploy.supervisor.models.sizes import GIB, PROCESS_BYTES, weight_files, weights_bytes
+from deploy.supervisor.models.sizes import GIB, PROCESS_BYTES, Kept, weight_files, weights_bytes
 from deploy.supervisor.packaged_model import SMOLLM2
 from shared.config import ConfigError, Settings, with_values
 from shared.flags import Flag, all_flags
@@ -67,9 +67,10 @@ class Plan:
 
     def size_of(self, entry: Entry) -> int:
         """Returns what the model takes of the account. Raises OSError or ValueError if its files cannot be read."""
-        files = _weight_files(entry.model)
-        dtype = entry.flags.get("dtype", self.settings.worker.dtype)
-        return weights_bytes(files, widened=dtype == "float32") + int(self._pool_gb(entry) * GIB) + PROCESS_BYTES
+        worker = with_values(self.settings, entry.flags).worker
+        kept = Kept(worker.dtype, worker.quantization, worker.device == "cpu" or not visible_gpus())
+        weights = weights_bytes(_weight_files(entry.model), kept)
+        return weights + int(self._pool_gb(entry) * GIB) + PROCESS_BYTES
 
     def _pool_gb(self, entry: Entry) -> float:
         given = float(entry.flags.get("kv_cache_gb", 0.0)) or self.settings.worker.kv_cache_gb

@@ -1,24 +1,68 @@
-"""How much memory a model will take, from the files of its checkpoint: nothing of the weights is read."""
+"""How much memory a model will take, from the files of its checkpoint: nothing of the weights is read.
+
+Where a file does not say enough, the larger size counts: too small a number would promise memory that is not there.
+"""
 
 import json
+import math
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 GIB = 1 << 30
 PROCESS_BYTES = 300 << 20  # of a worker besides weights and K/V: libraries, buffers of a step
 MOST_HEADER_BYTES = 100 << 20  # of a safetensors file; the format's own limit
-HALF = {"BF16", "F16"}
+STORED_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+FLAG_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+SCALE_BYTES = 4
+LAYOUTS = {"fp8": (8, 0), "int8": (8, 128), "int4": (4, 128), "int4-g32": (4, 32)}  # bits, numbers with one scale or 0
+MOST_CODES = {"I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 2, "I32": 2}  # of a quantized checkpoint, in a byte
+NOT_QUANTIZED = ("norm", "conv", "router", "gate.weight", "embed", "vision", "visual")  # in names of layers' tensors
 
 
-def weights_bytes(files: Sequence[Path], *, widened: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How a worker keeps weights: the values of --dtype and --quantization, and whether it computes on the CPU."""
+
+    dtype: str = "auto"
+    quantization: str = "auto"
+    on_cpu: bool = True
+
+    @property
+    def widens_codes(self) -> bool:
+        return self.quantization == "none"
+
+    def nbytes(self, name: str, stored: str, shape: Sequence[int], nbytes: int) -> int:
+        """Returns what a tensor of a safetensors file takes.
+
+        stored: its format in the file
+        nbytes: in the file
+        """
+        if stored not in STORED_BYTES:
+            codes = nbytes * MOST_CODES.get(stored, 0) * FLAG_BYTES.get(self.dtype, 2)
+            return max(nbytes, codes) if self.widens_codes else nbytes
+        layout = LAYOUTS.get(self.quantization.removesuffix("-dynamic"))
+        if layout is not None and len(shape) > 1 and _is_linear(name):
+            return math.prod(shape[:-1]) * _row_bytes(shape[-1], *layout)
+        return nbytes // STORED_BYTES[stored] * self._width(stored)
+
+    def _width(self, stored: str) -> int:
+        """Returns the bytes of a number in memory. CPUs compute with float32 where a checkpoint has float16."""
+        if self.dtype == "auto":
+            return 4 if stored == "F16" and self.on_cpu else STORED_BYTES[stored]
+        return FLAG_BYTES[self.dtype]
+
+
+def weights_bytes(files: Sequence[Path], kept: Kept) -> int:
     """Returns how many bytes the weights in these files take in memory.
 
-    widened: --dtype float32, which makes four bytes of each number of two. A model that is quantized while it loads
-        takes less than this says.
     Raises OSError, and ValueError for a file that is damaged.
     """
-    return sum(_safetensors(file, widened) if file.suffix == ".safetensors" else file.stat().st_size for file in files)
+    if files and files[0].suffix != ".safetensors":
+        return _gguf(files, kept)
+    return sum(kept.nbytes(*tensor) for file in files for tensor in _tensors(file))
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -26,7 +70,27 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def _safetensors(file: Path, widened: bool) -> int:
+def _gguf(files: Sequence[Path], kept: Kept) -> int:
+    """Returns the size of GGUF files, whose codes are kept as they are unless flags ask for wider numbers."""
+    stored = sum(file.stat().st_size for file in files)
+    if not kept.widens_codes:
+        return stored
+    from shared.gguf.container import Container  # reads vocabularies, too: only where the size of the file misleads
+
+    numbers = sum(math.prod(tensor.shape) for tensor in Container.read(files).tensors.values())
+    return max(stored, numbers * FLAG_BYTES.get(kept.dtype, 4 if kept.on_cpu else 2))
+
+
+def _is_linear(name: str) -> bool:
+    return "layers." in name and not any(word in name for word in NOT_QUANTIZED)
+
+
+def _row_bytes(columns: int, bits: int, group: int) -> int:
+    return -(-columns * bits // 8) + -(-columns // (group or columns or 1)) * SCALE_BYTES
+
+
+def _tensors(file: Path) -> list[tuple[str, str, list[int], int]]:
+    """Reads the name, format, shape and bytes of each tensor of a safetensors file."""
     with file.open("rb") as opened:
         head = opened.read(8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
@@ -34,11 +98,11 @@ def _safetensors(file: Path, widened: bool) -> int:
             raise ValueError(f"{file.name} is no safetensors file")
         header = json.loads(opened.read(length))
     try:
-        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-        return sum(
-            (int(tensor["data_offsets"][1]) - int(tensor["data_offsets"][0]))
-            * (2 if widened and tensor["dtype"] in HALF else 1)
-            for tensor in tensors
-        )
+        return [_tensor(name, value) for name, value in header.items() if name != "__metadata__"]
     except (AttributeError, KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{file.name} has a damaged header") from error
+        raise ValueError(f"{file.name}, a safetensors file, has a damaged header") from error
+
+
+def _tensor(name: str, value: Any) -> tuple[str, str, list[int], int]:
+    begin, end = value["data_offsets"][:2]
+    return name, value["dtype"], [int(size) for size in value["shape"]], int(end) - int(begin)

@@ -1,5 +1,6 @@
 """The plan of many models: flags of each, sizes from the files, and what is refused before anything starts."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from deploy.supervisor.models.plan import Plan, plan
-from deploy.supervisor.models.sizes import GIB, PROCESS_BYTES, weights_bytes
+from deploy.supervisor.models.sizes import GIB, PROCESS_BYTES, Kept, weights_bytes
 from shared.config import ConfigError, Settings, with_values
+from shared.gguf.container import Container
+from tests.gguf_files import write
 
 
 def planned(text: str, folder: Path, **values: Any) -> Plan:
@@ -44,7 +47,8 @@ def test_pools_of_all_models_fit_into_the_memory_of_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "flag", "nbytes"), [
-    (torch.bfloat16, "auto", 2), (torch.float16, "float32", 4), (torch.float32, "float32", 4),
+    (torch.bfloat16, "auto", 2), (torch.float16, "auto", 4), (torch.float16, "float32", 4),
+    (torch.float32, "float32", 4), (torch.float32, "bfloat16", 2),
 ])  # fmt: skip
 def test_size_counts_each_number_as_wide_as_it_will_be(
     tmp_path: Path, dtype: torch.dtype, flag: str, nbytes: int
@@ -54,12 +58,43 @@ def test_size_counts_each_number_as_wide_as_it_will_be(
     assert it.size_of(it.entries[0]) == 800 * nbytes + GIB // 2 + PROCESS_BYTES
 
 
+@pytest.mark.parametrize(("flag", "bits"), [("int8", 8.25), ("int4", 4.25), ("int4-g32", 5.0), ("int8-dynamic", 8.25)])
+def test_size_counts_linears_with_the_bits_that_they_are_quantized_to(tmp_path: Path, flag: str, bits: float) -> None:
+    folder = checkpoint(tmp_path / "a", 100, torch.bfloat16)
+    names = ["model.layers.0.mlp.up_proj.weight", "model.layers.0.norm.weight", "model.embed_tokens.weight"]
+    tensors = {name: torch.zeros(3, 256, dtype=torch.bfloat16) for name in names}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    it = planned(f'[models.a]\nmodel="a"\nflags={{quantization="{flag}", kv-cache-gb=0.5}}', tmp_path)
+    assert it.size_of(it.entries[0]) - GIB // 2 - PROCESS_BYTES == 2 * 3 * 256 * 2 + 3 * 256 * bits / 8
+
+
+@pytest.mark.parametrize(("dtype", "nbytes"), [("auto", 2), ("float32", 4)])
+def test_size_of_a_quantized_checkpoint_that_is_widened_is_never_too_small(
+    tmp_path: Path, dtype: str, nbytes: int
+) -> None:
+    """A byte may hold two codes."""
+    folder = checkpoint(tmp_path / "a", 100, torch.bfloat16)
+    codes = {"model.layers.0.up_proj.weight": torch.zeros(4, 16, dtype=torch.uint8)}
+    save_file(codes, folder / "model.safetensors", {"format": "pt"})
+    assert weights_bytes([folder / "model.safetensors"], Kept(dtype)) == 64
+    assert weights_bytes([folder / "model.safetensors"], Kept(dtype, "none")) == 64 * 2 * nbytes
+
+
+@pytest.mark.parametrize(
+    ("flags", "smallest"), [(Kept(), 0), (Kept("float32", "none"), 4), (Kept("bfloat16", "none"), 2)]
+)
+def test_size_of_a_gguf_file_that_is_widened(tmp_path: Path, flags: Kept, smallest: int) -> None:
+    file = write("llama", tmp_path, "Q4_0").file
+    numbers = sum(math.prod(tensor.shape) for tensor in Container.read([file]).tensors.values())
+    assert weights_bytes([file], flags) == max(file.stat().st_size, numbers * smallest)
+
+
 def test_a_damaged_file_is_told_and_not_believed(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     for data in (b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0[]", b"\x08\0\0\0\0\0\0\0" + b'{"a":{}}'):
         file.write_bytes(data)
         with pytest.raises(ValueError, match="safetensors"):
-            weights_bytes([file], widened=False)
+            weights_bytes([file], Kept())
 
 
 @pytest.mark.parametrize(("text", "values", "words"), [
