@@ -8,7 +8,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from worker.kernels.operations import FAST
 from worker.vision import attention
-from worker.vision.attention import attend_all
+from worker.vision.attention import Queries
+from worker.vision.windows import Windows
 
 
 @pytest.mark.parametrize(("rows", "heads", "size"), [(70, 1, 24), (20, 1, 72), (5, 3, 16)])
@@ -17,7 +18,9 @@ def test_every_row_sees_all(rows: int, heads: int, size: int, device: str, monke
 
     monkeypatch.setattr(attention, "GROUP", attention.GROUP_GPU)
     qkv = torch.randn(rows, 3 * heads * size, generator=torch.Generator().manual_seed(0))
-    found = attend_all(qkv.to(device), heads, replace(FAST, attention=attention_triton)).cpu()
+    operations = replace(FAST, attention=attention_triton)
+    queries = Queries.of(qkv.to(device), heads, Windows((rows,)), operations)
+    found = queries.attend(slice(0, rows), operations).cpu()
     q, k, v = qkv.view(rows, 3, heads, size).permute(1, 2, 0, 3)
     expected = scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
