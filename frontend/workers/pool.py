@@ -96,9 +96,8 @@ class WorkerPool:
     @property
     def fingerprint(self) -> str:
         """The fingerprint of the ready worker with the least load, for sequences whose answers belong together."""
-        loads = zip(
-            self._placement.loads(ready := self.membership.ready()), [one.fingerprint for one in ready], strict=True
-        )
+        ready = self.membership.ready()
+        loads = zip(self._placement.loads(ready), [one.fingerprint for one in ready], strict=True)
         return min(loads, default=(0, ""))[1]
 
     def places(self, fingerprint: str = "") -> int:

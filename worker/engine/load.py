@@ -100,16 +100,17 @@ def load_engine(
     worker = _settings_on(device, worker)
     files = find_model(model, worker, device, on_download, prefer_cache=prefer_cache)
     compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
-    draft = _find_draft_model(files, model, worker) if worker.speculative_config else None
+    add_draft_model = _find_draft_model(files, model, worker) if worker.speculative_config else None
     loaded = load_model(files, model, worker, on_progress)
     engine = build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1))
-    if draft is not None:
-        _add_draft_model(engine, draft, model, worker)
+    if add_draft_model is not None:
+        add_draft_model(engine)
     return engine
 
 
-def _find_draft_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> ModelFiles | None:
-    from worker.run.drafters.draft_model import check_fits, draft_settings, explain_draft_model
+def _find_draft_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> Callable[[Engine], None] | None:
+    """Returns what loads the draft model and gives it to an engine; None if --speculative-config names none."""
+    from worker.run.drafters.draft_model import check_fits, draft_settings, explain_draft_model, make_drafter
 
     settings = draft_settings(model, worker)
     if settings is None:
@@ -119,18 +120,16 @@ def _find_draft_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfi
     with explain_draft_model():
         draft = find_model(*settings, files.device)
         check_fits(draft.spec, draft.folder, files.spec, files.folder)
-    return draft
 
+    def add_to(engine: Engine) -> None:
+        speculation = engine.scheduler.speculation
+        if speculation is None:  # drafts are off on this machine
+            return
+        with explain_draft_model():
+            decoder = load_model(draft, *settings, lambda done, total: None).decoder(draft.spec.max_positions)
+        speculation.proposer = make_drafter(decoder, engine.size.max_seq_len, worker)
 
-def _add_draft_model(engine: Engine, draft: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> None:
-    from worker.run.drafters.draft_model import draft_settings, explain_draft_model, make_drafter
-
-    settings, speculation = draft_settings(model, worker), engine.scheduler.speculation
-    if settings is None or speculation is None:  # drafts are off on this machine
-        return
-    with explain_draft_model():
-        decoder = load_model(draft, *settings, lambda done, total: None).decoder(draft.spec.max_positions)
-    speculation.proposer = make_drafter(decoder, engine.size.max_seq_len, worker)
+    return add_to
 
 
 def build_engine(

@@ -46,9 +46,9 @@ class Kept:
         layout = LAYOUTS.get(self.quantization.removesuffix("-dynamic"))
         if layout is not None and len(shape) > 1 and _is_linear(name):
             return math.prod(shape[:-1]) * _row_bytes(shape[-1], *layout)
-        return nbytes // STORED_BYTES[stored] * self._width(stored)
+        return nbytes // STORED_BYTES[stored] * self.width(stored)
 
-    def _width(self, stored: str) -> int:
+    def width(self, stored: str) -> int:
         """Returns the bytes of a number in memory. CPUs compute with float32 where a checkpoint has float16."""
         if self.dtype == "auto":
             return 4 if stored == "F16" and self.on_cpu else STORED_BYTES[stored]
@@ -71,14 +71,20 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _gguf(files: Sequence[Path], kept: Kept) -> int:
-    """Returns the size of GGUF files, whose codes are kept as they are unless flags ask for wider numbers."""
-    stored = sum(file.stat().st_size for file in files)
-    if not kept.widens_codes:
-        return stored
-    from shared.gguf.container import Container  # reads vocabularies, too: only where the size of the file misleads
+    """Returns the size of GGUF files, whose codes are kept as they are unless flags ask for wider numbers.
 
-    numbers = sum(math.prod(tensor.shape) for tensor in Container.read(files).tensors.values())
-    return max(stored, numbers * FLAG_BYTES.get(kept.dtype, 4 if kept.on_cpu else 2))
+    Plain numbers become those that the worker computes with: of a file in float16, float32 on the CPU.
+    """
+    from shared.gguf.config.config import dtype_of
+    from shared.gguf.container import Container
+
+    container = Container.read(files)
+    width = kept.width({"float32": "F32", "float16": "F16"}.get(dtype_of(container), "BF16"))
+    widened = sum(
+        math.prod(tensor.shape) * width if kept.widens_codes or tensor.type in STORED_BYTES else tensor.nbytes
+        for tensor in container.tensors.values()
+    )
+    return max(sum(file.stat().st_size for file in files), widened)
 
 
 def _is_linear(name: str) -> bool:

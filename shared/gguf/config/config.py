@@ -38,7 +38,7 @@ def _common(values: Hyperparameters) -> Config:
         "num_attention_heads": heads,
         "max_position_embeddings": values.integer("context_length"),
         "tie_word_embeddings": "output.weight" not in container.tensors,
-        "dtype": _dtype(container),
+        "dtype": dtype_of(container),
         "rope_theta": values.number("rope.freq_base", 10_000.0),
     }
 
@@ -56,7 +56,7 @@ def _vocabulary_size(container: Container) -> int:
     return tokens
 
 
-def _dtype(container: Container) -> str:
+def dtype_of(container: Container) -> str:
     """Returns the format for computing: that of the matrices, or bfloat16 if they are quantized or mixed."""
     types = {tensor.type for tensor in container.tensors.values() if len(tensor.shape) > 1}
     if types == {"F32"}:

@@ -64,6 +64,10 @@ TOWER = {
     "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 76,
     "patch_size": 4, "hidden_act": "gelu_pytorch_tanh", "initializer_range": 0.2,
 }  # fmt: skip
+OF_QWEN = {
+    "image_token_id": PLACEHOLDER, "video_token_id": 6, "vision_start_token_id": 3, "vision_end_token_id": 4,
+    "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 def _idefics3(**changes: Any) -> PreTrainedModel:
@@ -105,10 +109,7 @@ def _qwen3_5(**changes: Any) -> PreTrainedModel:
     }  # fmt: skip
     rope = {**DELTA["rope_parameters"], "mrope_interleaved": True, "mrope_section": [2, 1, 1]}
     text = {**DELTA, "max_position_embeddings": LONGEST, "rope_parameters": rope, "model_type": "qwen3_5_text"}
-    config = Qwen3_5Config(
-        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=6, vision_start_token_id=3,
-        vision_end_token_id=4, tie_word_embeddings=False,
-    )  # fmt: skip
+    config = Qwen3_5Config(text_config=text, vision_config=vision, **OF_QWEN)
     return Qwen3_5ForConditionalGeneration(config)
 
 
@@ -119,10 +120,7 @@ def _qwen3_vl(**changes: Any) -> PreTrainedModel:
     }  # fmt: skip
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_interleaved": True, "mrope_section": [4, 2, 2]}
     text = {**TEXT, "head_dim": 16, "rope_parameters": rope, "model_type": "qwen3_vl_text"}
-    config = Qwen3VLConfig(
-        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=6, vision_start_token_id=3,
-        vision_end_token_id=4, tie_word_embeddings=False,
-    )  # fmt: skip
+    config = Qwen3VLConfig(text_config=text, vision_config=vision, **OF_QWEN)
     return Qwen3VLForConditionalGeneration(config)
 
 
@@ -131,10 +129,7 @@ def _qwen3_vl_moe(**changes: Any) -> PreTrainedModel:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "mlp_only_layers": [1]}
     text = {**dense.text_config.to_dict(), **experts, "model_type": "qwen3_vl_moe_text"}
     vision = {**dense.vision_config.to_dict(), "model_type": "qwen3_vl_moe_vision"}
-    config = Qwen3VLMoeConfig(
-        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=6, vision_start_token_id=3,
-        vision_end_token_id=4, tie_word_embeddings=False,
-    )  # fmt: skip
+    config = Qwen3VLMoeConfig(text_config=text, vision_config=vision, **OF_QWEN)
     return Qwen3VLMoeForConditionalGeneration(config)
 
 
@@ -145,10 +140,7 @@ def _qwen2_5_vl(**changes: Any) -> PreTrainedModel:
     }  # fmt: skip
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
     text = {**TEXT, "rope_parameters": rope, "model_type": "qwen2_5_vl_text"}
-    config = Qwen2_5_VLConfig(
-        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=6, vision_start_token_id=3,
-        vision_end_token_id=4, tie_word_embeddings=False,
-    )  # fmt: skip
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **OF_QWEN)
     return Qwen2_5_VLForConditionalGeneration(config)
 
 

@@ -92,7 +92,7 @@ class ModelDrafter:
     def _catch_up(self, held: Iterable[DraftSequence]) -> set[DraftSequence]:
         """Computes the tokens that are new since the last drafts. Returns the sequences that have a draft now.
 
-        Those with few of them go first, so that a long prompt delays no other sequence.
+        Sequences with few new tokens go first, so that a long prompt delays no other sequence.
         """
         budget, chunks, ready, behind = CATCH_UP, [], set(), {}
         for one in sorted(held, key=lambda one: one.left):

@@ -89,6 +89,17 @@ def test_size_of_a_gguf_file_that_is_widened(tmp_path: Path, flags: Kept, smalle
     assert weights_bytes([file], flags) == max(file.stat().st_size, numbers * smallest)
 
 
+@pytest.mark.parametrize(("flags", "width"), [
+    (Kept(), 4), (Kept(on_cpu=False), 2), (Kept("bfloat16"), 2), (Kept("float32"), 4),
+])  # fmt: skip
+def test_size_of_a_gguf_file_in_float16_is_that_of_the_numbers_it_becomes(
+    tmp_path: Path, flags: Kept, width: int
+) -> None:
+    file = write("llama", tmp_path, "F16").file
+    numbers = sum(math.prod(tensor.shape) for tensor in Container.read([file]).tensors.values())
+    assert weights_bytes([file], flags) == max(file.stat().st_size, numbers * width)
+
+
 def test_a_damaged_file_is_told_and_not_believed(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     for data in (b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0[]", b"\x08\0\0\0\0\0\0\0" + b'{"a":{}}'):

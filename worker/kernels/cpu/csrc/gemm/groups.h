@@ -45,9 +45,9 @@ INLINE vf add_group(vf total, vf sum, vf scale, vf minimum, const GroupEnd *end,
 
 /* Returns the unit of a weight's integers, 1 or 0.5: four-bit codes may stand for halves. */
 INLINE float integer_unit(const Weight *w) {
-    for (int i = 0; w->kind == INTEGER4 && i < 16; i++)
-        if (w->values[i] != (float)(int)w->values[i]) return 0.5f;
-    return 1.0f;
+    int halves = 0;
+    for (int i = 0; i < 16; i++) halves |= w->values[i] != (float)(int)w->values[i];
+    return w->kind == INTEGER4 && halves ? 0.5f : 1.0f;
 }
 
 /* Adds up the inputs of each group of rows x [rows, K]: sums is [groups][rows]. */

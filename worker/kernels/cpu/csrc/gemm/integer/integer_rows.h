@@ -101,9 +101,9 @@ INLINE int32_t fill_table(const Weight *w, float unit, uint8_t *table) {
 
 /* Whether four-bit codes stand for themselves, plus an offset. */
 INLINE int is_identity(const uint8_t *table) {
-    for (int i = 0; i < 16; i++)
-        if (table[i] != i) return 0;
-    return 1;
+    int differs = 0;
+    for (int i = 0; i < 16; i++) differs |= table[i] != i;
+    return !differs;
 }
 
 /* Whether integers are multiplied byte by byte (integer_bytes.h). */
