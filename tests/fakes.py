@@ -76,7 +76,7 @@ class FakePool:
     def end_waiting(self) -> None:
         """No stream of the fake ever waits for a worker."""
 
-    async def close(self) -> None:
+    async def close(self, reason: str = "") -> None:
         self.closed = True
         for task in self.tasks:
             task.cancel()

@@ -133,7 +133,7 @@ def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMe
     )
     app = Starlette(
         routes=routes(state),
-        middleware=[*_cors(origins), requests],
+        middleware=[*_cors(origins), requests, *_comments_while_loading(config, models)],
         lifespan=_lifespan(models, metrics, ended),
         exception_handlers={HTTPException: _pass_on},
     )
@@ -166,6 +166,14 @@ def _cors(origins: list[str]) -> list[Middleware]:
             allow_private_network=True,
         )
     ]
+
+
+def _comments_while_loading(config: FrontendConfig, models: ModelTable) -> list[Middleware]:
+    if models.waited_for is None:
+        return []
+    from frontend.api.many.loading_comments import LoadingComments
+
+    return [Middleware(LoadingComments, waiting=models.waited_for, keepalive_s=config.keepalive_s)]
 
 
 def _pass_on(request: Request, exc: Exception) -> Response:

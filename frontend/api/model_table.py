@@ -4,7 +4,7 @@ Routes look up the model that a request names, and work with what they get. Know
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -172,6 +172,11 @@ class ModelTable:
         if computing:
             await found.service.wait_for_handshake()
         return found
+
+    @property
+    def waited_for(self) -> Callable[["asyncio.Task[object] | None"], str] | None:
+        """Returns what names the model that a task's request waits for (empty: none); None if requests never wait."""
+        return None
 
     def state_of(self, name: str) -> ModelState | None:
         """Returns what the launcher says of a model; None if this server always has its models loaded."""

@@ -2,5 +2,6 @@
 
 launcher_link       the connection to the launcher: what is loaded, and what this frontend's requests need
 residents           the table of models, each with its tokenizer and its workers while it is loaded
+loading_comments    what a client sees while its request waits for a model
 fields, routes, paths       /models/load and /models/unload
 """

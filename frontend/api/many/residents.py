@@ -65,6 +65,7 @@ class Residents(ModelTable):
         self._changed = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self._waiting: dict[asyncio.Task[object] | None, str] = {}  # the names of models, by the tasks that wait
         self._is_draining = False
         super().__init__([one.served for one in self._residents.values()])
 
@@ -119,7 +120,8 @@ class Residents(ModelTable):
         seconds = _seconds(keep_alive)
         if name and not found.config.any_model_name and self._named(name) is None:
             raise Unprocessable(f"`model`: the model `{name}` does not exist", param="model", code="model_not_found")
-        one = self._residents[found.name]
+        one, task = self._residents[found.name], asyncio.current_task()
+        self._waiting[task] = found.name
         try:
             async with asyncio.timeout(self._settings.models.load_wait):
                 await self._until_loaded(one)
@@ -127,9 +129,15 @@ class Residents(ModelTable):
         except TimeoutError:
             text = f"the model `{found.name}` is {one.state.state}, and was not ready in time"
             raise Overloaded(text, code="model_loading", retry_after=RETRY_S) from None
+        finally:
+            del self._waiting[task]
         if seconds is not None:
             self.keep(found.name, seconds)
         return one.served
+
+    @property
+    def waited_for(self) -> Callable[["asyncio.Task[object] | None"], str]:
+        return lambda task: self._waiting.get(task, "")
 
     async def _until_loaded(self, one: Resident) -> None:
         """Waits until the launcher has loaded the model, and holds it from that moment on."""

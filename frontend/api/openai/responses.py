@@ -158,6 +158,8 @@ def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) ->
     """Encodes the end of a failed stream. OpenAI's SDKs raise on the first event; other clients know the second."""
     body = error_body(exc)
     first = event(context, types.StreamError, code=body.code, message=body.message, param=body.param, error=body)
+    if context.request.format_data is None:  # it failed before the request was read, which a response would repeat
+        return first
     failed = _started(context, "failed")
     failed.error = types.ResponseFailure(message=exc.message)
     return first + event(context, types.Failed, response=failed)

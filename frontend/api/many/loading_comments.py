@@ -1,0 +1,148 @@
+"""ASGI middleware: what a client sees and does while its request waits for a model to be loaded.
+
+A stream of server-sent events gets its headers and then comments, `: loading NAME`, so that no proxy in between takes
+the silence for a dead connection. The first comment comes after some seconds: what fails before is answered with a
+status as usual, what fails later ends the stream with an error event. A client that leaves ends its request's wait.
+Only tables of models that are loaded on demand have this middleware.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+from sse_starlette import EventSourceResponse
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from frontend.api.api_formats import ApiFormat
+from frontend.api.openai import typed_events
+from frontend.api.response_context import ResponseContext
+from frontend.request import GenerationRequest
+from frontend.server.middleware import API_FORMAT, RECORD, REQUEST_ID, client_error
+from frontend.server.sse import SERVER_SENT_EVENTS
+from frontend.text.tokenizer import Tokenizer
+from shared.messages import Sampling
+
+LONGEST_S = 5.0  # between two comments
+Waiting = Callable[["asyncio.Task[object] | None"], str]
+
+
+class LoadingComments:
+    """Wraps the routes of an app."""
+
+    def __init__(self, app: ASGIApp, waiting: Waiting, keepalive_s: float) -> None:
+        """
+        waiting: returns the name of the model that the request waits for which a task handles; empty: for none
+        """
+        self._app, self._waiting = app, waiting
+        self._interval = min(keepalive_s, LONGEST_S)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        task = asyncio.current_task()
+        await _Exchange(scope, receive, send, lambda: self._waiting(task), self._interval).run(self._app)
+
+
+class _Exchange:
+    """One request and its response."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, waits_for: Callable[[], str], interval: float
+    ) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._waits_for, self._interval = waits_for, interval
+        self._body = bytearray()
+        self._next: asyncio.Task[Message] | None = None  # awaits what comes after the body: the client leaves
+        self._handler = asyncio.current_task()
+        self._has_left = False
+        self._begun = False  # the headers were sent here
+        self._answered = False  # the app has begun to answer
+        self._sending = asyncio.Lock()
+
+    async def run(self, app: ASGIApp) -> None:
+        commenting = asyncio.create_task(self._comment())
+        try:
+            await app(self._scope, self._receive_body, self._send_answer)
+        except asyncio.CancelledError:
+            if self._has_left and self._handler is not None and not self._handler.uncancel():
+                raise ClientDisconnect from None
+            raise
+        except Exception as exc:
+            if not self._begun or self._answered:
+                raise
+            await self._fail(exc)
+        finally:
+            commenting.cancel()
+            if self._next is not None:
+                self._next.cancel()
+
+    async def _receive_body(self) -> Message:
+        if self._next is not None:
+            return await asyncio.shield(self._next)
+        message = await self._receive()
+        self._body += message.get("body", b"")
+        if not message.get("more_body", False):
+            self._next = asyncio.create_task(cast("asyncio._CoroutineLike[Message]", self._receive()))
+            self._next.add_done_callback(self._left)
+        return message
+
+    def _left(self, next_message: "asyncio.Task[Message]") -> None:
+        if not next_message.cancelled() and self._waits_for() and self._handler is not None:
+            self._has_left = True
+            self._handler.cancel()
+
+    async def _comment(self) -> None:
+        while not self._answered:
+            await asyncio.sleep(self._interval)
+            async with self._sending:
+                if (name := self._waits_for()) and not self._answered and (self._begun or self._streams()):
+                    await self._begin()
+                    comment = f": loading {name}\n\n".encode()
+                    await self._send({"type": "http.response.body", "body": comment, "more_body": True})
+
+    def _streams(self) -> bool:
+        """Whether the answer will be server-sent events."""
+        chosen: ApiFormat | None = self._scope.get(API_FORMAT)
+        if chosen is None or chosen.FRAMING is not SERVER_SENT_EVENTS:
+            return False
+        return chosen is typed_events or _asks_for_stream(bytes(self._body))
+
+    async def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            headers = EventSourceResponse(iter(()), media_type=SERVER_SENT_EVENTS.media_type).raw_headers
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _send_answer(self, message: Message) -> None:
+        """Sends what the app sends, without its headers if there were comments."""
+        if not self._answered:
+            async with self._sending:
+                self._answered = True
+        if not (self._begun and message["type"] == "http.response.start"):
+            await self._send(message)
+
+    async def _fail(self, exc: Exception) -> None:
+        """Ends the stream, whose headers said success, with the error event of its API format."""
+        self._answered = True
+        request_id, chosen = self._scope[REQUEST_ID], self._scope[API_FORMAT]
+        error = client_error(exc, request_id)
+        self._scope[RECORD].failed(error)
+        unread = GenerationRequest((), Sampling(max_tokens=1))
+        # No format's error event needs a tokenizer: the model may have none.
+        context = ResponseContext(unread, cast(Tokenizer, None), chosen.PREFIX)
+        async with self._sending:
+            body = chosen.stream_error(error, request_id, context)
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class _Streamed(msgspec.Struct):
+    stream: bool = False
+
+
+def _asks_for_stream(body: bytes) -> bool:
+    try:
+        return msgspec.json.decode(body, type=_Streamed).stream
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False

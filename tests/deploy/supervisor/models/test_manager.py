@@ -1,0 +1,176 @@
+"""The manager with a supervisor that starts no process: loads, unloads in two steps, and failures."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deploy.supervisor.child_process import ChildSpec
+from deploy.supervisor.models import manager as managers
+from deploy.supervisor.models.manager import MOST_STARTS, Manager
+from deploy.supervisor.models.plan import plan
+from frontend.api.many import launcher_link
+from frontend.api.many.launcher_link import LauncherLink
+from shared.config import Settings, with_values
+from tests.frontend.serving import until
+
+
+@dataclass(eq=False)
+class FakeChild:
+    """A worker as the manager sees it. `end` is its exit, which the supervisor takes as final or starts it again."""
+
+    spec: ChildSpec
+    is_final: Callable[[Any, int], bool]
+    done: "asyncio.Future[int]"
+    incarnation: int = 1
+    last_error: str = ""
+    was_ready: bool = False
+    stopped: bool = False
+
+    def mark_ready(self) -> None:
+        self.was_ready = True
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def serve(self) -> None:
+        self.spec.watchdog.serving = True  # type: ignore[union-attr, misc]
+
+    def end(self, code: int, error: str = "") -> None:
+        self.last_error = error
+        if self.stopped or self.is_final(self, code):
+            self.done.set_result(code)
+        else:
+            self.incarnation += 1
+
+
+@dataclass
+class FakeSupervisor:
+    children: list[FakeChild] = field(default_factory=list)
+
+    def start_beside(self, spec: ChildSpec, is_final: Any) -> tuple[FakeChild, "asyncio.Task[int]"]:
+        async def run() -> int:
+            return await child.done
+
+        child = FakeChild(spec, is_final, asyncio.get_running_loop().create_future())
+        self.children.append(child)
+        return child, asyncio.create_task(run())
+
+    def request_stop(self, code: int) -> None: ...
+
+
+@dataclass
+class Managed:
+    """A manager of models `a` and `b` with room for one, and a frontend's connection to it."""
+
+    link: LauncherLink
+    supervisor: FakeSupervisor
+
+    async def until_state(self, name: str, state: str) -> None:
+        await until(lambda: name in self.link.states and self.link.states[name].state == state)
+
+    async def child(self, count: int) -> FakeChild:
+        await until(lambda: len(self.supervisor.children) == count)
+        return self.supervisor.children[-1]
+
+
+@pytest.fixture
+async def managed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Managed]:
+    monkeypatch.setattr(launcher_link, "LINGER_S", 0.0)
+    monkeypatch.setattr(managers, "TICK_S", 0.005)
+    folder = tmp_path_factory.mktemp("m")
+    (folder / "models.toml").write_text('[models.a]\nmodel="demo"\n[models.b]\nmodel="demo"')
+    given = {"models": str(folder / "models.toml"), "run_dir": str(folder), "device": "cpu", "memory_gb": 8.0}
+    planned = plan(with_values(Settings(), {**given, "max_loaded_models": 1, "keep_alive": "-1"}), given.keys())
+    supervisor = FakeSupervisor()
+
+    def make_spec(worker: Any) -> ChildSpec:
+        watchdog = SimpleNamespace(serving=False, start=lambda: None)
+        epoch = lambda n: {"SLUICE_EPOCH": str(n)}  # noqa: E731
+        return ChildSpec(worker.name, lambda _: [], epoch, watchdog=watchdog)  # type: ignore[arg-type]
+
+    manager = Manager(planned, supervisor, make_spec, lambda _: None)  # type: ignore[arg-type]
+    running = asyncio.create_task(manager.run())
+    await until(lambda: (folder / "models.sock").exists())
+    link = LauncherLink(Path(folder), lambda: None)
+    linked = asyncio.create_task(link.run())
+    await until(lambda: link.connected)
+    yield Managed(link, supervisor)
+    linked.cancel()
+    await asyncio.gather(linked, return_exceptions=True)
+    await until(lambda: not manager._control._frontends)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_model_with_requests_stays_and_goes_only_after_them(managed: Managed) -> None:
+    link = managed.link
+    with link.wanting("a"):
+        a = await managed.child(1)
+        await managed.until_state("a", "loading")
+        a.serve()
+        await managed.until_state("a", "loaded")
+        link.use("a")
+    with link.wanting("b"):
+        await asyncio.sleep(0.05)
+        assert not a.stopped and len(managed.supervisor.children) == 1, "it has a request"
+        link.release("a")
+        await until(lambda: a.stopped)
+        assert link.states["a"].state == "unloading", "every frontend knew before its worker was stopped"
+        assert len(managed.supervisor.children) == 1, "its memory counts until its process has ended"
+        a.end(0)
+        b = await managed.child(2)
+        b.serve()
+        await managed.until_state("b", "loaded")
+        assert link.states["a"].state == "unloaded"
+
+
+async def test_a_worker_killed_while_its_model_is_unloaded_frees_the_place(managed: Managed) -> None:
+    link = managed.link
+    with link.wanting("a"):
+        a = await managed.child(1)
+        a.serve()
+        await managed.until_state("a", "loaded")
+    with link.wanting("b"):
+        await until(lambda: a.stopped)
+        a.end(-9)
+        (await managed.child(2)).serve()
+        await managed.until_state("b", "loaded")
+        assert link.states["a"].state == "unloaded"
+
+
+async def test_a_worker_that_never_serves_fails_and_one_that_served_is_started_again(managed: Managed) -> None:
+    link = managed.link
+    with link.wanting("a"):
+        a = await managed.child(1)
+        for _ in range(MOST_STARTS):
+            assert link.states["a"].state != "failed"
+            a.end(1, "no weights")
+        await managed.until_state("a", "failed")
+        assert link.states["a"].reason == "no weights"
+    with link.wanting("b"):
+        b = await managed.child(2)
+        b.serve()
+        await managed.until_state("b", "loaded")
+        for _ in range(2 * MOST_STARTS):
+            b.end(-9)
+        assert not b.done.done() and link.states["b"].state == "loaded"
+
+
+async def test_epochs_of_a_model_never_come_again(managed: Managed) -> None:
+    epochs = set()
+    for count in range(1, 4):
+        with managed.link.wanting("a"):
+            child = await managed.child(count)
+            child.serve()
+            await managed.until_state("a", "loaded")
+        epochs.add(child.spec.environment(child.incarnation)["SLUICE_EPOCH"])
+        managed.link.order(launcher_link.Keep("a", 0.0))
+        await until(lambda child=child: child.stopped)
+        child.end(0)
+        await managed.until_state("a", "unloaded")
+    assert len(epochs) == 3
