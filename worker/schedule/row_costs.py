@@ -1,4 +1,4 @@
-"""Measures what a row more costs in a step of few rows, which decides whether drafts pay.
+"""Measures what one more row costs in a step of few rows, which decides whether drafts pay.
 
 A step with drafts is compared with recent steps of as many sequences without drafts, because the length of the contexts
 and the kind of sampling change both alike. One comparison says little: a row costs a few hundredths of a step, and

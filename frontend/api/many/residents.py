@@ -222,7 +222,7 @@ class Residents(ModelTable):
             tokenizer.set_result(await asyncio.to_thread(load))
         except Exception as error:
             tokenizer.set_exception(error)
-            tokenizer.exception()  # requests see it; nobody has to have asked
+            tokenizer.exception()  # marks it as seen: asyncio warns of errors that nobody reads, and no request may come
             log.error("the tokenizer of %s did not load: %s", one.entry.name, error)
 
     def _drop(self, one: Resident) -> None:
@@ -235,7 +235,7 @@ class Residents(ModelTable):
         fresh = self._resident(one.index, one.entry)
         one.served, one.tokenizer, one.opened = fresh.served, fresh.tokenizer, None
 
-    # the life of the process
+    # start and end of the process
 
     async def start(self) -> None:
         gc.set_threshold(*GC_THRESHOLDS)
