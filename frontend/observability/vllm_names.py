@@ -1,7 +1,7 @@
 """Repeats a frontend's metrics under vLLM's names, for dashboards, autoscalers and gateways written for vLLM.
 
-vLLM has all metrics on one page, so this page repeats the workers' metrics, too, from their last statuses. All frontends
-of the same workers show the same values there: a sum over frontends counts them several times.
+vLLM has all metrics on one page, so this page repeats the workers' metrics, too, from their last statuses. All
+frontends of the same workers show the same values there: a sum over frontends counts them several times.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

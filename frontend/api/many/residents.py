@@ -76,7 +76,7 @@ class Residents(ModelTable):
 
     @property
     def first(self) -> ServedModel:
-        """The model that a request means which names none: the only one that is loaded, or the first of the table."""
+        """The model for requests that name none: the only one that is loaded, or the first of the table."""
         loaded = [one.served for one in self._residents.values() if one.loaded]
         return loaded[0] if len(loaded) == 1 else next(iter(self))
 
@@ -222,7 +222,7 @@ class Residents(ModelTable):
             tokenizer.set_result(await asyncio.to_thread(load))
         except Exception as error:
             tokenizer.set_exception(error)
-            tokenizer.exception()  # marks it as seen: asyncio warns of errors that nobody reads, and no request may come
+            tokenizer.exception()  # seen: asyncio would warn of an error that no request reads
             log.error("the tokenizer of %s did not load: %s", one.entry.name, error)
 
     def _drop(self, one: Resident) -> None:

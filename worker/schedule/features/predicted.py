@@ -58,7 +58,7 @@ class PredictedDrafter:
         self._read = len(tokens)
 
     def _found(self, tokens: list[int], end: int, before: int) -> int | None:
-        """Looks up the tokens before `end` in the text. Returns the next position after them from `before` on, or the first."""
+        """Returns where the text goes on after the tokens before `end`: the next place after `before`, or the first."""
         for length in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
             if end - length < self._begin:
                 continue
