@@ -21,6 +21,7 @@ HELP = (
     "/image FILE shows a picture with the next question, /reset starts over, /system TEXT sets the system prompt and "
     "starts over, /quit leaves; Ctrl-C stops an answer"
 )
+SAMPLED = "Sampling that no flag sets is what the model's authors recommend, or else the server's default"
 INTERRUPTED = 130
 
 SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
@@ -37,13 +38,13 @@ SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 def chat_parser() -> Parser:
-    parser = _parser("chat", "Chat with a served model. " + HELP + ".")
+    parser = _parser("chat", "Chat with a served model. " + HELP + ". " + SAMPLED + ".")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     return parser
 
 
 def complete_parser() -> Parser:
-    parser = _parser("complete", "Continue a text.")
+    parser = _parser("complete", "Continue a text. " + SAMPLED + ".")
     parser.add_argument("prompt", nargs="?", default="-", help="the text; - or none: read standard input")
     return parser
 
@@ -217,10 +218,26 @@ def _parser(name: str, about: str) -> Parser:
 
 
 def _body(args: argparse.Namespace, server: Server) -> dict[str, Any]:
-    """Returns a request body with only the explicit parameters; the server chooses the rest."""
+    """Returns a request body with the explicit parameters, and with the sampling that the model's authors recommend.
+
+    The server chooses the rest.
+    """
     explicit = {field: getattr(args, field) for field in (*SAMPLING, "stop")}
-    model = args.model or server.model()
-    return {"model": model} | {field: value for field, value in explicit.items() if value is not None}
+    given = {field: value for field, value in explicit.items() if value is not None}
+    try:
+        rows = server.model_rows()
+    except CliError:
+        if not args.model:
+            raise
+        rows = []  # a server that lists no models may still have the one that was named
+    name = args.model or str(rows[0]["id"])
+    return {"model": name} | _recommended(name, rows) | given
+
+
+def _recommended(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the sampling that the authors of the model `name` recommend, if the server says so."""
+    found = next((row.get("recommended_sampling") for row in rows if row["id"] == name), None)
+    return {field: found[field] for field in SAMPLING if field in found} if isinstance(found, dict) else {}
 
 
 def _collect(pieces: Iterator[str], collected: list[str]) -> Iterator[str]:

@@ -62,10 +62,6 @@ class Server:
         self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
-    def model(self) -> str:
-        """Returns the first name of the served model."""
-        return self.models()[0]
-
     def models(self) -> list[str]:
         """Returns all names of the served models. Raises CliError if there is none, or no answer."""
         return [str(model["id"]) for model in self.model_rows()]

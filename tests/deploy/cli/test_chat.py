@@ -1,6 +1,7 @@
 """`sluice chat`, `sluice complete` and `sluice models` against a scripted server."""
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -28,6 +29,20 @@ def test_complete_reads_standard_input(capsys: pytest.CaptureFixture[str], monke
     with scripted_server(says("three\n")) as server:
         assert sluice(capsys, "complete", "--model=second", "--url", server.url) == (0, "three\n", "")
     assert server.asked == [("/v1/completions", {"model": "second", "prompt": "two\nlines\n", "stream": True})]
+
+
+def test_recommended_sampling_stands_in_for_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with scripted_server(says("a"), says("b"), says("c")) as server:
+        one = {"id": "one", "recommended_sampling": {"temperature": 0.2, "top_p": 0.9, "n": 9}}
+        server.models = json.dumps({"data": [one, {"id": "two"}]}).encode()
+        for flags in ([], ["--temperature", "1"], ["--model", "two"]):
+            sluice(capsys, "complete", "x", "--url", server.url, *flags)
+    sent = [{name: body.get(name) for name in ("model", "temperature", "top_p", "n")} for _, body in server.asked]
+    assert sent == [
+        {"model": "one", "temperature": 0.2, "top_p": 0.9, "n": None},
+        {"model": "one", "temperature": 1.0, "top_p": 0.9, "n": None},
+        {"model": "two", "temperature": None, "top_p": None, "n": None},
+    ]
 
 
 def test_unreachable_server_and_bad_url_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
