@@ -203,7 +203,7 @@ def _model_table(settings: Settings, tokenizer: asyncio.Future[Tokenizer], metri
 
 
 def _many(settings: Settings, entries: list[Entry], metrics: PrometheusMetrics) -> ModelTable:
-    """Makes the table of many models, which the launcher loads."""
+    """Makes the table for many models. The launcher starts and stops their workers."""
     from frontend.api.many.residents import Residents
 
     return Residents(settings, entries, lambda name: metrics.models[name])

@@ -1,7 +1,7 @@
-"""What only some requests ask for, one field for each feature. A request that only generates text has none of it.
+"""The features that only some requests ask for, one field for each. A request that only generates text has none.
 
-These are plain values. What they do to an answer stands in a module of `frontend/generation/` for each of them, and
-`frontend/generation/extras.py` is the only place that knows which one belongs to which field.
+These are plain values. Each feature has a module in `frontend/generation/`, which changes the answer. Only
+`frontend/generation/extras.py` knows which module belongs to which field.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from shared.messages import Adapter, Picture, Pooling
 class Scored:
     """Asks for the log-probabilities of each prompt instead of text."""
 
-    starts: tuple[int, ...]  # for each prompt the index that it is scored from
+    starts: tuple[int, ...]  # for each prompt the index of the first token that is scored
     one_group: bool = False  # the prompts begin with the same tokens, which are computed once
 
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What llama.cpp's clients have a stream tell while it runs."""
+    """The reports of llama.cpp that a stream has while it runs."""
 
     timings: bool  # every event has them
     progress: bool  # the stream begins with the progress of the prompt
@@ -29,15 +29,15 @@ class Telemetry:
 class Features:
     """What a request asks for besides text that follows its prompts."""
 
-    continued: tuple[int, ...] = ()  # the output so far, which every choice goes on from and does not repeat
+    continued: tuple[int, ...] = ()  # the output so far; every choice continues it, and does not repeat it
     echo: tuple[str, ...] = ()  # each prompt's text, which precedes its choices; "" for a prompt of ids
-    prompt_logprobs: int | None = None  # the response has those of the prompt, and of this many of the likeliest tokens
-    output_ms: int = 0  # a choice ends so long after its first token, once it has a line break; 0: it goes on
+    prompt_logprobs: int | None = None  # also of this many of the likeliest tokens in each place; None: none
+    output_ms: int = 0  # time limit from the first token on, for a choice with a line break; 0: none
     receipt: bool = False  # the response has receipts
     checked: list[int] | None = None  # ids to check instead of generating; there is one prompt, and n is 1
     scored: Scored | None = None
     adapter: Adapter | None = None  # changes the weights of the model
-    pictures: tuple[Picture, ...] = ()  # of the prompt, of which there is one
+    pictures: tuple[Picture, ...] = ()  # of the only prompt
     predicted: tuple[int, ...] | None = None  # ids that the client expects as the output
     pooling: Pooling | None = None  # asks for one vector of each prompt instead of text
 

@@ -91,7 +91,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    continued_tokens: int = 0  # of the prompt's; those that the output went on from
+    continued_tokens: int = 0  # those of the prompt that are earlier output, which this output continues
     reasoning_tokens: int | None = None  # of the completion's; None where nobody counts them
     predicted: tuple[int, int] | None = None  # tokens of a `prediction` that were accepted, and that were rejected
 

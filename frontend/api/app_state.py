@@ -52,8 +52,7 @@ class AppState:
         return await self.models.usable(found, name, computing=computing, keep_alive=keep_alive)
 
     def sign(self, request: Request, model: ServedModel, worker: str) -> str:
-        """Returns the fingerprint of answers that workers with the fingerprint `worker` compute, and has the response
-        name it in its header."""
+        """Returns the fingerprint of answers, and adds it to the response's headers. worker: the worker's own."""
         record: RequestRecord = request.scope[RECORD]
         found = record.fingerprint = model.fingerprint_with(worker)
         if found:

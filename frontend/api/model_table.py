@@ -32,8 +32,8 @@ TAG = ":latest"  # Ollama's clients leave it out or add it
 class ServedModel:
     """A model: its names, what its prompts are made with, and the service that runs its requests on its workers.
 
-    names: responses have the first
-    config: how prompts are made, and what the output is searched for
+    names: the first one appears in responses
+    config: how prompts are made, and how the output is parsed
     adapter: changes the weights of the model `base`; both are None for a base model
     """
 
@@ -94,7 +94,7 @@ class ServedModel:
         return replace(self.base._context, model=self.name, names=frozenset(self.names), adapter=self.adapter)
 
     def adapted(self, adapter: Adapter, *names: str) -> "ServedModel":
-        """Returns the model with an adapter; without `names` it has the names of this one."""
+        """Returns this model with an adapter, under other names if there are `names`."""
         return replace(self, names=names or self.names, adapter=adapter, base=self)
 
 
@@ -102,7 +102,7 @@ class ModelTable:
     """All models of a frontend, in the order in which they are listed. There is at least one."""
 
     def __init__(self, models: Sequence[ServedModel], registry: "AdapterRegistry | None" = None) -> None:
-        """registry: of the adapters of the first model, if it may have any. They are found by name.
+        """registry: the adapters of the first model, which requests choose by name; None if it may have none.
 
         Raises ValueError if two models have a name in common."""
         self._models, self.registry = tuple(models), registry
@@ -116,9 +116,10 @@ class ModelTable:
 
     @property
     def first(self) -> ServedModel:
-        """What answers where a request names no model, or one that no model has.
+        """The model for requests that name no model, or an unknown one.
 
-        These routes cannot name one: llama.cpp's /props and /slots, /tokenizer_info, and the task in /ready.
+        It is also the model of routes on which no request can name one: llama.cpp's /props and /slots, /tokenizer_info,
+        and the task in /ready.
         """
         return self._models[0]
 
@@ -154,8 +155,9 @@ class ModelTable:
         return self._adapters[adapter]
 
     def find(self, name: str | None) -> ServedModel:
-        """Returns the model that a request means, whose API format then accepts the name or refuses it in its own words
-        (`check_model`). A name that no model has means the first one, which accepts every name if it is told to.
+        """Returns the model of this name, or the first model if there is none.
+
+        This refuses no name. Each API format does so in its own words (`check_model`), unless any name is accepted.
         """
         name = name or ""
         found = (self.get(written) for written in (name, name.removesuffix(TAG), name + TAG))
@@ -167,7 +169,7 @@ class ModelTable:
         """Returns the model `found` by `name` when it can serve. Raises Overloaded if it cannot.
 
         computing: it needs a worker, and not only a tokenizer
-        keep_alive: how long it stays loaded after this request, where models are unloaded; None: as long as others do
+        keep_alive: how long the model stays loaded after this request, if models are unloaded here; None: the default
         """
         if computing:
             await found.service.wait_for_handshake()
@@ -175,7 +177,7 @@ class ModelTable:
 
     @property
     def waited_for(self) -> Callable[["asyncio.Task[object] | None"], str] | None:
-        """Returns what names the model that a task's request waits for (empty: none); None if requests never wait."""
+        """Maps the task of a request to the name of the model it waits for ("": none). None if requests never wait."""
         return None
 
     def state_of(self, name: str) -> ModelState | None:

@@ -30,16 +30,16 @@ Prompts = Sequence[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What an API format has read in a body that asks for text, besides its prompts."""
+    """A body that asks for text, as its API format has read it. The prompts are not in it."""
 
     fields: GenerationFields  # how tokens are drawn, and how the request is admitted
     param: str  # the request field that holds the prompts, for refusals
     max_tokens: int | None  # the limit on new tokens; None: up to the context's end
-    ends_with_context: bool = False  # an answer may have fewer than `max_tokens` because the context ends
+    ends_with_context: bool = False  # the end of the context may cut an answer off before `max_tokens`
     n: int = 1
-    logprobs: int | None = None  # those of the output, and of this many of the likeliest tokens
+    logprobs: int | None = None  # also of this many of the likeliest tokens in each place; None: none
     tool_choice: ToolChoice | None = None  # None: all of the output is text, whatever it looks like
-    form: Sequence[StructuredOutput] = ()  # at most one is right
+    form: Sequence[StructuredOutput] = ()  # more than one is refused
     budget: Budget = NO_BUDGET
     features: Features = NO_FEATURES  # those that only this API format has
     format_data: Any = None
@@ -131,7 +131,7 @@ def _parser_config(reading: Reading, begins: Reasoning, context: ModelContext) -
 
 
 def _specials(context: ModelContext) -> dict[str, int]:
-    """Returns what of the model's format of output is a special token."""
+    """Returns the special tokens that the model's output format uses, with their ids."""
     return context.tokenizer.special_ids_of(specials_of(context.style.tool_format, context.style.tags))
 
 
@@ -167,7 +167,7 @@ def admission(fields: GenerationFields) -> Admission:
 
 
 def shown(fields: GenerationFields) -> Shown:
-    """Returns what a request asks to see. A field that its API format lacks has the default."""
+    """Returns which reports the response shall have. A field that the API format lacks has its default."""
     asks, options = partial(getattr, fields), fields.stream_options
     return Shown(
         usage=bool(options and options.include_usage),

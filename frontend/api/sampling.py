@@ -1,4 +1,4 @@
-"""How tokens are drawn: from the fields of a request, by the names of OpenAI's API, to what a worker is told."""
+"""Sampling: turns the fields of a request, which have the names of OpenAI's API, into the message to a worker."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """One choice of a request: turns what its stream has received into Deltas. Knows no other choice; never waits.
 
-A batch of tokens becomes text, and the text a Delta. What features of a request add to its deltas stands beside this
-path: each is a function that is called with every delta (extras.py).
+A batch of tokens becomes text, and the text becomes a Delta. Features of a request add to its deltas: each feature has
+a function, which is called with every delta (extras.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ FINISH = {
     Outcome.CHECKED: Finish.CHECKED,
 }  # fmt: skip
 
-Extra = Callable[["Choice", Delta], None]  # changes a delta before it goes out, or drops out of sight if it is empty
+Extra = Callable[["Choice", Delta], None]  # may change a delta; one that stays empty is dropped
 
 
 class Choice:
@@ -32,7 +32,7 @@ class Choice:
     def __init__(
         self, index: int, request: GenerationRequest, stream: Stream, text: OutputText, extras: Sequence[Extra] = ()
     ) -> None:
-        """extras: called in this order with each delta; with one that is empty, too, which then goes nowhere"""
+        """extras: called in this order with each delta, also with an empty one, which is dropped if it stays empty"""
         self.stream = stream
         self.done = False
         self.finish: Finish | None = None
@@ -40,7 +40,7 @@ class Choice:
         self.last_at = 0.0  # when its last tokens arrived; 0 before the first
         self.prompt = request.prompts[index // request.n]
         self.text = text
-        self.logprobs: list[Logprobs] = []  # that have arrived, and that no extra has taken
+        self.logprobs: list[Logprobs] = []  # those that have arrived, until an extra takes them
         self._brought = request.brought
         self._extras = extras
         self._index = index

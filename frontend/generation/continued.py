@@ -1,7 +1,7 @@
-"""An output that goes on from an earlier one (`continue_from`): the tokens of that one are not told again.
+"""An output that continues an earlier one (`continue_from`): deltas do not repeat the earlier tokens.
 
-They go through the detokenizer and the search for stop strings before the first new token, because both know only whole
-outputs. What is held back of them comes out with new tokens, and is taken out of the deltas here.
+The earlier tokens go through the detokenizer and the search for stop strings first, because both must see the whole
+output. Some of them may be held back there, and come out later beside new tokens. This module removes them then.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from frontend.text.detokenizer import OutputText
 
 
 class Continued:
-    """Takes the tokens of the earlier output out of deltas, and tells their texts in `Extras.before`."""
+    """Removes the tokens of the earlier output from deltas, and puts their text into `Extras.before`."""
 
     def __init__(self, ids: Sequence[int], text: OutputText) -> None:
-        """text: of the choice, into which the ids are pushed"""
+        """text: the detokenizer of the choice. The ids are pushed into it."""
         pushed, self._before, _ = text.push(list(ids))
         self._held = len(ids) - len(pushed)
 

@@ -1,4 +1,4 @@
-"""What some streams tell while they run: the usage so far, and the worker's times up to the first token."""
+"""Reports that some streams have while they run: the usage so far, and the worker's times up to the first token."""
 
 from frontend.generation.choice import Choice
 from frontend.request import Delta, Shown

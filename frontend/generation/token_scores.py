@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens: those of the output go with its tokens, those of the prompt with the last delta."""
+"""Log-probabilities in deltas: those of an output token are in its own delta, those of the prompt in the last one."""
 
 import math
 
@@ -11,11 +11,11 @@ ByOffset = dict[int, TokenLogprob]
 
 
 class TokenScores:
-    """The log-probabilities of one choice until a delta tells them."""
+    """Keeps the log-probabilities of one choice until their delta goes out."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self._tells_output = request.sampling.logprobs is not None
-        self._prompt_top = request.features.prompt_logprobs  # None: the prompt's are not told
+        self._prompt_top = request.features.prompt_logprobs  # None: the prompt's are not reported
         self._told = request.brought  # the offset of the next token in the output
         self._output: ByOffset = {}
         self._prompt: ByOffset = {}

@@ -1,7 +1,7 @@
-"""vLLM's names of the metrics of a frontend, beside its own: for dashboards, autoscalers and gateways that know these.
+"""Repeats a frontend's metrics under vLLM's names, for dashboards, autoscalers and gateways written for vLLM.
 
-vLLM has all metrics on one page. So what only workers export is here, too, as this frontend sees its workers: frontends
-of the same workers tell the same, and a sum over several frontends would count it twice.
+vLLM has all metrics on one page, so this page repeats the workers' metrics, too, from their last statuses. All
+frontends of the same workers show the same values there: a sum over frontends counts them several times.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -48,7 +48,7 @@ class UnseparatedParser:
         return [Text(text[:cut]), *self._body.feed(text[cut:])]
 
     def _decide(self, text: str) -> str:
-        """Returns the text so far once it shows whether it begins with reasoning; before that an empty one."""
+        """Holds the text back until it shows whether it begins with reasoning. Returns it then, and "" before."""
         self._held += text
         start = self._held.lstrip()
         if len(start) < len(self._opening) and self._opening.startswith(start):

@@ -40,7 +40,7 @@ class GatewayHeaders:
         self._objectives = objectives
 
     def admission(self, headers: Headers, tenant: str) -> Mapping[str, Any]:
-        """Returns what a request's `Admission` gets. Raises BadRequest, which names the header."""
+        """Returns the fields of `Admission` that the headers set. Raises BadRequest, which names the header."""
         name, fairness = _given(headers, FAIRNESS)
         if fairness and not _ID.fullmatch(fairness):
             raise BadRequest(

@@ -1,8 +1,8 @@
 """Which host names a server answers to, against DNS rebinding.
 
 A page of evil.example can let its name resolve to 127.0.0.1. Its requests then reach a server on this machine, and to
-the browser they are of the page's own site, so origins.py cannot tell. The page cannot change `Host`, however, which
-still has its name.
+the browser they are of the page's own site, so origins.py cannot tell. But their `Host` is still evil.example, and the
+page cannot change it.
 """
 
 import ipaddress

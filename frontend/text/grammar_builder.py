@@ -79,7 +79,7 @@ def lark(text: str, param: str) -> str:
 
 
 def composed(text: str, param: str, answer: str = "") -> str:
-    """Builds a grammar from our own Lark, which may refer to `answer`, built by a function above, as `@answer`."""
+    """Builds a grammar from Lark of ours. `@answer` in it stands for `answer`, a grammar built by a function above."""
     if not answer:
         return _checked(_of_lark(text), param)
     (part,) = msgspec.json.decode(answer)["grammars"]

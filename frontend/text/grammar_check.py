@@ -22,9 +22,8 @@ CHILDREN = 2
 MAX_WAITING = 64  # requests of one tenant that may wait
 
 tenant: ContextVar[str] = ContextVar("tenant", default="")  # the tenant of the request that this task handles
-_deadline: ContextVar[float] = ContextVar(
-    "_deadline", default=0.0
-)  # of all checks of a request; 0: only known grammars have a verdict
+# When all checks of a request must have ended. 0: only grammars that were checked before have a verdict.
+_deadline: ContextVar[float] = ContextVar("_deadline", default=0.0)
 
 
 class Unknown(Exception):

@@ -22,11 +22,13 @@ Config = Mapping[str, Any]
 class PictureFormat:
     """How a model sees pictures.
 
-    kind: square: one picture of `side` x `side` pixels; tiles: cut into tiles of this size, and one of the whole;
-        any: one picture whose height and width are multiples of `side`, of about its own shape
-    tokens: of each tile in the prompt; any: of each square of `side` x `side` pixels
-    longest: tiles: the longest side of the picture before it is cut; 0 for a square
-    cuts: whether the picture is cut; else it becomes one tile after the same steps
+    kind: what a picture becomes.
+        square: one tile of `side` x `side` pixels
+        tiles: several tiles of this size, and one more with the whole picture
+        any: one tile of about the picture's own shape, whose height and width are multiples of `side`
+    tokens: how many the prompt has for each tile; of the kind `any`, for each square of `side` x `side` pixels
+    longest: of the kind `tiles`, the longest side of the picture before it is cut; otherwise 0
+    cuts: whether pictures of the kind `tiles` are cut; else the same steps make one tile of each
     placeholder: what the chat template writes for a picture
     token: the text of the token that each tile has `tokens` of
     before, after: texts around the tokens of a tile

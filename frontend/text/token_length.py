@@ -83,9 +83,9 @@ class TokenLength(msgspec.Struct, frozen=True):
         return -(-len(text) // longest) if longest else 0
 
     def _fewest_by_character(self, text: str, enough: float) -> int:
-        """Adds 1 / reach for every character: the characters of one token add up to 1 at most.
+        """Adds 1 / reach for every character. The characters of one token together add at most 1.
 
-        Only white space and rules have very long tokens, so the bound is close for text and code.
+        Only runs of blanks or of one punctuation mark are very long tokens, so the bound is close for text and code.
         """
         lengths = sorted(set(self.reach))
         kind_of = bytes(lengths.index(length) for length in self.reach) + bytes(128)

@@ -300,7 +300,7 @@ class Tokenizer:
         return {text: self._specials[text] for text in texts if text in self._specials}
 
     def specials_except(self, ids: Collection[int]) -> dict[str, str]:
-        """Returns the spellings of all special tokens but these, each with itself as what stands for it."""
+        """Maps the spelling of each special token, except these, to itself: an output that shows them changes none."""
         return {text: text for text, id in self._specials.items() if id not in ids}
 
     def close(self) -> None:

@@ -49,9 +49,9 @@ def fingerprint(weights: Sequence[str], tokenizer: str, spec: ModelSpec, numeric
 
 
 def _facts_of(spec: ModelSpec) -> Any:
-    """Returns the spec, where one state of all recurrent layers is a fact of the model.
+    """Returns the facts of a spec. A state that all recurrent layers share is stated once, as a fact of the model.
 
-    Specs were like this when no model could mix kinds, and receipts from then are still to be checked.
+    Earlier versions had it so, because their models could not mix kinds, and old receipts must keep their hash.
     """
     states = {layer.state for layer in spec.layers if layer.state is not None}
     if len(states) != 1:

@@ -40,8 +40,8 @@ def chunk_tokens(sizes: StepSizes, longest: int) -> int:
 
 
 def chunk_pages(chunk: int, page_size: int) -> int:
-    """Returns how many pages a sequence needs at most besides window_pages() while steps compute `chunk` tokens of it.
+    """Returns the most pages that a sequence needs besides window_pages(), if steps compute `chunk` of its tokens.
 
-    One step may be planned while another one is in flight.
+    This is two chunks, because one step may be planned while another one is in flight.
     """
     return -(-2 * chunk // page_size)

@@ -10,7 +10,7 @@ starved_tenants     makes room for a tenant that others keep waiting
 admission           decides which requests are accepted at all
 policy              the scheduling modes, as small objects
 step_time           limits the prompt tokens of a step, from measured step times
-row_costs           measures what a row more costs in a step of few rows
+row_costs           measures what one more row costs in a step of few rows
 recent              the median of the last few measurements
 paging              gives pages from worker/kv_cache to sequences
 records/            what a sequence holds beside its tokens: three records that all have, and one for each feature

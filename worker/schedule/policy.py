@@ -67,7 +67,7 @@ class BatchingPolicy(Protocol):
         """
 
     def opens(self, now: float, fresh: int, oldest: float) -> float:
-        """Returns when to call places() again if no sequence runs, `fresh` sequences wait and nothing else happens."""
+        """Returns the time at which places() admits the `fresh` waiting sequences if none runs and no more come."""
 
 
 class ContinuousBatching:

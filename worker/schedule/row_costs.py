@@ -1,9 +1,9 @@
-"""Measures what a row more costs in a step of few rows, which decides whether drafts pay.
+"""Measures what one more row costs in a step of few rows, which decides whether drafts pay.
 
 A step with drafts is compared with recent steps of as many sequences without drafts, because the length of the contexts
 and the kind of sampling change both alike. One comparison says little: a row costs a few hundredths of a step, and
-steps of the same kind differ by as much. The result is therefore the median of many, in which a comparison counts as
-often as it has drafted rows, and an assumption counts as some rows.
+steps of the same kind differ by as much. The result is therefore a weighted median of many comparisons. The weight of
+a comparison is its number of drafted rows. The assumed cost takes part in the median, too, with a weight of its own.
 """
 
 from collections import deque
@@ -37,7 +37,7 @@ class RowCosts:
         return self._costs[nearest].value
 
     def add(self, sequences: int, rows: int, seconds: float) -> None:
-        """Notes how long a step took that had so many sequences and rows, and no prompts."""
+        """Notes the seconds that a step without prompts took, by its numbers of sequences and of rows."""
         self._costs.setdefault(sequences, _RowCost()).add(rows - sequences, seconds)
 
 

@@ -101,7 +101,7 @@ class Sequence:
 
     @property
     def cacheable_tokens(self) -> int:
-        """How many of its first tokens may come from the prefix cache: its result needs the rows of the others."""
+        """How many of its first tokens may come from the prefix cache. Its result needs the rows of the others."""
         if self.pooling is not None and self.pooling.needs_first_rows:
             return 0
         if self.scores is not None and not self.output_len:
@@ -125,7 +125,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def first_scored(self) -> int:
-        """The index of the first token of the prompt that this chunk's rows may score: its first row's is the next."""
+        """The index of the first prompt token that this chunk may score. Each row scores the token after its own."""
         scores = self.sequence.scores
         return self.start + 1 if scores is None else max(self.start + 1, scores.start)
 

@@ -1,8 +1,8 @@
 """Limits the prompt tokens of a step with decodes, based on how long earlier steps took.
 
-The duration of a step is modelled as the time of its decodes alone, plus a time for each prompt token. Errors of that
-split cancel out: the time of a prompt token is measured with the same split in steps of the same kind, so the sum
-reaches the target however the time is split.
+The duration of a step is modelled as the time of its decodes alone, plus a time for each prompt token. If the first
+part is estimated too low, the second one is measured too high by as much, because both come from the same kind of
+steps. Their sum, which is what the target limits, stays right.
 
 The estimates are medians of the last few steps, so that a single slow step (a stopped process, memory touched for the
 first time) changes nothing. The caller passes `now`.

@@ -100,7 +100,7 @@ class AdapterRegistry:
 
     @contextmanager
     def _changing(self) -> Iterator[Changes]:
-        """Yields the changes as they are now; what becomes of them is kept unless the caller raises."""
+        """Yields the changes for the caller to edit under a lock, then stores them. If it raises, nothing is stored."""
         if self._file is None:
             changes = dict(self._changes)
             yield changes

@@ -20,9 +20,9 @@ FINISH: dict[Finish, types.StopReason] = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a response needs of its request."""
+    """The wishes of a request that decide how its response is written."""
 
-    omits_thoughts: bool = False  # blocks of thinking are without their text
+    omits_thoughts: bool = False  # thinking blocks are written without text
     caches: bool = False  # the client marked what to cache
 
 

@@ -44,7 +44,7 @@ from frontend.text.picture_marks import Source, base64_source, found_in
 
 
 class PlainTextBlock(RequestModel):
-    """A block where there is no other kind."""
+    """A text block in places that accept no other kind of block."""
 
     UNKNOWN_TYPE = "unsupported_content"
     ONLY: ClassVar = {"citations": ([],)}

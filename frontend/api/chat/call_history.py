@@ -36,7 +36,8 @@ def call(id: str, name: str, arguments: Any) -> ChatMessage:
 def left_open(messages: Sequence[ChatMessage], generate: bool | None = None) -> bool:
     """Whether the conversation ends with a text of the assistant, which the answer then continues, as in llama.cpp.
 
-    generate: whether the assistant's turn is opened; only None, where the client does not say it, leaves it to the text
+    generate: the client's wish that the assistant's turn is opened; None if it states none. Only then may a text be
+    continued here.
 
     Raises Unprocessable if two of the assistant's messages are at the end: the answer cannot be a part of both.
     """
@@ -96,7 +97,7 @@ def as_the_template_shows(messages: Sequence[ChatMessage], style: ModelFormat) -
 
 
 def _as_text(one: ChatMessage) -> ChatMessage:
-    """Returns a message whose calls, or whose result of one, are a part of its text."""
+    """Returns the message with its calls, or with the result of a call, written into its text."""
     if one["role"] == "tool":
         return chat_message("user", result_text(one["content"]))
     lines = [one["content"]] * bool(one["content"])
@@ -186,9 +187,11 @@ def _by_call(results: Iterable[ChatMessage]) -> dict[str | None, list[ChatMessag
 
 
 def _for_channels(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Returns the messages for gpt-oss's template. It shows one system message, which must be the first, and of a
-    message with calls the first call and either the text or the thoughts: later system messages become the user's, and
-    the text follows the thoughts."""
+    """Returns the messages for gpt-oss's template.
+
+    The template shows one system message, at the beginning: later ones become user messages. Of a message with calls
+    it shows the first call, and either text or thoughts: calls are split up, and a text is added to the thoughts.
+    """
     lead = list(takewhile(lambda one: one["role"] == "system", messages))
     rest = [one | {"role": "user"} if one["role"] == "system" else one for one in messages[len(lead) :]]
     return [*merge_same_role(lead), *_one_by_one([_text_as_thought(one) for one in rest])]

@@ -200,8 +200,8 @@ def _rendered(
 
 
 def _told_by(messages: Sequence[ChatMessage], role: str, told: str) -> list[ChatMessage]:
-    """Returns the messages with instructions for the model: at the end of the system message or, as some templates know
-    none, at the beginning of the user's first message."""
+    """Adds instructions for the model: at the end of the system message, or at the beginning of the first user message
+    for templates without system messages."""
     at = next((i for i, one in enumerate(messages) if one["role"] == role), None)
     if at is None or (role == "system" and at > 0):
         return [{"role": role, "content": told}, *messages]

@@ -11,7 +11,7 @@ FIELD = "continue_from"
 
 
 def _given(name: str) -> dict[str, Any]:
-    """Returns the JSON schema of an object that has this field."""
+    """Returns a JSON schema that requires the field `name`, and a value other than null."""
     return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
 
 

@@ -126,7 +126,7 @@ class OutputConfig(RequestModel):
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """A request field that asks for structured output: its name, and what a grammar of which kind is made of."""
+    """A request field that asks for structured output: its name, the kind of its grammar, and the grammar's source."""
 
     param: str
     kind: Kind

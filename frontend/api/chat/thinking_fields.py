@@ -1,6 +1,6 @@
 """The fields that say whether and how much to think, and the variables of the chat template that they become.
 
-The degrees of `reasoning_effort` are the template's, or else cannot be told apart: a model thinks, or does not.
+`reasoning_effort` has degrees only if the chat template knows some. Otherwise it turns thinking on or off.
 """
 
 from typing import Annotated, Any, Literal
@@ -38,8 +38,7 @@ ThinkingField = Annotated[
 
 
 def thinking(wanted: bool | None, context: ModelContext) -> dict[str, Any]:
-    """Returns the template's variables that turn thinking on or off; none for a model that cannot be told, such as one
-    that never thinks."""
+    """Returns the template's variables that turn thinking on or off; none if the template has no such switch."""
     switch = context.style.thinking_switch
     return {switch: wanted} if wanted is not None and switch else {}
 

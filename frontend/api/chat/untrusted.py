@@ -20,7 +20,7 @@ from frontend.text.tokenizer import AddedTokens
 
 
 class Chat(NamedTuple):
-    """What a template is rendered with. mark: stands before each spelling that makes no token; "" if there is none."""
+    """What a template is rendered with. mark: precedes a spelling that must make no token; "" if there is none."""
 
     messages: Sequence[ChatMessage]
     offered: Sequence[Function]
@@ -30,9 +30,10 @@ class Chat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What makes no token, by who wrote it.
+    """The spellings that must not become tokens, by the author of the text.
 
-    turns: for the roles that have a row; the others, and what has no role, have `rest`
+    turns: by role, for messages of some roles
+    rest: for messages of all other roles, and for texts without a role
     """
 
     turns: Mapping[str, Spellings]
@@ -48,10 +49,13 @@ class Rules:
 
 @lru_cache(maxsize=8)
 def _rules(added: AddedTokens, sources: tuple[str, ...], tags: Tags) -> Rules:
-    """Tags of reasoning stay tokens in the assistant's turns, where templates look for them, and in system messages,
-    some of which explain the tags. An added token that is not special stays one in every message, as its spelling is
-    ordinary text to the tokenizer's authors; but results of calls, and documents, must not be able to end the block
-    of tags in which the template shows them."""
+    """Returns which spellings become no tokens.
+
+    Tags of reasoning stay tokens in the assistant's turns, where templates look for them, and in system messages, some
+    of which explain the tags. An added token that is not special stays a token in every message, because the
+    tokenizer's authors treat its spelling as ordinary text. Results of calls and documents are stricter: they must not
+    be able to end the block of tags in which the template shows them.
+    """
     written = {one for one in added.tags if any(one in source for source in sources)}
     special = Spellings(added.special)
     trusted = Spellings(added.special.difference(tags))

@@ -12,8 +12,10 @@ from frontend.api.openai.responses_types import InputTokens
 
 
 async def apply_template(request: TemplateRequest, context: ModelContext) -> types.LlamaCppPrompt:
-    """Renders the prompt of messages as chat does; /completion of the text has the same tokens unless messages have
-    the spelling of a special token, which is text only in a chat."""
+    """Renders the prompt of messages as chat does.
+
+    /completion makes the same tokens of the text, unless a message spells a special token: a chat takes it as text.
+    """
     check_model(request.model, context)
     context = with_template(context.unlimited, request.chat_template)
     text = rendered_chat(request, shown(request.tools, request.tool_choice), context).text

@@ -204,13 +204,13 @@ class Options(RequestModel):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What only llama.cpp's answers need to know of a request."""
+    """The part of a request that only llama.cpp's answers repeat or depend on."""
 
     options: Options
     prompts: tuple[str, ...]
     grammar: str  # as the client wrote it
     forbidden: tuple[int, ...]  # token ids that never come
-    to_the_end: bool  # only the context's end limits the answer
+    to_the_end: bool  # nothing but the end of the context limits the answer
     n_ctx: int
 
 

@@ -76,7 +76,7 @@ class Answer:
         return told(scores, options.n_probs, options.post_sampling_probs, sampling, self._context.tokenizer)
 
     def finished(self) -> Any:
-        """Returns the whole answer, or what the last event of a stream has. Raises SluiceError if it has no end."""
+        """Returns the whole answer, or the last event of a stream. Raises SluiceError if the answer has not ended."""
         last = self._last
         if last is None or last.finish is None:
             raise SluiceError(f"answer {self._index} has no end")
@@ -143,7 +143,7 @@ def _samplers(sampling: Sampling, options: Options) -> dict[str, Any]:
 
 
 def _selected(whole: types.LlamaCppCompletion, fields: list[str]) -> dict[str, Any]:
-    """Returns the fields of those paths; one that is not there is left out."""
+    """Returns the fields at these paths, such as `generation_settings/n_predict`. Unknown paths are left out."""
     found: dict[str, Any] = {}
     plain = msgspec.to_builtins(whole)
     for path in fields:

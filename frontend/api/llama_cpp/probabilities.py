@@ -1,8 +1,8 @@
-"""The probabilities of an answer's tokens: as the model gave them or, after sampling, as they were drawn from.
+"""The probabilities of an answer's tokens: those of the model or, with `post_sampling_probs`, those after samplers.
 
-The worker tells log-probabilities before penalties, biases and samplers. What samplers make of them can be computed
-here if the likeliest tokens suffice for it: if there are no penalties and no rules about tokens, and `top_k` is small.
-At temperature 0 the drawn token has all of the probability, whatever else applies.
+The worker reports log-probabilities from before penalties, biases and samplers. This module applies the samplers to
+them. That is possible if the likeliest tokens suffice: without penalties and rules about tokens, and with a small
+`top_k`. At temperature 0 the drawn token has the probability 1, whatever else applies.
 """
 
 import math
@@ -24,10 +24,10 @@ Ranked = Sequence[tuple[int, float]]  # ids, and log-probabilities or probabilit
 def needed(wanted: int, after: bool, sampling: Sampling) -> int:
     """Returns how many of the likeliest tokens the worker has to score.
 
-    wanted: how many are told
-    after: whether they are told as they are after sampling
+    wanted: how many the answer reports
+    after: whether it reports the probabilities after samplers
 
-    Raises Unprocessable if what is after sampling cannot be computed.
+    Raises Unprocessable if the probabilities after samplers cannot be computed.
     """
     if not after or not sampling.temperature:
         return wanted

@@ -112,7 +112,7 @@ class LlamaCppPart(ResponseModel):
 
 
 class LlamaCppCompletion(ResponseModel):
-    """A whole answer, or the last event of a stream, which has no content. With `response_fields`, only those."""
+    """A whole answer, or the last event of a stream, which has no content. `response_fields` selects some fields."""
 
     index: Count
     content: str

@@ -1,7 +1,7 @@
-"""What llama.cpp's routes tell of the server: its properties, its slots, its adapters.
+"""llama.cpp's routes about the server: its properties, its slots, its adapters.
 
-There are no fixed slots: each request that runs or waits takes one of as many as the workers can hold. A key sees which
-ones its own requests take, and no prompt, and the others look idle.
+There are no fixed slots. The list has as many as the workers can run sequences, and each request that runs or waits
+takes one. A client sees the requests of its own API key, without their prompts. All other slots look idle to it.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def _defaults(context: ModelContext) -> types.LlamaCppSettings:
 
 
 def slots(context: ModelContext, total: int, streams: Sequence[Stream]) -> list[types.LlamaCppSlot]:
-    """Lists the slots. streams: those that the client's key may see, each in a slot; the others look idle"""
+    """Lists the slots. streams: the requests that the client may see. Each takes a slot; the other slots look idle."""
     busy = [
         types.LlamaCppSlot(
             id=id,

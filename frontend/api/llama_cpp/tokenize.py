@@ -51,7 +51,7 @@ async def _tokenize_content(request: AnyTokenizeRequest, context: ModelContext) 
 
 
 async def _encoded(request: AnyTokenizeRequest, tokenizer: Tokenizer) -> list[int]:
-    """Returns the ids of the texts, and the ids among them. Only what begins with a text gets special tokens before."""
+    """Encodes texts, and keeps ids as they are. Special tokens precede only content that begins with a text."""
     parts = [request.content] if isinstance(request.content, str) else request.content or []
     encode = tokenizer.encode_batch if request.parse_special else tokenizer.encode_plain
     first, rest = parts[:1], parts[1:]

@@ -1,8 +1,8 @@
 """The connection to the launcher: what is loaded, and what the requests of this frontend need. Knows no tokenizer.
 
-Counts the requests that compute with each model and those that wait for it, and tells the launcher when one of these
-becomes none or some. A model counts as used for LINGER_S after its last request, so that a client that asks for one
-answer after another causes no messages.
+Counts for each model the requests that use it and those that wait for it. Tells the launcher when one of these numbers
+becomes zero or ceases to be zero. A model counts as used for LINGER_S after its last request, so that a client with one
+request after another causes no messages.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""ASGI middleware: what a client sees and does while its request waits for a model to be loaded.
+"""ASGI middleware: keeps the connection of a request alive while it waits for a model to be loaded.
 
 A stream of server-sent events gets its headers and then comments, `: loading NAME`, so that no proxy in between takes
 the silence for a dead connection. The first comment comes after some seconds: what fails before is answered with a
@@ -33,7 +33,7 @@ class LoadingComments:
 
     def __init__(self, app: ASGIApp, waiting: Waiting, keepalive_s: float) -> None:
         """
-        waiting: returns the name of the model that the request waits for which a task handles; empty: for none
+        waiting: maps the task of a request to the name of the model it waits for; empty: none
         """
         self._app, self._waiting = app, waiting
         self._interval = min(keepalive_s, LONGEST_S)

@@ -76,7 +76,7 @@ class Residents(ModelTable):
 
     @property
     def first(self) -> ServedModel:
-        """The model that a request means which names none: the only one that is loaded, or the first of the table."""
+        """The model for requests that name none: the only one that is loaded, or the first of the table."""
         loaded = [one.served for one in self._residents.values() if one.loaded]
         return loaded[0] if len(loaded) == 1 else next(iter(self))
 
@@ -222,7 +222,7 @@ class Residents(ModelTable):
             tokenizer.set_result(await asyncio.to_thread(load))
         except Exception as error:
             tokenizer.set_exception(error)
-            tokenizer.exception()  # requests see it; nobody has to have asked
+            tokenizer.exception()  # seen: asyncio would warn of an error that no request reads
             log.error("the tokenizer of %s did not load: %s", one.entry.name, error)
 
     def _drop(self, one: Resident) -> None:
@@ -235,7 +235,7 @@ class Residents(ModelTable):
         fresh = self._resident(one.index, one.entry)
         one.served, one.tokenizer, one.opened = fresh.served, fresh.tokenizer, None
 
-    # the life of the process
+    # start and end of the process
 
     async def start(self) -> None:
         gc.set_threshold(*GC_THRESHOLDS)

@@ -26,7 +26,7 @@ NAME, PREFIX, TASKS = "ollama embed", "embed", ("embed",)
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What the response needs of its request."""
+    """The facts about a request that its response repeats or measures from."""
 
     model: str  # the name that the client wrote
     at: float  # when the request was read

@@ -33,7 +33,7 @@ class ShowRequest(RequestModel):
 def tags(contexts: Sequence[ModelContext], created: int, unloaded: Sequence[str] = ()) -> types.OllamaModels:
     """Lists the models. created: the start of this process, in seconds since 1970
 
-    unloaded: names of models that this server would have to load first; their tokenizers' digests are not known
+    unloaded: names of models that are not loaded. They are listed without a digest, which is that of the tokenizer.
     """
     known = {**{context.model: context.tokenizer.hash for context in contexts}, **dict.fromkeys(unloaded, "")}
     models = [
@@ -63,7 +63,7 @@ def running(contexts: Sequence[ModelContext], states: Sequence[ModelState] = ())
 
 
 def _expires_at(state: ModelState | None) -> str:
-    """Returns when a model is unloaded if no request comes; one that a request needs now, if that ended now."""
+    """Returns when a model is unloaded if no further request comes, and any running request ended now."""
     if state is None or state.keep_alive is None:
         return NEVER
     return rfc3339(state.expires_at or time.time() + state.keep_alive)

@@ -90,10 +90,10 @@ class Options(RequestModel):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a response needs of its request."""
+    """The facts about a request that its response repeats."""
 
     model: str  # the name that the client wrote
-    before: list[int] | None = None  # the ids before the answer, if they are told
+    before: list[int] | None = None  # ids of the prompt, if the response reports them
 
 
 class AnswerFields(RequestModel):
@@ -119,10 +119,10 @@ class AnswerFields(RequestModel):
         return self.options or Options()
 
     def reading(self, param: str, tool_choice: ToolChoice | None, before: list[int] | None = None) -> Reading:
-        """Returns what all requests for answers are read as.
+        """Returns the fields in the form that all API formats share.
 
         param: the request field that holds the prompt
-        before: the ids before the answer, if the response tells them
+        before: the ids of the prompt, if the response reports them
         """
         return Reading(
             self.chosen.fields(stream=self.stream, receipt=self.receipt), param, self.chosen.limit,
@@ -130,7 +130,7 @@ class AnswerFields(RequestModel):
         )  # fmt: skip
 
     def template_arguments(self, context: ModelContext) -> dict[str, Any]:
-        """Returns the chat template's variables for `think`; none for a model that cannot be told."""
+        """Returns the chat template's variables for `think`; none if the template has no switch for it."""
         if isinstance(self.think, str):
             return effort(self.think, context)
         return thinking(self.think, context)

@@ -22,7 +22,7 @@ from frontend.request import Delta, Finish, TokenLogprob
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
-    """Encodes an error. A conversation that is too long says by how much: llama.cpp's clients shorten it by that."""
+    """Encodes an error. For a prompt that is too long it has both lengths: llama.cpp's clients shorten it by these."""
     body = error_body(exc)
     if isinstance(exc, ContextLengthExceeded):
         body.n_prompt_tokens, body.n_ctx = exc.prompt, exc.limit

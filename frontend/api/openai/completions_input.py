@@ -83,7 +83,7 @@ class CompletionRequest(TokenDetailFields):
 
     @property
     def rivals(self) -> int | None:
-        """How many of the likeliest tokens are scored with each of the answer; None: nothing is scored."""
+        """How many of the likeliest tokens are scored in each place of the answer; None: nothing is scored."""
         return None if self.logprobs is False else self.logprobs
 
     @property

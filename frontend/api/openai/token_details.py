@@ -1,4 +1,4 @@
-"""What completions and chat tell of tokens if asked: ids and the prompt's log-probabilities, in vLLM's shapes."""
+"""Token ids and the prompt's log-probabilities in responses of completions and chat, in vLLM's shapes."""
 
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ def output_ids(context: ResponseContext, ids: list[int]) -> list[int] | UnsetTyp
 
 
 def prompt_logprobs(context: ResponseContext, last: Delta) -> PromptLogprobs | UnsetType:
-    """Returns those of a choice's prompt, which its last delta has if the request asks for them."""
+    """Returns the log-probabilities of a choice's prompt, which are in its last delta, if the request asks for them."""
     scores = last.extras.prompt_logprobs
     if scores is None:
         return UNSET
@@ -45,7 +45,7 @@ def _entry(context: ResponseContext, token: TokenLogprob) -> dict[int, PromptLog
 
 
 def telemetry_events(context: ResponseContext, opening: int) -> "TelemetryEvents | None":
-    """Returns what adds llama.cpp's fields to the events of a stream, if the request asks for it. opening: see there"""
+    """Returns what adds llama.cpp's fields to the events of a stream, if the request asks for them."""
     asked = context.request.shown.telemetry
     if asked is None:
         return None

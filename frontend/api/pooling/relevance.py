@@ -51,10 +51,10 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a response needs of its request. The other fields are those of /v1/rerank."""
+    """The facts about a request that its response depends on. All but `pairs` are options of /v1/rerank."""
 
     pairs: Pairs
-    top: int = 0  # how many of the most relevant documents are told
+    top: int = 0  # how many of the most relevant documents are reported; 0: all
     shown: bool = False  # with their texts
     bare: bool = False  # the answer is an array
 

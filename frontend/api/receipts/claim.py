@@ -1,7 +1,7 @@
 """A claim: that a request, with the seed of a receipt, gives the answer of the receipt.
 
-`Features.checked` makes a worker check an answer in one prefill. What it sends back is what the request gives:
-the ids up to the first that differs, and the finish. Stop strings are found in them as in every answer.
+`Features.checked` makes a worker check an answer in one prefill. The worker sends the ids that the request really
+gives, up to the first that differs, and the finish. They are searched for stop strings like every answer.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ class VerifyRequest(RequestModel):
 
 
 class Verification(ResponseModel):
-    """What a receipt is worth. `position` counts the answer's tokens from 0."""
+    """The result of a check. `position` counts the answer's tokens from 0."""
 
     identical: bool
     position: Annotated[Count | None, Meta(description="Of the first token that differs")]
@@ -64,7 +64,7 @@ class Claim:
 
     @classmethod
     def of(cls, asked: VerifyRequest, request: GenerationRequest, vocab_size: int, worker: str) -> "Claim":
-        """Makes the claim of a receipt about its request, which was read as it was when it was answered.
+        """Makes the claim of a receipt. request: read by the same route that answered it.
 
         worker: the fingerprint of the workers that check it; "": any. If the prompts differ, there is nothing to check.
 
@@ -122,7 +122,7 @@ class Claim:
 
 
 def checking_worker(asked: VerifyRequest, context: ModelContext, workers: Iterable[str]) -> str:
-    """Returns which of the workers' fingerprints has made the receipt; "" if any may check it all the same.
+    """Returns the fingerprint, of those of `workers`, that made the receipt; "" if a worker of any may check it.
 
     Raises Unprocessable for a receipt of another fingerprint, unless the request insists.
     """

@@ -34,10 +34,10 @@ class LlamaCppProgress(ResponseModel):
 
 
 def timings(cached: int, computed: int, prompt_ms: float, predicted: int, decode_ms: float) -> LlamaCppTimings:
-    """Counts tokens of the prompt that were `cached` and `computed`, and tokens of the answer, which were `predicted`.
+    """Makes the timings. cached, computed: tokens of the prompt. predicted: tokens of the answer.
 
-    prompt_ms: until the first token; decode_ms: from the first token to the last. The prompt's computation yields the
-    first token, so the rate of decoding leaves it out.
+    prompt_ms: until the first token; decode_ms: from the first token to the last. The computation of the prompt yields
+    the first token, so the rate of decoding does not count it.
     """
     decoded, prompt_ms, decode_ms = max(0, predicted - 1), round(prompt_ms, 3), round(decode_ms, 3)
     return LlamaCppTimings(
@@ -58,10 +58,10 @@ def _ratio(amount: float, of: float) -> float:
 
 
 class TelemetryEvents:
-    """Adds fields to the events of a stream, which a writer of another format has made.
+    """Adds llama.cpp's fields to the encoded events of a stream in another format.
 
     prompt_tokens: of all prompts together
-    opening: how many events precede the answer. They have no timings, and the last of them has the progress
+    opening: how many events precede the answer. None of them gets timings, and the last of them gets the progress
     """
 
     def __init__(self, asked: Telemetry, prompt_tokens: int, opening: int) -> None:
@@ -73,7 +73,7 @@ class TelemetryEvents:
         self._started: dict[int, Timings] = {}
 
     def added(self, events: bytes, deltas: Sequence[Delta]) -> bytes:
-        """Returns the events with their fields. deltas: those that they tell of"""
+        """Returns the events with the added fields. deltas: those that the events were made from"""
         for delta in deltas:
             self._add(delta)
         return SEPARATOR.join([self._with_fields(event) for event in events.split(SEPARATOR)])

@@ -1,4 +1,4 @@
-"""What happens to fields that no type of a request knows: refused, or ignored and told.
+"""Refuses the fields of a request that its type does not know, or ignores and reports them.
 
 An ignored field is named in the response's header `X-Sluice-Ignored-Fields`, and once in the log.
 """
@@ -30,9 +30,9 @@ class UnknownFields:
         self._logged: set[str] = set()
 
     def reader(self, path: str, ignored: dict[str, None]) -> OnUnknown:
-        """Returns what a request to `path` does about an unknown field.
+        """Returns the function that a request to `path` calls with the name of each unknown field.
 
-        ignored: gets the names of ignored fields, in their order; `[]` stands for every entry of an array
+        ignored: the names of ignored fields are added to it; `[]` in a name stands for any index of an array
         """
         if self._policy == "refuse" or (self._policy == "auto" and path in STRICT_PATHS):
             return refuse_unknown

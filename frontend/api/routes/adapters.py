@@ -1,7 +1,7 @@
 """The routes that load and unload adapters while the server runs, with vLLM's requests and answers.
 
-A worker tries an adapter before it is listed, so a mistake is told to who loads it and not to who uses it. Requests
-that run with an adapter end with it, even if it is unloaded or replaced meanwhile.
+A worker tries an adapter before it is listed, so the client that loads a broken adapter gets the error, and no client
+that uses it does. A running request keeps its adapter to its end, even if it is unloaded or replaced meanwhile.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""/invocations, the one route that Amazon SageMaker calls: a body goes to the route that its fields are of."""
+"""/invocations, the one route that Amazon SageMaker calls. The fields of a body decide which other route answers it."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from frontend.api.routes.generate import generate
 from frontend.api.routes.pooling_route import POOLING_FORMATS, pool
 from frontend.errors import BadRequest
 
-ROUTES = {  # a field that only bodies of a route have → the route; the first one that is there decides
+ROUTES = {  # a field that only one route has → the route; the first field that a body has decides
     "messages": "/v1/chat/completions",
     "prompt": "/v1/completions",
     "input": "/v1/embeddings",

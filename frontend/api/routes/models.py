@@ -16,9 +16,10 @@ CANNOT_SERVE = {ConnectionState.FAILED, ConnectionState.INCOMPATIBLE}
 
 
 def status_of(served: ServedModel, known: ModelState | None = None) -> ModelStatus:
-    """Says whether the model is in memory, which a worker that drains or stalls has it in, too.
+    """Returns whether the model is in memory. It is there, too, while its worker drains or stalls.
 
-    If workers differ, the one that is nearest to serving counts. known: by the launcher of many models, which decides
+    If workers differ, the one that is nearest to serving counts. known: the launcher's state of the model, which counts
+    instead if there are many models.
     """
     if known is not None:
         return ModelStatus(value="loaded" if known.state == "unloading" else known.state, reason=known.reason or None)

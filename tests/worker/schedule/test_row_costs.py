@@ -1,4 +1,4 @@
-"""What a row more costs: found through the noise of steps, and found again when the machine changes."""
+"""What one more row costs: found through the noise of steps, and found again when the machine changes."""
 
 import random
 from math import inf

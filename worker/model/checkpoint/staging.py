@@ -38,7 +38,7 @@ class Extent:
 
 
 class Buffer:
-    """Staging memory, and an event for the copy from it, which must end before the memory is written again."""
+    """Staging memory for copies to the device. An event tells when the last copy has ended; only then is it written."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"

@@ -1,9 +1,9 @@
 """Checks before serving that the bits of a row depend on no other row on this device.
 
-All kernels are written so. Whether a device keeps to it rests on facts that its maker does not promise: that its matrix
-instructions add in the same order for every size of a tile. Therefore a sequence runs through the first layers of the
-loaded model alone and beside others, in one chunk, in several, and as a decode. Its logits, its K/V and its recurrent
-states must have the same bits every time.
+All kernels are written so. They rely on matrix instructions that add in the same order for every size of a tile, which
+no maker of GPUs promises. Therefore a sequence runs through the first layers of the loaded model alone and beside
+others, in one chunk, in several, and as a decode. Its logits, its K/V and its recurrent states must have the same bits
+every time.
 """
 
 import logging

@@ -18,8 +18,8 @@ from worker.schedule.sequence import Chunk, Sequence
 def first_layers(decoder: Decoder, length: int, operations: Operations, least: int = 1) -> Decoder:
     """Returns a decoder with only the first layer of each kind, and the layers whose K/V these share.
 
-    A kind is a layer spec with formats of weights. length: of its longest sequence. least: the first so many layers
-    are in it in any case.
+    Layers are of one kind if their specs and the formats of their weights are equal. length: tokens of the longest
+    sequence of the new decoder. least: this many first layers are kept even if they are of one kind.
     """
     spec, weights = decoder.spec, decoder.weights
     kinds: dict[object, int] = {}
@@ -41,7 +41,7 @@ def first_layers(decoder: Decoder, length: int, operations: Operations, least: i
 
 
 def sequences_of(kinds: Iterable[tuple[int, Sampling]], limits: StepLimits, vocab: int) -> list[Sequence]:
-    """Makes sequences of these lengths, if the limits allow them, which are sampled like this.
+    """Makes a sequence of each length and sampling. The limits may shorten sequences.
 
     They have tokens from the whole vocabulary, pages in descending order from page 1 on, and two slots for states from
     slot 1 on.

@@ -36,7 +36,7 @@ CHUNK_LENGTHS = (3, 1, 40, 1, 19, 130, 1, 512, 512, 1)  # of each sequence, step
 SEQUENCE_LENGTHS = (sum(CHUNK_LENGTHS), 70, 30)
 SEQUENCE_SAMPLINGS = (PLAIN, Sampling(1), Sampling(1, top_p=0.9))
 MAX_ROUNDINGS = 4  # how many rounding errors of the format may add up
-STATES = {"delta_net": 4, "mamba2": 4, "short_conv": 2}  # operation with a recurrent state → which argument that is
+STATES = {"delta_net": 4, "mamba2": 4, "short_conv": 2}  # operation → index of the argument that is its recurrent state
 MIN_TOLERANCE = 1e-3  # for any format, as a share of the norm of a row
 FP8_TOLERANCE = 2**-3  # for eight-bit K/V, where a number may be rounded the other way
 
@@ -139,7 +139,7 @@ class CompareOperations:
         return expected
 
     def _ids(self, args: tuple[Any, ...], got: Tensor, wanted: Tensor) -> Tensor:
-        """Returns the ids that were drawn, but those that rounding explains as the other form drew them."""
+        """Returns the drawn ids. Where rounding alone explains a difference, the id is the one that was wanted."""
         if torch.equal(got, wanted):
             return got
         logits, params, stages = args

@@ -36,14 +36,14 @@ Multiply = Callable[..., Tensor]
 
 
 def with_equal_library_products(decoder: Decoder, worker: WorkerConfig) -> Decoder:
-    """Returns the decoder so that the library computes the products that it computes as we do, if that is wanted."""
+    """Returns the decoder. With the option, the library computes all products in it that get our bits there, too."""
     if OPTION not in words(worker.gpu_options) or worker.kernels == "torch":
         return decoder
     return with_checked_library(decoder, row_counts(worker.max_step_tokens, worker.prefill_chunk_size))
 
 
 def with_checked_library(decoder: Decoder, counts: Iterable[int]) -> Decoder:
-    """Returns the decoder so that the library computes those products of `counts` rows that it computes as we do."""
+    """Returns a decoder in which the library computes the products of `counts` rows that get our bits there, too."""
     for name, value in SCARCE.items():
         os.environ.setdefault(name, value)
     problems: dict[Product, str] = {}

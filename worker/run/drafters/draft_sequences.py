@@ -62,7 +62,7 @@ class DraftSequence:
         self._keep_states(self.known, end)
 
     def _keep_states(self, *positions: int) -> None:
-        """Takes back the states after other numbers of tokens."""
+        """Keeps the states after these numbers of tokens, and takes back all others."""
         states = self.own.states
         if states is not None:
             states.free += [slot for at, slot in states.at.items() if at not in positions]

@@ -1,7 +1,7 @@
 """Dummy steps for the self-test of graphs: decodes, and a mixed step.
 
-They compute in the scratch page, where the tokens of a step need different slots, and none may use the last one: the
-padding writes there.
+They compute in the scratch page. Each token of a step needs a slot of its own there, but not the last one, which the
+padding writes.
 """
 
 import torch

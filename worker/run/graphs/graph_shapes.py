@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def mixed(self) -> bool:
-        """Whether sequences may have several rows, or none. Attention, too, tells this by comparing the two numbers."""
+        """Whether a sequence may have several rows, or none. Attention decides this by the same comparison."""
         return self.tokens > self.sequences
 
     def __str__(self) -> str:

@@ -55,7 +55,7 @@ def run_chain(
 def _run_mirostat(
     row: Row, logits: NDArray[np.float32], chain: SamplerChain, tokens: NDArray[np.int64], chance: float
 ) -> NDArray[np.float32]:
-    """Does the same as run_chain, and Mirostat after it. An id that the output is known to have is the only one."""
+    """Does the same as run_chain, and Mirostat after it. If the output is replayed, only its known id is left."""
     from worker.run.samplers import mirostat
 
     sequence, output = row

@@ -1,8 +1,8 @@
 """Drafts from a text that the client expects (`prediction`), such as a file of which a few words will change.
 
-The drafts are what follows, in the predicted text, the place that the output has reached. Where the output leaves the
-text, the place is found again by its last tokens, as the drafter of repetitions does. Without a place, that drafter
-goes on with the text of the sequence itself.
+The output is followed through the predicted text, and the drafts are the next tokens there. Where the output leaves
+the text, its last tokens are looked up in the text, to find the place again. While there is no place, NgramDrafter
+proposes drafts from the text of the sequence itself.
 """
 
 from worker.schedule.features.speculation import Acceptance, Drafter, NgramDrafter
@@ -58,7 +58,7 @@ class PredictedDrafter:
         self._read = len(tokens)
 
     def _found(self, tokens: list[int], end: int, before: int) -> int | None:
-        """Returns the place after the last tokens before `end`: the next one after `before`, or else the first."""
+        """Returns where the text goes on after the tokens before `end`: the next place after `before`, or the first."""
         for length in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
             if end - length < self._begin:
                 continue
@@ -69,7 +69,7 @@ class PredictedDrafter:
 
 
 def _places(ids: list[int], length: int) -> dict[tuple[int, ...], list[int]]:
-    """Returns the places after each run of so many tokens, in their order."""
+    """Maps each run of `length` tokens in the text to the positions after it, in ascending order."""
     found: dict[tuple[int, ...], list[int]] = {}
     for end in range(length, len(ids) + 1):
         found.setdefault(tuple(ids[end - length : end]), []).append(end)

@@ -1,7 +1,7 @@
-"""Drafts of a model, which proposes them for all sequences of a step at once; here they wait until they are planned.
+"""Keeps the drafts of a draft model until they are planned: the model proposes them for all sequences at once.
 
-The number of drafts follows how often they are accepted, and what a step with them takes. The time of the draft model
-is a part of the step, so a model that is slow for what it guesses has fewer drafts, down to none.
+The number of drafts follows the measured acceptance and the measured time of a step. The draft model runs within a
+step, so its time counts: a model that takes long for the drafts that are accepted is asked for fewer, down to none.
 """
 
 from collections.abc import Sequence as Seq

@@ -1,7 +1,7 @@
 """What Mirostat knows of a sequence (worker/run/samplers/mirostat.py computes it).
 
-Output that exists already, of a stream that is resumed or of an answer that a client goes on from, is computed again
-from its first token on, with the ids that are known: how surprising they were decides what is drawn next.
+What is drawn next depends on how surprising each token so far was. A resumed stream, or an answer that is continued,
+therefore computes its output again from the first token on, with the ids that are known.
 """
 
 from dataclasses import dataclass, field

@@ -46,7 +46,7 @@ class PromptPictures:
         rotary: Any = None,
         encoded: Container[bytes] | None = None,
     ) -> None:
-        """whole: whether a step computes all rest of a picture or nothing, because its tokens see each other.
+        """whole: whether no step may cut a picture in two, because its tokens attend to each other in both directions.
 
         rotary: the RotaryPositions of a model with M-RoPE (worker/vision/rotary.py); None: positions are those of text
         encoded: the digests of pictures for which no step has to wait; None: steps encode pictures themselves
@@ -58,10 +58,10 @@ class PromptPictures:
         self._starts = [picture.start for picture in pictures]
 
     def uncut(self, start: int, length: int, most: float) -> int:
-        """Returns how many of `length` tokens from `start` on a chunk may have without cutting a picture in two.
+        """Returns the length of a chunk from `start` on: at most `length`, and so that it cuts no picture in two.
 
-        A chunk that begins in a picture has the rest of it, if that is not more than `most` tokens, or else nothing. A
-        chunk ends before a picture that is not encoded.
+        A chunk that begins in a picture has the whole rest of the picture, or nothing if the rest has more than `most`
+        tokens. A chunk ends before a picture that is not encoded.
         """
         if self._encoded is not None:
             length = self._up_to_unencoded(start, length, self._encoded)

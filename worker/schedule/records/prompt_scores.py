@@ -11,5 +11,5 @@ class PromptScores:
 
     @property
     def cacheable_tokens(self) -> int:
-        """How many tokens may come from the prefix cache: the rows of the others give the scores."""
+        """How many tokens may come from the prefix cache. The rows of all others give scores."""
         return max(0, self.start - 1)

@@ -10,8 +10,8 @@ typedef struct {
 
 INLINE uint64_t pack_range(uint64_t from, uint64_t to) { return to << 32 | from; }
 
-/* Returns the next unit for this thread, or -1 when none is left. Each unit is taken once, so a range never reappears
- * between the load and the compare-and-swap. */
+/* Returns the next unit for this thread, or -1 when none is left. Each unit is taken once, so
+ * two equal ranges never follow each other here, and a compare-and-swap that succeeds has seen no change between. */
 static long take_unit(WorkRange *ranges, int thread, int threads) {
     for (int i = 0; i < threads;) {
         WorkRange *range = &ranges[(thread + i) % threads];

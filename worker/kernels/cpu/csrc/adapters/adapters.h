@@ -6,8 +6,8 @@
 /* Adds scale * factors * product to y; all have n numbers. */
 typedef void AddProduct(char *y, const float *product, const float *factors, long n, float scale);
 
-/* B of some modules, which change neighbouring columns of a linear. b: `ranks` outputs of A, padded with zeros to b->k,
- * → the columns that begin at `column`. */
+/* The matrix B of modules whose outputs are neighbouring columns of a linear, from `column` on. Its inputs are `ranks`
+ * outputs of A from `first_rank` on, padded with zeros to b->k. */
 typedef struct {
     const Weight *b;
     long first_rank, ranks, column;

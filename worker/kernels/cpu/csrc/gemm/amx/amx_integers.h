@@ -20,7 +20,7 @@ typedef struct {
     _Alignas(64) float of[MAX_PARTS][32 * PANEL];
     const Weight *weight;
     const char *head;        /* of the first group */
-    const float *input_sums; /* of the rows in the first group; those of the next are `stride` further */
+    const float *input_sums; /* of each row in the first group; the next group's begin `stride` later */
     const float *scales;     /* of the rows, in this block of inputs */
     float *total;            /* [4 tiles] */
     long groups, stride, rows;
