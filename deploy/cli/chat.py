@@ -23,6 +23,8 @@ HELP = (
 )
 SAMPLED = "Sampling that no flag sets is what the model's authors recommend, or else the server's default"
 INTERRUPTED = 130
+CUT_OFF = "(The answer was cut off: it has reached --max-tokens or the end of the model's context.)"
+TOO_LONG = "maximum context length"  # in OpenAI's error, which servers of this API have word for word
 
 SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
     "max_tokens": (int, "maximum length of the answer in tokens"),
@@ -155,10 +157,11 @@ class Conversation:
         messages = [*self._messages, {"role": "user", "content": self._content(line)}]
         system = [{"role": "system", "content": self._system}] if self._system else []
         answer: list[str] = []
+        ends: list[str] = []
         try:
             reasoning = Reasoning(sys.stdout.isatty())
             pieces = self._server.stream(
-                "chat/completions", {**self._body, "messages": system + messages}, reasoning.show
+                "chat/completions", {**self._body, "messages": system + messages}, reasoning.show, ends.append
             )
             _print(reasoning.before(_collect(pieces, answer)))
         except KeyboardInterrupt:
@@ -168,8 +171,11 @@ class Conversation:
         except CliError as failure:
             if not self._interactive:
                 raise
-            print(f"{failure}", file=sys.stderr)
+            hint = " /reset starts over." if TOO_LONG in str(failure) else ""
+            print(f"{failure}{hint}", file=sys.stderr)
             return
+        if self._interactive and "length" in ends:
+            print(CUT_OFF, file=sys.stderr)
         if answer:
             self._messages = [*messages, {"role": "assistant", "content": "".join(answer)}]
 

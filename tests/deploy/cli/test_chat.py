@@ -133,6 +133,19 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_chat_at_terminal_says_that_an_answer_was_cut_off_and_how_to_go_on_in_a_full_context(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}'
+    full = "This model's maximum context length is 8 tokens. Please reduce the length of the messages."
+    for terminal, told in ((True, True), (False, False)):
+        monkeypatch.setattr(sys, "stdin", Terminal("hi\nthere\n") if terminal else io.StringIO("hi\nthere\n"))
+        with scripted_server(says("a", end=cut + b"\n\ndata: [DONE]"), refuses(400, full)) as server:
+            _, out, err = sluice(capsys, "chat", "--url", server.url)
+        assert out.startswith("> a\n" if terminal else "a\n")
+        assert ("The answer was cut off" in err, "/reset starts over." in err.splitlines()[-1]) == (told, told)
+
+
 def test_chat_at_terminal_forgets_a_refused_question(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
