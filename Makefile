@@ -123,6 +123,6 @@ $(VENV)/.lowest: pyproject.toml | $(VENV)/.python
 	@touch $@
 
 $(VENV)/.native: $(NATIVE) | $(VENV)/.run
-	@if [ -f worker/kernels/cpu/build.py ]; then $(BIN)/python -m worker.kernels.cpu.build \
+	@if [ -f worker/kernels/cpu/build.py ]; then echo "Building the CPU kernels (once; half a minute)"; $(BIN)/python -m worker.kernels.cpu.build \
 	    || echo "The CPU kernels could not be built; plain torch does their work, more slowly."; fi
 	@touch $@
