@@ -83,6 +83,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/openapi.json", reports.document),
     ("GET", "/v1/models", reports.model_list),
     ("GET", "/models", reports.model_list),
+    ("POST", "/models", reports.model_list),
     ("GET", "/v1/models/{name:path}", reports.model),
     ("POST", "/reset_prefix_cache", reset_prefix_cache),
     ("POST", "/models/load", load_model),

@@ -192,6 +192,9 @@ class ModelTable:
         """Says how long a model stays without requests, see shared.models.messages.Keep."""
         raise NotImplementedError
 
+    async def reload(self) -> None:
+        """Reads the table of models again, where models are loaded on demand. Raises BadRequest if it cannot."""
+
     @property
     def readiness(self) -> Readiness:
         """Whether requests for every model can be served now and, if not, why."""

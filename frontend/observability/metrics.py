@@ -22,6 +22,8 @@ from shared.logs.prometheus_adapter import BulkHistogram
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 MAX_KEYS = 256  # names of API keys that have a label of their own
 OTHER_KEYS = "(others)"
+MAX_MODELS = 1024  # names of models that have a label of their own; a table may be replaced while the server runs
+OTHER_MODELS = "(others)"
 
 # Known label values begin at 0: a series that first appears as 1 has no rate, and no alert would see it.
 REJECTED = ("queue_full", "draining", "not_ready", "worker_lost", "shutdown", "model_loading", "model_failed")
@@ -45,8 +47,8 @@ class PrometheusMetrics:
         """
         self._prefix = prefix
         self.registry = CollectorRegistry()
-        families = ModelFamilies(prefix, self.registry, named=any(names))
-        self.models = {name: ModelMetrics(families, name) for name in names}
+        self._families = ModelFamilies(prefix, self.registry, named=any(names))
+        self.models = {name: ModelMetrics(self._families, name) for name in names}
         counter = self._counter
         lag = BulkHistogram(
             prefix + "frontend_loop_lag_seconds", "Delay of the event loop", registry=self.registry,
@@ -66,8 +68,8 @@ class PrometheusMetrics:
         if aliases == "vllm":
             from frontend.observability.vllm_names import VllmNames
 
-            counted = VllmNames(counted, prefix, list(self.models.values()))
-        gauges = WorkerGauges(prefix, list(self.models.values()))
+            counted = VllmNames(counted, prefix, self.models.values())
+        gauges = WorkerGauges(prefix, self.models.values())
         self._page = MetricsPage([counted, gauges], prefix, names[0], packages=()).registry()
 
     def _counter(self, name: str, text: str, label: str, values: Iterable[str] = ()) -> Counter:
@@ -75,6 +77,13 @@ class PrometheusMetrics:
         for value in values:
             counter.labels(value)
         return counter
+
+    def of_model(self, name: str) -> ModelMetrics:
+        """Returns the metrics of a model, which may be new. Beyond MAX_MODELS, all new models count as one."""
+        label = name if name in self.models or len(self.models) < MAX_MODELS else OTHER_MODELS
+        if label not in self.models:
+            self.models[label] = ModelMetrics(self._families, label)
+        return self.models[label]
 
     # observations
 

@@ -4,7 +4,7 @@ The models share the families of metrics; each has series of its own, told apart
 name there is one model, and no such label.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter
@@ -130,7 +130,7 @@ class ModelMetrics(RequestMetrics):
 class WorkerGauges:
     """What this frontend sees of the workers of each model."""
 
-    def __init__(self, prefix: str, models: Sequence[ModelMetrics]) -> None:
+    def __init__(self, prefix: str, models: Collection[ModelMetrics]) -> None:
         self._prefix = prefix
         self._models = models
 

@@ -4,7 +4,7 @@ vLLM has all metrics on one page, so this page repeats the workers' metrics, too
 frontends of the same workers show the same values there: a sum over frontends counts them several times.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -27,7 +27,7 @@ class VllmNames:
     prefix: of their names
     """
 
-    def __init__(self, source: Collector, prefix: str, models: Sequence[ModelMetrics]) -> None:
+    def __init__(self, source: Collector, prefix: str, models: Collection[ModelMetrics]) -> None:
         self._source = source
         self._prefix = prefix
         self._models = models

@@ -52,21 +52,19 @@ class Manager:
     _control: Control = field(init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _processes: dict[Slot, _Process] = field(default_factory=dict)
-    _epochs: dict[Slot, int] = field(default_factory=dict)
+    _epochs: dict[str, int] = field(default_factory=dict)  # by name
     _folders: dict[Slot, str] = field(default_factory=dict)
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _asked: set[str] = field(default_factory=set)  # to be loaded although no request waits
     _table: Table = field(default_factory=lambda: Table(0, ()))
     _since_1970: float = field(default_factory=lambda: time.time() - time.monotonic())  # seconds when the clock began
 
     def __post_init__(self) -> None:
         plan = self.plan
-        slots = {entry.name: Slot(entry, self._keep_alive(entry.pinned)) for entry in plan.entries}
-        self._account = Account(slots, plan.most_models, plan.most_bytes, time.monotonic, plan.size_of)
-        self._control = Control(self._wake.set, self._ordered)
+        limits = plan.keep_alive, plan.most_models, plan.most_bytes
+        self._account = Account(plan.entries, *limits, time.monotonic, plan.size_of)
+        self._control = Control(self._wake.set, self._ordered, self._reload)
         self._asked = {entry.name for entry in plan.entries if entry.preload}
-
-    def _keep_alive(self, pinned: bool) -> float:
-        return math.inf if pinned else self.plan.keep_alive
 
     def start(self) -> asyncio.Task[None]:
         """Runs in a task. If it fails, the server stops: it could not load or unload a model any more."""
@@ -99,8 +97,26 @@ class Manager:
             self._asked.add(slot.name)
             self._account.ask(slot, explicitly=True)
         else:
-            slot.keep_alive = self._keep_alive(slot.entry.pinned) if order.seconds is None else order.seconds
+            usual = self._account.keep_alive_of(slot.entry)
+            slot.keep_alive = usual if order.seconds is None else order.seconds
         self._wake.set()
+
+    async def _reload(self) -> str:
+        """Reads the table again and tells the frontends; returns why it cannot be read, and then changes nothing."""
+        async with self._reading:
+            try:
+                planned = await asyncio.to_thread(self.plan.read_again)
+                await asyncio.to_thread(planned.write)
+            except (ConfigError, OSError) as error:
+                return str(error)
+            known = {entry.name for entry in self.plan.entries}
+            self._asked |= {entry.name for entry in planned.entries if entry.preload and entry.name not in known}
+            self.plan = planned
+            self._account.replace(planned.entries)
+            self._account.renew()
+            self._publish(read=True)
+        self._wake.set()
+        return ""
 
     def _step(self) -> None:
         account, control = self._account, self._control
@@ -108,6 +124,7 @@ class Manager:
             self._observe(slot, process)
         wanted = control.wanted
         account.use(control.used, wanted)
+        self._asked &= account.slots.keys()
         for name in self._asked:
             account.ask(account.slots[name])
         account.forget_unwanted([*wanted, *self._asked])
@@ -118,6 +135,8 @@ class Manager:
             self._load(next_slot)
         self._asked -= {slot.name for slot in account.slots.values() if slot.state in ("loading", "loaded", "failed")}
         self._publish()
+        account.renew()  # after frontends were told of what is unloaded: they follow in the same order
+        self._folders = {slot: folder for slot, folder in self._folders.items() if slot in account.slots.values()}
 
     def _observe(self, slot: Slot, process: _Process) -> None:
         """Records that a worker serves, or has ended."""
@@ -126,7 +145,7 @@ class Manager:
             return
         if task.done():
             del self._processes[slot]
-            self._epochs[slot] = self._epochs.get(slot, 0) + child.incarnation
+            self._epochs[slot.name] = self._epochs.get(slot.name, 0) + child.incarnation
             if process.stopped:
                 self._unloaded(slot)
             else:
@@ -138,7 +157,7 @@ class Manager:
             self.say(f"the model {slot.name} is loaded")
 
     def _unloaded(self, slot: Slot) -> None:
-        slot.state, slot.told, slot.keep_alive = "unloaded", 0, self._keep_alive(slot.entry.pinned)
+        slot.state, slot.told, slot.keep_alive = "unloaded", 0, self._account.keep_alive_of(slot.entry)
         self.say(f"the model {slot.name} is unloaded")
 
     def _stop_unused(self) -> None:
@@ -156,18 +175,18 @@ class Manager:
         process.preparing = asyncio.create_task(self._start(slot, process))
 
     async def _start(self, slot: Slot, process: _Process) -> None:
-        index = list(self._account.slots).index(slot.name)
         try:
-            settings = await asyncio.to_thread(self.plan.worker_settings, index)
-            Path(settings.wire.run_dir).mkdir(mode=0o700, exist_ok=True)
+            settings = await asyncio.to_thread(self.plan.worker_settings, slot.entry)
+            folder = Path(settings.wire.run_dir)
+            folder.mkdir(mode=0o700, exist_ok=True)
         except (CliError, ConfigError, OSError) as error:
             del self._processes[slot]
             self._account.failed(slot, str(error).removeprefix("--model: "))
             self.say(f"the model {slot.name} cannot be served: {slot.reason}")
             return
         self._folders[slot] = settings.model.model
-        plain = self.make_spec(WorkerPlacement(f"worker {slot.name}", f"worker-m{index}.heartbeat", settings, {}))
-        before = self._epochs.get(slot, 0)  # epochs tell apart all processes that ever had the model's sockets
+        plain = self.make_spec(WorkerPlacement(f"worker {slot.name}", f"worker-{folder.name}.heartbeat", settings, {}))
+        before = self._epochs.get(slot.name, 0)  # epochs tell apart all processes that ever had the model's sockets
         spec = replace(plain, environment=lambda n: plain.environment(before + n))
         if spec.watchdog is not None:
             spec.watchdog.start()
@@ -179,11 +198,11 @@ class Manager:
         )
         process.task.add_done_callback(lambda _: self._wake.set())
 
-    def _publish(self) -> None:
-        """Tells the frontends, if anything has changed."""
+    def _publish(self, *, read: bool = False) -> None:
+        """Tells the frontends, if anything has changed. read: the table was read again"""
         models = tuple(self._state(slot) for slot in self._account.slots.values())
-        if models != self._table.models:
-            self._table = Table(self._table.version + 1, models)
+        if read or models != self._table.models:
+            self._table = Table(self._table.version + 1, models, self._table.reading + read)
             self._control.send(self._table)
         for slot in self._account.slots.values():
             if slot.state == "unloading" and not slot.told:

@@ -67,6 +67,7 @@ class FakeSupervisor:
 class Managed:
     """A manager of models `a` and `b` with room for one, and a frontend's connection to it."""
 
+    folder: Path
     link: LauncherLink
     supervisor: FakeSupervisor
 
@@ -99,7 +100,7 @@ async def managed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     link = LauncherLink(Path(folder), lambda: None)
     linked = asyncio.create_task(link.run())
     await until(lambda: link.connected)
-    yield Managed(link, supervisor)
+    yield Managed(folder, link, supervisor)
     linked.cancel()
     await asyncio.gather(linked, return_exceptions=True)
     await until(lambda: not manager._control._frontends)
@@ -174,3 +175,24 @@ async def test_epochs_of_a_model_never_come_again(managed: Managed) -> None:
         child.end(0)
         await managed.until_state("a", "unloaded")
     assert len(epochs) == 3
+
+
+async def test_a_table_that_is_read_again_holds_for_the_next_load(managed: Managed) -> None:
+    """A model whose entry changed is unloaded first; every frontend sees that before it is loaded anew."""
+    link, seen = managed.link, list[str]()
+    with link.wanting("a"):
+        first = await managed.child(1)
+        first.serve()
+        await managed.until_state("a", "loaded")
+    table = managed.folder / "models.toml"
+    table.write_text("models = 1")
+    assert "models.toml" in await link.reload()
+    assert [*link.states] == ["a", "b"], "what cannot be read changes nothing"
+    link._changed = lambda: seen.append(link.states["a"].state)
+    table.write_text('[models.c]\nmodel="demo"\npreload=true\n[models.a]\nmodel="demo"\naliases=["x"]')
+    assert (await link.reload(), [*link.states], link.reading) == ("", ["c", "a"], 2)
+    await until(lambda: first.stopped)
+    first.end(0)
+    (await managed.child(2)).serve()
+    await managed.until_state("c", "loaded")
+    assert "unloaded" in seen
