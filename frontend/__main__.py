@@ -162,7 +162,7 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat
         keys_for(address.strip(), settings.wire, worker=False)  # raises ConfigError
     entries = read_entries(Path(settings.models.models)) if settings.many else []
     names = [entry.name for entry in entries] or [settings.model.name]
-    metrics = PrometheusMetrics(config.metrics_prefix, names, config.metrics_aliases)
+    metrics = PrometheusMetrics(config.metrics_prefix, names, config.metrics_aliases, on_demand=bool(entries))
     limits = ConnectionLimits.of(config)
     tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     models = _many(settings, entries, metrics) if entries else _model_table(settings, tokenizer, metrics)

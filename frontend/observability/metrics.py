@@ -39,11 +39,14 @@ class PrometheusMetrics:
     models: the metrics of each model by its name, which its service counts
     """
 
-    def __init__(self, prefix: str = "sluice_", names: Sequence[str] = ("",), aliases: str = "") -> None:
+    def __init__(
+        self, prefix: str = "sluice_", names: Sequence[str] = ("",), aliases: str = "", *, on_demand: bool = False
+    ) -> None:
         """
         names: of the models. Series that belong to no model have the first one in their label, as dashboards choose
             series by it; an empty name makes no label
         aliases: "vllm": the page has vLLM's names, too
+        on_demand: the models are loaded on demand, and their workers have no pages
         """
         self._prefix = prefix
         self.registry = CollectorRegistry()
@@ -69,8 +72,12 @@ class PrometheusMetrics:
             from frontend.observability.vllm_names import VllmNames
 
             counted = VllmNames(counted, prefix, self.models.values())
-        gauges = WorkerGauges(prefix, self.models.values())
-        self._page = MetricsPage([counted, gauges], prefix, names[0], packages=()).registry()
+        sources: list[Collector] = [counted, WorkerGauges(prefix, self.models.values())]
+        if on_demand:
+            from frontend.observability.worker_sums import LoadedModels, WorkerSums
+
+            sources += [WorkerSums(prefix, self.models.values()), LoadedModels(prefix, self.models.values())]
+        self._page = MetricsPage(sources, prefix, names[0], packages=()).registry()
 
     def _counter(self, name: str, text: str, label: str, values: Iterable[str] = ()) -> Counter:
         counter = Counter(self._prefix + name, text, [label], registry=self.registry)

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from pathlib import Path
 from frontend.api.many.launcher_link import LOST, LauncherLink
 from frontend.api.model_table import TAG, ModelTable, ServedModel
 from frontend.errors import BadRequest, Overloaded, Unprocessable
-from frontend.observability.model_metrics import ModelMetrics
+from frontend.observability.model_metrics import ModelMetrics, Residence
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.discovery import Discovery
 from frontend.workers.pool import WorkerPool
@@ -104,7 +105,9 @@ class Residents(ModelTable):
         return self._is_draining
 
     def flush_metrics(self) -> None:
-        for one in self._residents.values():
+        waiters = Counter(self._waiting.values())
+        for name, one in self._residents.items():
+            one.served.metrics.residence = None if one.gone else Residence(one.state, waiters[name])
             one.served.flush_metrics()
 
     def find(self, name: str | None) -> ServedModel:
@@ -230,7 +233,7 @@ class Residents(ModelTable):
                 continue
             if one.gone:
                 del self._residents[name]
-                one.served.metrics.workers = ()
+                one.served.metrics.workers, one.served.metrics.residence = (), None
             else:
                 one.entry = self._entries[name]
                 self._empty(one)

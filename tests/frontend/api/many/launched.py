@@ -110,7 +110,7 @@ async def launched(
         Settings(), {"run_dir": str(folder), "load_wait": load_wait, "models": str(folder / "models.json")}
     )
     shown = FrontendConfig(**{"access_log": "off", "allowed_hosts": "*", **config})
-    metrics = PrometheusMetrics(names=list(names))
+    metrics = PrometheusMetrics(names=list(names), on_demand=True)
     table = Residents(settings, [Entry("x", name=name) for name in names], metrics.of_model)
     launcher = Launcher(folder, names)
     await launcher.open()

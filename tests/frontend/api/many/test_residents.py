@@ -11,6 +11,7 @@ import pytest
 from frontend.api.many import launcher_link
 from frontend.api.many.residents import Residents
 from frontend.errors import BadRequest, Overloaded, Unprocessable
+from frontend.observability.metrics import MAX_MODELS, PrometheusMetrics
 from shared.models.entries import Entry
 from shared.models.messages import Keep
 from tests.frontend.api.many.launched import Launcher, launched
@@ -160,3 +161,34 @@ async def test_a_table_that_cannot_be_read_again_is_told(
         await until(lambda: not table.readiness.ready)
         answer = await http.get("/models?reload=1")
         assert (answer.status_code, "Retry-After" in answer.headers) == (503, True)
+
+
+async def test_metrics_tell_of_each_model_what_its_worker_does_and_whether_it_is_loaded(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with models(tmp_path_factory, monkeypatch, "a", "b", "c") as (http, _, launcher):
+        launcher.tell("a", "loaded", attempts=3, nbytes=7)
+        launcher.tell("b", "failed", reason="it is odd", attempts=1, nbytes=9)
+        await completion(http, "a")
+        waiting = completion(http, "c")
+        await launcher.until_wanted("c")
+        lines = set((await http.get("/metrics")).text.splitlines())
+        expected = {
+            "model_loaded": (1.0, 0.0, 0.0), "model_failed": (0.0, 1.0, 0.0), "model_load_waiters": (0.0, 0.0, 1.0),
+            "model_load_attempts_total": (3.0, 1.0, 0.0), "model_memory_bytes": (7.0, 0.0, 0.0),
+        }  # fmt: skip
+        for name, values in expected.items():
+            for model, value in zip("abc", values, strict=True):
+                assert f'sluice_{name}{{model_name="{model}"}} {value}' in lines, name
+        assert any(line.startswith('sluice_num_requests_waiting{model_name="a"}') for line in lines)
+        launcher.tell("c", "loaded", attempts=1)
+        assert (await waiting).status_code == 200
+
+
+def test_names_beyond_a_bound_are_counted_together() -> None:
+    metrics = PrometheusMetrics(names=["first"], on_demand=True)
+    for index in range(MAX_MODELS + 2):
+        metrics.of_model(str(index)).admitted(1)
+    assert metrics.of_model("x") is metrics.of_model("y")
+    assert len(metrics.models) == MAX_MODELS + 1
+    assert metrics.of_model("first").name == "first"
