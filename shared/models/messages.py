@@ -44,11 +44,13 @@ class Table(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     version: counts the changes
     reading: how often the table was read; after a change of it, the entries in the run folder are new
+    asleep: no model is loaded, and none will be until a frontend sends another `Sleep`
     """
 
     version: int
     models: tuple[ModelState, ...]
     reading: int = 1
+    asleep: bool = False
 
 
 class Reloaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -89,7 +91,13 @@ class Reload(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """From a frontend: read the table of models again."""
 
 
-FromFrontend = Seen | Keep | Load | Reload
+class Sleep(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From a frontend: unload all models, pinned ones, too, and load none; or load those again that were loaded."""
+
+    asleep: bool
+
+
+FromFrontend = Seen | Keep | Load | Reload | Sleep
 FromLauncher = Table | Reloaded
 
 _encoder = msgspec.msgpack.Encoder()

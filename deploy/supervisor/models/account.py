@@ -65,6 +65,7 @@ class Account:
     most_bytes: int
     clock: Callable[[], float]
     size_of: Callable[[Entry], int]  # raises OSError or ValueError for a checkpoint that cannot be read
+    asleep: bool = False  # everything goes, and nothing is loaded
     _order: list[Slot] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -133,7 +134,7 @@ class Account:
 
     def next_to_load(self) -> Slot | None:
         """Returns the model to load now, which then counts as loading; None if there is none, or no room yet."""
-        while self._order:
+        while self._order and not self.asleep:
             slot = self._order[0]
             if slot.state in ("loading", "loaded") or slot.leaving:
                 self._answered(slot)
@@ -153,7 +154,9 @@ class Account:
         the table any more, or its memory is needed."""
         now = self.clock()
         idle = [slot for slot in self.slots.values() if slot.state == "loaded" and not slot.used]
-        found = next((slot for slot in idle if slot.leaving or now >= slot.used_at + slot.keep_alive), None)
+        found = next(
+            (slot for slot in idle if slot.leaving or self.asleep or now >= slot.used_at + slot.keep_alive), None
+        )
         waiting = self._order[0] if self._order else None
         if found is None and waiting is not None and not self._fits(waiting, after_unloading=True):
             found = min((slot for slot in idle if not slot.entry.pinned), key=lambda slot: slot.used_at, default=None)

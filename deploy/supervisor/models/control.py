@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.models.messages import SOCKET, Keep, Load, Reload, Reloaded, Seen, Table, frame, read_from_frontend
+from shared.models.messages import SOCKET, Keep, Load, Reload, Reloaded, Seen, Sleep, Table, frame, read_from_frontend
 
 ANSWER_S = 5.0  # after which a frontend that has not answered a table is not waited for
 MOST_BUFFERED = 64 << 20  # bytes that a frontend may leave unread before its connection is closed
@@ -31,7 +31,7 @@ class Control:
     def __init__(
         self,
         on_change: Callable[[], None],
-        on_order: Callable[[Keep | Load], None],
+        on_order: Callable[[Keep | Load | Sleep], None],
         on_reload: Callable[[], Awaitable[str]],
     ) -> None:
         """

@@ -20,7 +20,7 @@ from deploy.supervisor.models.plan import Plan
 from deploy.supervisor.placement import WorkerPlacement
 from deploy.supervisor.supervisor import PERMANENT_FAILURES, Supervisor
 from shared.config import ConfigError
-from shared.models.messages import Keep, Load, ModelState, Table
+from shared.models.messages import Keep, Load, ModelState, Sleep, Table
 
 TICK_S = 0.1
 MOST_STARTS = 3  # of a worker that never serves, until its model counts as failed
@@ -54,6 +54,7 @@ class Manager:
     _processes: dict[Slot, _Process] = field(default_factory=dict)
     _epochs: dict[str, int] = field(default_factory=dict)  # by name
     _folders: dict[Slot, str] = field(default_factory=dict)
+    _before_sleep: set[str] = field(default_factory=set)  # the models that were loaded then
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _asked: set[str] = field(default_factory=set)  # to be loaded although no request waits
     _table: Table = field(default_factory=lambda: Table(0, ()))
@@ -89,7 +90,10 @@ class Manager:
         finally:
             self._control.close()
 
-    def _ordered(self, order: Keep | Load) -> None:
+    def _ordered(self, order: Keep | Load | Sleep) -> None:
+        if isinstance(order, Sleep):
+            self._sleep(order.asleep)
+            return
         slot = self._account.slots.get(order.name)
         if slot is None:
             return
@@ -99,6 +103,15 @@ class Manager:
         else:
             usual = self._account.keep_alive_of(slot.entry)
             slot.keep_alive = usual if order.seconds is None else order.seconds
+        self._wake.set()
+
+    def _sleep(self, asleep: bool) -> None:
+        account = self._account
+        if asleep and not account.asleep:
+            self._before_sleep = {slot.name for slot in account.slots.values() if slot.state in ("loading", "loaded")}
+        elif not asleep and account.asleep:
+            self._asked |= self._before_sleep
+        account.asleep = asleep
         self._wake.set()
 
     async def _reload(self) -> str:
@@ -201,8 +214,9 @@ class Manager:
     def _publish(self, *, read: bool = False) -> None:
         """Tells the frontends, if anything has changed. read: the table was read again"""
         models = tuple(self._state(slot) for slot in self._account.slots.values())
-        if read or models != self._table.models:
-            self._table = Table(self._table.version + 1, models, self._table.reading + read)
+        before, asleep = self._table, self._account.asleep
+        if read or (models, asleep) != (before.models, before.asleep):
+            self._table = Table(before.version + 1, models, before.reading + read, asleep)
             self._control.send(self._table)
         for slot in self._account.slots.values():
             if slot.state == "unloading" and not slot.told:

@@ -8,6 +8,7 @@ request after another causes no messages.
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from shared.models.messages import (
     Reload,
     Reloaded,
     Seen,
+    Sleep,
     Table,
     frame,
     read_from_launcher,
@@ -29,18 +31,21 @@ log = logging.getLogger("sluice.models")
 
 LINGER_S = 0.5
 RECONNECT_S = 0.2
+MOST_SLEEP_WAIT_S = 300.0  # until all models are unloaded
+POLL_S = 0.05
 LOST = "there is no connection to the launcher; try again"
 
 
 class LauncherLink:
-    """`states` has what the launcher said last, by name; `reading` counts how often it read the table of models.
-    `changed` calls back after each table."""
+    """`states` has what the launcher said last, by name; `reading` counts how often it read the table of models;
+    `asleep` says that it loads none. `changed` calls back after each table."""
 
     def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
         """folder: the run folder"""
         self.states: dict[str, ModelState] = {}
         self.connected = False
         self.reading = 0
+        self.asleep = False
         self._path = folder / SOCKET
         self._changed = changed
         self._version = 0
@@ -73,7 +78,7 @@ class LauncherLink:
 
     def _take(self, table: Table) -> None:
         self.states = {model.name: model for model in table.models}
-        self._version, self.reading, self.connected = table.version, table.reading, True
+        self._version, self.reading, self.asleep, self.connected = table.version, table.reading, table.asleep, True
         self._changed()
         self._tell()
 
@@ -100,7 +105,7 @@ class LauncherLink:
             self._wanted[name] -= 1
             self._tell()
 
-    def order(self, order: Keep | Load) -> None:
+    def order(self, order: Keep | Load | Sleep) -> None:
         if self._writer is not None:
             self._writer.write(frame(order))
 
@@ -112,6 +117,17 @@ class LauncherLink:
         self._reloads.append(answer)
         self._writer.write(frame(Reload()))
         return await answer
+
+    async def sleep(self, asleep: bool) -> str:
+        """Has the launcher unload all models, or wake up. Returns when that is done, and why it was not, else ""."""
+        self.order(Sleep(asleep))
+        deadline = time.monotonic() + MOST_SLEEP_WAIT_S
+        while self.connected and time.monotonic() < deadline:
+            loaded = [name for name, state in self.states.items() if state.state not in ("unloaded", "failed")]
+            if self.asleep == asleep and not (asleep and loaded):
+                return ""
+            await asyncio.sleep(POLL_S)
+        return "requests still need some of the models; try again" if self.connected else LOST
 
     def _tell(self) -> None:
         said = Seen(

@@ -14,22 +14,21 @@ from functools import partial
 from pathlib import Path
 
 from frontend.api.many.launcher_link import LOST, LauncherLink
+from frontend.api.many.refusals import RETRY_S, absent, asleep, failure, seconds_of_field
 from frontend.api.model_table import TAG, ModelTable, ServedModel
-from frontend.errors import BadRequest, Overloaded, Unprocessable
+from frontend.errors import BadRequest, Overloaded
 from frontend.observability.model_metrics import ModelMetrics, Residence
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.discovery import Discovery
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import DRAINING, READY, Readiness, not_ready
 from shared.config import Settings, with_values
-from shared.models.durations import seconds_of
 from shared.models.entries import Entry, read_entries, worker_folder
 from shared.models.messages import Keep, Load, ModelState
 from shared.wire.address import parse_all
 
 log = logging.getLogger("sluice.models")
 
-RETRY_S = 10.0  # how long after a failed load requests are refused without another attempt
 POLL_S = 0.02  # between two looks at whether a loaded model can serve
 GC_THRESHOLDS = (50_000, 20, 20)  # as for one model, whose objects can be frozen besides
 LOADED_STATES = ("loading", "loaded", "unloading")
@@ -98,7 +97,18 @@ class Residents(ModelTable):
         """Whether the launcher can be asked for models. Which of them are loaded does not matter."""
         if self._is_draining:
             return DRAINING
+        if self._link.connected and self._link.asleep:
+            return not_ready("asleep")
         return READY if self._link.connected else not_ready("no connection to the launcher")
+
+    @property
+    def asleep(self) -> bool:
+        return self._link.asleep
+
+    async def sleep(self, asleep: bool) -> None:
+        """Raises Overloaded if requests need a model for longer than MOST_SLEEP_WAIT_S; it is unloaded after them."""
+        if problem := await self._link.sleep(asleep):
+            raise Overloaded(problem, code="asleep" if self.asleep else "not_ready", retry_after=RETRY_S)
 
     @property
     def draining(self) -> bool:
@@ -125,9 +135,9 @@ class Residents(ModelTable):
         Raises Unprocessable for a name that no model has, and Overloaded if the model cannot be loaded, or not within
         --load-wait; BadRequest for a `keep_alive` that is no duration.
         """
-        seconds = _seconds(keep_alive)
+        seconds = seconds_of_field(keep_alive)
         if name and not found.config.any_model_name and self._named(name) is None:
-            raise _absent(name)
+            raise absent(name)
         one, task = self._residents[found.name], asyncio.current_task()
         self._waiting[task] = found.name
         try:
@@ -150,18 +160,22 @@ class Residents(ModelTable):
     async def _until_loaded(self, one: Resident) -> None:
         """Waits until the launcher has loaded the model, and holds it from that moment on."""
         name = one.entry.name
+        if self._link.asleep:
+            raise asleep()
         if one.loaded:
             self._hold(name)
             return
         if one.state.state == "failed" and time.monotonic() < one.failed_at + RETRY_S:
-            raise _failure(one.state)
+            raise failure(one.state)
         attempts = one.state.attempts - (one.state.state == "loading")
         with self._link.wanting(name):
             while not one.loaded:
                 if one.gone:
-                    raise _absent(name)
+                    raise absent(name)
+                if self._link.asleep:
+                    raise asleep()
                 if one.state.state == "failed" and one.state.attempts > attempts:
-                    raise _failure(one.state)
+                    raise failure(one.state)
                 if self._is_draining:
                     raise Overloaded("not ready: draining", code=DRAINING.code, retry_after=RETRY_S)
                 await self._changed.wait()
@@ -178,7 +192,7 @@ class Residents(ModelTable):
         """Waits for this frontend's own connection and tokenizer, and for a worker that was lost to return."""
         while not one.served.service.readiness.ready and not self._is_draining:
             if one.state.state == "failed":
-                raise _failure(one.state)
+                raise failure(one.state)
             if one.tokenizer.done() and not one.tokenizer.cancelled() and (problem := one.tokenizer.exception()):
                 raise Overloaded(f"not ready: {problem}", code="model_failed", retry_after=RETRY_S)
             await asyncio.sleep(POLL_S)
@@ -298,23 +312,3 @@ class Residents(ModelTable):
             self._running.cancel()
         for one in self._residents.values():
             await one.served.pool.close()
-
-
-def _seconds(keep_alive: object) -> float | None:
-    if keep_alive is None:
-        return None
-    try:
-        if isinstance(keep_alive, bool) or not isinstance(keep_alive, str | int | float):
-            raise ValueError("must be a duration like 300, 90s, 10m or -1")
-        return seconds_of(keep_alive)
-    except (ValueError, OverflowError) as error:
-        raise BadRequest(f"`keep_alive` {error}", param="keep_alive", code="out_of_range") from None
-
-
-def _absent(name: str) -> Unprocessable:
-    return Unprocessable(f"`model`: the model `{name}` does not exist", param="model", code="model_not_found")
-
-
-def _failure(state: ModelState) -> Overloaded:
-    text = f"the model `{state.name}` cannot be loaded: {state.reason}"
-    return Overloaded(text, code="model_failed", retry_after=RETRY_S)

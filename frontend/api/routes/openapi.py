@@ -53,7 +53,7 @@ def document() -> dict[str, Any]:
             "/invocations": _invocations(),
             **_ollama(),
             **adapters.paths(_post, ref("OpenAIError")),
-            **many.paths(_post, ref("OpenAIError")),
+            **many.paths(_post, _get, ref),
             **llama_cpp.paths(_post, _get, ref),
             **_reporting(),
         },

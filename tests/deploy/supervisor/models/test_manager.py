@@ -16,6 +16,7 @@ from deploy.supervisor.models.plan import plan
 from frontend.api.many import launcher_link
 from frontend.api.many.launcher_link import LauncherLink
 from shared.config import Settings, with_values
+from shared.models.messages import Sleep
 from tests.frontend.serving import until
 
 
@@ -196,3 +197,27 @@ async def test_a_table_that_is_read_again_holds_for_the_next_load(managed: Manag
     (await managed.child(2)).serve()
     await managed.until_state("c", "loaded")
     assert "unloaded" in seen
+
+
+async def test_a_server_that_sleeps_has_no_model_and_loads_them_again_when_it_wakes(managed: Managed) -> None:
+    link = managed.link
+    with link.wanting("a"):
+        first = await managed.child(1)
+        first.serve()
+        await managed.until_state("a", "loaded")
+        link.use("a")
+    link.order(Sleep(True))
+    await until(lambda: link.asleep)
+    await asyncio.sleep(0.05)
+    assert not first.stopped, "a request computes with it"
+    link.release("a")
+    await until(lambda: first.stopped)
+    first.end(0)
+    await managed.until_state("a", "unloaded")
+    with link.wanting("b"):
+        await asyncio.sleep(0.05)
+        assert len(managed.supervisor.children) == 1
+    link.order(Sleep(False))
+    (await managed.child(2)).serve()
+    await managed.until_state("a", "loaded")
+    assert not link.asleep

@@ -42,6 +42,7 @@ class Launcher:
         self.heard: list[FromFrontend] = []
         self.checkpoint = str(save(byte_level(), folder / "checkpoint", tokenizer_config={"chat_template": TEMPLATE}))
         self.table = folder / "models.json"
+        self.asleep = False
         self.problem = ""  # what it answers when it is to read the table again
         self._folder, self._version, self._reading = folder, 0, 1
         self.write([Entry("x", name=name) for name in names])
@@ -70,7 +71,7 @@ class Launcher:
             self._writers.discard(writer)
 
     def _say(self, writer: asyncio.StreamWriter) -> None:
-        writer.write(frame(Table(self._version, tuple(self.states.values()), self._reading)))
+        writer.write(frame(Table(self._version, tuple(self.states.values()), self._reading, self.asleep)))
 
     def write(self, entries: Iterable[Entry]) -> None:
         """Writes the table that frontends read."""
