@@ -3,9 +3,10 @@
     python -m bench.many_models
 
 Six models, each the demo model with noise of its own in its weights, share room for three. Sixteen clients ask for them
-in random order over three frontends, while every ten seconds something is killed: a worker, a frontend, or the worker of
-a model just after an order to unload it. A client asks again when it is refused with 503 or its connection breaks. Every
-answer is compared with the one that its model gave undisturbed. The exit code is 1 if an answer was wrong or a request was never answered.
+in random order over three frontends. Every ten seconds something is killed: a worker, a frontend, or the worker of a
+model just after an order to unload it. A client asks again when it is refused with 503 or its connection breaks. Every
+answer is compared with the one that its model gave undisturbed. The exit code is 1 if an answer was wrong or a request
+was never answered.
 """
 
 import argparse
