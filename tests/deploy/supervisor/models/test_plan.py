@@ -65,7 +65,9 @@ def test_size_counts_linears_with_the_bits_that_they_are_quantized_to(tmp_path: 
     tensors = {name: torch.zeros(3, 256, dtype=torch.bfloat16) for name in names}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     it = planned(f'[models.a]\nmodel="a"\nflags={{quantization="{flag}", kv-cache-gb=0.5}}', tmp_path)
-    assert it.size_of(it.entries[0]) - GIB // 2 - PROCESS_BYTES == 2 * 3 * 256 * 2 + 3 * 256 * bits / 8
+    assert it.size_of(it.entries[0]) - GIB // 2 - PROCESS_BYTES == 3 * 3 * 256 * 2 + 3 * 256 * bits / 8, (
+        "the head is a copy"
+    )
 
 
 @pytest.mark.parametrize(("dtype", "nbytes"), [("auto", 2), ("float32", 4)])
@@ -80,24 +82,27 @@ def test_size_of_a_quantized_checkpoint_that_is_widened_is_never_too_small(
     assert weights_bytes([folder / "model.safetensors"], Kept(dtype, "none")) == 64 * 2 * nbytes
 
 
-@pytest.mark.parametrize(
-    ("flags", "smallest"), [(Kept(), 0), (Kept("float32", "none"), 4), (Kept("bfloat16", "none"), 2)]
-)
-def test_size_of_a_gguf_file_that_is_widened(tmp_path: Path, flags: Kept, smallest: int) -> None:
-    file = write("llama", tmp_path, "Q4_0").file
-    numbers = sum(math.prod(tensor.shape) for tensor in Container.read([file]).tensors.values())
-    assert weights_bytes([file], flags) == max(file.stat().st_size, numbers * smallest)
-
-
-@pytest.mark.parametrize(("flags", "width"), [
-    (Kept(), 4), (Kept(on_cpu=False), 2), (Kept("bfloat16"), 2), (Kept("float32"), 4),
-])  # fmt: skip
-def test_size_of_a_gguf_file_in_float16_is_that_of_the_numbers_it_becomes(
-    tmp_path: Path, flags: Kept, width: int
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("types", ["Q4_0", "Q8_0", "F16"])
+@pytest.mark.parametrize("flags", [Kept(), Kept("bfloat16"), Kept("float32", "none"), Kept(on_cpu=False)])
+def test_size_of_a_gguf_file_counts_the_embedding_as_numbers_and_a_tied_head_besides(
+    tmp_path: Path, kind: str, types: str, flags: Kept
 ) -> None:
-    file = write("llama", tmp_path, "F16").file
-    numbers = sum(math.prod(tensor.shape) for tensor in Container.read([file]).tensors.values())
-    assert weights_bytes([file], flags) == max(file.stat().st_size, numbers * width)
+    file = write(kind, tmp_path, types).file
+    width = 4 if flags.dtype == "float32" or (types == "F16" and flags == Kept()) else 2
+    keeps_codes = types != "F16" and flags.quantization != "none"
+    tensors, expected = Container.read([file]).tensors, 0
+    for tensor in tensors.values():
+        plain = math.prod(tensor.shape) * width
+        expected += tensor.nbytes if keeps_codes and tensor.type == types else plain
+    embedding = tensors["token_embd.weight"]
+    numbers = math.prod(embedding.shape) * width
+    if keeps_codes:
+        expected += numbers - (embedding.nbytes if "output.weight" in tensors else 0)
+    elif "output.weight" not in tensors and flags.on_cpu:
+        expected += numbers
+    assert ("output.weight" in tensors) == (kind == "llama")
+    assert weights_bytes([file], flags) == max(file.stat().st_size, expected)
 
 
 def test_a_damaged_file_is_told_and_not_believed(tmp_path: Path) -> None:
