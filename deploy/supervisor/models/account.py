@@ -102,7 +102,7 @@ class Account:
 
         explicitly: a person asked, and not a request: no such pause.
         """
-        if slot.state == "failed" and not explicitly and self.clock() < slot.failed_at + RETRY_S:
+        if not (explicitly or self.may_be_tried(slot)):
             return
         if slot in self._order or slot.state in ("loading", "loaded"):
             return
@@ -113,6 +113,10 @@ class Account:
             except (OSError, ValueError) as error:
                 slot.attempts += 1
                 self.failed(slot, str(error))
+
+    def may_be_tried(self, slot: Slot) -> bool:
+        """Whether a request may cause an attempt to load it now."""
+        return slot.state != "failed" or self.clock() >= slot.failed_at + RETRY_S
 
     def use(self, used: Iterable[str], wanted: Iterable[str]) -> None:
         """Records what the requests of all frontends compute with, and what they wait for, at this moment."""

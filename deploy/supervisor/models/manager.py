@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,11 +16,12 @@ from deploy.supervisor.child_command import CliError
 from deploy.supervisor.child_process import Child, ChildSpec
 from deploy.supervisor.models.account import Account, Slot
 from deploy.supervisor.models.control import Control
+from deploy.supervisor.models.hub import FetchFailed
 from deploy.supervisor.models.plan import Plan
 from deploy.supervisor.placement import WorkerPlacement
 from deploy.supervisor.supervisor import PERMANENT_FAILURES, Supervisor
 from shared.config import ConfigError
-from shared.models.messages import Keep, Load, ModelState, Sleep, Table
+from shared.models.messages import Keep, Load, ModelState, Sleep, State, Table
 
 TICK_S = 0.1
 MOST_STARTS = 3  # of a worker that never serves, until its model counts as failed
@@ -55,6 +56,7 @@ class Manager:
     _epochs: dict[str, int] = field(default_factory=dict)  # by name
     _folders: dict[Slot, str] = field(default_factory=dict)
     _before_sleep: set[str] = field(default_factory=set)  # the models that were loaded then
+    _fetching: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # from the hub, by name
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _asked: set[str] = field(default_factory=set)  # to be loaded although no request waits
     _table: Table = field(default_factory=lambda: Table(0, ()))
@@ -89,6 +91,8 @@ class Manager:
                 self._wake.clear()
         finally:
             self._control.close()
+            for task in self._fetching.values():
+                task.cancel()
 
     def _ordered(self, order: Keep | Load | Sleep) -> None:
         if isinstance(order, Sleep):
@@ -99,7 +103,10 @@ class Manager:
             return
         if isinstance(order, Load):
             self._asked.add(slot.name)
-            self._account.ask(slot, explicitly=True)
+            if self.plan.hub.is_away(slot.entry.model):
+                slot.failed_at = -math.inf
+            else:
+                self._account.ask(slot, explicitly=True)
         else:
             usual = self._account.keep_alive_of(slot.entry)
             slot.keep_alive = usual if order.seconds is None else order.seconds
@@ -135,10 +142,11 @@ class Manager:
         account, control = self._account, self._control
         for slot, process in list(self._processes.items()):
             self._observe(slot, process)
-        wanted = control.wanted
-        account.use(control.used, wanted)
         self._asked &= account.slots.keys()
-        for name in self._asked:
+        away = self._away([*control.wanted, *self._asked])
+        wanted = [name for name in control.wanted if name not in away]
+        account.use(control.used, wanted)
+        for name in self._asked - away:
             account.ask(account.slots[name])
         account.forget_unwanted([*wanted, *self._asked])
         while account.next_to_unload() is not None:
@@ -150,6 +158,29 @@ class Manager:
         self._publish()
         account.renew()  # after frontends were told of what is unloaded: they follow in the same order
         self._folders = {slot: folder for slot, folder in self._folders.items() if slot in account.slots.values()}
+
+    def _away(self, names: Iterable[str]) -> set[str]:
+        """Begins to fetch those of the models that are on the hub, and returns those that are not here yet."""
+        slots = self._account.slots
+        away = {name for name in names if name in slots and self.plan.hub.is_away(slots[name].entry.model)}
+        for name in away - self._fetching.keys():
+            if self._account.may_be_tried(slots[name]) and not self._account.asleep:
+                slots[name].state, slots[name].attempts = "unloaded", slots[name].attempts + 1
+                self._fetching[name] = asyncio.create_task(self._fetch(name, slots[name].entry.model))
+        return away
+
+    async def _fetch(self, name: str, model: str) -> None:
+        self.say(f"the model {name} is fetched from the hub")
+        try:
+            await self.plan.hub.fetch(model)
+        except FetchFailed as error:
+            self._asked.discard(name)
+            if (slot := self._account.slots.get(name)) is not None:
+                self._account.failed(slot, str(error))
+            self.say(f"the model {name} cannot be fetched: {error}")
+        finally:
+            del self._fetching[name]
+            self._wake.set()
 
     def _observe(self, slot: Slot, process: _Process) -> None:
         """Records that a worker serves, or has ended."""
@@ -228,6 +259,7 @@ class Manager:
         if slot.state == "loaded" and not slot.used and keep_alive is not None:
             expires_at = round(self._since_1970 + slot.used_at + keep_alive, 1)
         folder, reason = self._folders.get(slot, ""), slot.reason if slot.state == "failed" else ""
+        state: State = "loading" if slot.name in self._fetching else slot.state
         return ModelState(
-            slot.name, slot.state, reason, folder, slot.nbytes, slot.attempts, keep_alive, expires_at
+            slot.name, state, reason, folder, slot.nbytes, slot.attempts, keep_alive, expires_at
         )  # fmt: skip

@@ -9,11 +9,14 @@ from typing import Any
 import msgspec
 
 from deploy.supervisor.child_command import DEMO, DEMO_MODEL, with_local_model
+from deploy.supervisor.models.hub import HubModels
 from deploy.supervisor.models.sizes import GIB, PROCESS_BYTES, Kept, weight_files, weights_bytes
 from deploy.supervisor.packaged_model import SMOLLM2
 from shared.config import ConfigError, ModelConfig, Settings, flag_name, with_values
 from shared.flags import Flag, all_flags
+from shared.gguf.index import read_index
 from shared.gguf.naming import local_model, short_name
+from shared.gguf.translated import is_translation
 from shared.machine import CPU_SHARE, available_bytes, visible_gpus
 from shared.models.durations import seconds_of
 from shared.models.entries import Entry, checked, encode_entries, find_entries, read_entries, worker_folder
@@ -39,6 +42,7 @@ class Plan:
     entries: in the order of the table; their flags are settings by name, of the right types
     most_bytes: what all loaded models may take together
     keep_alive: seconds; infinity: until memory is needed
+    hub: knows where models are that were fetched
     """
 
     settings: Settings
@@ -47,6 +51,7 @@ class Plan:
     most_models: int
     most_bytes: int
     keep_alive: float
+    hub: HubModels
 
     def worker_settings(self, entry: Entry) -> Settings:
         """Returns the settings of a model's worker. Translates a GGUF file, which may take seconds.
@@ -57,7 +62,7 @@ class Plan:
         values: dict[str, Any] = {
             "kv_cache_gb": self._pool_gb(entry), "worker_metrics_port": 0, "kv_events_endpoint": "",
             "kv_events_replay_endpoint": "", **entry.flags,
-            "model": entry.model, "served_model_name": ",".join(entry.names),
+            "model": self.hub.path(entry.model), "served_model_name": ",".join(entry.names),
             "run_dir": str(worker_folder(shared.wire.run_dir, entry.name)), "models": "", "models_dir": "",
         }  # fmt: skip
         return with_local_model(check(with_values(shared, values), values.keys() | {"kv_cache_gb"}))
@@ -91,7 +96,7 @@ class Plan:
         """Returns what the model takes of the account. Raises OSError or ValueError if its files cannot be read."""
         worker = with_values(self.settings, entry.flags).worker
         kept = Kept(worker.dtype, worker.quantization, worker.device == "cpu" or not visible_gpus())
-        weights = weights_bytes(_weight_files(entry.model), kept)
+        weights = weights_bytes(_weight_files(self.hub.path(entry.model)), kept)
         return weights + int(self._pool_gb(entry) * GIB) + PROCESS_BYTES
 
     def _pool_gb(self, entry: Entry) -> float:
@@ -124,7 +129,9 @@ def plan(settings: Settings, explicit: Collection[str]) -> Plan:
     except ValueError as error:
         raise ConfigError(f"--keep-alive {error}") from None
     nbytes = int(ours.memory_gb * GIB) or int(FREE_SHARE * available_bytes())
-    return Plan(settings, frozenset(explicit), (), most, nbytes, keep_alive).read_again()
+    return Plan(
+        settings, frozenset(explicit), (), most, nbytes, keep_alive, HubModels(settings.model.revision)
+    ).read_again()
 
 
 def _entries(settings: Settings) -> list[Entry]:
@@ -171,6 +178,8 @@ def _weight_files(model: str) -> list[Path]:
         return []
     path = DEMO_MODEL if model == DEMO else Path(model).expanduser()
     files = local_model(path)
+    if files is None and is_translation(path):
+        files = [path / file for file in read_index(path).files]
     if files is None:
         files = weight_files(path) if (path / "config.json").is_file() else []
     if not files:

@@ -11,12 +11,13 @@ import pytest
 
 from deploy.supervisor.child_process import ChildSpec
 from deploy.supervisor.models import manager as managers
+from deploy.supervisor.models.hub import FetchFailed, HubModels
 from deploy.supervisor.models.manager import MOST_STARTS, Manager
 from deploy.supervisor.models.plan import plan
 from frontend.api.many import launcher_link
 from frontend.api.many.launcher_link import LauncherLink
 from shared.config import Settings, with_values
-from shared.models.messages import Sleep
+from shared.models.messages import Load, Sleep
 from tests.frontend.serving import until
 
 
@@ -221,3 +222,40 @@ async def test_a_server_that_sleeps_has_no_model_and_loads_them_again_when_it_wa
     (await managed.child(2)).serve()
     await managed.until_state("a", "loaded")
     assert not link.asleep
+
+
+async def test_a_model_on_the_hub_is_fetched_before_it_is_counted(
+    managed: Managed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fetch holds up no other model, is shown as loading, and its failure has a reason and may be tried again."""
+    link, fetched = managed.link, list[str]()
+    go: asyncio.Queue[str] = asyncio.Queue()
+
+    async def fetch(self: HubModels, model: str) -> None:
+        fetched.append(model)
+        if problem := await go.get():
+            raise FetchFailed(problem)
+        self._folders[model] = "demo"
+
+    monkeypatch.setattr(HubModels, "fetch", fetch)
+    (managed.folder / "models.toml").write_text('[models.far]\nmodel="org/far"\n[models.b]\nmodel="demo"')
+    assert await link.reload() == ""
+    with link.wanting("far"):
+        await managed.until_state("far", "loading")
+        assert not managed.supervisor.children
+        with link.wanting("b"):
+            (await managed.child(1)).serve()
+            await managed.until_state("b", "loaded")
+        go.put_nowait("there is no such repository")
+        await managed.until_state("far", "failed")
+        assert link.states["far"].reason == "there is no such repository"
+        await asyncio.sleep(0.05)
+        assert fetched == ["org/far"], "the request that waits causes no attempt at once"
+    link.order(Load("far"))
+    await until(lambda: len(fetched) == 2)
+    go.put_nowait("")
+    await until(lambda: managed.supervisor.children[0].stopped)
+    managed.supervisor.children[0].end(0)
+    (await managed.child(2)).serve()
+    await managed.until_state("far", "loaded")
+    assert link.states["far"].nbytes > 0

@@ -130,7 +130,7 @@ def test_mistakes_are_told_before_anything_starts(
         planned(text, tmp_path, **values)
 
 
-def test_a_model_that_is_not_there_fails_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_model_that_is_not_here_has_no_size_when_it_is_asked_for(tmp_path: Path) -> None:
     it = planned('[models.a]\nmodel="org/absent"', tmp_path)
     with pytest.raises(OSError, match="org/absent is no checkpoint folder and no GGUF file on this machine"):
         it.size_of(it.entries[0])
