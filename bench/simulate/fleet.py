@@ -31,12 +31,12 @@ from bench.simulate.cost import CostModel, load
 from bench.simulate.fleet_picture import Line, drawn
 from bench.simulate.fleet_run import STATUS_S, Fleet, Result
 from bench.simulate.fleet_workloads import WORKLOADS, Workload
-from frontend.workers.routing import HOMES
 from shared.arguments import positive_float, positive_int
 
+ROUTING = ("learnt", "homes", "picker")
 FRONTENDS_FOR = 20  # workers for each frontend, at most 50 frontends
 HEAD = [
-    "workers", "frontends", "homes", "requests", "refused", "µs a request", "status kB/s", "cached", "p50 TTFT",
+    "workers", "frontends", "routing", "requests", "refused", "µs a request", "status kB/s", "cached", "p50 TTFT",
     "p99 TTFT", "resumed", "p99 pause", "broken", "lost",
 ]  # fmt: skip
 CHARTS: dict[str, Callable[[Result], float]] = {
@@ -47,19 +47,19 @@ CHARTS: dict[str, Callable[[Result], float]] = {
 }
 
 
-def simulate(workers: int, workload: Workload, seconds: float, cost: CostModel, homes: int = HOMES) -> Fleet:
+def simulate(workers: int, workload: Workload, seconds: float, cost: CostModel, routing: str = "homes") -> Fleet:
     """Runs one fleet until every request has ended. The same arguments give the same."""
     frontends = min(50, max(1, workers // FRONTENDS_FOR))
-    fleet = Fleet(workers, frontends, cost, homes=homes)
+    fleet = Fleet(workers, frontends, cost, routing=routing)
     deaths = workload.deaths(workers, frontends, seconds, random.Random(workers + 1))
     fleet.run(workload.arrivals(workers, seconds, random.Random(workers)), deaths)
     return fleet
 
 
-def row(fleet: Fleet, homes: int) -> list[str]:
+def row(fleet: Fleet, routing: str) -> list[str]:
     result = fleet.result
     return [
-        str(len(fleet.workers)), str(len(fleet.routers)), "on" if homes else "off",
+        str(len(fleet.workers)), str(len(fleet.routers)), routing,
         str(result.requests), str(result.refused),
         f"{result.choices / max(1, result.requests) * 1e6:.0f}",
         f"{result.status_bytes / STATUS_S / 1e3:.0f}",
@@ -76,18 +76,18 @@ def main(argv: list[str] | None = None, show: Callable[[Any], None] = print) -> 
     parser.add_argument("--seconds", type=positive_float, default=12.0, help="of arrivals")
     parser.add_argument("--cost", default="cpu-qwen3-0.6b", help="see sluice simulate")
     parser.add_argument(
-        "--homes", choices=["on", "off", "both"], default="on",
-        help="whether frontends agree on the workers of a prefix (rendezvous hashing)",
+        "--routing", choices=ROUTING, nargs="+", default=["homes"],
+        help="learnt: each frontend learns prefixes alone; homes: frontends agree on the workers of a prefix (by "
+        "rendezvous hashing); picker: one picker for all requests follows the K/V events of all workers",
     )  # fmt: skip
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the table as charts into this SVG file")
     args = parser.parse_args(argv)
-    kinds = {"off": [0], "on": [HOMES], "both": [0, HOMES]}[args.homes]
     rows, lines = [HEAD], dict[str, list[Line]]()
-    for homes in kinds:
-        fleets = [simulate(n, WORKLOADS[args.workload], args.seconds, load(args.cost), homes) for n in args.workers]
-        rows += [row(fleet, homes) for fleet in fleets]
+    for routing in args.routing:
+        fleets = [simulate(n, WORKLOADS[args.workload], args.seconds, load(args.cost), routing) for n in args.workers]
+        rows += [row(fleet, routing) for fleet in fleets]
         for title, value in CHARTS.items():
-            line = Line(f"homes {'on' if homes else 'off'}", [value(fleet.result) for fleet in fleets])
+            line = Line(routing, [value(fleet.result) for fleet in fleets])
             lines.setdefault(title, []).append(line)
     show(aligned(rows))
     if args.picture:

@@ -52,11 +52,14 @@ class FleetRouter:
         if not self._ready:
             return None
         loads = self._placement.loads(self._ready)
-        at, saved = self.router.choose(stream.submit.prompt, stream.submit.cache_salt, self._names, loads)
+        at, saved = self._pick(stream, loads)
         chosen = self._ready[at]
         self._placement.put(stream, chosen, saved)
         chosen.streams[stream.submit.id] = stream
         return int(chosen.index)
+
+    def _pick(self, stream: Any, loads: list[int]) -> tuple[int, int]:
+        return self.router.choose(stream.submit.prompt, stream.submit.cache_salt, self._names, loads)
 
     def ended(self, stream: Any) -> None:
         del self._connections[stream.worker].streams[stream.submit.id]

@@ -10,6 +10,7 @@ from itertools import count
 from math import ceil, inf
 
 from bench.simulate.cost import CostModel
+from bench.simulate.fleet_picker import FleetPicker
 from bench.simulate.fleet_routers import FleetRouter
 from bench.simulate.fleet_workers import SimulatedStream, SimulatedWorker
 from bench.simulate.fleet_workloads import Arrival, Deaths
@@ -55,10 +56,14 @@ class Result:
 class Fleet:
     """The simulation of one number of workers."""
 
-    def __init__(self, workers: int, frontends: int, cost: CostModel, seed: int = 0, *, homes: int = HOMES) -> None:
+    def __init__(self, workers: int, frontends: int, cost: CostModel, seed: int = 0, *, routing: str = "homes") -> None:
+        """routing: learnt (each frontend alone), homes (they agree on homes of a prefix) or picker (of a gateway)"""
         self._settings = with_default_sizes(WorkerConfig(), on_gpu=False)
-        self._cost, self._homes, self._draw = cost, homes, random.Random(seed)
+        self._cost, self._routing, self._draw = cost, routing, random.Random(seed)
         self._now = 0.0
+        self._picker: FleetPicker | None = None
+        if routing == "picker":
+            self._picker = FleetPicker(workers, lambda: self._now, self._settings.page_size)
         self.workers = [self._new_worker(index, frontends) for index in range(workers)]
         self.routers = [self._new_router() for _ in range(frontends)]
         self.result = Result()
@@ -72,10 +77,21 @@ class Fleet:
         self._report()
 
     def _new_worker(self, index: int, frontends: int) -> SimulatedWorker:
-        return SimulatedWorker(index, self._settings, self._cost, frontends)
+        worker = SimulatedWorker(index, self._settings, self._cost, frontends)
+        if self._picker is not None:
+            worker.publish_events()
+            self._picked(worker)
+        return worker
+
+    def _picked(self, worker: SimulatedWorker) -> None:
+        """Gives the picker the events of a worker."""
+        if self._picker is not None and worker.journal is not None:
+            self._picker.index.take(worker.index, worker.journal.take())
 
     def _new_router(self) -> FleetRouter:
-        return FleetRouter(len(self.workers), lambda: self._now, self._homes)
+        if self._picker is not None:
+            return self._picker
+        return FleetRouter(len(self.workers), lambda: self._now, HOMES if self._routing == "homes" else 0)
 
     def run(self, arrivals: Iterator[Arrival], deaths: Deaths = NO_DEATHS) -> Result:
         """Runs until every request has ended."""
@@ -107,11 +123,14 @@ class Fleet:
         ]
         if not self.result.status_bytes:
             self.result.status_bytes = sum(len(encode(status)) for status in statuses if status)
-        for router in self.routers:
+        for router in self._each_router():
             router.heard(statuses)
         waiting, self._waiting = self._waiting, []
         for stream in waiting:
             self._place(stream)
+
+    def _each_router(self) -> list[FleetRouter]:
+        return self.routers if self._picker is None else [self._picker]
 
     # requests
 
@@ -163,6 +182,7 @@ class Fleet:
             if ended:
                 self.result.answered += 1
                 self.routers[stream.frontend].ended(stream)
+        self._picked(worker)
         self._begin(worker)
 
     def _took(self, stream: SimulatedStream, tokens: int) -> None:
@@ -180,11 +200,12 @@ class Fleet:
             return
         self._down.add(index)
         worker, self.workers[index] = self.workers[index], self._new_worker(index, len(self.routers))
+        self._picked(self.workers[index])  # its events begin with a cleared cache
         self._count_hits(worker)
         streams = list(worker.streams.values())
         for stream in streams:
             self.routers[stream.frontend].ended(stream)
-        for router in self.routers:
+        for router in self._each_router():
             router.down(index)
         self._at(self._now + RESTART_S, self._worker_returns, index)
         for stream in streams:
@@ -194,7 +215,7 @@ class Fleet:
 
     def _worker_returns(self, index: int) -> None:
         self._down.discard(index)
-        for router in self.routers:
+        for router in self._each_router():
             router.up(index)
 
     def _frontend_dies(self, index: int) -> None:
@@ -207,10 +228,11 @@ class Fleet:
             held = [one for one in worker.streams.values() if one.frontend == index]
             for stream in held:
                 worker.abort(stream)
+                self.routers[index].ended(stream)
             broken += held
         self.result.broken += len(broken)
         self.routers[index] = self._new_router()
-        for down in self._down:
+        for down in self._down if self._picker is None else ():
             self.routers[index].down(down)
         self._at(self._now + RESTART_S, self._absent.discard, index)
         for stream in broken:

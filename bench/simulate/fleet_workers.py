@@ -7,6 +7,7 @@ from bench.simulate.cost import CostModel
 from bench.simulate.replay import GENERATED_ID, build
 from shared.config import WorkerConfig
 from shared.messages import ConnectedFrontend, KVUsage, Pages, Status, Submit, WorkerState
+from worker.kv_events.journal import PageJournal
 from worker.schedule.admission import Refused
 from worker.schedule.records.history import History
 from worker.schedule.records.shared_prefix import SharedPrefix
@@ -36,8 +37,12 @@ class SimulatedWorker:
         self.scheduler, self.pool = build(settings, POOL_TOKENS // settings.page_size)
         self.streams: dict[int, SimulatedStream] = {}
         self.computing: Plan | None = None
+        self.journal: PageJournal | None = None  # of a worker that publishes K/V events
         self._cost = cost
         self._frontends = tuple(ConnectedFrontend(f"{n:032x}", 4000 + n, 10, 1000) for n in range(frontends))
+
+    def publish_events(self) -> None:
+        self.journal = PageJournal.of(self.scheduler.state.paging)
 
     def submit(self, stream: SimulatedStream, now: float) -> bool:
         """Takes a stream, with the output that it has already. Returns False if the worker is full."""

@@ -58,8 +58,7 @@ def choose(
     turn: among equals the first worker at or after this index is taken, cyclically
     saved: how many tokens each of `cached_by` need not compute again; among equals of one the first is taken
     homes: workers that other frontends may have sent a prefix of the request
-    hope: how many tokens a home saves at most; if its load exceeds the least load by more, and by more than a quarter
-        of it, the home is not taken
+    hope: how many tokens a home saves at most; while its load exceeds the least load by more, it is not taken
     """
     least = min(loads)
     margin = max(AFFINITY_MARGIN, least // 4)
@@ -67,7 +66,7 @@ def choose(
         near = [i for i in workers if loads[i] <= least + max(margin, tokens)]
         if near:
             return min(near, key=loads.__getitem__)
-    near = [i for i in homes if loads[i] <= least + max(hope, least // 4)]
+    near = [i for i in homes if loads[i] <= least + hope]
     if near:
         return min(near, key=loads.__getitem__)
     try:

@@ -3,6 +3,7 @@ lose nothing."""
 
 import random
 import xml.etree.ElementTree as ET
+from array import array
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,18 +11,19 @@ import pytest
 
 from bench.simulate.cost import CostModel
 from bench.simulate.fleet import main
+from bench.simulate.fleet_picker import PageIndex
 from bench.simulate.fleet_picture import Line, drawn
 from bench.simulate.fleet_run import RESTART_S, Fleet, Result
 from bench.simulate.fleet_workloads import WORKLOADS, Deaths, Workload
-from frontend.workers.routing import HOMES
+from worker.kv_events.events import AllBlocksCleared, BlockRemoved, BlockStored, block_hash
 
 COST = CostModel(overhead=0.01, token=1e-4, kv_token=0.0)
 SHARED = Workload(groups=0.5, prefix=600, tail=(5, 20), output=4, rate=2.0)
 LONG = replace(SHARED, output=60, rate=6.0, worker_deaths=0.2, frontend_deaths=0.2)
 
 
-def run(workload: Workload, workers: int, frontends: int, homes: int = HOMES) -> Fleet:
-    fleet = Fleet(workers, frontends, COST, homes=homes)
+def run(workload: Workload, workers: int, frontends: int, routing: str = "homes") -> Fleet:
+    fleet = Fleet(workers, frontends, COST, routing=routing)
     deaths = workload.deaths(workers, frontends, 5.0, random.Random(2))
     fleet.run(workload.arrivals(workers, 5.0, random.Random(1)), deaths)
     return fleet
@@ -49,6 +51,32 @@ def test_deaths_of_workers_and_frontends_lose_no_request(workers: int, frontends
     check_nothing_is_left(fleet)
 
 
+def test_a_picker_that_follows_events_finds_the_pages_of_all_workers() -> None:
+    fleet = run(LONG, 6, 3, "picker")
+    assert fleet.result.resumed and fleet.result.broken
+    check_nothing_is_left(fleet)
+    for worker in fleet.workers:
+        assert worker.journal is not None
+        known = fleet.routers[0].index._keys[worker.index]  # type: ignore[attr-defined]
+        assert known.keys() == {block_hash(digest) for digest in worker.journal.found}
+    assert any(worker.journal.found for worker in fleet.workers if worker.journal)
+    picked, learnt = run(SHARED, 8, 8, "picker").result, run(SHARED, 8, 8, "learnt").result
+    assert picked.hits / picked.queries > learnt.hits / learnt.queries + 0.05
+
+
+def test_index_of_pages_knows_the_longest_prefix_of_each_worker() -> None:
+    index, prompt = PageIndex(), array("I", range(12))
+    stored = BlockStored([7, 8], None, [*range(8)], 4, None, None, None)
+    index.take(0, [stored, BlockStored([9], 8, [*range(8, 12)], 4, None, None, None)])
+    index.take(1, [stored, BlockStored([9], 1234, [*range(8, 12)], 4, None, None, None)])
+    assert index.saved(prompt, 4) == {0: 12, 1: 8}, "a page after an unknown one is not found"
+    assert index.saved(prompt[:6], 4) == {0: 4, 1: 4} and index.saved(prompt[1:], 4) == {}
+    index.take(0, [BlockRemoved([8], None)])
+    assert index.saved(prompt, 4) == {0: 4, 1: 8}
+    index.take(1, [AllBlocksCleared()])
+    assert index.saved(prompt, 4) == {0: 4}
+
+
 def test_a_stream_goes_on_at_another_worker_with_the_output_it_has() -> None:
     fleet = Fleet(2, 1, COST)
     result = fleet.run(iter([(0.0, list(range(300, 400)), 50)]), Deaths([(0.3, 0), (0.3001, 1)], []))
@@ -70,7 +98,7 @@ def test_the_same_traffic_gives_the_same_times() -> None:
 
 
 def test_frontends_that_know_nothing_of_each_other_find_the_pages_of_a_shared_prefix() -> None:
-    shared, learnt = run(SHARED, 8, 8).result, run(SHARED, 8, 8, homes=0).result
+    shared, learnt = run(SHARED, 8, 8).result, run(SHARED, 8, 8, routing="learnt").result
     apart = run(replace(SHARED, groups=1000), 8, 8).result
     assert shared.hits / shared.queries > 0.6 > 0.05 > apart.hits / apart.queries
     assert shared.hits / shared.queries > learnt.hits / learnt.queries + 0.1
@@ -78,7 +106,7 @@ def test_frontends_that_know_nothing_of_each_other_find_the_pages_of_a_shared_pr
 
 def test_table_has_a_row_and_the_picture_a_point_for_each_number_of_workers(tmp_path: Path) -> None:
     shown, picture = list[str](), tmp_path / "fleet.svg"
-    words = ["--workers", "1", "2", "--seconds", "1", "--workload", "bursts", "--homes", "both"]
+    words = ["--workers", "1", "2", "--seconds", "1", "--workload", "bursts", "--routing", "learnt", "homes"]
     main([*words, "--picture", str(picture)], shown.append)
     assert len(shown[0].splitlines()) == 6 and set(WORKLOADS) == {"agents", "chat", "bursts", "failures"}
     tags = [element.tag.rpartition("}")[2] for element in ET.fromstring(picture.read_text()).iter()]

@@ -143,5 +143,4 @@ def test_a_home_is_taken_only_as_far_as_it_saves_tokens() -> None:
     for hope in (0, 100, 700):
         assert choose([0, 50, hope], homes=[2], hope=hope) == 2
         assert choose([0, 50, hope + 1], homes=[2], hope=hope) == 0
-    assert (choose([100, 125], homes=[1]), choose([100, 126], homes=[1])) == (1, 0), "a quarter of the least load"
     assert choose([0, 10, 5], [[1]], homes=[2], hope=700) == 1, "a known prefix goes before a home"
