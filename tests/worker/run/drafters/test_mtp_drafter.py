@@ -93,7 +93,7 @@ class Corrected:
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
         proposed, returned = self.drafter.propose(wanted), []
         for (sequence, count), drafts in zip(wanted, proposed, strict=True):
-            if drafts and self.compared < 40:
+            if drafts and self.compared < 20:
                 self._compare(sequence, drafts)
             tokens = self._right[sequence.key[1]][len(sequence.tokens) :][:count]
             wrong = self._draw.randint(0, 2 * count)
@@ -120,7 +120,7 @@ def test_head_changes_no_token_and_knows_the_hidden_states_of_all_accepted_token
     assert tokens == plain and scheduler.status.draft_tokens > 5
     corrected = Corrected(folder, drafter, plain)
     tokens, scheduler, steps = served(folder, corrected, drafter)
-    assert tokens == plain and steps < most and corrected.compared == 40
+    assert tokens == plain and steps < most and corrected.compared > 9
     assert 0 < scheduler.status.accepted_tokens < scheduler.status.draft_tokens
     assert len(drafter.sequences) == 0, "everything is taken back"
 
