@@ -35,6 +35,7 @@ from worker.transport.server import Identity, WireServer
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
     from worker.adapters.store import AdapterStore
     from worker.kv_events.publisher import KvEventPublisher
+    from worker.ranks.metrics import RankCounter
 
 log = logging.getLogger("sluice.worker")
 
@@ -58,25 +59,31 @@ def run(settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = F
     reporter.wire_totals = server.totals
     server.start()
     heartbeat.phase = Phase.LOADING
+    ranks = _rank_counter(settings)
     try:
         engine = load_engine(
             settings.model, settings.worker, reporter.on_load, reporter.on_download, prefer_cache=again
         )
         engine.runner.check_device()
         stop.serving = True
-        _serve(settings, engine, server, reporter, stop)
+        _serve(settings, engine, server, reporter, stop, ranks)
     except Exception as error:
         reporter.failed = str(error)
+        if ranks is not None:
+            ranks.count(error)
         raise
     finally:
         server.close()
 
 
 def _serve(
-    settings: Settings, engine: Engine, server: WireServer, reporter: StatusReporter, stop: "StopSignal"
-) -> None:
+    settings: Settings, engine: Engine, server: WireServer, reporter: StatusReporter, stop: "StopSignal",
+    ranks: "RankCounter | None",
+) -> None:  # fmt: skip
     metrics = Metrics(settings.frontend.metrics_prefix, settings.model.name, engine.size.page_size)
     metrics.expert_loads = engine.expert_loads
+    if ranks is not None:
+        metrics.registry.register(ranks.counter)
     seeds = random.Random(settings.worker.seed) if settings.worker.seed >= 0 else random.SystemRandom()
     engine.compiler.wake = server.awake.set
     request_table = RequestTable(
@@ -119,6 +126,15 @@ def _serve(
         events.close()
     request_table.end_all(Outcome.SHUTDOWN, time.monotonic(), "the server shut down before this was done")
     request_table.publish(server, time.monotonic())
+
+
+def _rank_counter(settings: Settings) -> "RankCounter | None":
+    """Returns what counts the ranks that differ; None if there is one rank."""
+    if settings.worker.tensor_parallel_size == 1:
+        return None
+    from worker.ranks.metrics import RankCounter
+
+    return RankCounter(settings)
 
 
 def _adapters(settings: Settings, engine: Engine, server: WireServer, metrics: Metrics) -> "AdapterStore | None":

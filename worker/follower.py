@@ -13,26 +13,29 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
+from torch import Tensor
 
-from worker.engine.load_model import find_model
+from shared.config import WorkerConfig
+from worker.engine.load_model import ModelFiles, find_model
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import huge_pages
 from worker.kernels.cpu.ranks_c import RanksC
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.device import threads_of
+from worker.model.layer import Weights
 from worker.model.share import Share
 from worker.model.weights import load
-from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Order, Sizes, inputs_of, receive, rows_of
+from worker.ranks.checks import checksums, checksums_from_checkpoint
+from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Loaded, Order, Sizes, inputs_of, receive, rows_of, send
 from worker.ranks.nodes import stay_on_node
 from worker.ranks.part import PartDecoder
 
 PR_SET_PDEATHSIG = 1
-READY = b"r"
 
 
 def main(orders: socket.socket, memory: int) -> None:
@@ -40,11 +43,14 @@ def main(orders: socket.socket, memory: int) -> None:
     stay_on_node(begin.rank, begin.count)
     torch.set_num_threads(threads_of(begin.worker))
     part = _load(begin, orders, RanksC(mmap.mmap(memory, begin.memory), begin.rank, begin.count))
-    orders.sendall(READY)
+
+    def hidden(given: Order) -> Tensor:
+        return part.hidden(inputs_of(given), checked=given.checked)
+
     compute: dict[str, Callable[[Order], object]] = {
-        HIDDEN: lambda given: part.hidden(inputs_of(given)),
+        HIDDEN: hidden,
         LOGITS: lambda given: part.logits(rows_of(given)),
-        BOTH: lambda given: part.logits(part.hidden(inputs_of(given))),
+        BOTH: lambda given: part.logits(hidden(given)),
     }
     decoder = msgspec.msgpack.Decoder(Order)
     with torch.inference_mode():
@@ -66,10 +72,18 @@ def _load(begin: Beginning, orders: socket.socket, ranks: RanksC) -> PartDecoder
     cache = KVCache(
         spec, size.pages, size.page_size, formats.kv_dtype, device, size.groups, size.state_slots, formats.dtype
     )
-    for part in (*cache.k, *cache.v):
-        huge_pages(part)
+    for tensor in (*cache.k, *cache.v):
+        huge_pages(tensor)
     cache.prefault_ahead(bindings.touch_pages)
-    return PartDecoder(Decoder(spec, weights, size.max_seq_len), cache, ranks)
+    part = PartDecoder(Decoder(spec, weights, size.max_seq_len), cache, ranks)
+    send(orders, _loaded(files, begin.worker, weights, share))
+    return part
+
+
+def _loaded(files: ModelFiles, worker: WorkerConfig, weights: Weights, share: Share) -> Loaded:
+    if not worker.rank_check_weights:
+        return Loaded()
+    return Loaded(checksums(weights), checksums_from_checkpoint(files.stored(worker), share.next, lambda: None))
 
 
 def _end_with_parent() -> None:
@@ -79,9 +93,14 @@ def _end_with_parent() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-if __name__ == "__main__":
-    parent, source, shared = map(int, sys.argv[1:])
+def start(words: Sequence[str]) -> None:
+    """words: PARENT, SOCKET and MEMORY."""
+    parent, source, shared = map(int, words)
     _end_with_parent()
     if os.getppid() == parent:  # else it has died already
         with contextlib.suppress(EOFError):
             main(socket.socket(fileno=source), shared)
+
+
+if __name__ == "__main__":
+    start(sys.argv[1:])

@@ -43,6 +43,16 @@ class WorkerConfig:
         "divide --threads, and answers have the same bytes with any number of them",
         unit="processes", at_least=1, at_most=8,
     )  # fmt: skip
+    rank_check_steps: int = setting(
+        1, "with several processes for a model: every so many steps they compare checksums of what all of them have "
+        "in common, and the worker is restarted if one differs; 0: never",
+        unit="steps", at_least=0,
+    )  # fmt: skip
+    rank_check_weights: bool = setting(
+        True,
+        "with several processes for a model: at start, each process reads the part of another one from the "
+        "checkpoint, too, and the worker is restarted if that part differs",
+    )
     kv_cache_gb: float = setting(0.0, "size of the K/V pool; 0: computed from free memory", unit="GiB", at_least=0)
     gpu_memory_utilization: float = setting(
         0.9, "fraction of the GPU's memory for weights, K/V and scratch buffers", above=0, at_most=1

@@ -64,6 +64,11 @@ class Hold:
         self.file.unlink(missing_ok=True)
 
     @property
+    def flip(self) -> Path:
+        """The file of broken_rank.py, for the worker's other ranks."""
+        return self.file.with_suffix(".flip")
+
+    @property
     def reached(self) -> Path:
         return self.file.with_suffix(".reached")
 
@@ -78,8 +83,10 @@ def serve(hold: Hold, words: list[str]) -> int:
 
 def work(hold: Hold, words: list[str]) -> int:
     from deploy.cli.main import main
+    from worker.ranks import leader
 
     make_holdable(hold)
+    leader.FOLLOWER = ("-m", "tests.e2e.broken_rank", str(hold.flip))
     return main(words)
 
 

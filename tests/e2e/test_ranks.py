@@ -1,19 +1,24 @@
 """A server whose worker is several processes: the bytes of one process, and a life after the death of any of them."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.checkpoints import Checkpoints
-from tests.e2e.server import Server, serving
+from tests.e2e.broken_rank import STREAM, WEIGHTS
+from tests.e2e.server import Server, free_port, serving
+from tests.patience import PATIENCE_S
 
 PROMPT, TOKENS, STREAMS = "A small boat waits", 60, 4
 FLAGS = ("--dtype", "float32", "--kv-cache-gb", "0.05", "--speculation", "ngram", "--stall-timeout", "5")
+METRICS_PORT = free_port()
 
 
 def answers(server: Server) -> list[list[int]]:
@@ -38,7 +43,8 @@ def expected(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="module")
 def ranks(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("ranks") / "log"
-    with serving(checkpoints("llama"), log, *FLAGS, "--tensor-parallel-size", "2", held=True) as server:
+    with serving(checkpoints("llama"), log, *FLAGS, "--tensor-parallel-size", "2", "--worker-metrics-port",
+                 str(METRICS_PORT), held=True) as server:  # fmt: skip
         yield server
 
 
@@ -69,3 +75,25 @@ def test_streams_go_on_when_a_rank_dies_or_stops(
     while any(Path(f"/proc/{pid}").exists() for pid in before) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in before if Path(f"/proc/{pid}").exists()], "no process of a dead worker is left"
+
+
+@pytest.mark.parametrize("where", [STREAM, WEIGHTS])
+def test_rank_that_differs_is_named_and_ends_its_worker(ranks: Server, expected: list[list[int]], where: str) -> None:
+    """No token comes from it. A rank whose weights differ is found before its worker serves."""
+    before, counted = pids(ranks), differed(ranks)
+    ranks.hold.flip.write_text(where)
+    if where == WEIGHTS:
+        os.kill(before[0], signal.SIGKILL)
+    assert answers(ranks) == expected
+    assert not {*before} & {*pids(ranks)} and not ranks.hold.flip.exists()
+    words = {STREAM: "rank 1 has another residual stream", WEIGHTS: "rank 1 has other weights in layers.1."}
+    assert words[where] in ranks.log.read_text()
+    assert differed(ranks) == {"0": counted["0"], "1": counted["1"] + 1}
+
+
+def differed(server: Server) -> dict[str, float]:
+    """Returns how often each rank was found to differ."""
+    ready = server.until(lambda stats: stats["workers"][0]["ready"])
+    assert ready
+    text = httpx.get(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=PATIENCE_S).text
+    return {rank: float(value) for rank, value in re.findall(r'ranks_differed_total\{.*rank="(\d)".*\} (.+)', text)}

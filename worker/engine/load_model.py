@@ -24,6 +24,7 @@ from worker.model.layer import Weights
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.ranks.checks import Stored
     from worker.ranks.leader import Leader
     from worker.vision.vision import Tower
 
@@ -38,6 +39,12 @@ class ModelFiles:
     spec: ModelSpec
     formats: Formats
     device: torch.device
+
+    def stored(self, worker: WorkerConfig) -> "Stored":
+        """Returns what the processes of --tensor-parallel-size read."""
+        from worker.ranks.checks import Stored
+
+        return Stored(self.folder, self.spec, self.formats.dtype, self.formats.memory, worker.batch_invariant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,7 @@ def load_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_p
     if worker.tensor_parallel_size > 1:
         from worker.ranks.leader import Leader
 
-        ranks = Leader(files.spec, device, model, worker)
+        ranks = Leader(files.stored(worker), device, model, worker)
     share = None if ranks is None else ranks.share
     with explain_out_of_memory(gpu):
         weights = load_weights(

@@ -66,6 +66,10 @@ class CpuDecoder:
         outputs = _rows(inputs.only_logits(), tables) if of_all < count else None
         return layers.run(_rows(inputs, tables), own, layers_of_all=of_all, adapters=self._adapters, outputs=outputs)
 
+    def residual(self, rows: int) -> Tensor:
+        """Returns the residual stream [rows, H] after the last step, which had so many rows."""
+        return self._layers.embeddings(rows)
+
     def with_operations(self, operations: Operations) -> "Decoder | CpuDecoder":
         """Returns a decoder with other operations, which shares the weights. Its loop is in Python if they are not the
         usual ones and what adapters add to these."""

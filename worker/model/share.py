@@ -32,6 +32,11 @@ class Share:
     rank: int
     count: int
 
+    @property
+    def next(self) -> "Share":
+        """The share of the next process; behind the last one is the first."""
+        return Share((self.rank + 1) % self.count, self.count)
+
     def spec(self, spec: ModelSpec) -> ModelSpec:
         """Returns the spec of the part: it has fewer heads."""
         layers = tuple(

@@ -85,6 +85,7 @@ class Loader:
     on_progress: Progress = lambda done, total: None
     on_size: Callable[[WeightsSize], None] = lambda size: None
     share: Share | None = None
+    keep: Callable[[Layer], Layer] = lambda layer: layer  # returns what the result holds of a layer
     done: int = 0
     total: int = 0
     pieces: Pieces = field(default_factory=Pieces)  # where the linears of a CPU are packed
@@ -115,7 +116,7 @@ class Loader:
         shared = embed if self.head is None or self.spec.tied else table
         del embed  # its codes are needed no more unless the head is tied
         inputs = self._layer_inputs()
-        layers = [self.layer(*each) for each in self._layers()]
+        layers = [self.keep(self.layer(*each)) for each in self._layers()]
         last = self.norm(self._last_norm())
         return Weights(table, layers, last, self._head(shared), inputs)
 

@@ -7,5 +7,7 @@ exchange rows in shared memory (worker/kernels/cpu/csrc/ranks).
 leader              starts the other ranks (worker/follower.py), and tells them what to compute
 frames              what rank 0 tells the others, as bytes
 part                the decoder of one rank
+checks              compares the ranks: their residual streams, and at start their weights
+metrics             counts ranks that differ
 nodes               which processors a rank runs on
 """

@@ -38,6 +38,13 @@ class Sizes(msgspec.Struct, frozen=True):
     size: PoolSize
 
 
+class Loaded(msgspec.Struct, frozen=True):
+    """The answer: this rank is ready. Checksums of its slices and of those of the next rank (checks.py); or none."""
+
+    own: dict[str, int] = {}
+    of_next: dict[str, int] = {}
+
+
 class TensorBytes(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
@@ -45,16 +52,20 @@ class TensorBytes(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
-    """One frame for each step: `columns` are the fields of ForwardInputs, or the rows of the head's input."""
+    """One frame for each step: `columns` are the fields of ForwardInputs, or the rows of the head's input.
+
+    checked: whether ranks compare their residual streams.
+    """
 
     compute: str
     columns: list[TensorBytes | list[TensorBytes | int] | int | None]
+    checked: bool = False
 
 
-def order(compute: str, inputs: ForwardInputs | Tensor) -> Order:
+def order(compute: str, inputs: ForwardInputs | Tensor, *, checked: bool = False) -> Order:
     if isinstance(inputs, Tensor):
         return Order(compute, [_bytes_of(inputs)])
-    return Order(compute, [_packed(getattr(inputs, name)) for name in FIELDS])
+    return Order(compute, [_packed(getattr(inputs, name)) for name in FIELDS], checked)
 
 
 def inputs_of(given: Order) -> ForwardInputs:

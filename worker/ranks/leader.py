@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -22,7 +23,8 @@ from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.share import CannotShare, Share, check, largest_inner
-from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Sizes, order, send
+from worker.ranks.checks import RankDiffers, Stored, check_slices, checksums, checksums_from_checkpoint
+from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Loaded, Sizes, order, receive, send
 from worker.ranks.nodes import stay_on_node
 from worker.ranks.part import PartDecoder
 from worker.spec import ModelSpec
@@ -31,6 +33,7 @@ log = logging.getLogger("sluice.ranks")
 
 MOST_BYTES = 4  # of a number that is exchanged
 POLL_S = 0.2
+FOLLOWER: tuple[str, ...] = ("-m", "worker.follower")  # what Python runs as another rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +48,18 @@ class Follower:
 class Leader:
     """All ranks of a worker, seen from rank 0."""
 
-    def __init__(self, spec: ModelSpec, device: torch.device, model: ModelConfig, worker: WorkerConfig) -> None:
+    def __init__(self, stored: Stored, device: torch.device, model: ModelConfig, worker: WorkerConfig) -> None:
         """Starts the other ranks, which begin to load. Raises ConfigError if they cannot share the model."""
-        count = worker.tensor_parallel_size
+        count, spec = worker.tensor_parallel_size, stored.spec
         if device.type != "cpu":
             raise ConfigError(f"--tensor-parallel-size {count} is for the CPU so far; use 1, or --device cpu")
         try:
             check(spec, count)
         except CannotShare as error:
             raise ConfigError(str(error)) from error
-        self.share, self._spec = Share(0, count), spec
+        self.share, self._stored, self._worker = Share(0, count), stored, worker
+        self._steps = 0
+        self._differs: RankDiffers | None = None
         size = shared_bytes(_round_bytes(spec, worker.max_step_tokens))
         shared = os.memfd_create("sluice-ranks", os.MFD_CLOEXEC)
         os.ftruncate(shared, size)
@@ -78,25 +83,56 @@ class Leader:
         try:
             part = PartDecoder(decoder, cache, self._ranks)
             self._tell(Sizes(size))
-            for follower in self._followers:
-                self._wait_until_ready(follower, on_progress)
+            own = self._own_checksums(decoder, on_progress)
+            loaded = [own, *(self._wait_until_ready(follower, on_progress) for follower in self._followers)]
         except (CannotShare, RankLost) as error:
             raise ConfigError(str(error)) from error
-        return SharedModel(self._spec, decoder, part, self)
+        self._check_weights(loaded)
+        return SharedModel(self._stored.spec, decoder, part, self)
 
-    def all(self, compute: str, inputs: ForwardInputs | Tensor, own: Callable[[], Tensor]) -> Tensor:
-        """Has all ranks compute the same; `own` computes it on this one. Raises RankLost, and whatever `own` raises.
+    def _own_checksums(self, decoder: Decoder, on_progress: Callable[[], None]) -> Loaded:
+        if not self._worker.rank_check_weights:
+            return Loaded()
+        own = checksums(decoder.weights)
+        return Loaded(own, checksums_from_checkpoint(self._stored, self.share.next, on_progress))
 
-        After an error the ranks may wait for different things, so none of them computes any more.
-        """
+    def _check_weights(self, loaded: Sequence[Loaded]) -> None:
+        """Raises RankDiffers. loaded: what each rank has, in order."""
         try:
-            self._tell(order(compute, inputs))
-            return own()
-        except BaseException:
-            self._ranks.end()
+            check_slices([one.own for one in loaded], [loaded[rank - 1].of_next for rank in range(len(loaded))])
+        except RankDiffers as error:
+            self._end(error)
             raise
 
+    def all(self, compute: str, inputs: ForwardInputs | Tensor, own: Callable[[bool], Tensor]) -> Tensor:
+        """Has all ranks compute the same. Raises RankLost, and whatever `own` raises.
+
+        own: computes it on this rank, and compares residual streams with the others if its argument is true.
+        After an error the ranks may wait for different things, so none of them computes any more.
+        """
+        checked = compute != LOGITS and self._is_checked()
+        try:
+            self._tell(order(compute, inputs, checked=checked))
+            return own(checked)
+        except BaseException as error:
+            self._end(error)
+            raise
+
+    def _is_checked(self) -> bool:
+        """Counts a step, and returns whether ranks compare their residual streams in it."""
+        self._steps += 1
+        every = self._worker.rank_check_steps
+        return every > 0 and self._steps % every == 0
+
+    def _end(self, error: BaseException) -> None:
+        if isinstance(error, RankDiffers) and self._differs is None:
+            self._differs = error
+            log.error("%s: all ranks end", error)
+        self._ranks.end()
+
     def _tell(self, frame: object) -> None:
+        if self._differs is not None:
+            raise self._differs
         if self._ranks.lost:
             raise RankLost("a process that computes a part of the model has died")
         try:
@@ -105,11 +141,14 @@ class Leader:
         except OSError as error:
             raise RankLost(f"a process that computes a part of the model does not listen: {error.strerror}") from error
 
-    def _wait_until_ready(self, follower: Follower, on_progress: Callable[[], None]) -> None:
+    def _wait_until_ready(self, follower: Follower, on_progress: Callable[[], None]) -> Loaded:
         while not select.select([follower.orders], [], [], POLL_S)[0]:
             on_progress()
-        if not follower.orders.recv(1):
-            raise RankLost(f"rank {follower.rank} ended with code {follower.process.wait()} while it loaded")
+        try:
+            return msgspec.msgpack.decode(receive(follower.orders), type=Loaded)
+        except EOFError:
+            code = follower.process.wait()
+            raise RankLost(f"rank {follower.rank} ended with code {code} while it loaded") from None
 
     def _watch(self, follower: Follower) -> None:
         code = follower.process.wait()
@@ -127,13 +166,13 @@ class SharedModel:
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
         part = self._part
-        return self._leader.all(BOTH, inputs, lambda: part.logits(part.hidden(inputs)))
+        return self._leader.all(BOTH, inputs, lambda checked: part.logits(part.hidden(inputs, checked=checked)))
 
     def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
-        return self._leader.all(HIDDEN, inputs, lambda: self._part.hidden(inputs))
+        return self._leader.all(HIDDEN, inputs, lambda checked: self._part.hidden(inputs, checked=checked))
 
     def logits(self, h: Tensor) -> Tensor:
-        return self._leader.all(LOGITS, h, lambda: self._part.logits(h))
+        return self._leader.all(LOGITS, h, lambda checked: self._part.logits(h))
 
     def with_operations(self, operations: Operations) -> Decoder:
         raise NotImplementedError("settings_check.py refuses what needs other operations with several ranks")
@@ -148,7 +187,7 @@ def _round_bytes(spec: ModelSpec, tokens: int) -> int:
 def _start(begin: Beginning, shared: int) -> Follower:
     ours, theirs = socket.socketpair()
     words: Sequence[str] = (
-        sys.executable, "-m", "worker.follower", str(os.getpid()), str(theirs.fileno()), str(shared),
+        sys.executable, *FOLLOWER, str(os.getpid()), str(theirs.fileno()), str(shared),
     )  # fmt: skip
     process = subprocess.Popen(words, pass_fds=(theirs.fileno(), shared), stdin=subprocess.DEVNULL)
     theirs.close()

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from worker.kernels.cpu.ranks_c import RanksC
@@ -13,6 +14,7 @@ from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.share import CannotShare
+from worker.ranks.checks import RankDiffers, checksum, differing
 
 
 class PartDecoder:
@@ -26,10 +28,22 @@ class PartDecoder:
         self._layers, self._cache, self._ranks = layers, cache, ranks
         self._head = decoder.with_operations(replace(FAST, linear=self._whole_linear))
 
-    def hidden(self, inputs: ForwardInputs) -> Tensor:
-        """Computes the same as Decoder.hidden of the whole model. Raises RankLost."""
+    def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
+        """Computes the same as Decoder.hidden of the whole model. Raises RankLost.
+
+        checked: whether ranks compare what each has of all columns: the residual stream and its norm. Rank 0 then
+            raises RankDiffers.
+        """
         self._cache.reach(inputs.max_pages)
-        return self._layers.hidden(inputs, self._cache)
+        h = self._layers.hidden(inputs, self._cache)
+        if checked:
+            self._compare(checksum(h, checksum(self._layers.residual(len(inputs.token_ids)))))
+        return h
+
+    def _compare(self, own: int) -> None:
+        sums = self._ranks.gather(torch.tensor([[own]])).flatten().tolist()
+        if self._ranks.rank == 0 and (rank := differing(sums)) is not None:
+            raise RankDiffers(rank, "has another residual stream than most ranks")
 
     def logits(self, h: Tensor) -> Tensor:
         """Computes the same as Decoder.logits of the whole model. Raises RankLost."""

@@ -112,7 +112,7 @@ class Arena:
         self._of_this, self._of_last = 0, 0  # bytes of this expert, and of the one before
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Returns uninitialized memory."""
+        """Returns uninitialized memory. The gap behind it is zero."""
         nbytes = math.prod(shape) * dtype.itemsize
         room = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if not self.pieces or self._used + room > self.pieces[-1].nbytes:
@@ -121,6 +121,7 @@ class Arena:
             self._used = 0
         begin, self._used = self._used, self._used + room
         self._of_this += room
+        self.pieces[-1][begin + nbytes : self._used].zero_()  # equal weights are equal bytes, gaps included
         return self.pieces[-1][begin : begin + nbytes].view(dtype).view(*shape)
 
     def end_expert(self) -> None:

@@ -1,0 +1,180 @@
+"""Kills and stops the ranks of a worker, again and again, while streams run.
+
+    python -m bench.ranks.faults --ranks 2 --faults 20 --streams 16
+
+Each client asks for answers one after another, sampled with its own seeds. In turns, a rank gets SIGKILL or SIGSTOP in
+the middle of all streams. Every answer is compared with the one that a server without faults gave. A request that no
+worker has admitted when a worker dies is answered with 503, and asked again; that counts as refused, not as lost.
+The exit code is 1 if an answer is wrong or a stream is lost.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.client.server import free_port
+
+DEMO = Path(__file__).parents[2] / "deploy" / "demo" / "model"
+START_S, REQUEST_S = 300.0, 600.0
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
+NAP_S = 0.05
+
+
+@dataclass
+class Seen:
+    """What the clients saw. pauses: in seconds, the longest of each answer that a client received."""
+
+    pauses: list[float] = field(default_factory=list)
+    answers: int = 0
+    refused: int = 0
+    lost: list[str] = field(default_factory=list)
+    wrong: int = 0
+
+
+@contextmanager
+def serving(model: str, flags: Sequence[str]) -> Iterator[str]:
+    port = free_port()
+    command = [sys.executable, "-m", "deploy.cli.main", "serve", "--model", model, "--served-model-name", "m"]
+    command += ["--device", "cpu", "--port", str(port), "--worker-metrics-port", "0", "--kv-cache-gb", "0.2", *flags]
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            ready(url)
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+
+def ready(url: str) -> dict[str, Any]:
+    """Returns the worker's part of /stats as soon as it is ready. Raises TimeoutError."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        try:
+            workers = httpx.get(url + "/stats", timeout=10).json()["workers"]
+            if workers and workers[0]["ready"]:
+                return dict(workers[0])
+        except httpx.TransportError:
+            pass
+        time.sleep(NAP_S)
+    raise TimeoutError(f"the server was not ready within {START_S:.0f} s")
+
+
+def ask(url: str, seed: int, tokens: int, seen: Seen) -> list[int]:
+    """Returns the ids of one answer; fewer if its stream is lost."""
+    body = {
+        "model": "m", "prompt": "Once upon a time", "max_tokens": tokens, "temperature": 1.0, "seed": seed,
+        "ignore_eos": True, "stream_format": "events",
+    }  # fmt: skip
+    while True:
+        with httpx.stream("POST", url + "/v1/completions", json=body, timeout=REQUEST_S) as answer:
+            if answer.status_code == 503:
+                answer.read()
+                seen.refused += 1
+                time.sleep(NAP_S)
+                continue
+            answer.raise_for_status()
+            return read(answer.iter_lines(), seen)
+
+
+def read(lines: Iterator[str], seen: Seen) -> list[int]:
+    ids: list[int] = []
+    kind, last, pause = "", time.monotonic(), 0.0
+    for line in lines:
+        if line.startswith("event: "):
+            kind = line[7:]
+        elif line.startswith("data: ") and kind == "token":
+            ids.append(json.loads(line[6:])["token_id"])
+            pause, last = max(pause, time.monotonic() - last), time.monotonic()
+        elif line.startswith("data: ") and kind == "error":
+            seen.lost.append(line)
+    seen.pauses.append(pause)
+    return ids
+
+
+def client(url: str, seed: int, tokens: int, expected: list[int], seen: Seen, stop: threading.Event) -> None:
+    """Asks until `stop` is set."""
+    while not stop.is_set():
+        try:
+            found = ask(url, seed, tokens, seen)
+        except httpx.HTTPError as error:
+            seen.lost.append(f"{type(error).__name__}: {error}")
+            continue
+        seen.answers += 1
+        seen.wrong += found != expected
+
+
+def strike(url: str, ranks: int, number: int) -> tuple[int, str, float]:
+    """Sends a signal to a rank. Returns the rank, the signal, and the seconds until the next worker is ready."""
+    pids = [rank["pid"] for rank in ready(url)["ranks"]]
+    victim, sent = number % ranks, SIGNALS[number // ranks % len(SIGNALS)]
+    begun = time.monotonic()
+    os.kill(pids[victim], sent)
+    while {rank["pid"] for rank in ready(url)["ranks"]} & {*pids}:
+        time.sleep(NAP_S)
+    return victim, sent.name, time.monotonic() - begun
+
+
+def measure(asked: argparse.Namespace) -> Seen:
+    flags = ("--threads", str(asked.ranks), "--stall-timeout", str(asked.stall_timeout))
+    unused = Seen()
+    with serving(asked.model, flags) as url, ThreadPoolExecutor(asked.streams) as pool:
+        expected = list(pool.map(lambda seed: ask(url, seed, asked.tokens, unused), range(asked.streams)))
+    seen, stop = Seen(), threading.Event()
+    with (
+        serving(asked.model, (*flags, "--tensor-parallel-size", str(asked.ranks))) as url,
+        ThreadPoolExecutor(asked.streams) as pool,
+    ):
+        clients = [
+            pool.submit(client, url, seed, asked.tokens, expected[seed], seen, stop) for seed in range(asked.streams)
+        ]
+        try:
+            for number in range(asked.faults):
+                time.sleep(asked.between)
+                rank, name, took = strike(url, asked.ranks, number)
+                print(
+                    f"{number + 1:3}: {name} of rank {rank}; the next worker was ready after {took:.1f} s", flush=True
+                )
+        finally:
+            stop.set()
+        for one in clients:
+            one.result()
+    return seen
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.ranks.faults", description=__doc__)
+    parser.add_argument("--model", default=str(DEMO), help="a checkpoint's folder; by default the demo model")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--faults", type=int, default=20)
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=600, help="of each answer")
+    parser.add_argument("--between", type=float, default=2.0, help="seconds from a worker's start to the next fault")
+    parser.add_argument(
+        "--stall-timeout", type=float, default=5.0, help="that of sluice serve, which ends a stopped rank"
+    )
+    asked = parser.parse_args()
+    seen = measure(asked)
+    print(f"{seen.answers} answers, {len(seen.lost)} lost, {seen.wrong} wrong, {seen.refused} refused and asked again")
+    print(f"longest pause between two tokens: {max(seen.pauses, default=0.0):.1f} s")
+    print(*seen.lost[:5], sep="\n", end="")
+    return 1 if seen.lost or seen.wrong or not seen.answers else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

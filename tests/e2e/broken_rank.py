@@ -1,0 +1,52 @@
+"""Another rank, whose memory errs once: it flips a bit where a test wants it, in what `worker.follower` computes.
+
+`python -m tests.e2e.broken_rank FILE ...`: the others are the arguments of worker.follower. FILE says which bit, by one
+of the words below. It is removed, so that the rank of the next worker is sound.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+STREAM, WEIGHTS = "stream", "weights"
+
+
+def flip(tensor: Any) -> None:
+    import torch
+
+    tensor.view(-1).view(torch.uint8)[0] ^= 1
+
+
+def make_breakable(file: Path) -> None:
+    """Of the rank of this process."""
+    from worker import follower
+    from worker.ranks.part import PartDecoder
+
+    hidden, load = PartDecoder.hidden, follower.load
+
+    def asked(word: str) -> bool:
+        if not file.exists() or file.read_text() != word:
+            return False
+        file.unlink()
+        return True
+
+    def wrong_hidden(self: Any, inputs: Any, **given: Any) -> Any:
+        if asked(STREAM):
+            flip(self._layers._decoder.weights.norm)  # every rank has it
+        return hidden(self, inputs, **given)
+
+    def wrong_load(*given: Any, **named: Any) -> Any:
+        weights = load(*given, **named)
+        if asked(WEIGHTS):
+            (first, *_) = weights.layers[1].mixer.linears
+            flip(first.cpu.parts[0].panels)
+        return weights
+
+    PartDecoder.hidden, follower.load = wrong_hidden, wrong_load  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    from worker.follower import start
+
+    make_breakable(Path(sys.argv[1]))
+    start(sys.argv[2:])

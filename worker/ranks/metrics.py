@@ -1,0 +1,25 @@
+"""Counts, per rank, how often it was found to differ. Its worker ends then, so the next one shows the count."""
+
+from prometheus_client import Counter
+
+from shared.config import Settings
+from worker.ranks.checks import RankDiffers
+
+
+class RankCounter:
+    """Made before the weights are loaded, because ranks are compared from then on."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.counter = Counter(
+            settings.frontend.metrics_prefix + "ranks_differed", "Times that a rank had wrong numbers.",
+            ["rank"], registry=None,
+        )  # fmt: skip
+        for rank in range(settings.worker.tensor_parallel_size):
+            self.counter.labels(rank)
+
+    def count(self, error: BaseException | None) -> None:
+        """Counts what made the worker end, if a rank that differs is the cause."""
+        while error is not None and not isinstance(error, RankDiffers):
+            error = error.__cause__
+        if error is not None:
+            self.counter.labels(error.rank).inc()
