@@ -60,10 +60,12 @@ def hidden_states(target: Decoder, tokens: list[int]) -> torch.Tensor:
 def test_drafts_are_those_of_transformers_layers(kind: str, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, head = made(kind)
     logits: list[torch.Tensor] = []
+    drawn: list[tuple[Sequence, int]] = []
 
-    def noting(rows: torch.Tensor, *others: Any) -> torch.Tensor:
-        logits.append(rows[0].clone())
-        return original(rows, *others)
+    def noting(of: torch.Tensor, rows: list[tuple[Sequence, int]], *others: Any) -> torch.Tensor:
+        logits.append(of[0].clone())
+        drawn.extend(rows)
+        return original(of, rows, *others)
 
     original = mtp_drafter.sample_rows  # type: ignore[attr-defined]
     monkeypatch.setattr(mtp_drafter, "sample_rows", noting)
@@ -78,6 +80,7 @@ def test_drafts_are_those_of_transformers_layers(kind: str, made: Any, monkeypat
     expected, of_reference = head.propose(tokens, 4)
     torch.testing.assert_close(torch.stack(logits), of_reference, rtol=1e-3, atol=1e-3)
     assert drafts == [tuple(expected)]
+    assert drawn == [(sequence, output) for output in range(1, 5)], "as the tokens themselves will be drawn"
 
 
 class Corrected:
