@@ -35,7 +35,7 @@ from frontend.api.openai.completions_input import CompletionRequest
 from frontend.api.openai.responses_input import ResponseCountRequest
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.routes import reports
-from frontend.api.routes.adapters import load_adapter, unload_adapter
+from frontend.api.routes.adapters import default_scales, load_adapter, set_default_scales, unload_adapter
 from frontend.api.routes.generate import generate
 from frontend.api.routes.invocations import invocations
 from frontend.api.routes.pooling_route import POOLING_FORMATS, pool
@@ -111,7 +111,8 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/chat/completions/input_tokens", answering(TemplateRequest, count_tokens)),
     ("GET", "/props", reports.llama_cpp_props),
     ("GET", "/slots", reports.llama_cpp_slots),
-    ("GET", "/lora-adapters", reports.llama_cpp_adapters),
+    ("GET", "/lora-adapters", default_scales),
+    ("POST", "/lora-adapters", set_default_scales),
     ("POST", "/v1/receipts/verify", verify),
     ("POST", "/v1/responses/input_tokens", answering(ResponseCountRequest, responses.count_tokens)),
     ("POST", "/v1/messages/count_tokens", answering(MessageCountRequest, messages.count_tokens)),

@@ -41,9 +41,10 @@ class AppState:
 
     def model_of(self, decoded: RequestModel) -> ServedModel:
         """Returns the model that a decoded body means by its field `model`, see ModelTable.find; or by `lora`."""
-        found = self.models.find(getattr(decoded, "model", None))
-        scales = {one.id: one.scale for one in getattr(decoded, "lora", None) or ()}
-        return self.models.scaled(scales) if scales else found
+        found, scales = self.models.find(getattr(decoded, "model", None)), getattr(decoded, "lora", None)
+        if scales is None:
+            return self.models.by_default(found)
+        return self.models.scaled({one.id: one.scale for one in scales}) if scales else found
 
     async def usable_model(self, decoded: RequestModel, *, computing: bool = True) -> ServedModel:
         """Returns the model that a decoded body means, when it can serve, see ModelTable.usable."""

@@ -142,12 +142,16 @@ class ModelTable:
         Raises Unprocessable for an adapter that is not there, and for several.
         """
         known = [] if self.registry is None else [*self.registry.adapters.values()]
-        if max(scales) >= len(known):
-            raise Unprocessable(f"`lora`: there is no adapter {max(scales)}", param="lora", code="out_of_range")
-        used = [structs.replace(known[id], scale=scale) for id, scale in scales.items() if scale]
-        if len(used) > 1:
-            raise Unprocessable("`lora`: only one adapter may have a scale other than 0", param="lora")
-        return self.first.adapted(used[0]) if used else self.first
+        used = scaled_adapter(known, scales, "lora")
+        return self.first if used is None else self.first.adapted(used)
+
+    def by_default(self, found: ServedModel) -> ServedModel:
+        """Returns what serves requests that mean the model `found` and name no adapter: with the default one, if any.
+
+        Its answers have the name of the model.
+        """
+        default = None if self.registry is None or found.adapter is not None else self.registry.default
+        return found if default is None else self.first.adapted(default)
 
     def _with(self, adapter: Adapter) -> ServedModel:
         if adapter not in self._adapters:
@@ -242,3 +246,16 @@ class ModelTable:
         """Fails what still runs, and closes all connections to workers."""
         for model in self._models:
             await model.pool.close()
+
+
+def scaled_adapter(known: Sequence[Adapter], scales: Mapping[int, float], field: str) -> Adapter | None:
+    """Returns the one adapter with a scale other than 0, by its place among all; None if there is none.
+
+    field: of the request, for errors. Raises Unprocessable for an adapter that is not there, and for several.
+    """
+    if scales and max(scales) >= len(known):
+        raise Unprocessable(f"`{field}`: there is no adapter {max(scales)}", param=field, code="out_of_range")
+    used = [structs.replace(known[id], scale=scale) for id, scale in scales.items() if scale]
+    if len(used) > 1:
+        raise Unprocessable(f"`{field}`: only one adapter may have a scale other than 0", param=field)
+    return used[0] if used else None

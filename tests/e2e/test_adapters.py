@@ -63,6 +63,9 @@ def test_adapters_come_and_go_under_load_and_all_answers_stay_the_same(adapters:
         assert {adapters.ask("x", 3).status for _ in range(4)} == {422}
         for name, future in running:
             assert future.result().ids == expected[name].ids, name
+    for scales, name in (([{"id": 0, "scale": 1.0}], "one"), ([], "m")):
+        assert httpx.post(f"{adapters.server.url}/lora-adapters", json=scales).json() == {"success": True}
+        assert all(adapters.ask("m").ids == expected[name].ids for _ in range(4)), "all frontends have the default"
     adapters.server.until_idle()
 
 

@@ -1,9 +1,10 @@
-"""What the routes that load and unload adapters read, with vLLM's names."""
+"""What the routes about adapters read. Loading and unloading have vLLM's names, scales have llama.cpp's."""
 
 from typing import Annotated
 
 from msgspec import Meta
 
+from frontend.api.llama_cpp.options import AdapterScale
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.requests.request_types import Ignored, doc
 from shared.adapters.named import MAX_NAME_CHARS
@@ -23,3 +24,9 @@ class LoadAdapterRequest(RequestModel):
 class UnloadAdapterRequest(RequestModel):
     lora_name: Annotated[Name, doc("The name of the adapter")]
     lora_int_id: Ignored = None
+
+
+class DefaultScalesRequest(RequestModel):
+    """The body of POST /lora-adapters is the list alone."""
+
+    adapters: Annotated[list[AdapterScale], Meta(max_length=1000)]

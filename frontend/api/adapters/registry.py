@@ -1,8 +1,8 @@
 """Which adapters a server has: those of --lora-modules, and what was loaded and unloaded since it started.
 
-All frontends of a server share its run folder. A file there lists what was loaded and unloaded. Every frontend reads it
-again when it has changed, so an adapter is known to all of them as soon as one has answered that it is loaded. Without
-a run folder, a frontend alone knows what it has loaded.
+All frontends of a server share its run folder. A file there lists what was loaded and unloaded, and which adapter is
+the default. Every frontend reads it again when it has changed, so an adapter is known to all of them as soon as one has
+answered that it is loaded. Without a run folder, a frontend alone knows what it has loaded.
 """
 
 import fcntl
@@ -25,6 +25,20 @@ FILE, LOCK = "adapters.json", "adapters.lock"
 MAX_LOADED = 1000  # adapters that were loaded or unloaded by requests
 
 Changes = dict[str, Adapter | None]  # by name: what it was loaded as, or None if it was unloaded
+
+
+class Default(msgspec.Struct, frozen=True):
+    """The adapter of requests that name none, by its name: a replaced adapter stays the default."""
+
+    name: str
+    scale: float
+
+
+class Changed(msgspec.Struct):
+    """What requests have changed since the server started."""
+
+    adapters: Changes = {}
+    default: Default | None = None
 
 
 class NameTaken(Exception):
@@ -57,9 +71,7 @@ class AdapterRegistry:
         except AdapterError as error:
             raise ConfigError(f"--lora-modules: {error}") from None
         self._file = Path(self.run_dir) / FILE if self.run_dir else None
-        self._changes: Changes = {}
-        self._seen: tuple[int, ...] = ()
-        self._names = dict(self._given)
+        self._keep(Changed(), ())
 
     @property
     def runtime(self) -> bool:
@@ -69,9 +81,14 @@ class AdapterRegistry:
     @property
     def adapters(self) -> Mapping[str, Adapter]:
         """All adapters by name, as they are now."""
-        if self._file is not None and self.runtime and (now := _stamp(self._file)) != self._seen:
-            self._keep(_read(self._file), now)
+        self._refresh()
         return self._names
+
+    @property
+    def default(self) -> Adapter | None:
+        """The adapter of requests that name none, with its scale, as it is now; None if they get the base model."""
+        self._refresh()
+        return self._default
 
     def check_path(self, path: str) -> None:
         """Raises AdapterError if requests may not load the adapter in this folder."""
@@ -80,7 +97,8 @@ class AdapterRegistry:
 
     def put(self, adapter: Adapter, *, replace: bool) -> None:
         """Adds an adapter for all frontends. Raises NameTaken unless it may replace another one; and TooMany."""
-        with self._changing() as changes:
+        with self._changing() as changed:
+            changes = changed.adapters
             known = self._given | changes
             if known.get(adapter.name) is not None and not replace:
                 raise NameTaken
@@ -90,34 +108,53 @@ class AdapterRegistry:
 
     def remove(self, name: str) -> None:
         """Removes an adapter from all frontends. Raises NoSuchAdapter."""
-        with self._changing() as changes:
+        with self._changing() as changed:
+            changes = changed.adapters
             if (self._given | changes).get(name) is None:
                 raise NoSuchAdapter
             if name in self._given:
                 changes[name] = None
             else:
                 del changes[name]
+            if changed.default is not None and changed.default.name == name:
+                changed.default = None
+
+    def set_default(self, default: Default | None) -> None:
+        """Sets the adapter of requests that name none, for all frontends. None: the base. Raises NoSuchAdapter."""
+        with self._changing() as changed:
+            if default is not None and (self._given | changed.adapters).get(default.name) is None:
+                raise NoSuchAdapter
+            changed.default = default
 
     @contextmanager
-    def _changing(self) -> Iterator[Changes]:
+    def _changing(self) -> Iterator[Changed]:
         """Yields the changes for the caller to edit under a lock, then stores them. If it raises, nothing is stored."""
         if self._file is None:
-            changes = dict(self._changes)
-            yield changes
-            self._keep(changes, ())
+            changed = Changed(dict(self._changed.adapters), self._changed.default)
+            yield changed
+            self._keep(changed, ())
             return
         with (self._file.parent / LOCK).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            changes = _read(self._file)
-            yield changes
+            changed = _read(self._file)
+            yield changed
             new = self._file.with_suffix(f".{os.getpid()}")
-            new.write_bytes(msgspec.json.encode(changes))
+            new.write_bytes(msgspec.json.encode(changed))
             new.replace(self._file)
-            self._keep(changes, _stamp(self._file))
+            self._keep(changed, _stamp(self._file))
 
-    def _keep(self, changes: Changes, stamp: tuple[int, ...]) -> None:
-        self._changes, self._seen = changes, stamp
-        self._names = {name: one for name, one in (self._given | changes).items() if one is not None}
+    def _refresh(self) -> None:
+        if self._file is not None and self.runtime and (now := _stamp(self._file)) != self._seen:
+            self._keep(_read(self._file), now)
+
+    def _keep(self, changed: Changed, stamp: tuple[int, ...]) -> None:
+        self._changed, self._seen = changed, stamp
+        self._names = {name: one for name, one in (self._given | changed.adapters).items() if one is not None}
+        default = changed.default
+        known = None if default is None else self._names.get(default.name)
+        self._default = (
+            None if default is None or known is None else msgspec.structs.replace(known, scale=default.scale)
+        )
 
 
 def describe(name: str, path: str, max_rank: int = 0) -> Adapter:
@@ -139,8 +176,8 @@ def _stamp(file: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _read(file: Path) -> Changes:
+def _read(file: Path) -> Changed:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Changes)
+        return msgspec.json.decode(file.read_bytes(), type=Changed)
     except FileNotFoundError:
-        return {}
+        return Changed()

@@ -115,7 +115,7 @@ class Options(RequestModel):
     ] = False
     lora: Annotated[
         Annotated[list[AdapterScale], Meta(max_length=1000)] | None,
-        doc("Answer with an adapter; at most one may have a scale other than 0"),
+        doc("Answer with an adapter; at most one may have a scale other than 0; absent: as POST /lora-adapters said"),
     ] = None
     return_tokens: Annotated[bool, doc("Tell the token ids of the answer; a stream always does")] = False
     return_progress: ReturnProgress = False

@@ -7,6 +7,7 @@ from frontend.api.llama_cpp import response_types as types
 from frontend.api.llama_cpp.completion import LlamaCppCompletionRequest
 from frontend.api.llama_cpp.embedding import LlamaCppEmbeddingRequest
 from frontend.api.llama_cpp.infill import InfillRequest
+from frontend.api.llama_cpp.options import AdapterScale
 from frontend.api.openai.chat_input import TemplateRequest
 from frontend.api.requests.request_model import RequestModel
 
@@ -15,6 +16,7 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "InfillRequest": InfillRequest,
     "LlamaCppEmbeddingRequest": LlamaCppEmbeddingRequest,
     "TemplateRequest": TemplateRequest,
+    "AdapterScale": AdapterScale,
 }
 RESPONSES: Mapping[str, Any] = {
     "LlamaCppCompletion": types.LlamaCppCompletion,
@@ -24,6 +26,7 @@ RESPONSES: Mapping[str, Any] = {
     "LlamaCppProps": types.LlamaCppProps,
     "LlamaCppSlots": list[types.LlamaCppSlot],
     "LlamaCppAdapters": list[types.LlamaCppAdapter],
+    "LlamaCppDone": types.LlamaCppDone,
     "LlamaCppError": types.LlamaCppError,
 }
 Describe = Callable[..., dict[str, Any]]
@@ -62,8 +65,18 @@ def paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, str]]) -
         "/embeddings": post(*vectors, operation="LlamaCppEmbeddingRequestPlural"),
         "/props": reads("What the server is", "LlamaCppProps"),
         "/slots": reads("What the requests of the key do", "LlamaCppSlots"),
-        "/lora-adapters": reads("The LoRA adapters", "LlamaCppAdapters"),
+        "/lora-adapters": {
+            **reads("The LoRA adapters", "LlamaCppAdapters"),
+            **_taking_several(post("Set the adapter of requests without one", "AdapterScale", "LlamaCppDone", error)),
+        },
     }
+
+
+def _taking_several(route: dict[str, Any]) -> dict[str, Any]:
+    """Changes the body to an array of what it was."""
+    content = route["post"]["requestBody"]["content"]["application/json"]
+    content["schema"] = {"type": "array", "items": content["schema"]}
+    return route
 
 
 def _several(route: dict[str, Any]) -> dict[str, Any]:

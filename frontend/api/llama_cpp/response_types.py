@@ -32,6 +32,10 @@ class LlamaCppAdapter(ResponseModel):
     scale: float
 
 
+class LlamaCppDone(ResponseModel):
+    success: Literal[True] = True
+
+
 class LlamaCppBias(ResponseModel):
     token: Count
     bias: Annotated[float | None, Meta(description="null: the token never comes")]

@@ -4,7 +4,7 @@ There are no fixed slots. The list has as many as the workers can run sequences,
 takes one. A client sees the requests of its own API key, without their prompts. All other slots look idle to it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from frontend.api.llama_cpp import response_types as types
 from frontend.api.llama_cpp.options import Options, Wanted
@@ -13,6 +13,7 @@ from frontend.api.model_context import ModelContext
 from frontend.api.sampling import sampling
 from frontend.workers.stream import Stream
 from shared import build
+from shared.messages import Adapter
 from shared.wire.codec import unpack_u32
 
 
@@ -54,6 +55,11 @@ def slots(context: ModelContext, total: int, streams: Sequence[Stream]) -> list[
     return busy + [types.LlamaCppSlot(id=id, n_ctx=context.max_seq_len, is_processing=False) for id in idle]
 
 
-def adapters(paths: Sequence[str]) -> list[types.LlamaCppAdapter]:
-    """Lists the adapters in these folders. Requests use none unless they ask for one."""
-    return [types.LlamaCppAdapter(id=id, path=path, scale=0.0) for id, path in enumerate(paths)]
+def adapters(known: Iterable[Adapter], default: Adapter | None) -> list[types.LlamaCppAdapter]:
+    """Lists adapters with the scales that they have for requests that name none: 0 unless it is the default one."""
+    return [
+        types.LlamaCppAdapter(
+            id=id, path=one.path, scale=default.scale if default and default.name == one.name else 0.0
+        )
+        for id, one in enumerate(known)
+    ]

@@ -5,7 +5,7 @@ pooling_route       the routes that answer with vectors or scores: the life of s
 invocations         /invocations, which goes to one of these by the body's fields
 render              vLLM's render routes: what a request would be computed with, without a worker
 verify_route        /v1/receipts/verify: the life of a check
-adapters            the routes that load and unload LoRA adapters
+adapters            the routes that load and unload LoRA adapters, and set their default scales
 reports             the routes that report: health, statistics, metrics, models, the description of the API
 models, prefix_cache        the list of models; the route that empties the prefix cache
 render              vLLM's render routes: the token ids of a request, without a worker

@@ -1,4 +1,5 @@
-"""The routes that load and unload adapters while the server runs, with vLLM's requests and answers.
+"""The routes that load and unload adapters while the server runs, with vLLM's requests and answers; and the route
+that sets the adapter of requests that name none, with llama.cpp's.
 
 A worker tries an adapter before it is listed, so the client that loads a broken adapter gets the error, and no client
 that uses it does. A running request keeps its adapter to its end, even if it is unloaded or replaced meanwhile.
@@ -10,10 +11,13 @@ from dataclasses import replace
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from frontend.api.adapters.fields import LoadAdapterRequest, UnloadAdapterRequest
-from frontend.api.adapters.registry import AdapterRegistry, NameTaken, NoSuchAdapter, TooMany, describe
-from frontend.api.app_state import AppState
-from frontend.api.model_table import ServedModel
+from frontend.api.adapters.fields import DefaultScalesRequest, LoadAdapterRequest, UnloadAdapterRequest
+from frontend.api.adapters.registry import AdapterRegistry, Default, NameTaken, NoSuchAdapter, TooMany, describe
+from frontend.api.app_state import AppState, json_response
+from frontend.api.llama_cpp import server as llama_cpp
+from frontend.api.llama_cpp.response_types import LlamaCppDone
+from frontend.api.model_table import ServedModel, scaled_adapter
+from frontend.api.requests.decoding import decode_json
 from frontend.errors import BadRequest, Forbidden, NotFound, Unprocessable
 from frontend.features import Features
 from frontend.request import Admission, GenerationRequest
@@ -62,10 +66,34 @@ async def unload_adapter(app: AppState, request: Request) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 
 
+async def default_scales(app: AppState, request: Request) -> Response:
+    registry = app.models.registry
+    known, default = (registry.adapters.values(), registry.default) if registry is not None else ((), None)
+    return json_response(llama_cpp.adapters(known, default))
+
+
+async def set_default_scales(app: AppState, request: Request) -> Response:
+    """Sets the scales of adapters for requests that name none; an adapter that the list lacks gets 0, as in llama.cpp.
+
+    Raises Forbidden where requests may not, and BadRequest and Unprocessable for a wrong list.
+    """
+    body = await app.body(request)
+    if not isinstance(decode_json(body), list):
+        raise BadRequest("the body must be an array of objects with `id` and `scale`")
+    asked = app.decode(request, b'{"adapters":%b}' % body, DefaultScalesRequest)
+    registry = _allowed(app)
+    used = scaled_adapter([*registry.adapters.values()], {one.id: one.scale for one in asked.adapters}, "adapters")
+    try:
+        registry.set_default(None if used is None else Default(used.name, used.scale))
+    except NoSuchAdapter:
+        raise NotFound("the adapter was unloaded meanwhile", param="adapters", code="model_not_found") from None
+    return json_response(LlamaCppDone())
+
+
 def _allowed(app: AppState) -> AdapterRegistry:
     registry = app.models.registry
     if registry is None or not registry.runtime:
-        raise Forbidden("adapters can be loaded only into a server with --allow-runtime-lora", code="not_allowed")
+        raise Forbidden("requests may change adapters only in a server with --allow-runtime-lora", code="not_allowed")
     return registry
 
 

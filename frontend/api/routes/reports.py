@@ -135,8 +135,3 @@ async def llama_cpp_slots(app: AppState, request: Request) -> Response:
 
 def _slots(model: ServedModel) -> int:
     return max(1, model.pool.places())
-
-
-async def llama_cpp_adapters(app: AppState, request: Request) -> Response:
-    known = [model.adapter for model in app.models.adapters]
-    return json_response(llama_cpp.adapters([adapter.path for adapter in known if adapter is not None]))

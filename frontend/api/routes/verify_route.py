@@ -28,7 +28,8 @@ async def verify(app: AppState, request: Request) -> Response:
     record: RequestRecord = request.scope[RECORD]
     record.api_format = NAME
     asked = app.decode(request, body, VerifyRequest)
-    model = await app.models.usable(app.models.find(asked.receipt.model), asked.receipt.model)
+    name = asked.receipt.model
+    model = await app.models.usable(app.models.by_default(app.models.find(name)), name)
     context = model.context
     check_task(request.scope["path"], ("generate",), context)
 

@@ -42,6 +42,9 @@ REQUIRED: dict[str, Any] = {
     "input_suffix": "a",
     "lora_name": "a",
     "lora_path": "a",
+    "id": 1,
+    "scale": 0.5,
+    "adapters": [],
 }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from frontend.api.adapters import registry as module
-from frontend.api.adapters.registry import AdapterRegistry, NameTaken, NoSuchAdapter, TooMany, describe
+from frontend.api.adapters.registry import AdapterRegistry, Default, NameTaken, NoSuchAdapter, TooMany, describe
 from shared.adapters.files import AdapterError
 from shared.config import ConfigError, ModelConfig
 from tests.adapters import draw_adapter
@@ -54,6 +54,19 @@ def test_what_one_frontend_loads_all_know_and_one_that_starts_later(folder: Path
     first.remove("a")
     later = AdapterRegistry(settings(folder), str(folder / "run"))
     assert [*first.adapters] == [*second.adapters] == [*later.adapters] == ["b"]
+
+
+def test_all_frontends_know_the_default_adapter_and_its_replacement(folder: Path) -> None:
+    first, second = (AdapterRegistry(settings(folder, f"a={folder / 'a0'}"), str(folder / "run")) for _ in range(2))
+    assert first.default is second.default is None
+    first.set_default(Default("a", 0.5))
+    assert second.default is not None and (second.default.path, second.default.scale) == (str(folder / "a0"), 0.5)
+    second.put(describe("a", str(folder / "a1")), replace=True)
+    assert first.default is not None and (first.default.path, first.default.scale) == (str(folder / "a1"), 0.5)
+    with pytest.raises(NoSuchAdapter):
+        first.set_default(Default("b", 1.0))
+    second.remove("a")
+    assert first.default is None
 
 
 def test_names_that_requests_may_load_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from tests.checkpoints import Checkpoints
 from tests.fakes import MODEL, FakePool, sending
 from tests.frontend.speaking import tokenizer_with
 
-LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+LOAD, UNLOAD, DEFAULT = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/lora-adapters"
 
 
 @pytest.fixture
@@ -102,6 +102,63 @@ async def test_llama_cpps_requests_choose_an_adapter_by_its_place_and_scale_it(
     assert submits[3].cache_salt == submits[4].cache_salt
 
 
+async def test_default_scales_choose_the_adapter_of_requests_that_name_none(tokenizer: Tokenizer, folder: Path) -> None:
+    pool = answering(tokenizer)
+    flags = {"lora_modules": f"one={folder / 'a0'} two={folder / 'a1'}", "allow_runtime_lora": str(folder)}
+
+    async with served(pool, tokenizer, **flags) as http:
+
+        async def used(path: str = "/completion", **body: Any) -> tuple[str, float] | None:
+            answer = await http.post(path, json={"prompt": "Hi", "max_tokens": 9, **body})
+            assert answer.status_code == 200, answer.text
+            adapter = pool.submitted[-1].stream.submit.adapter
+            return adapter and (adapter.name, adapter.scale)
+
+        async def set_scales(scales: Any) -> list[float]:
+            answer = await http.post(DEFAULT, json=scales)
+            assert answer.json() == {"success": True}, answer.text
+            return [one["scale"] for one in (await http.get(DEFAULT)).json()]
+
+        assert await set_scales([{"id": 1, "scale": 0.5}]) == [0.0, 0.5]
+        assert (
+            await used() == await used("/v1/completions") == await used("/v1/completions", model=MODEL) == ("two", 0.5)
+        )
+        assert await used("/v1/completions", model="one") == ("one", 1.0)
+        assert await used(lora=[]) is None and await used(lora=[{"id": 1, "scale": 0.0}]) is None
+        assert await used(lora=[{"id": 0, "scale": 2.0}]) == ("one", 2.0)
+        listed = (await http.get(DEFAULT)).json()
+        assert await set_scales([{**listed[0], "scale": -1.0}]) == [-1.0, 0.0], "what a list lacks gets 0"
+        assert (await http.post(UNLOAD, json={"lora_name": "one"})).status_code == 200
+        assert await used() is None, "the default adapter was unloaded"
+        assert (await http.post(LOAD, json={"lora_name": "one", "lora_path": str(folder / "a0")})).status_code == 200
+        assert await used() is None, "and comes back without its scale"
+        assert await set_scales([{"id": 0, "scale": 1.0}]) == [1.0, 0.0] and await used() == ("one", 1.0)
+        assert await set_scales([]) == [0.0, 0.0] and await used() is None
+
+
+@pytest.mark.parametrize(
+    ("scales", "words"),
+    [
+        ([{"id": 2, "scale": 1}], "there is no adapter 2"),
+        ([{"id": 0, "scale": 1}, {"id": 1, "scale": 1}], "only one adapter"),
+        ([{"id": -1, "scale": 1}], "adapters[0].id"),
+        ([{"id": 0, "scale": 1e39}], "adapters[0].scale"),
+        ([{"id": 0}], "scale"),
+        ([{"id": 0, "scale": 0}] * 1001, "adapters"),
+        ({"id": 0, "scale": 1}, "must be an array"),
+    ],
+)  # fmt: skip
+async def test_wrong_default_scales_are_refused_and_change_nothing(
+    scales: Any, words: str, tokenizer: Tokenizer, folder: Path
+) -> None:
+    flags = {"lora_modules": f"one={folder / 'a0'} two={folder / 'a1'}", "allow_runtime_lora": str(folder)}
+    async with served(answering(tokenizer), tokenizer, **flags) as http:
+        await http.post(DEFAULT, json=[{"id": 0, "scale": 0.25}])
+        refused = await http.post(DEFAULT, json=scales)
+        assert refused.status_code == 400 and words in refused.json()["error"]["message"], refused.text
+        assert [one["scale"] for one in (await http.get(DEFAULT)).json()] == [0.25, 0.0]
+
+
 async def test_adapters_are_loaded_and_unloaded_by_name(tokenizer: Tokenizer, folder: Path) -> None:
     pool = answering(tokenizer)
     async with served(pool, tokenizer, allow_runtime_lora=str(folder)) as http:
@@ -146,6 +203,7 @@ async def test_what_cannot_be_loaded_is_refused_and_not_listed(tokenizer: Tokeni
 async def test_routes_are_closed_unless_the_server_allows_them(named: bool, tokenizer: Tokenizer, folder: Path) -> None:
     flags = {"lora_modules": f"one={folder / 'a0'}"} if named else {}
     async with served(answering(tokenizer), tokenizer, **flags) as http:
-        for path, body in ((LOAD, {"lora_name": "x", "lora_path": str(folder)}), (UNLOAD, {"lora_name": "one"})):
+        bodies: dict[str, Any] = {LOAD: {"lora_name": "x", "lora_path": str(folder)}, UNLOAD: {"lora_name": "one"}}
+        for path, body in (bodies | {DEFAULT: [{"id": 0, "scale": 1.0}]}).items():
             refused = await http.post(path, json=body)
             assert refused.status_code == 403 and "--allow-runtime-lora" in refused.text
