@@ -34,7 +34,7 @@ class Answer:
     """What a client received. text: None if the answer was lost"""
 
     text: str | None
-    longest_gap: float  # seconds between two pieces
+    longest_gap: float  # seconds until the first piece, or between two
 
 
 async def ask(client: httpx.AsyncClient, target: Target, number: int, tokens: int) -> Answer:
@@ -101,7 +101,7 @@ def row(kills: int, killed: int, answers: list[Answer], expected: list[Answer], 
     return [count, str(len(answers)), str(lost), str(differ), f"{gap:.1f}", f"{seconds:.0f}"]
 
 
-HEAD = ["workers killed", "answers", "lost", "differ", "longest pause, s", "seconds"]
+HEAD = ["workers killed", "answers", "lost", "differ", "longest wait, s", "seconds"]
 
 
 def main(argv: list[str] | None = None, show: Callable[[Any], None] = print) -> None:

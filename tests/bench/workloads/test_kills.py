@@ -1,4 +1,4 @@
-"""bench/workloads/kills.py: an answer counts as lost if it does not end as it should, and as different if its text is."""
+"""bench/workloads/kills.py: an answer that does not end as it should is lost, and one with another text differs."""
 
 import json
 
