@@ -60,10 +60,12 @@ def hidden_states(target: Decoder, tokens: list[int]) -> torch.Tensor:
 def test_drafts_are_those_of_transformers_layers(kind: str, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, head = made(kind)
     logits: list[torch.Tensor] = []
+    drawn: list[tuple[Sequence, int]] = []
 
-    def noting(rows: torch.Tensor, *others: Any) -> torch.Tensor:
-        logits.append(rows[0].clone())
-        return original(rows, *others)
+    def noting(of: torch.Tensor, rows: list[tuple[Sequence, int]], *others: Any) -> torch.Tensor:
+        logits.append(of[0].clone())
+        drawn.extend(rows)
+        return original(of, rows, *others)
 
     original = mtp_drafter.sample_rows  # type: ignore[attr-defined]
     monkeypatch.setattr(mtp_drafter, "sample_rows", noting)
@@ -78,6 +80,7 @@ def test_drafts_are_those_of_transformers_layers(kind: str, made: Any, monkeypat
     expected, of_reference = head.propose(tokens, 4)
     torch.testing.assert_close(torch.stack(logits), of_reference, rtol=1e-3, atol=1e-3)
     assert drafts == [tuple(expected)]
+    assert drawn == [(sequence, output) for output in range(1, 5)], "as the tokens themselves will be drawn"
 
 
 class Corrected:
@@ -93,7 +96,7 @@ class Corrected:
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
         proposed, returned = self.drafter.propose(wanted), []
         for (sequence, count), drafts in zip(wanted, proposed, strict=True):
-            if drafts and self.compared < 40:
+            if drafts and self.compared < 20:
                 self._compare(sequence, drafts)
             tokens = self._right[sequence.key[1]][len(sequence.tokens) :][:count]
             wrong = self._draw.randint(0, 2 * count)
@@ -120,7 +123,7 @@ def test_head_changes_no_token_and_knows_the_hidden_states_of_all_accepted_token
     assert tokens == plain and scheduler.status.draft_tokens > 5
     corrected = Corrected(folder, drafter, plain)
     tokens, scheduler, steps = served(folder, corrected, drafter)
-    assert tokens == plain and steps < most and corrected.compared == 40
+    assert tokens == plain and steps < most and corrected.compared > 9
     assert 0 < scheduler.status.accepted_tokens < scheduler.status.draft_tokens
     assert len(drafter.sequences) == 0, "everything is taken back"
 
