@@ -86,7 +86,9 @@ $(VENV)/.python:
 
 $(VENV)/.run: pyproject.toml requirements.txt requirements-frontend.txt | $(VENV)/.python
 	@echo "Installing what Sluice runs on (once; torch is large)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.txt || { \
+	    echo "The packages that Sluice runs on were not installed; pip says why above. The first run needs a network or a"; \
+	    echo "mirror that pip knows. What was downloaded is kept: make run goes on from there."; exit 1; }
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation \
 	    --config-settings editable_mode=compat --editable .
 	@touch $@
@@ -121,6 +123,6 @@ $(VENV)/.lowest: pyproject.toml | $(VENV)/.python
 	@touch $@
 
 $(VENV)/.native: $(NATIVE) | $(VENV)/.run
-	@if [ -f worker/kernels/cpu/build.py ]; then $(BIN)/python -m worker.kernels.cpu.build \
+	@if [ -f worker/kernels/cpu/build.py ]; then echo "Building the CPU kernels (once; half a minute)"; $(BIN)/python -m worker.kernels.cpu.build \
 	    || echo "The CPU kernels could not be built; plain torch does their work, more slowly."; fi
 	@touch $@

@@ -3,9 +3,10 @@
     python -m bench.many_models
 
 Six models, each the demo model with noise of its own in its weights, share room for three. Sixteen clients ask for them
-in random order over three frontends, while every ten seconds a worker or a frontend is killed. A client asks again when
-it is refused with 503 or its connection breaks. Every answer is compared with the one that its model gave undisturbed.
-The exit code is 1 if an answer was wrong or a request was never answered.
+in random order over three frontends. Every ten seconds something is killed: a worker, a frontend, or the worker of a
+model just after an order to unload it. A client asks again when it is refused with 503 or its connection breaks. Every
+answer is compared with the one that its model gave undisturbed. The exit code is 1 if an answer was wrong or a request
+was never answered.
 """
 
 import argparse
@@ -97,21 +98,40 @@ def ask(url: str, model: str, prompt: int, counts: Counter[str]) -> str:
     return ""
 
 
-def kill_some(launcher: int, every_s: float, seed: int, counts: Counter[str], stop: threading.Event) -> None:
+def kill_some(
+    launcher: int, url: str, names: list[str], every_s: float, seed: int, counts: Counter[str], stop: threading.Event
+) -> None:
     rng = random.Random(seed)
     while not stop.wait(every_s):
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                words = (folder / "cmdline").read_bytes().decode().split("\0")
-                if f"--parent={launcher}" in words:
-                    found.append((int(folder.name), "worker" if "worker" in words else "frontend"))
-        kind = rng.choice(["worker", "frontend"])
-        pids = sorted(pid for pid, role in found if role == kind)
-        if pids:
+        kind = rng.choice(["worker", "frontend", "unload"])
+        found = sorted(
+            pid for pid, words in children(launcher).items() if ("frontend" in words) == (kind == "frontend")
+        )
+        if kind == "unload":
+            found = unloading(launcher, url, rng.choice(names))
+            time.sleep(rng.random() / 2)
+        if found:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(rng.choice(pids), signal.SIGKILL)
-                counts[f"{kind}s killed"] += 1
+                os.kill(rng.choice(found), signal.SIGKILL)
+                counts["workers killed after an order to unload" if kind == "unload" else f"{kind}s killed"] += 1
+
+
+def children(launcher: int) -> dict[int, list[str]]:
+    """Returns the command lines of the server's processes, by pid."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode().split("\0")
+            if f"--parent={launcher}" in words:
+                found[int(folder.name)] = words
+    return found
+
+
+def unloading(launcher: int, url: str, name: str) -> list[int]:
+    """Orders a model to be unloaded, and returns its worker; none if it is not loaded."""
+    with contextlib.suppress(httpx.TransportError):
+        httpx.post(f"{url}/models/unload", json={"model": name})
+    return [pid for pid, words in children(launcher).items() if f"--served-model-name={name}" in words]
 
 
 def main() -> int:
@@ -133,7 +153,8 @@ def main() -> int:
             expected = {(name, prompt): ask(url, name, prompt, counts) for name in names for prompt in range(2)}
             asked = [(rng.choice(names), rng.randrange(2)) for _ in range(args.requests)]
             before, begun, stop = log.read_text(), time.monotonic(), threading.Event()
-            killer = threading.Thread(target=kill_some, args=(process.pid, args.kill_every_s, args.seed, counts, stop))
+            about = (process.pid, url, names, args.kill_every_s, args.seed, counts, stop)
+            killer = threading.Thread(target=kill_some, args=about)
             killer.start()
             with ThreadPoolExecutor(args.clients) as pool:
                 texts = list(pool.map(lambda one: ask(url, one[0], one[1], counts), asked))

@@ -160,9 +160,9 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat
     check_tls(config)
     for address in (settings.wire.requests, *config.worker_addresses.split(",")):
         keys_for(address.strip(), settings.wire, worker=False)  # raises ConfigError
-    entries = read_entries(Path(settings.models.models)) if settings.models.many else []
+    entries = read_entries(Path(settings.models.models)) if settings.many else []
     names = [entry.name for entry in entries] or [settings.model.name]
-    metrics = PrometheusMetrics(config.metrics_prefix, names, config.metrics_aliases)
+    metrics = PrometheusMetrics(config.metrics_prefix, names, config.metrics_aliases, on_demand=bool(entries))
     limits = ConnectionLimits.of(config)
     tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     models = _many(settings, entries, metrics) if entries else _model_table(settings, tokenizer, metrics)
@@ -206,7 +206,7 @@ def _many(settings: Settings, entries: list[Entry], metrics: PrometheusMetrics) 
     """Makes the table for many models. The launcher starts and stops their workers."""
     from frontend.api.many.residents import Residents
 
-    return Residents(settings, entries, lambda name: metrics.models[name])
+    return Residents(settings, entries, metrics.of_model)
 
 
 def _worker_pool(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPool:

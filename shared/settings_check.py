@@ -71,7 +71,7 @@ def _check_values(settings: Settings) -> None:
         raise ConfigError("--metrics-aliases vllm repeats what --metrics-prefix vllm: names already: give one of them")
     if not settings.model.model:
         raise ConfigError("--model must not be empty")
-    if "," in settings.model.model and not settings.model.served_model_name:
+    if "," in settings.model.model and not (settings.model.served_model_name or settings.many):
         raise ConfigError("--served-model-name must be given, because --model has a comma, which separates names")
     if any("\ud800" <= letter <= "\udfff" for letter in "".join(settings.model.names)):  # bytes that are not UTF-8
         raise ConfigError("--served-model-name must be valid UTF-8: clients send it as the model's name")
@@ -203,8 +203,10 @@ def _speculative_config(settings: Settings, explicit: Collection[str]) -> dict[s
         raise ConfigError("--speculative-config has no effect with --speculation off")
     if "max_draft_tokens" in explicit and worker.max_draft_tokens != config.drafts:
         raise ConfigError(f"--max-draft-tokens {worker.max_draft_tokens} contradicts --speculative-config")
-    if config.model and settings.worker.tensor_parallel_size > 1:
-        raise ConfigError("a draft model (--speculative-config) does not work with --tensor-parallel-size above 1")
+    if config.runs_a_model and settings.worker.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"--speculative-config with {config.method} does not work with --tensor-parallel-size above 1"
+        )
     return {"speculation": "ngram", "max_draft_tokens": config.drafts}
 
 
@@ -223,8 +225,8 @@ def _kv_events(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
     worker, last = settings.worker, max(0, settings.launch.workers - 1)
     if worker.kv_events_replay_endpoint and not worker.kv_events_endpoint:
         raise ConfigError("--kv-events-replay-endpoint has no effect without --kv-events-endpoint")
-    if worker.kv_events_endpoint and settings.models.many:
-        raise ConfigError("--kv-events-endpoint does not work with --models and --models-dir")
+    if worker.kv_events_endpoint and settings.many:
+        raise ConfigError("--kv-events-endpoint does not work with --models, --models-dir and several --model")
     if worker.kv_events_endpoint and not worker.prefix_cache:
         raise ConfigError("--kv-events-endpoint needs --prefix-cache: it publishes the pages of the prefix cache")
     if "@" in worker.kv_events_pod:

@@ -1,11 +1,17 @@
 """Measures gain and cost of drafts: the same requests with and without them, alternating, in one process and thread.
 
-python -m bench.micro.drafts [--model qwen3-0.6b | demo] [--sequences 1,8] [--new 64] [--rounds 3]
+python -m bench.micro.drafts [--model qwen3-0.6b | demo | PATH] [--sequences 1,8] [--new 64] [--rounds 3]
+                             [--acceptance 0.8,0.65,0.5]
 
-Three texts: the model's greedy text; the same with drafts that are all wrong, which shows the cost; and text at
-temperature 1, where a model with random weights never repeats itself. The demo model's prompts begin stories, and its
-outputs end with the stories; other models ignore end tokens. Times are CPU time of the thread, so that other processes
-disturb little. Outputs are compared.
+With --acceptance, the drafts are the tokens of the answer itself, recorded before. Each one is wrong at random: the
+first draft of a step is right with the first probability, and so on. So many drafts are the most of a step, and how
+many there are follows what is accepted, as with a draft model. This shows the gain of a drafter with that acceptance
+that takes no time itself.
+
+Without it, three texts: the model's greedy text; the same with drafts that are all wrong, which shows the cost; and
+text at temperature 1, where a model with random weights never repeats itself. The demo model's prompts begin stories,
+and its outputs end with the stories; other models ignore end tokens. Times are CPU time of the thread, so that other
+processes disturb little. Outputs are compared.
 """
 
 import argparse
@@ -22,15 +28,32 @@ from tokenizers import Tokenizer
 from bench.checkpoints import checkpoint
 from deploy.supervisor.child_command import DEMO_MODEL
 from shared.config import ModelConfig, WorkerConfig
+from shared.gguf.translated import translated
 from shared.messages import Sampling
 from worker.engine.load import Engine, load_engine
-from worker.schedule.features.speculation import NgramDrafter
+from worker.schedule.features.speculation import Drafter, NgramDrafter
+from worker.schedule.features.waiting_drafts import Experience, WaitingDrafts
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Sequence
 
 PROMPT = 64
 HEROES = ("dog", "king", "cat", "teacher", "bird", "princess", "robot", "fisherman")
+
+
+class RecordedDrafter(WaitingDrafts):
+    """Proposes the tokens of a recorded answer, each of them right with the probability of its place in the drafts."""
+
+    def __init__(self, recorded: list[int], acceptance: tuple[float, ...]) -> None:
+        super().__init__(Experience())
+        self._recorded, self._right = recorded, acceptance
+        self._draw = random.Random(recorded[0])
+
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
+        count = self.wanted(min(limit, len(self._right)), cost, repeats)
+        drafts = self._recorded[len(tokens) :][:count]
+        right = [self._draw.random() < probability for probability in self._right]
+        return tuple(id if good else id ^ 1 for id, good in zip(drafts, right, strict=False))
 
 
 class WrongDrafter(NgramDrafter):
@@ -45,10 +68,14 @@ class WrongDrafter(NgramDrafter):
 class Text:
     name: str
     temperature: float
-    drafter: Callable[[], NgramDrafter] = NgramDrafter
+    drafter: Callable[[list[int]], Drafter] = lambda recorded: NgramDrafter()  # recorded: the tokens of the sequence
 
 
-TEXTS = (Text("greedy", 0.0), Text("greedy, all drafts wrong", 0.0, WrongDrafter), Text("temperature 1", 1.0))
+TEXTS = (
+    Text("greedy", 0.0),
+    Text("greedy, all drafts wrong", 0.0, lambda recorded: WrongDrafter()),
+    Text("temperature 1", 1.0),
+)
 
 
 @dataclass
@@ -66,8 +93,13 @@ def prompts(folder: Path, vocab: int, count: int) -> list[list[int]]:
     return [random.Random(id).choices(range(300, vocab), k=PROMPT) for id in range(count)]
 
 
-def decode(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int, drafts: int) -> Run:
-    """Measures decoding from the first token on; prompts are computed before the time starts."""
+def decode(
+    engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int, drafts: int, recorded: Run | None = None
+) -> Run:
+    """Measures decoding from the first token on; prompts are computed before the time starts.
+
+    recorded: an earlier run of the same requests.
+    """
     config = SchedulerConfig(
         max_seq_len=2048, eos_token_ids=frozenset(engine.spec.eos_ids), max_draft_tokens=drafts, prefix_cache=False
     )
@@ -77,7 +109,8 @@ def decode(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int,
         sampling = Sampling(new + 1, temperature=text.temperature, ignore_eos=len(prompt) == PROMPT)
         sequences.append(Sequence((b"bench", id), list(prompt), len(prompt), sampling, id))
         if scheduler.speculation is not None:
-            scheduler.speculation.drafters[sequences[-1]] = text.drafter()
+            answer = [] if recorded is None else recorded.tokens[id]
+            scheduler.speculation.drafters[sequences[-1]] = text.drafter([*prompt, *answer])
         scheduler.submit(sequences[-1], 0.0)
     while not all(sequence.output_len for sequence in sequences):
         run_step(engine, scheduler)
@@ -101,7 +134,7 @@ def compare(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int
     plain, drafting = [], []
     for _ in range(rounds):
         plain.append(decode(engine, text, prompt_tokens, new, 0))
-        drafting.append(decode(engine, text, prompt_tokens, new, 7))
+        drafting.append(decode(engine, text, prompt_tokens, new, 7, plain[0]))
     assert all(run.tokens == plain[0].tokens for run in (*plain, *drafting)), "drafts change an output"
     ratios = [one.seconds / other.seconds for one, other in zip(plain, drafting, strict=True)]
     tokens = sum(len(output) - 1 for output in plain[0].tokens)
@@ -113,20 +146,30 @@ def compare(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int
     )
 
 
+def _simulated(acceptance: tuple[float, ...]) -> Text:
+    return Text("greedy", 0.0, lambda recorded: RecordedDrafter(recorded, acceptance))
+
+
+def _folder(model: str) -> Path:
+    return translated([Path(model)]) if model.endswith(".gguf") else checkpoint(model)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-0.6b")
     parser.add_argument("--sequences", default="1,8")
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--acceptance", default="")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    folder = DEMO_MODEL if args.model == "demo" else checkpoint(args.model)
+    folder = DEMO_MODEL if args.model == "demo" else _folder(args.model)
+    texts = [_simulated(tuple(map(float, args.acceptance.split(","))))] if args.acceptance else TEXTS
     engine = load_engine(ModelConfig(model=str(folder)), WorkerConfig(device="cpu", kv_cache_gb=1.0))
     print("| text, sequences | tokens/s without | speedup with drafts | drafts per token | accepted |")
     print("|---|--:|--:|--:|--:|")
     for sequences in map(int, args.sequences.split(",")):
-        for text in TEXTS:
+        for text in texts:
             print(
                 compare(engine, text, prompts(folder, engine.limits.vocab_size, sequences), args.new, args.rounds),
                 flush=True,

@@ -6,4 +6,5 @@ text                English prose, and the windows it is cut into
 base_file           the full model's log-probabilities, in llama.cpp's file format
 predict             predicts with one engine, in a process of its own
 drafts              gain and cost of drafts on real answers
+conversations       prints conversations with a server, to be read as a user would
 """

@@ -81,8 +81,9 @@ class Files:
                 self._write(file, path)
             case _ if file in llama_cpp.WEIGHTS and not path.exists():
                 self.made(FOLDER)
-                commands = llama_cpp.requantize(self.peers, self.given, self.folder)
-                for command in [*commands, *llama_cpp.prepare(self.peers, self.folder, file, "best")]:
+                for command in llama_cpp.requantize(self.peers, self.given, self.folder):
+                    output(command)
+                for command in llama_cpp.prepare(self.peers, self.folder, file, "best"):  # finds the file of that
                     output(command)
         return path
 

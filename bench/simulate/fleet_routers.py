@@ -1,41 +1,65 @@
 """A frontend of a simulated fleet: the real placement and the real router, over connections without a wire."""
 
+from collections.abc import Callable
 from typing import Any
 
 from frontend.workers.placement import Placement
-from frontend.workers.routing import Router
+from frontend.workers.routing import HOMES, Router
 from shared.messages import Status
 
 
 class SimulatedConnection:
     """What a placement reads of a connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
+        self.index = index
         self.streams: dict[int, Any] = {}
         self.status: Status | None = None
 
 
 class FleetRouter:
-    """Chooses workers for the streams of one frontend. clock: the simulated time"""
+    """Chooses workers for the streams of one frontend. clock: the simulated time; homes: of a prefix (0: none)"""
 
-    def __init__(self, workers: int, clock: Any) -> None:
-        self._names = [f"w{index}" for index in range(workers)]
-        self._router = Router()
-        self._connections: list[Any] = [SimulatedConnection() for _ in range(workers)]
+    def __init__(self, workers: int, clock: Callable[[], float], homes: int = HOMES) -> None:
+        self.router = Router(homes)
+        self._connections: list[Any] = [SimulatedConnection(index) for index in range(workers)]
         self._placement = Placement(clock)
+        self._set_ready(self._connections)
 
-    def heard(self, statuses: list[Status]) -> None:
+    def __len__(self) -> int:
+        return len(self._placement)
+
+    def _set_ready(self, ready: list[Any]) -> None:
+        self._ready, self._names = ready, [f"w{one.index}" for one in ready]
+
+    def heard(self, statuses: list[Status | None]) -> None:
+        """Takes the latest status of each worker; None of one that is down."""
         for connection, status in zip(self._connections, statuses, strict=True):
             connection.status = status
 
-    def choose(self, stream: Any) -> int:
-        """Returns the index of the stream's worker."""
-        chosen, saved = self._router.choose(
-            stream.submit.prompt, stream.submit.cache_salt, self._names, self._placement.loads(self._connections)
-        )
-        self._placement.put(stream, self._connections[chosen], saved)
-        self._connections[chosen].streams[stream.submit.id] = stream
-        return chosen
+    def down(self, worker: int) -> None:
+        """Notes that a worker died. Its streams have been taken away with `ended`."""
+        self.router.forget(f"w{worker}")
+        self._connections[worker].status = None
+        self._set_ready([one for one in self._ready if one.index != worker])
+
+    def up(self, worker: int) -> None:
+        ready = [one for one in self._ready if one.index != worker] + [self._connections[worker]]
+        self._set_ready(sorted(ready, key=lambda one: one.index))
+
+    def choose(self, stream: Any) -> int | None:
+        """Returns the index of the stream's worker; None if no worker is up."""
+        if not self._ready:
+            return None
+        loads = self._placement.loads(self._ready)
+        at, saved = self._pick(stream, loads)
+        chosen = self._ready[at]
+        self._placement.put(stream, chosen, saved)
+        chosen.streams[stream.submit.id] = stream
+        return int(chosen.index)
+
+    def _pick(self, stream: Any, loads: list[int]) -> tuple[int, int]:
+        return self.router.choose(stream.submit.prompt, stream.submit.cache_salt, self._names, loads)
 
     def ended(self, stream: Any) -> None:
         del self._connections[stream.worker].streams[stream.submit.id]

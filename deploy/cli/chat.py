@@ -21,7 +21,10 @@ HELP = (
     "/image FILE shows a picture with the next question, /reset starts over, /system TEXT sets the system prompt and "
     "starts over, /quit leaves; Ctrl-C stops an answer"
 )
+SAMPLED = "Sampling that no flag sets is what the model's authors recommend, or else the server's default"
 INTERRUPTED = 130
+CUT_OFF = "(The answer was cut off: it has reached --max-tokens or the end of the model's context.)"
+TOO_LONG = "maximum context length"  # in OpenAI's error, which servers of this API have word for word
 
 SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
     "max_tokens": (int, "maximum length of the answer in tokens"),
@@ -37,13 +40,13 @@ SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 def chat_parser() -> Parser:
-    parser = _parser("chat", "Chat with a served model. " + HELP + ".")
+    parser = _parser("chat", "Chat with a served model. " + HELP + ". " + SAMPLED + ".")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     return parser
 
 
 def complete_parser() -> Parser:
-    parser = _parser("complete", "Continue a text.")
+    parser = _parser("complete", "Continue a text. " + SAMPLED + ".")
     parser.add_argument("prompt", nargs="?", default="-", help="the text; - or none: read standard input")
     return parser
 
@@ -154,10 +157,11 @@ class Conversation:
         messages = [*self._messages, {"role": "user", "content": self._content(line)}]
         system = [{"role": "system", "content": self._system}] if self._system else []
         answer: list[str] = []
+        ends: list[str] = []
         try:
             reasoning = Reasoning(sys.stdout.isatty())
             pieces = self._server.stream(
-                "chat/completions", {**self._body, "messages": system + messages}, reasoning.show
+                "chat/completions", {**self._body, "messages": system + messages}, reasoning.show, ends.append
             )
             _print(reasoning.before(_collect(pieces, answer)))
         except KeyboardInterrupt:
@@ -167,8 +171,11 @@ class Conversation:
         except CliError as failure:
             if not self._interactive:
                 raise
-            print(f"{failure}", file=sys.stderr)
+            hint = " /reset starts over." if TOO_LONG in str(failure) else ""
+            print(f"{failure}{hint}", file=sys.stderr)
             return
+        if self._interactive and "length" in ends:
+            print(CUT_OFF, file=sys.stderr)
         if answer:
             self._messages = [*messages, {"role": "assistant", "content": "".join(answer)}]
 
@@ -217,10 +224,26 @@ def _parser(name: str, about: str) -> Parser:
 
 
 def _body(args: argparse.Namespace, server: Server) -> dict[str, Any]:
-    """Returns a request body with only the explicit parameters; the server chooses the rest."""
+    """Returns a request body with the explicit parameters, and with the sampling that the model's authors recommend.
+
+    The server chooses the rest.
+    """
     explicit = {field: getattr(args, field) for field in (*SAMPLING, "stop")}
-    model = args.model or server.model()
-    return {"model": model} | {field: value for field, value in explicit.items() if value is not None}
+    given = {field: value for field, value in explicit.items() if value is not None}
+    try:
+        rows = server.model_rows()
+    except CliError:
+        if not args.model:
+            raise
+        rows = []  # a server that lists no models may still have the one that was named
+    name = args.model or str(rows[0]["id"])
+    return {"model": name} | _recommended(name, rows) | given
+
+
+def _recommended(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the sampling that the authors of the model `name` recommend, if the server says so."""
+    found = next((row.get("recommended_sampling") for row in rows if row["id"] == name), None)
+    return {field: found[field] for field in SAMPLING if field in found} if isinstance(found, dict) else {}
 
 
 def _collect(pieces: Iterator[str], collected: list[str]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from shared.build import version
 from shared.flags import Parser
 from shared.machine import usable_cores, visible_gpus
 from shared.private_files import cache_folder
-from worker.kernels.cpu.instruction_set import TIERS, VARIABLE, highest_allowed
+from worker.kernels.cpu.instruction_set import TIERS, VARIABLE, best_of, highest_allowed
 
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "pyzmq", "msgspec", "starlette", "uvicorn")
 # the flags in /proc/cpuinfo that matter to kernels for CPUs
@@ -75,7 +75,7 @@ def _cpu() -> str:
     fields = _table("/proc/cpuinfo")
     name = fields.get("model name") or platform.processor() or platform.machine()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    features = [flag for flag in CPU_FLAGS if flag in fields.get("flags", "").split()]
+    features = [flag for flag in CPU_FLAGS if flag in fields.get("flags", fields.get("Features", "")).split()]
     return f"{name}, {cores} cores for this process" + (f", {' '.join(features)}" if features else "")
 
 
@@ -88,13 +88,14 @@ def _native() -> str:
         compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
         return f"not built; a worker builds it with {compiler}" if compiler else "not built, and there is no C compiler"
     try:
-        found, allowed = int(ctypes.CDLL(str(libraries[-1])).tier()), highest_allowed(os.environ)
+        library, allowed = ctypes.CDLL(str(libraries[-1])), highest_allowed(os.environ)
+        used, best = best_of(library, allowed), best_of(library)
     except ValueError as error:
         return str(error)
     except (OSError, AttributeError) as error:
         return f"{libraries[-1]} cannot be loaded: {error}"
-    cap = f", as {VARIABLE} says; this processor has {TIERS[found]}" if allowed < found else ""
-    return f"{TIERS[min(found, allowed)]}{cap} ({libraries[-1]})"
+    cap = f", as {VARIABLE} says; this processor has {TIERS[best]}" if used < best else ""
+    return f"{TIERS[used]}{cap} ({libraries[-1]})"
 
 
 def _kernels() -> str:

@@ -3,11 +3,14 @@
 import argparse
 
 from deploy.supervisor.child_command import CliError, with_local_model
+from deploy.supervisor.parent_death import die_with
 from shared.config import Settings
 
 
 def fetch(settings: Settings, namespace: argparse.Namespace) -> int:
     """Prints where the checkpoint is, and the size of its weights. Raises CliError."""
+    if namespace.parent > 0:
+        die_with(namespace.parent)
     model = with_local_model(settings).model
     from worker.model.checkpoint.checkpoint import CheckpointError, resolve, stored_bytes
 

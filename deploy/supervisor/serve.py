@@ -71,9 +71,9 @@ def serve(settings: Settings, explicit: Collection[str]) -> int:
         stack.callback(_close, listeners)
         folder = stack.enter_context(run_dir(settings.wire.run_dir))
         settings = with_values(settings, {"run_dir": str(folder)})
-        if settings.models.many:
+        if settings.many:
             planned = plan(settings, explicit)
-            return asyncio.run(_supervise(planned.for_frontends(folder), listeners, [], folder, planned))
+            return asyncio.run(_supervise(planned.for_frontends(), listeners, [], folder, planned))
         workers = place_workers(settings, visible_gpus(), lambda port: _metrics_port(settings, port, explicit))
         return asyncio.run(_supervise(settings, listeners, workers, folder))
 

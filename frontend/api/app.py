@@ -26,6 +26,7 @@ from frontend.api.app_state import AppState, json_response
 from frontend.api.llama_cpp.apply_template import apply_template, count_tokens
 from frontend.api.llama_cpp.tokenize import AnyTokenizeRequest, any_tokenize
 from frontend.api.many.routes import load_model, unload_model
+from frontend.api.many.sleep import fall_asleep, is_sleeping, wake_up
 from frontend.api.model_context import ModelContext
 from frontend.api.model_table import ModelTable
 from frontend.api.openai import responses
@@ -83,10 +84,14 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/openapi.json", reports.document),
     ("GET", "/v1/models", reports.model_list),
     ("GET", "/models", reports.model_list),
+    ("POST", "/models", reports.model_list),
     ("GET", "/v1/models/{name:path}", reports.model),
     ("POST", "/reset_prefix_cache", reset_prefix_cache),
     ("POST", "/models/load", load_model),
     ("POST", "/models/unload", unload_model),
+    ("POST", "/sleep", fall_asleep),
+    ("POST", "/wake_up", wake_up),
+    ("GET", "/is_sleeping", is_sleeping),
     ("POST", "/v1/load_lora_adapter", load_adapter),
     ("POST", "/v1/unload_lora_adapter", unload_adapter),
     ("GET", "/tokenizer_info", reports.tokenizer_info),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from frontend.api.model_context import ModelContext
-from frontend.errors import Unprocessable
+from frontend.errors import BadRequest, Unprocessable
 from frontend.generation.service import Service
 from frontend.observability.model_metrics import ModelMetrics
 from frontend.text.tokenizer import Tokenizer
@@ -191,6 +191,21 @@ class ModelTable:
     def keep(self, name: str, seconds: float | None) -> None:
         """Says how long a model stays without requests, see shared.models.messages.Keep."""
         raise NotImplementedError
+
+    @property
+    def asleep(self) -> bool:
+        """Whether all models are unloaded until the server is woken."""
+        return False
+
+    async def sleep(self, asleep: bool) -> None:
+        """Unloads all models and returns when they are gone, or wakes up. Raises BadRequest where they always stay."""
+        text = (
+            "this server has one model, which is always loaded; with --models, --models-dir or several --model it can"
+        )
+        raise BadRequest(text, code="not_allowed")
+
+    async def reload(self) -> None:
+        """Reads the table of models again, where models are loaded on demand. Raises BadRequest if it cannot."""
 
     @property
     def readiness(self) -> Readiness:

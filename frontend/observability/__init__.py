@@ -7,6 +7,7 @@ hooks               called when a request has ended: access log, record, metrics
 metrics             Prometheus metrics
 model_metrics       those of each model
 picture_metrics     those of pictures
+worker_sums         those of each model's workers, and of models that are loaded on demand
 vllm_names          vLLM's names of them, with --metrics-aliases vllm
 histograms          histograms that are cheap to observe
 stats               the document at /stats

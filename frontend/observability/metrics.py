@@ -22,9 +22,11 @@ from shared.logs.prometheus_adapter import BulkHistogram
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 MAX_KEYS = 256  # names of API keys that have a label of their own
 OTHER_KEYS = "(others)"
+MAX_MODELS = 1024  # names of models that have a label of their own; a table may be replaced while the server runs
+OTHER_MODELS = "(others)"
 
 # Known label values begin at 0: a series that first appears as 1 has no rate, and no alert would see it.
-REJECTED = ("queue_full", "draining", "not_ready", "worker_lost", "shutdown", "model_loading", "model_failed")
+REJECTED = ("queue_full", "draining", "not_ready", "worker_lost", "shutdown", "model_loading", "model_failed", "asleep")
 REFUSED = (
     "bad_host", "bad_request", "head_too_large", "request_timeout", "too_many_connections", "too_many_pipelined",
     "upgrade", "write_timeout",
@@ -37,16 +39,19 @@ class PrometheusMetrics:
     models: the metrics of each model by its name, which its service counts
     """
 
-    def __init__(self, prefix: str = "sluice_", names: Sequence[str] = ("",), aliases: str = "") -> None:
+    def __init__(
+        self, prefix: str = "sluice_", names: Sequence[str] = ("",), aliases: str = "", *, on_demand: bool = False
+    ) -> None:
         """
         names: of the models. Series that belong to no model have the first one in their label, as dashboards choose
             series by it; an empty name makes no label
         aliases: "vllm": the page has vLLM's names, too
+        on_demand: the models are loaded on demand, and their workers have no pages
         """
         self._prefix = prefix
         self.registry = CollectorRegistry()
-        families = ModelFamilies(prefix, self.registry, named=any(names))
-        self.models = {name: ModelMetrics(families, name) for name in names}
+        self._families = ModelFamilies(prefix, self.registry, named=any(names))
+        self.models = {name: ModelMetrics(self._families, name) for name in names}
         counter = self._counter
         lag = BulkHistogram(
             prefix + "frontend_loop_lag_seconds", "Delay of the event loop", registry=self.registry,
@@ -66,15 +71,26 @@ class PrometheusMetrics:
         if aliases == "vllm":
             from frontend.observability.vllm_names import VllmNames
 
-            counted = VllmNames(counted, prefix, list(self.models.values()))
-        gauges = WorkerGauges(prefix, list(self.models.values()))
-        self._page = MetricsPage([counted, gauges], prefix, names[0], packages=()).registry()
+            counted = VllmNames(counted, prefix, self.models.values())
+        sources: list[Collector] = [counted, WorkerGauges(prefix, self.models.values())]
+        if on_demand:
+            from frontend.observability.worker_sums import LoadedModels, WorkerSums
+
+            sources += [WorkerSums(prefix, self.models.values()), LoadedModels(prefix, self.models.values())]
+        self._page = MetricsPage(sources, prefix, names[0], packages=()).registry()
 
     def _counter(self, name: str, text: str, label: str, values: Iterable[str] = ()) -> Counter:
         counter = Counter(self._prefix + name, text, [label], registry=self.registry)
         for value in values:
             counter.labels(value)
         return counter
+
+    def of_model(self, name: str) -> ModelMetrics:
+        """Returns the metrics of a model, which may be new. Beyond MAX_MODELS, all new models count as one."""
+        label = name if name in self.models or len(self.models) < MAX_MODELS else OTHER_MODELS
+        if label not in self.models:
+            self.models[label] = ModelMetrics(self._families, label)
+        return self.models[label]
 
     # observations
 

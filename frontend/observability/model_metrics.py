@@ -4,7 +4,8 @@ The models share the families of metrics; each has series of its own, told apart
 name there is one model, and no such label.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter
@@ -17,6 +18,7 @@ from frontend.workers.listener import WireCounters
 from frontend.workers.status import WorkerStatus
 from shared.logs.metrics_page import MODEL_LABEL, naming
 from shared.logs.prometheus_adapter import BulkHistogram
+from shared.models.messages import ModelState
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 ITL_BUCKETS_S = (
@@ -61,16 +63,26 @@ class ModelFamilies:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Residence:
+    """What becomes of a model that the launcher loads on demand. waiters: requests of this frontend that wait for it"""
+
+    state: ModelState
+    waiters: int
+
+
 class ModelMetrics(RequestMetrics):
     """Counts what the service of one model reports, and what its pool of workers counts.
 
     workers: the model's workers at the last flush
+    residence: None for a model that is always loaded
     """
 
     def __init__(self, families: ModelFamilies, name: str) -> None:
         """name: the first one that the model is served as; empty if series have no label of it"""
         self.name = name
         self.workers: Sequence[WorkerStatus] = ()
+        self.residence: Residence | None = None
         self._label = (name,) if name else ()
         self._ttft = BufferedHistogram(self._own(families.ttft), LATENCY_BUCKETS_S)
         self._itl = BufferedHistogram(self._own(families.itl), ITL_BUCKETS_S)
@@ -130,7 +142,7 @@ class ModelMetrics(RequestMetrics):
 class WorkerGauges:
     """What this frontend sees of the workers of each model."""
 
-    def __init__(self, prefix: str, models: Sequence[ModelMetrics]) -> None:
+    def __init__(self, prefix: str, models: Collection[ModelMetrics]) -> None:
         self._prefix = prefix
         self._models = models
 

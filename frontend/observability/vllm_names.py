@@ -1,17 +1,15 @@
 """Repeats a frontend's metrics under vLLM's names, for dashboards, autoscalers and gateways written for vLLM.
 
-vLLM has all metrics on one page, so this page repeats the workers' metrics, too, from their last statuses. All
-frontends of the same workers show the same values there: a sum over frontends counts them several times.
+vLLM has all metrics on one page, so this page repeats the workers' metrics, too (worker_sums.py).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from frontend.observability.model_metrics import ModelMetrics
-from frontend.workers.status import aggregate
-from shared.logs.metrics_page import MODEL_LABEL, Collector, naming
-from shared.messages import Status
+from frontend.observability.worker_sums import WorkerSums
+from shared.logs.metrics_page import Collector, naming
 
 VLLM = "vllm:"
 SAME = (
@@ -27,10 +25,10 @@ class VllmNames:
     prefix: of their names
     """
 
-    def __init__(self, source: Collector, prefix: str, models: Sequence[ModelMetrics]) -> None:
+    def __init__(self, source: Collector, prefix: str, models: Collection[ModelMetrics]) -> None:
         self._source = source
         self._prefix = prefix
-        self._models = models
+        self._of_workers = WorkerSums(VLLM, models)
         self._naming = naming(VLLM)
 
     def collect(self) -> Iterator[Metric]:
@@ -39,7 +37,7 @@ class VllmNames:
             name = family.name.removeprefix(self._prefix)
             if name in SAME:
                 yield self._renamed(family, name)
-        yield from self._of_workers()
+        yield from self._of_workers.collect()
 
     def _renamed(self, family: Metric, name: str) -> Metric:
         """Returns the family under vLLM's name. Reasons that vLLM does not know are counted as `stop`."""
@@ -54,41 +52,3 @@ class VllmNames:
         for (series_name, pairs), value in sums.items():
             renamed.add_sample(series_name, dict(pairs), value)
         return renamed
-
-    def _of_workers(self) -> Iterable[Metric]:
-        named = any(model.name for model in self._models)
-        labels = [*self._naming.labels, *([MODEL_LABEL] if named else [])]
-        families: dict[str, Metric] = {
-            "num_requests_running": GaugeMetricFamily(
-                VLLM + "num_requests_running", "Sequences running", labels=labels
-            ),
-            "num_requests_waiting": GaugeMetricFamily(
-                VLLM + "num_requests_waiting", "Sequences waiting", labels=labels
-            ),
-            "kv_cache_usage_perc": GaugeMetricFamily(
-                VLLM + "kv_cache_usage_perc", "Share of the K/V pages that sequences own, 0 to 1", labels=labels
-            ),
-            "prefix_cache_queries": CounterMetricFamily(
-                VLLM + "prefix_cache_queries", "Tokens looked up in the prefix cache", labels=labels
-            ),
-            "prefix_cache_hits": CounterMetricFamily(
-                VLLM + "prefix_cache_hits", "Tokens found in the prefix cache", labels=labels
-            ),
-        }
-        for model in self._models:
-            status = aggregate(model.workers)
-            own = [*self._naming.labels.values(), *([model.name] if named else [])]
-            for name, value in _values(status).items() if status else ():
-                families[name].add_metric(own, value)  # type: ignore[attr-defined]
-        return families.values()
-
-
-def _values(status: Status) -> dict[str, float]:
-    usage = max((kind.owned / (kind.total or 1) for kind in status.kv_cache), default=0.0)
-    return {
-        "num_requests_running": status.running,
-        "num_requests_waiting": status.waiting,
-        "kv_cache_usage_perc": usage,
-        "prefix_cache_queries": status.prefix_queries,
-        "prefix_cache_hits": status.prefix_hits,
-    }

@@ -20,6 +20,14 @@ export function sampling() {
   return stops.length ? { ...fields, stop: JSON.stringify(stops) } : fields;
 }
 
+// Shows in empty fields what is sent for them: what is recommended, else what the server takes.
+export function showRecommended(fields) {
+  for (const name of NUMBERS) {
+    form[name].dataset.plain ??= form[name].placeholder;
+    form[name].placeholder = fields[name] ?? form[name].dataset.plain;
+  }
+}
+
 // Marks only the field among `fields` that the server refused. The error may name a part of it: `tools[0].function`.
 export function blame(param, fields = []) {
   const name = /^\w+/.exec(param ?? "")?.[0];

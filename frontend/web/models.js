@@ -1,11 +1,13 @@
 // Which model answers: a choice in the header, which is shown if the server lists several models or adapters.
 
 import { access, get } from "./api.js";
+import { showRecommended } from "./knobs.js";
 
 const EVERY_MS = 5000; // how often a list that changes is read again: of models that are loaded on demand
 const chooser = document.getElementById("chooser");
 const select = document.getElementById("model");
 let known = false;
+let rows = [];
 
 // The model name that requests have. Asked of the server until it has answered once.
 export async function model() {
@@ -13,8 +15,15 @@ export async function model() {
   return select.value;
 }
 
+// What the authors of the chosen model recommend for the fields that the settings leave empty: {field: JSON text}.
+export function recommended() {
+  const found = rows.find(({ id }) => id === select.value)?.recommended_sampling ?? {};
+  return Object.fromEntries(Object.entries(found).map(([name, value]) => [name, JSON.stringify(value)]));
+}
+
 async function refresh() {
   const { data } = await get("v1/models");
+  rows = data;
   const wanted = select.value || localStorage.getItem("model");
   const listed = data.map(({ id }) => id);
   if (document.activeElement !== select || !known) {
@@ -22,6 +31,7 @@ async function refresh() {
     select.value = listed.includes(wanted) ? wanted : listed[0];
   }
   chooser.hidden = listed.length < 2;
+  showRecommended(recommended());
   known = true;
   return data;
 }
@@ -40,6 +50,9 @@ async function follow() {
   if (!listed || listed.length > 1) timer = setTimeout(follow, EVERY_MS);
 }
 
-select.addEventListener("change", () => localStorage.setItem("model", select.value));
+select.addEventListener("change", () => {
+  localStorage.setItem("model", select.value);
+  showRecommended(recommended());
+});
 access.addEventListener("changed", follow);
 follow();

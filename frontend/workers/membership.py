@@ -6,9 +6,8 @@ stays until its last stream has ended.
 
 import asyncio
 import logging
+import resource
 from collections.abc import Callable, Collection
-
-import zmq
 
 from frontend.workers.connection import WorkerConnection
 from frontend.workers.discovery import Discovery
@@ -17,10 +16,19 @@ from frontend.workers.status import READY, STARTING, ConnectionState, Readiness,
 from shared import messages as m
 from shared.config import ConfigError, WireConfig
 from shared.wire.address import Address
+from shared.wire.sockets import MAX_SOCKETS, large_context
 
 log = logging.getLogger("sluice.pool")
 
+FILES_OF_A_WORKER = 4  # two sockets, each with its connection and a descriptor that wakes its reader
 RESOLVE_S = 3.0  # between two reads of files and host names
+
+
+def most_workers() -> int:
+    """Returns how many workers a frontend may connect to: they get half of the open files that the system allows."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    sockets = MAX_SOCKETS // 2
+    return sockets if files == resource.RLIM_INFINITY else min(sockets, files // 2 // FILES_OF_A_WORKER)
 
 
 class Membership:
@@ -47,8 +55,9 @@ class Membership:
         self._model = model
         self._tokenizer_hash = tokenizer_hash
         self._resolve_s = resolve_s
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = large_context()
         self._watcher: asyncio.Task[None] | None = None
+        self._problem = ""  # the latest warning, which is not repeated
 
     async def start(self) -> None:
         self._update(await self._addresses())
@@ -127,12 +136,27 @@ class Membership:
         for address in addresses:
             if address in known:
                 known[address].leaving = False
-            else:
-                self._join(address)
+        new = [address for address in addresses if address not in known]
+        for address in self._with_room(new):
+            self._join(address)
         for address in known.keys() - set(addresses):
             if not known[address].leaving:
                 log.info("worker %s leaves the pool when its streams have ended", address.name)
             known[address].leaving = True
+
+    def _with_room(self, new: list[Address]) -> list[Address]:
+        """Returns as many of the new addresses as may join; raises ConfigError if the flags alone name too many."""
+        most = most_workers()
+        room = max(0, most - len(self.connections))
+        if len(new) > room:
+            total = len(self.connections) + len(new)
+            text = f"{total} workers are configured, but the open files (ulimit -n) are enough for {most} of them"
+            if not self._discovery.changing:
+                raise ConfigError(text)
+            if text != self._problem:
+                log.warning("%s; the others are not used", text)
+            self._problem = text
+        return new[:room]
 
     def _join(self, address: Address) -> None:
         connection = self._connect(address)

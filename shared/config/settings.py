@@ -25,6 +25,11 @@ class Settings:
     frontend: FrontendConfig = field(default_factory=FrontendConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
 
+    @property
+    def many(self) -> bool:
+        """Whether the server has a table of models, each loaded when a request asks for it, instead of one model."""
+        return self.models.has_table or bool(self.model.several)
+
 
 # Code refers to a setting by its field name alone, so no two records may have a field of the same name.
 

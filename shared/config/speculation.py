@@ -7,18 +7,23 @@ from typing import Any
 from shared.config.declaration import ConfigError
 
 FLAG = "--speculative-config"
-METHODS = ("ngram", "draft_model")
+METHODS = ("ngram", "draft_model", "mtp")
 MOST_DRAFTS = 15  # a step computes 16 rows, of which one is no draft
 KEYS = {"method", "model", "num_speculative_tokens"}
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """model: the draft model, as for --model; empty with the method ngram."""
+    """model: the draft model, as for --model; empty with the other methods."""
 
     method: str
     model: str
     drafts: int
+
+    @property
+    def runs_a_model(self) -> bool:
+        """Whether drafts come from weights, and not from the text."""
+        return self.method != "ngram"
 
 
 def read_speculative_config(text: str, default_drafts: int) -> SpeculativeConfig:
@@ -36,7 +41,7 @@ def read_speculative_config(text: str, default_drafts: int) -> SpeculativeConfig
         raise ConfigError(f"{FLAG} has the unknown key {unknown[0]!r}: use {', '.join(sorted(KEYS))}")
     method = told.get("method", "draft_model" if told.get("model") else None)
     if method not in METHODS:
-        raise ConfigError(f"{FLAG}: method must be {' or '.join(METHODS)}")
+        raise ConfigError(f"{FLAG}: method must be {', '.join(METHODS[:-1])} or {METHODS[-1]}")
     model, drafts = told.get("model", ""), told.get("num_speculative_tokens", default_drafts)
     if not isinstance(model, str) or bool(model) != (method == "draft_model"):
         raise ConfigError(f"{FLAG}: model must be the path or name of the draft model with draft_model, and only then")

@@ -9,6 +9,7 @@ A file of TOML has a table for each model:
     flags = { max-seq-len = 4096 }
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from shared.config import ConfigError
 from shared.gguf.naming import models_among, short_name
 
 MOST_MODELS = 512  # a frontend has metrics of each of them
-MOST_FILE_BYTES = 1 << 20
+MOST_FILE_BYTES = 4 << 20
 MOST_NAME_CHARS = 256
 DEEPEST = 4  # folders below --models-dir
 MOST_FOLDERS = 10_000  # that are searched below it
@@ -76,9 +77,12 @@ def encode_entries(entries: Iterable[Entry]) -> bytes:
     return msgspec.json.encode(_File(bare))
 
 
-def worker_folder(run_dir: str, index: int) -> Path:
-    """Returns the folder with the sockets of the worker of model `index` of the table."""
-    return Path(run_dir) / f"m{index}"
+def worker_folder(run_dir: str, name: str) -> Path:
+    """Returns the folder with the sockets of the worker of a model, which stays the same when the table changes.
+
+    It is short, as paths of sockets must be.
+    """
+    return Path(run_dir) / hashlib.sha256(name.encode()).hexdigest()[:10]
 
 
 def find_entries(folder: Path) -> list[Entry]:

@@ -2,7 +2,8 @@
 
 The launcher sends a `Table` after every change. A frontend answers each with a `Seen`, and sends one whenever its
 requests begin or end to need a model. Both sides tell their whole state each time, so a process that starts late or
-again misses nothing. A frame is a length of four bytes (little-endian) and a message in msgpack.
+again misses nothing. The launcher answers each `Reload` with a `Reloaded`. A frame is a length of four bytes
+(little-endian) and a message in msgpack.
 """
 
 import asyncio
@@ -39,10 +40,23 @@ class ModelState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Table(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From the launcher: all models, in the order of the table. `version` counts the changes."""
+    """From the launcher: all models, those that have left the table included until they are unloaded.
+
+    version: counts the changes
+    reading: how often the table was read; after a change of it, the entries in the run folder are new
+    asleep: no model is loaded, and none will be until a frontend sends another `Sleep`
+    """
 
     version: int
     models: tuple[ModelState, ...]
+    reading: int = 1
+    asleep: bool = False
+
+
+class Reloaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From the launcher, after the `Table` that has what was read. problem: why nothing could be read, else empty"""
+
+    problem: str = ""
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -73,21 +87,32 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
     name: str
 
 
-FromFrontend = Seen | Keep | Load
+class Reload(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From a frontend: read the table of models again."""
+
+
+class Sleep(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From a frontend: unload all models, pinned ones, too, and load none; or load those again that were loaded."""
+
+    asleep: bool
+
+
+FromFrontend = Seen | Keep | Load | Reload | Sleep
+FromLauncher = Table | Reloaded
 
 _encoder = msgspec.msgpack.Encoder()
-_tables = msgspec.msgpack.Decoder(Table)
+_from_launcher: msgspec.msgpack.Decoder[FromLauncher] = msgspec.msgpack.Decoder(FromLauncher)
 _from_frontend: msgspec.msgpack.Decoder[FromFrontend] = msgspec.msgpack.Decoder(FromFrontend)
 
 
-def frame(message: Table | FromFrontend) -> bytes:
+def frame(message: FromLauncher | FromFrontend) -> bytes:
     body = _encoder.encode(message)
     return struct.pack("<I", len(body)) + body
 
 
-async def read_table(reader: asyncio.StreamReader) -> Table:
+async def read_from_launcher(reader: asyncio.StreamReader) -> FromLauncher:
     """Raises EOFError, OSError or ValueError if none arrives whole."""
-    return _tables.decode(await _body(reader))
+    return _from_launcher.decode(await _body(reader))
 
 
 async def read_from_frontend(reader: asyncio.StreamReader) -> FromFrontend:

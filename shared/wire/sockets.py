@@ -17,7 +17,15 @@ HANDSHAKE_MS = 3000  # for the CURVE handshake; a rejected peer is disconnected 
 CONNECT_MS = 3000  # for another host to answer; without it, the system's pauses between attempts double up to minutes
 MAX_MESSAGE_BYTES = 64 << 20  # a peer that sends a larger message is disconnected
 HIGH_WATER = 100_000  # maximum frames queued for a peer; beyond it, sends to the peer fail
+MAX_SOCKETS = 65_535  # of a context, the most that libzmq allows; its default of 1,023 is too few for 512 workers
 PING_TIMEOUT_MS = 15_000  # a peer that answers no pings is disconnected: frames queued for it would fill the memory
+
+
+def large_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """Returns a context for the sockets of many peers (half a megabyte of memory)."""
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+    return made
 
 
 def connect(

@@ -17,11 +17,12 @@ from pathlib import Path
 import torch
 
 from tests.e2e.server import Server, serving
-from tests.real import answers, context, detokenizing, promises, structured
+from tests.real import answers, context, detokenizing, matrix, promises, structured
 from tests.real.model import real_model
 from tests.real.questions import TURNS, questions
 from tests.real.reference import Reference
 from tests.real.report import Row, table
+from tests.worker.matrix import DRAFTING_MODES, DRAFTING_PAIRS, HALVES, MODES
 
 
 class Bench:
@@ -80,8 +81,16 @@ def _promises(bench: Bench) -> Iterator[Row]:
     yield promises.check_replay(bench.plain, bench.record, bench.server, bench.count(20))
 
 
+def _matrix(bench: Bench) -> Iterator[Row]:
+    thorough = [*MODES, *DRAFTING_MODES]
+    yield matrix.check(bench.file, torch.bfloat16, thorough[:: -(-len(thorough) // bench.count(len(thorough)))])
+    half = [*HALVES[0], *DRAFTING_PAIRS]
+    yield matrix.check(bench.file, torch.float32, half[:: -(-len(half) // bench.count(len(half)))])
+
+
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "answers": _answers, "structured": _structured, "text": _text, "context": _context, "promises": _promises,
+    "matrix": _matrix,
 }  # fmt: skip
 
 

@@ -94,7 +94,7 @@ def _call(server: Server, draw: random.Random) -> Found:
         return end, f"text beside the call: {choice['message']['content']!r}"
     if end == "length":
         return "cut off", None
-    if end not in ("tool_calls", "stop") or not calls:
+    if end not in ("tool_calls", "stop") or not calls or (named and len(calls) > 1):
         return end, f"{len(calls)} calls, ended by {end}"
     for call in calls:
         name = call["function"]["name"]

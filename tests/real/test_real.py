@@ -3,15 +3,18 @@
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import torch
 
 from tests.e2e.server import Server
 from tests.patience import PATIENCE_S
-from tests.real import answers, context, detokenizing, promises, structured
+from tests.real import answers, context, detokenizing, matrix, promises, structured
 from tests.real.model import real_model
 from tests.real.reference import Reference
 from tests.real.report import Row
+from tests.worker.matrix import DRAFTING_PAIRS, PAIRS
 
 pytestmark = pytest.mark.skipif(real_model() is None, reason="the real model is not on this machine")
 
@@ -34,6 +37,10 @@ def test_streamed_text_is_what_tokenizers_decodes(server: Server, reference: Ref
 
 def test_receipts_and_scores_of_real_answers_are_identical(server: Server) -> None:
     sound(promises.check_receipts(server, 4), promises.check_scores(server, 3))
+
+
+def test_bits_depend_on_the_request_alone(model_file: Path) -> None:
+    sound(matrix.check(model_file, torch.bfloat16, [PAIRS[7], PAIRS[26], DRAFTING_PAIRS[4]]))
 
 
 def test_stream_of_a_killed_worker_goes_on_with_the_same_bytes(server: Server) -> None:

@@ -236,10 +236,12 @@ def test_several_workers_are_counted_and_named(model: Model, open_playground: Op
 def test_model_is_chosen_among_several_and_stays_chosen(model: Model, open_playground: OpenPlayground) -> None:
     model.says = ["First.", "Second.", "Third."]
     asked: list[str] = []
+    sampling: list[tuple[float | None, float | None]] = []
 
     def answer_as_the_only_model(route: Route) -> None:
         body = route.request.post_data_json
         asked.append(body.pop("model"))
+        sampling.append((body.get("temperature"), body.get("top_p")))
         route.continue_(post_data=json.dumps(body))
 
     with served(model) as url, open_playground(url) as ui:
@@ -248,7 +250,12 @@ def test_model_is_chosen_among_several_and_stays_chosen(model: Model, open_playg
         listed = ui.page.request.get(f"{url}/v1/models").json()
         name = listed["data"][0]["id"]
         listed["data"] += [
-            {"id": "poet", "object": "model", "parent": name},
+            {
+                "id": "poet",
+                "object": "model",
+                "parent": name,
+                "recommended_sampling": {"temperature": 0.2, "top_p": 0.9},
+            },
             {"id": "large", "object": "model", "status": {"value": "unloaded"}},
         ]
         ui.page.route("**/v1/models", lambda route: route.fulfill(json=listed))
@@ -257,11 +264,16 @@ def test_model_is_chosen_among_several_and_stays_chosen(model: Model, open_playg
         expect(ui.page.locator("#model option")).to_have_text([name, "poet (adapter)", "large (unloaded)"])
         ui.send("Who are you?")
         expect(ui.turn.locator(".answer")).to_have_text("First.")
+        temperature = ui.page.locator("#knobs [name=temperature]")
+        expect(temperature).to_have_attribute("placeholder", "1")
         ui.page.locator("#model").select_option("poet")
+        expect(temperature).to_have_attribute("placeholder", "0.2")
         ui.send("And now?")
         expect(ui.turn.locator(".answer")).to_have_text("Second.")
         ui.page.reload()
         expect(ui.page.locator("#model")).to_have_value("poet")
+        ui.set_field("temperature", "0.5")
         ui.send("And after that?")
         expect(ui.turn.locator(".answer")).to_have_text("Third.")
         assert asked == [name, "poet", "poet"]
+        assert sampling == [(None, None), (0.2, 0.9), (0.5, 0.9)]

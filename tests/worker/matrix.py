@@ -17,7 +17,7 @@ import worker.run.runner
 from shared.config import WorkerConfig
 from shared.default_sizes import with_default_sizes
 from shared.messages import Sampling
-from tests.checkpoints import EOS, VOCAB
+from tests.checkpoints import EOS
 from tests.worker.run.harness import MAX_SEQ_LEN
 from tests.worker.schedule.harness import OracleDrafter, commit, set_drafter
 from worker.grammar.compiler import Grammar
@@ -131,8 +131,8 @@ def run(
     runner = Runner(fastest_decoder(decoder, kv), kv, graphs=graphs)
     recorder = Recorder()
     monkeypatch.setattr(worker.run.runner, "sample_rows", recorder)
-    target = _sequence(b"target", 0, PROMPT, seed=5)
-    others = _crowd(target)[: FEW if mode.drafts else CROWD] if mode.company == "crowd" else []
+    target = _sequence(b"target", 0, PROMPT, 5, decoder.spec.vocab_size)
+    others = _crowd(target, decoder.spec.vocab_size)[: FEW if mode.drafts else CROWD] if mode.company == "crowd" else []
     set_drafter(scheduler, target, OracleDrafter([*target.tokens, *(foretold or [])]))
     for sequence in [target, *others[::2]] if grammar else []:
         sequence.constraint = grammar.new_matcher()
@@ -182,16 +182,16 @@ def assert_same_bits(
     return logits
 
 
-def _sequence(owner: bytes, id: int, length: int, seed: int) -> Sequence:
+def _sequence(owner: bytes, id: int, length: int, seed: int, vocab: int) -> Sequence:
     draw = random.Random(seed)
-    tokens = [draw.randrange(3, VOCAB) for _ in range(length)]
+    tokens = [draw.randrange(3, vocab) for _ in range(length)]
     # the target samples, so that its text, too, depends on every bit
     return Sequence((owner, id), tokens, length, Sampling(NEW, temperature=0.8, ignore_eos=True), seed)
 
 
-def _crowd(target: Sequence) -> list[Sequence]:
+def _crowd(target: Sequence, vocab: int) -> list[Sequence]:
     """Others of many lengths, some of which begin like the target, so that pages are shared."""
-    crowd = [_sequence(b"other", i, 1 + 7 * i % 90, seed=100 + i) for i in range(CROWD)]
+    crowd = [_sequence(b"other", i, 1 + 7 * i % 90, 100 + i, vocab) for i in range(CROWD)]
     for sequence in crowd[::3]:
         shared = min(sequence.prompt_len, 40)
         sequence.tokens[:shared] = target.tokens[:shared]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.config.speculation import read_speculative_config
 from shared.default_sizes import with_default_sizes
 from shared.hf_hub import Progress
 from shared.messages import Limits
@@ -45,6 +46,7 @@ from worker.schedule.scheduler import Scheduler
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.schedule.features.speculation import Speculation
     from worker.vision.vision import Tower, Vision
 
 log = logging.getLogger("sluice.load")
@@ -79,6 +81,9 @@ class Engine:
     tower: "Tower | None" = None  # None if config.json states none
 
 
+AddDrafter = Callable[[Engine, "Speculation"], None]
+
+
 def load_engine(
     model: ModelConfig,
     worker: WorkerConfig,
@@ -100,34 +105,52 @@ def load_engine(
     worker = _settings_on(device, worker)
     files = find_model(model, worker, device, on_download, prefer_cache=prefer_cache)
     compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
-    add_draft_model = _find_draft_model(files, model, worker) if worker.speculative_config else None
+    add_drafter = _find_drafter(files, model, worker) if worker.speculative_config else None
     loaded = load_model(files, model, worker, on_progress)
     engine = build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1))
-    if add_draft_model is not None:
-        add_draft_model(engine)
+    if add_drafter is not None and engine.scheduler.speculation is not None:
+        add_drafter(engine, engine.scheduler.speculation)
     return engine
 
 
-def _find_draft_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> Callable[[Engine], None] | None:
-    """Returns what loads the draft model and gives it to an engine; None if --speculative-config names none."""
-    from worker.run.drafters.draft_model import check_fits, draft_settings, explain_draft_model, make_drafter
-
-    settings = draft_settings(model, worker)
-    if settings is None:
+def _find_drafter(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> AddDrafter | None:
+    """Returns what loads the model that drafts and gives it to an engine; None if --speculative-config names none."""
+    config = read_speculative_config(worker.speculative_config, worker.max_draft_tokens)
+    if not config.runs_a_model:
         return None
     if files.device.type != "cpu":
-        raise ConfigError("a draft model (--speculative-config) is served on the CPU only: leave it out, or --device")
+        raise ConfigError(f"--speculative-config with {config.method} works on the CPU only: leave it out, or --device")
+    return _find_head(files, worker) if config.method == "mtp" else _find_draft_model(files, model, worker)
+
+
+def _find_head(files: ModelFiles, worker: WorkerConfig) -> AddDrafter:
+    from worker.run.drafters.draft_model import drafters_budget
+    from worker.run.drafters.mtp_drafter import MtpDrafter
+    from worker.run.drafters.mtp_head import check_head, load_head
+
+    check_head(files.folder, files.spec, files.formats.dtype, files.formats.memory)
+
+    def add_to(engine: Engine, speculation: "Speculation") -> None:
+        assert engine.weights is not None
+        head = load_head(files.folder, files.spec, engine.weights, files.formats.memory, engine.size.max_seq_len)
+        engine.runner.hidden_reader = speculation.proposer = MtpDrafter(head, drafters_budget(worker))
+
+    return add_to
+
+
+def _find_draft_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> AddDrafter:
+    from worker.run.drafters.draft_model import check_fits, draft_settings, drafters_budget, explain_draft_model
+    from worker.run.drafters.model_drafter import ModelDrafter
+
+    settings = draft_settings(model, worker)
     with explain_draft_model():
         draft = find_model(*settings, files.device)
         check_fits(draft.spec, draft.folder, files.spec, files.folder)
 
-    def add_to(engine: Engine) -> None:
-        speculation = engine.scheduler.speculation
-        if speculation is None:  # drafts are off on this machine
-            return
+    def add_to(engine: Engine, speculation: "Speculation") -> None:
         with explain_draft_model():
             decoder = load_model(draft, *settings, lambda done, total: None).decoder(draft.spec.max_positions)
-        speculation.proposer = make_drafter(decoder, engine.size.max_seq_len, worker)
+        speculation.proposer = ModelDrafter(decoder, engine.size.max_seq_len, drafters_budget(worker))
 
     return add_to
 

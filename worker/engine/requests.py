@@ -106,7 +106,7 @@ class RequestTable:
         if rejected := self._check(submit, crash_count):
             return rejected
         seed = submit.sampling.seed
-        seed = seed if seed is not None else self._seeds.getrandbits(63)
+        seed = seed if seed is not None else self._seeds.getrandbits(53)  # exact in JavaScript and jq
         sequence = sequence_of(key, submit, seed, now, crash_count)
         if submit.pictures:
             self._give_pictures(sequence, submit)

@@ -115,15 +115,15 @@ class Loader:
         shared = embed if self.head is None or self.spec.tied else table
         del embed  # its codes are needed no more unless the head is tied
         inputs = self._layer_inputs()
-        layers = [self._layer(*each) for each in self._layers()]
-        last = self._norm(self._last_norm())
+        layers = [self.layer(*each) for each in self._layers()]
+        last = self.norm(self._last_norm())
         return Weights(table, layers, last, self._head(shared), inputs)
 
-    def _layer(self, prefix: str, layer: LayerSpec) -> Layer:
+    def layer(self, prefix: str, layer: LayerSpec) -> Layer:
         mixed, fed = (self._made(part, prefix, layer) for part in _parts_of(layer))
-        own = {name: self._linear(linear, prefix) for name, linear in own_linears(self.spec).items()}
-        norms = {field: self._norm(parts) for field, parts in layer_norms(self.spec, prefix, self.names).items()}
-        own_input = OwnInput(**own, norm=self._norm(own_norm(self.spec, prefix))) if own else None
+        own = {name: self.linear(linear, prefix) for name, linear in own_linears(self.spec).items()}
+        norms = {field: self.norm(parts) for field, parts in layer_norms(self.spec, prefix, self.names).items()}
+        own_input = OwnInput(**own, norm=self.norm(own_norm(self.spec, prefix))) if own else None
         scales = [self._vector(part) for part in self._scale(prefix)]
         return Layer(mixer=mixed, feed_forward=fed, **norms, own_input=own_input, scale=scales[0] if scales else None)
 
@@ -153,13 +153,13 @@ class Loader:
         if self.inputs is None:
             return None
         table = self.inputs.read_table(self._tensor)
-        return LayerInputs(table, self._linear(self.inputs.projection, self.prefix), self._vector(self.inputs.norm))
+        return LayerInputs(table, self.linear(self.inputs.projection, self.prefix), self._vector(self.inputs.norm))
 
     def _packed(self, experts: Sequence[StackedLinear], prefix: str) -> PackedExperts:
         """Reads and packs one linear of all experts of a layer, expert by expert."""
         biases = [bias for linear in experts if (bias := self._bias(linear, prefix)) is not None]
         bias, count = torch.stack(biases) if biases else None, len(experts)
-        layouts = {layout for linear in experts for _, layout in self._weights_of(linear, prefix)}
+        layouts = {layout for linear in experts for _, layout in self.weights_of(linear, prefix)}
         parts = (self._parts(linear, prefix) for linear in experts)
         by_row = self.memory.by_row
         if by_row is None or not self.memory.have_rows(layouts):
@@ -177,7 +177,7 @@ class Loader:
     def _linears(self, field: str, linear: StackedLinear, prefix: str) -> dict[str, PackedLinear]:
         """Returns a linear by field of the weights, and the one whose rows are `apart`."""
         if not linear.apart:
-            return {field: self._linear(linear, prefix)}
+            return {field: self.linear(linear, prefix)}
         first, *others = self._parts(linear, prefix)
         bias = self._bias(linear, prefix)
         end = linear.first_rows - linear.apart
@@ -188,7 +188,7 @@ class Loader:
             GATES: self._pack([_rows_of(first, gates)], None if bias is None else bias[gates].contiguous()),
         }
 
-    def _linear(self, linear: StackedLinear, prefix: str) -> PackedLinear:
+    def linear(self, linear: StackedLinear, prefix: str) -> PackedLinear:
         return self._pack(self._parts(linear, prefix), self._bias(linear, prefix))
 
     def _pack(self, parts: Sequence[Tensor | QuantizedWeight], bias: Tensor | None) -> PackedLinear:
@@ -266,32 +266,35 @@ class Loader:
         yield self.embed, None
         if self.inputs is not None:
             yield self.inputs.table, None
-            yield from self._weights_of(self.inputs.projection, self.prefix)
+            yield from self.weights_of(self.inputs.projection, self.prefix)
             yield self.inputs.norm, None
         for prefix, layer in self._layers():
-            for part in _parts_of(layer):
-                yield from self._weights_of_part(part, prefix, layer)
-            for linear in own_linears(self.spec).values():
-                yield from self._weights_of(linear, prefix)
-            for parts in layer_norms(self.spec, prefix, self.names).values():
-                yield from _in_full(parts)
-            yield from _in_full((*own_norm(self.spec, prefix), *self._scale(prefix)))
+            yield from self.weights_of_layer(prefix, layer)
         yield from _in_full(self._last_norm())
         if self.head is not None:
             yield self.head, None if self.memory.widen else self.head.layout
 
+    def weights_of_layer(self, prefix: str, layer: LayerSpec) -> Iterator[Kept]:
+        for part in _parts_of(layer):
+            yield from self._weights_of_part(part, prefix, layer)
+        for linear in own_linears(self.spec).values():
+            yield from self.weights_of(linear, prefix)
+        for parts in layer_norms(self.spec, prefix, self.names).values():
+            yield from _in_full(parts)
+        yield from _in_full((*own_norm(self.spec, prefix), *self._scale(prefix)))
+
     def _weights_of_part(self, part: StoredPart, prefix: str, layer: LayerSpec) -> Iterator[Kept]:
         for linear in part.spelled_linears(self.spec, layer, self.names).values():
-            yield from self._weights_of(linear, prefix)
+            yield from self.weights_of(linear, prefix)
             yield from _in_full(linear.biases(prefix))
         for of in part.small(self.spec, layer, self.names, prefix).values():
             yield from _in_full(of.parts)
         for linears in part.stacks(self.spec, layer, self.names).values():
             yield from _in_full(bias for linear in linears for bias in linear.biases(prefix))
             for linear in linears:
-                yield from self._weights_of(linear, prefix)
+                yield from self.weights_of(linear, prefix)
 
-    def _weights_of(self, linear: StackedLinear, prefix: str) -> Iterator[Kept]:
+    def weights_of(self, linear: StackedLinear, prefix: str) -> Iterator[Kept]:
         for name in linear.weights(prefix):
             weight = self.source.weight(*name)
             yield weight, None if linear.exact else self.memory.layout(weight)
@@ -313,7 +316,7 @@ class Loader:
     def _scale(self, prefix: str) -> Sequence[PlainWeight]:
         return [PlainWeight(f"{prefix}layer_scalar", (1,))] if self.spec.layer_scales else []
 
-    def _norm(self, parts: Sequence[PlainWeight]) -> Tensor:
+    def norm(self, parts: Sequence[PlainWeight]) -> Tensor:
         return norm(self.spec, [self._vector(part) for part in parts])
 
 

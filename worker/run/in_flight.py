@@ -14,6 +14,7 @@ from worker.schedule.sequence import Plan, Sequence
 StepLogprobs = list[tuple[Sequence, m.Logprobs]]
 # Rows [N, D] that a prompt contributes to its vector from a position on, see pooling.py.
 PooledRows = tuple[Sequence, int, NDArray[np.float32]]
+ReadPooled = Callable[[], list[PooledRows]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class InFlightStep:
     ids: Tensor  # [R] int64 on the device, in the order of plan.rows; the next step reads them and may overwrite them
     host_ids: HostCopy
     read_logprobs: Callable[[], StepLogprobs] = no_logprobs
-    read_pooled: Callable[[], list[PooledRows]] = no_rows
+    read_pooled: ReadPooled = no_rows
 
     @torch.inference_mode()
     def read(self) -> StepOutput:

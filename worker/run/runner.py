@@ -21,13 +21,14 @@ from worker.run.adapted import has_adapters, has_pictures, inputs_for, model_for
 from worker.run.graphs.graph_capture import EagerGraph, cuda_capture
 from worker.run.graphs.graph_shapes import Shapes
 from worker.run.graphs.graphs import StepGraphs
-from worker.run.in_flight import HostCopy, InFlightStep, PooledRows, StepOutput, no_rows
+from worker.run.in_flight import HostCopy, InFlightStep, ReadPooled, StepOutput, no_rows
 from worker.run.inputs import LogitsUse, build_inputs, dummy_sequence, pending_tokens, to_device
 from worker.run.sampler import is_plain, sample_rows
 from worker.schedule.sequence import Chunk, Plan, Row
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.run.drafters.hidden_rows import Reader
     from worker.run.grammar_mask import GrammarMask
     from worker.vision.vision import Vision
 
@@ -63,7 +64,7 @@ class _Computed:
     use: LogitsUse
     sampled: Tensor  # [R, V]: those of plan.rows
     ids: Tensor | None = None  # [R] int64
-    read_pooled: Callable[[], list[PooledRows]] = no_rows
+    read_pooled: ReadPooled = no_rows
 
 
 class Runner:
@@ -80,8 +81,8 @@ class Runner:
         self, model: Model, cache: KVCache, *, overlap: bool = False, graphs: bool = False, max_batch_size: int = 64,
         max_step_tokens: int = 512, batch_invariant: bool = True, vision: "Vision | None" = None,
     ) -> None:  # fmt: skip
-        self._model, self._cache, self.vision = model, cache, vision
-        self._device = cache.device
+        self._model, self._cache, self._device, self.vision = model, cache, cache.device, vision
+        self.hidden_reader: Reader | None = None  # a drafter that reads hidden states
         self._grammar_mask: GrammarMask | None = None  # made when it is first needed
         self._overlap = overlap
         shapes = Shapes(max_batch_size, max_step_tokens, model.max_positions)
@@ -149,17 +150,16 @@ class Runner:
         if before is not None:
             self._fill_pending(inputs.token_ids, plan, before)
         logits, pooled = self._outputs(inputs_for(inputs, plan, self.vision), plan, use)
-        sampled = logits
-        if len(use.sampled) < len(logits):
-            sampled = logits[to_device(np.array(use.sampled, np.int64), self._device)]
+        picks = len(use.sampled) < len(logits)
+        sampled = logits[to_device(np.array(use.sampled, np.int64), self._device)] if picks else logits
         return _Computed(logits, use, sampled, read_pooled=pooled)
 
-    def _outputs(
-        self, inputs: ForwardInputs, plan: Plan, use: LogitsUse
-    ) -> tuple[Tensor, Callable[[], list[PooledRows]]]:
+    def _outputs(self, inputs: ForwardInputs, plan: Plan, use: LogitsUse) -> tuple[Tensor, ReadPooled]:
         """Returns the logits [N, V] float32 of the rows that have logits, and a function that reads the other rows."""
         model = model_for(self._model, plan, inputs)
         if not use.pooled:
+            if self.hidden_reader is not None:
+                return self.hidden_reader.logits(model, inputs, plan, self._cache), no_rows
             return model.forward(inputs, self._cache), no_rows
         from worker.run.pooling import launch_pooling
 

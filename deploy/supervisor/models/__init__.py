@@ -1,6 +1,7 @@
 """Many models in one server: which are loaded, started and stopped by the launcher as requests need them.
 
 plan                from settings to the table of models, each with the settings of its worker
+hub                 fetches models that are on the hub
 sizes               how much memory a model will take, read from its checkpoint's files
 account             what is loaded, what may be loaded next, and what has to go for it: decisions without processes
 manager             carries the decisions out: one worker process for each loaded model

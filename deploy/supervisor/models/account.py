@@ -6,10 +6,13 @@
 A model counts in the account of memory from the moment it begins to load until its process has ended, so the same
 gigabyte is never promised twice. Models are loaded in the order in which they were first asked for. The first of them
 waits until there is room, and holds back the others: otherwise small models could keep a large one out for ever.
+
+The table may be replaced at any time. A model that is loaded keeps its old entry until it is unloaded, which happens as
+soon as no request needs it.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shared.models.entries import Entry
@@ -26,6 +29,7 @@ class Slot:
     keep_alive: how long it stays without requests; infinity: until its memory is needed
     nbytes: what it takes of the account
     told: the version of the table that says that it is unloading
+    leaving: the newest table does not have this entry
     """
 
     entry: Entry
@@ -38,6 +42,7 @@ class Slot:
     failed_at: float = -math.inf
     told: int = 0
     used: bool = False  # by a request at this moment
+    leaving: bool = False
 
     @property
     def name(self) -> str:
@@ -53,12 +58,39 @@ class Slot:
 class Account:
     """The models of the table, and the limits for those that are loaded."""
 
-    slots: dict[str, Slot]
+    slots: dict[str, Slot] = field(init=False, default_factory=dict)
+    entries: Sequence[Entry]  # the newest table
+    keep_alive: float
     most_models: int
     most_bytes: int
     clock: Callable[[], float]
     size_of: Callable[[Entry], int]  # raises OSError or ValueError for a checkpoint that cannot be read
+    asleep: bool = False  # everything goes, and nothing is loaded
     _order: list[Slot] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.renew()
+
+    def keep_alive_of(self, entry: Entry) -> float:
+        return math.inf if entry.pinned else self.keep_alive
+
+    def replace(self, entries: Sequence[Entry]) -> None:
+        """Takes a new table, of which `renew` makes what is not held up by loaded models."""
+        self.entries, newest = entries, {entry.name: entry for entry in entries}
+        for slot in self.slots.values():
+            slot.leaving = newest.get(slot.name) != slot.entry
+
+    def renew(self) -> None:
+        """Brings the slots to the newest table, except those with other entries that still take memory."""
+        kept = {slot.name: slot for slot in self.slots.values() if slot.counts or not slot.leaving}
+        self._order = [slot for slot in self._order if kept.get(slot.name) is slot]
+        in_table = {entry.name: kept.get(entry.name) or self._new(entry) for entry in self.entries}
+        self.slots = in_table | kept
+
+    def _new(self, entry: Entry) -> Slot:
+        """Counts the attempts to load on: requests that wait tell a new failure by their number."""
+        before = self.slots.get(entry.name)
+        return Slot(entry, self.keep_alive_of(entry), attempts=before.attempts if before else 0)
 
     @property
     def nbytes(self) -> int:
@@ -70,7 +102,7 @@ class Account:
 
         explicitly: a person asked, and not a request: no such pause.
         """
-        if slot.state == "failed" and not explicitly and self.clock() < slot.failed_at + RETRY_S:
+        if not (explicitly or self.may_be_tried(slot)):
             return
         if slot in self._order or slot.state in ("loading", "loaded"):
             return
@@ -81,6 +113,10 @@ class Account:
             except (OSError, ValueError) as error:
                 slot.attempts += 1
                 self.failed(slot, str(error))
+
+    def may_be_tried(self, slot: Slot) -> bool:
+        """Whether a request may cause an attempt to load it now."""
+        return slot.state != "failed" or self.clock() >= slot.failed_at + RETRY_S
 
     def use(self, used: Iterable[str], wanted: Iterable[str]) -> None:
         """Records what the requests of all frontends compute with, and what they wait for, at this moment."""
@@ -102,9 +138,9 @@ class Account:
 
     def next_to_load(self) -> Slot | None:
         """Returns the model to load now, which then counts as loading; None if there is none, or no room yet."""
-        while self._order:
+        while self._order and not self.asleep:
             slot = self._order[0]
-            if slot.state in ("loading", "loaded"):
+            if slot.state in ("loading", "loaded") or slot.leaving:
                 self._answered(slot)
             elif problem := self.never_fits(slot):
                 slot.attempts += 1
@@ -118,11 +154,13 @@ class Account:
         return None
 
     def next_to_unload(self) -> Slot | None:
-        """Returns a loaded model that has to go now, which then counts as unloading: it is idle for too long, or its
-        memory is needed."""
+        """Returns a loaded model that has to go now, which then counts as unloading: it is idle for too long or not in
+        the table any more, or its memory is needed."""
         now = self.clock()
         idle = [slot for slot in self.slots.values() if slot.state == "loaded" and not slot.used]
-        found = next((slot for slot in idle if now >= slot.used_at + slot.keep_alive), None)
+        found = next(
+            (slot for slot in idle if slot.leaving or self.asleep or now >= slot.used_at + slot.keep_alive), None
+        )
         waiting = self._order[0] if self._order else None
         if found is None and waiting is not None and not self._fits(waiting, after_unloading=True):
             found = min((slot for slot in idle if not slot.entry.pinned), key=lambda slot: slot.used_at, default=None)

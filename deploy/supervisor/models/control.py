@@ -8,11 +8,11 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.models.messages import SOCKET, Keep, Load, Seen, Table, frame, read_from_frontend
+from shared.models.messages import SOCKET, Keep, Load, Reload, Reloaded, Seen, Sleep, Table, frame, read_from_frontend
 
 ANSWER_S = 5.0  # after which a frontend that has not answered a table is not waited for
 MOST_BUFFERED = 64 << 20  # bytes that a frontend may leave unread before its connection is closed
@@ -28,11 +28,20 @@ class _Frontend:
 class Control:
     """The connections of all frontends."""
 
-    def __init__(self, on_change: Callable[[], None], on_order: Callable[[Keep | Load], None]) -> None:
-        """on_change: called when what frontends need has changed"""
+    def __init__(
+        self,
+        on_change: Callable[[], None],
+        on_order: Callable[[Keep | Load | Sleep], None],
+        on_reload: Callable[[], Awaitable[str]],
+    ) -> None:
+        """
+        on_change: called when what frontends need has changed
+        on_reload: reads the table again and sends it; returns why it could not, else ""
+        """
         self._frontends: set[_Frontend] = set()
-        self._on_change, self._on_order = on_change, on_order
+        self._on_change, self._on_order, self._on_reload = on_change, on_order, on_reload
         self._table = Table(0, ())
+        self._reloads: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     async def open(self, folder: Path) -> None:
@@ -88,14 +97,28 @@ class Control:
             with contextlib.suppress(EOFError, OSError, ValueError):
                 while True:
                     message = await read_from_frontend(reader)
-                    if not isinstance(message, Seen):
-                        self._on_order(message)
-                        continue
-                    one.seen = message
-                    if message.version >= self._table.version:
-                        one.behind_since = None
-                    self._on_change()
+                    match message:
+                        case Seen():
+                            self._has_seen(one, message)
+                        case Reload():
+                            self._reload(one)
+                        case _:
+                            self._on_order(message)
         finally:
             self._frontends.discard(one)
             writer.close()
             self._on_change()
+
+    def _has_seen(self, one: _Frontend, seen: Seen) -> None:
+        one.seen = seen
+        if seen.version >= self._table.version:
+            one.behind_since = None
+        self._on_change()
+
+    def _reload(self, one: _Frontend) -> None:
+        async def run() -> None:
+            one.writer.write(frame(Reloaded(await self._on_reload())))
+
+        task = asyncio.create_task(run())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)

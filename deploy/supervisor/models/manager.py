@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,11 +16,12 @@ from deploy.supervisor.child_command import CliError
 from deploy.supervisor.child_process import Child, ChildSpec
 from deploy.supervisor.models.account import Account, Slot
 from deploy.supervisor.models.control import Control
+from deploy.supervisor.models.hub import FetchFailed
 from deploy.supervisor.models.plan import Plan
 from deploy.supervisor.placement import WorkerPlacement
 from deploy.supervisor.supervisor import PERMANENT_FAILURES, Supervisor
 from shared.config import ConfigError
-from shared.models.messages import Keep, Load, ModelState, Table
+from shared.models.messages import Keep, Load, ModelState, Sleep, State, Table
 
 TICK_S = 0.1
 MOST_STARTS = 3  # of a worker that never serves, until its model counts as failed
@@ -52,21 +53,21 @@ class Manager:
     _control: Control = field(init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _processes: dict[Slot, _Process] = field(default_factory=dict)
-    _epochs: dict[Slot, int] = field(default_factory=dict)
+    _epochs: dict[str, int] = field(default_factory=dict)  # by name
     _folders: dict[Slot, str] = field(default_factory=dict)
+    _before_sleep: set[str] = field(default_factory=set)  # the models that were loaded then
+    _fetching: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # from the hub, by name
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _asked: set[str] = field(default_factory=set)  # to be loaded although no request waits
     _table: Table = field(default_factory=lambda: Table(0, ()))
     _since_1970: float = field(default_factory=lambda: time.time() - time.monotonic())  # seconds when the clock began
 
     def __post_init__(self) -> None:
         plan = self.plan
-        slots = {entry.name: Slot(entry, self._keep_alive(entry.pinned)) for entry in plan.entries}
-        self._account = Account(slots, plan.most_models, plan.most_bytes, time.monotonic, plan.size_of)
-        self._control = Control(self._wake.set, self._ordered)
+        limits = plan.keep_alive, plan.most_models, plan.most_bytes
+        self._account = Account(plan.entries, *limits, time.monotonic, plan.size_of)
+        self._control = Control(self._wake.set, self._ordered, self._reload)
         self._asked = {entry.name for entry in plan.entries if entry.preload}
-
-    def _keep_alive(self, pinned: bool) -> float:
-        return math.inf if pinned else self.plan.keep_alive
 
     def start(self) -> asyncio.Task[None]:
         """Runs in a task. If it fails, the server stops: it could not load or unload a model any more."""
@@ -90,25 +91,62 @@ class Manager:
                 self._wake.clear()
         finally:
             self._control.close()
+            for task in self._fetching.values():
+                task.cancel()
 
-    def _ordered(self, order: Keep | Load) -> None:
+    def _ordered(self, order: Keep | Load | Sleep) -> None:
+        if isinstance(order, Sleep):
+            self._sleep(order.asleep)
+            return
         slot = self._account.slots.get(order.name)
         if slot is None:
             return
         if isinstance(order, Load):
             self._asked.add(slot.name)
-            self._account.ask(slot, explicitly=True)
+            if self.plan.hub.is_away(slot.entry.model):
+                slot.failed_at = -math.inf
+            else:
+                self._account.ask(slot, explicitly=True)
         else:
-            slot.keep_alive = self._keep_alive(slot.entry.pinned) if order.seconds is None else order.seconds
+            usual = self._account.keep_alive_of(slot.entry)
+            slot.keep_alive = usual if order.seconds is None else order.seconds
         self._wake.set()
+
+    def _sleep(self, asleep: bool) -> None:
+        account = self._account
+        if asleep and not account.asleep:
+            self._before_sleep = {slot.name for slot in account.slots.values() if slot.state in ("loading", "loaded")}
+        elif not asleep and account.asleep:
+            self._asked |= self._before_sleep
+        account.asleep = asleep
+        self._wake.set()
+
+    async def _reload(self) -> str:
+        """Reads the table again and tells the frontends; returns why it cannot be read, and then changes nothing."""
+        async with self._reading:
+            try:
+                planned = await asyncio.to_thread(self.plan.read_again)
+                await asyncio.to_thread(planned.write)
+            except (ConfigError, OSError) as error:
+                return str(error)
+            known = {entry.name for entry in self.plan.entries}
+            self._asked |= {entry.name for entry in planned.entries if entry.preload and entry.name not in known}
+            self.plan = planned
+            self._account.replace(planned.entries)
+            self._account.renew()
+            self._publish(read=True)
+        self._wake.set()
+        return ""
 
     def _step(self) -> None:
         account, control = self._account, self._control
         for slot, process in list(self._processes.items()):
             self._observe(slot, process)
-        wanted = control.wanted
+        self._asked &= account.slots.keys()
+        away = self._away([*control.wanted, *self._asked])
+        wanted = [name for name in control.wanted if name not in away]
         account.use(control.used, wanted)
-        for name in self._asked:
+        for name in self._asked - away:
             account.ask(account.slots[name])
         account.forget_unwanted([*wanted, *self._asked])
         while account.next_to_unload() is not None:
@@ -118,6 +156,31 @@ class Manager:
             self._load(next_slot)
         self._asked -= {slot.name for slot in account.slots.values() if slot.state in ("loading", "loaded", "failed")}
         self._publish()
+        account.renew()  # after frontends were told of what is unloaded: they follow in the same order
+        self._folders = {slot: folder for slot, folder in self._folders.items() if slot in account.slots.values()}
+
+    def _away(self, names: Iterable[str]) -> set[str]:
+        """Begins to fetch those of the models that are on the hub, and returns those that are not here yet."""
+        slots = self._account.slots
+        away = {name for name in names if name in slots and self.plan.hub.is_away(slots[name].entry.model)}
+        for name in away - self._fetching.keys():
+            if self._account.may_be_tried(slots[name]) and not self._account.asleep:
+                slots[name].state, slots[name].attempts = "unloaded", slots[name].attempts + 1
+                self._fetching[name] = asyncio.create_task(self._fetch(name, slots[name].entry.model))
+        return away
+
+    async def _fetch(self, name: str, model: str) -> None:
+        self.say(f"the model {name} is fetched from the hub")
+        try:
+            await self.plan.hub.fetch(model)
+        except FetchFailed as error:
+            self._asked.discard(name)
+            if (slot := self._account.slots.get(name)) is not None:
+                self._account.failed(slot, str(error))
+            self.say(f"the model {name} cannot be fetched: {error}")
+        finally:
+            del self._fetching[name]
+            self._wake.set()
 
     def _observe(self, slot: Slot, process: _Process) -> None:
         """Records that a worker serves, or has ended."""
@@ -126,7 +189,7 @@ class Manager:
             return
         if task.done():
             del self._processes[slot]
-            self._epochs[slot] = self._epochs.get(slot, 0) + child.incarnation
+            self._epochs[slot.name] = self._epochs.get(slot.name, 0) + child.incarnation
             if process.stopped:
                 self._unloaded(slot)
             else:
@@ -138,7 +201,7 @@ class Manager:
             self.say(f"the model {slot.name} is loaded")
 
     def _unloaded(self, slot: Slot) -> None:
-        slot.state, slot.told, slot.keep_alive = "unloaded", 0, self._keep_alive(slot.entry.pinned)
+        slot.state, slot.told, slot.keep_alive = "unloaded", 0, self._account.keep_alive_of(slot.entry)
         self.say(f"the model {slot.name} is unloaded")
 
     def _stop_unused(self) -> None:
@@ -156,18 +219,18 @@ class Manager:
         process.preparing = asyncio.create_task(self._start(slot, process))
 
     async def _start(self, slot: Slot, process: _Process) -> None:
-        index = list(self._account.slots).index(slot.name)
         try:
-            settings = await asyncio.to_thread(self.plan.worker_settings, index)
-            Path(settings.wire.run_dir).mkdir(mode=0o700, exist_ok=True)
+            settings = await asyncio.to_thread(self.plan.worker_settings, slot.entry)
+            folder = Path(settings.wire.run_dir)
+            folder.mkdir(mode=0o700, exist_ok=True)
         except (CliError, ConfigError, OSError) as error:
             del self._processes[slot]
             self._account.failed(slot, str(error).removeprefix("--model: "))
             self.say(f"the model {slot.name} cannot be served: {slot.reason}")
             return
         self._folders[slot] = settings.model.model
-        plain = self.make_spec(WorkerPlacement(f"worker {slot.name}", f"worker-m{index}.heartbeat", settings, {}))
-        before = self._epochs.get(slot, 0)  # epochs tell apart all processes that ever had the model's sockets
+        plain = self.make_spec(WorkerPlacement(f"worker {slot.name}", f"worker-{folder.name}.heartbeat", settings, {}))
+        before = self._epochs.get(slot.name, 0)  # epochs tell apart all processes that ever had the model's sockets
         spec = replace(plain, environment=lambda n: plain.environment(before + n))
         if spec.watchdog is not None:
             spec.watchdog.start()
@@ -179,11 +242,12 @@ class Manager:
         )
         process.task.add_done_callback(lambda _: self._wake.set())
 
-    def _publish(self) -> None:
-        """Tells the frontends, if anything has changed."""
+    def _publish(self, *, read: bool = False) -> None:
+        """Tells the frontends, if anything has changed. read: the table was read again"""
         models = tuple(self._state(slot) for slot in self._account.slots.values())
-        if models != self._table.models:
-            self._table = Table(self._table.version + 1, models)
+        before, asleep = self._table, self._account.asleep
+        if read or (models, asleep) != (before.models, before.asleep):
+            self._table = Table(before.version + 1, models, before.reading + read, asleep)
             self._control.send(self._table)
         for slot in self._account.slots.values():
             if slot.state == "unloading" and not slot.told:
@@ -195,6 +259,7 @@ class Manager:
         if slot.state == "loaded" and not slot.used and keep_alive is not None:
             expires_at = round(self._since_1970 + slot.used_at + keep_alive, 1)
         folder, reason = self._folders.get(slot, ""), slot.reason if slot.state == "failed" else ""
+        state: State = "loading" if slot.name in self._fetching else slot.state
         return ModelState(
-            slot.name, slot.state, reason, folder, slot.nbytes, slot.attempts, keep_alive, expires_at
+            slot.name, state, reason, folder, slot.nbytes, slot.attempts, keep_alive, expires_at
         )  # fmt: skip

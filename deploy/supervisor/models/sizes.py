@@ -19,6 +19,7 @@ FLAG_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SCALE_BYTES = 4
 LAYOUTS = {"fp8": (8, 0), "int8": (8, 128), "int4": (4, 128), "int4-g32": (4, 32)}  # bits, numbers with one scale or 0
 MOST_CODES = {"I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 2, "I32": 2}  # of a quantized checkpoint, in a byte
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 NOT_QUANTIZED = ("norm", "conv", "router", "gate.weight", "embed", "vision", "visual")  # in names of layers' tensors
 
 
@@ -54,6 +55,18 @@ class Kept:
             return 4 if stored == "F16" and self.on_cpu else STORED_BYTES[stored]
         return FLAG_BYTES[self.dtype]
 
+    def embedding(self, plain: int, codes: int | None, *, tied: bool) -> int:
+        """Returns what the token embedding takes, and with it the head if this is the same tensor.
+
+        The embedding is kept as plain numbers, whatever the file has. A tied head is kept besides: as the codes that
+        the file has, or on a CPU as a copy of the numbers in the order in which they are multiplied.
+
+        plain: bytes as plain numbers
+        codes: bytes in a few bits, if the file has these and they are not widened
+        """
+        copy = plain if self.on_cpu else 0
+        return plain + ((copy if codes is None else codes) if tied else 0)
+
 
 def weights_bytes(files: Sequence[Path], kept: Kept) -> int:
     """Returns how many bytes the weights in these files take in memory.
@@ -62,7 +75,13 @@ def weights_bytes(files: Sequence[Path], kept: Kept) -> int:
     """
     if files and files[0].suffix != ".safetensors":
         return _gguf(files, kept)
-    return sum(kept.nbytes(*tensor) for file in files for tensor in _tensors(file))
+    tensors = [tensor for file in files for tensor in _tensors(file)]
+    tied = not any(name.endswith(HEAD) for name, *_ in tensors)
+    return sum(
+        kept.embedding(nbytes, None, tied=tied) if tensor[0].endswith(EMBEDDING) else nbytes
+        for tensor in tensors
+        for nbytes in [kept.nbytes(*tensor)]
+    )
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -80,11 +99,14 @@ def _gguf(files: Sequence[Path], kept: Kept) -> int:
 
     container = Container.read(files)
     width = kept.width({"float32": "F32", "float16": "F16"}.get(dtype_of(container), "BF16"))
-    widened = sum(
-        math.prod(tensor.shape) * width if kept.widens_codes or tensor.type in STORED_BYTES else tensor.nbytes
-        for tensor in container.tensors.values()
-    )
-    return max(sum(file.stat().st_size for file in files), widened)
+    tied = "output.weight" not in container.tensors
+    total = 0
+    for name, tensor in container.tensors.items():
+        plain = math.prod(tensor.shape) * width
+        codes = None if kept.widens_codes or tensor.type in STORED_BYTES else tensor.nbytes
+        is_embedding = name == "token_embd.weight"
+        total += kept.embedding(plain, codes, tied=tied) if is_embedding else plain if codes is None else codes
+    return max(sum(file.stat().st_size for file in files), total)
 
 
 def _is_linear(name: str) -> bool:

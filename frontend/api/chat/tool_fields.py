@@ -241,6 +241,14 @@ def tool_choice(
     return checked_choice(offered(tools), requested, parallel, context)
 
 
+def openai_tool_choice(
+    tools: Sequence[Tool] | None, choice: OpenAIChoice, parallel: bool, context: ModelContext
+) -> ToolChoice:
+    """Does the same for a choice in OpenAI's formats, which define a named function as exactly one call."""
+    several = parallel and not isinstance(choice, FunctionChoice | FlatFunctionChoice)
+    return tool_choice(tools, openai_choice(choice), several, context)
+
+
 def shown(tools: Sequence[Tool] | None, choice: OpenAIChoice) -> tuple[Function, ...]:
     """Returns the functions that the prompt of a request shows."""
     return () if choice == "none" else offered(tools)

@@ -14,5 +14,9 @@ class ModelRequest(RequestModel):
     model: Annotated[str, Meta(min_length=1, max_length=MOST_NAME_CHARS), doc("The name of the model")]
 
 
+class Sleeping(ResponseModel):
+    is_sleeping: bool
+
+
 class Accepted(ResponseModel):
     success: Literal[True] = True

@@ -8,25 +8,44 @@ request after another causes no messages.
 import asyncio
 import contextlib
 import logging
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from shared.models.messages import SOCKET, Keep, Load, ModelState, Seen, Table, frame, read_table
+from shared.models.messages import (
+    SOCKET,
+    Keep,
+    Load,
+    ModelState,
+    Reload,
+    Reloaded,
+    Seen,
+    Sleep,
+    Table,
+    frame,
+    read_from_launcher,
+)
 
 log = logging.getLogger("sluice.models")
 
 LINGER_S = 0.5
 RECONNECT_S = 0.2
+MOST_SLEEP_WAIT_S = 300.0  # until all models are unloaded
+POLL_S = 0.05
+LOST = "there is no connection to the launcher; try again"
 
 
 class LauncherLink:
-    """`states` has what the launcher said last, by name. `changed` calls back after each table."""
+    """`states` has what the launcher said last, by name; `reading` counts how often it read the table of models;
+    `asleep` says that it loads none. `changed` calls back after each table."""
 
     def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
         """folder: the run folder"""
         self.states: dict[str, ModelState] = {}
         self.connected = False
+        self.reading = 0
+        self.asleep = False
         self._path = folder / SOCKET
         self._changed = changed
         self._version = 0
@@ -34,6 +53,7 @@ class LauncherLink:
         self._wanted: Counter[str] = Counter()
         self._said: Seen | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._reloads: deque[asyncio.Future[str]] = deque()  # in the order in which the launcher answers them
 
     async def run(self) -> None:
         """Connects, and again after every loss, until it is cancelled."""
@@ -43,16 +63,22 @@ class LauncherLink:
                 self._said = None
                 try:
                     while True:
-                        self._take(await read_table(reader))
+                        message = await read_from_launcher(reader)
+                        if isinstance(message, Reloaded):
+                            _resolve(self._reloads.popleft(), message.problem)
+                        else:
+                            self._take(message)
                 finally:
                     self.connected = False
+                    while self._reloads:
+                        _resolve(self._reloads.popleft(), LOST)
                     self._writer.close()
                     self._writer = None
             await asyncio.sleep(RECONNECT_S)
 
     def _take(self, table: Table) -> None:
         self.states = {model.name: model for model in table.models}
-        self._version, self.connected = table.version, True
+        self._version, self.reading, self.asleep, self.connected = table.version, table.reading, table.asleep, True
         self._changed()
         self._tell()
 
@@ -79,9 +105,29 @@ class LauncherLink:
             self._wanted[name] -= 1
             self._tell()
 
-    def order(self, order: Keep | Load) -> None:
+    def order(self, order: Keep | Load | Sleep) -> None:
         if self._writer is not None:
             self._writer.write(frame(order))
+
+    async def reload(self) -> str:
+        """Has the launcher read the table again. Returns when its models are known here, and why it failed, else ""."""
+        if self._writer is None:
+            return LOST
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._reloads.append(answer)
+        self._writer.write(frame(Reload()))
+        return await answer
+
+    async def sleep(self, asleep: bool) -> str:
+        """Has the launcher unload all models, or wake up. Returns when that is done, and why it was not, else ""."""
+        self.order(Sleep(asleep))
+        deadline = time.monotonic() + MOST_SLEEP_WAIT_S
+        while self.connected and time.monotonic() < deadline:
+            loaded = [name for name, state in self.states.items() if state.state not in ("unloaded", "failed")]
+            if self.asleep == asleep and not (asleep and loaded):
+                return ""
+            await asyncio.sleep(POLL_S)
+        return "requests still need some of the models; try again" if self.connected else LOST
 
     def _tell(self) -> None:
         said = Seen(
@@ -92,3 +138,8 @@ class LauncherLink:
         if self._writer is not None and said != self._said and self._version:
             self._said = said
             self._writer.write(frame(said))
+
+
+def _resolve(answer: "asyncio.Future[str]", problem: str) -> None:
+    if not answer.done():  # a client that left has cancelled it
+        answer.set_result(problem)

@@ -7,28 +7,28 @@ import asyncio
 import gc
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from frontend.api.many.launcher_link import LauncherLink
+from frontend.api.many.launcher_link import LOST, LauncherLink
+from frontend.api.many.refusals import RETRY_S, absent, asleep, failure, seconds_of_field
 from frontend.api.model_table import TAG, ModelTable, ServedModel
-from frontend.errors import BadRequest, Overloaded, Unprocessable
-from frontend.observability.model_metrics import ModelMetrics
+from frontend.errors import BadRequest, Overloaded
+from frontend.observability.model_metrics import ModelMetrics, Residence
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.discovery import Discovery
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import DRAINING, READY, Readiness, not_ready
 from shared.config import Settings, with_values
-from shared.models.durations import seconds_of
-from shared.models.entries import Entry, worker_folder
+from shared.models.entries import Entry, read_entries, worker_folder
 from shared.models.messages import Keep, Load, ModelState
 from shared.wire.address import parse_all
 
 log = logging.getLogger("sluice.models")
 
-RETRY_S = 10.0  # how long after a failed load requests are refused without another attempt
 POLL_S = 0.02  # between two looks at whether a loaded model can serve
 GC_THRESHOLDS = (50_000, 20, 20)  # as for one model, whose objects can be frozen besides
 LOADED_STATES = ("loading", "loaded", "unloading")
@@ -36,9 +36,11 @@ LOADED_STATES = ("loading", "loaded", "unloading")
 
 @dataclass(slots=True)
 class Resident:
-    """A model of the table. `served` is replaced by an empty one when the model is unloaded."""
+    """A model of the table. `served` is replaced by an empty one when the model is unloaded.
 
-    index: int
+    gone: the table does not have it any more
+    """
+
     entry: Entry
     settings: Settings
     served: ServedModel
@@ -46,6 +48,7 @@ class Resident:
     state: ModelState
     opened: asyncio.Task[None] | None = None  # connects to its worker and reads its tokenizer; None: it is not loaded
     failed_at: float = float("-inf")
+    gone: bool = False
 
     @property
     def loaded(self) -> bool:
@@ -60,8 +63,10 @@ class Residents(ModelTable):
         self._settings = settings
         self._metrics = metrics
         self._link = LauncherLink(Path(settings.wire.run_dir), self._update)
-        self._residents = {entry.name: self._resident(index, entry) for index, entry in enumerate(entries)}
+        self._entries = {entry.name: entry for entry in entries}
+        self._residents = {entry.name: self._resident(entry) for entry in entries}
         self._names = {name: entry.name for entry in entries for name in entry.names}
+        self._reading = 0  # of the table, after which the entries were read
         self._changed = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -72,12 +77,12 @@ class Residents(ModelTable):
     # what the routes see
 
     def __iter__(self) -> Iterator[ServedModel]:
-        return iter([one.served for one in self._residents.values()])
+        return iter([one.served for one in self._residents.values() if not one.gone])
 
     @property
     def first(self) -> ServedModel:
         """The model for requests that name none: the only one that is loaded, or the first of the table."""
-        loaded = [one.served for one in self._residents.values() if one.loaded]
+        loaded = [one.served for one in self._residents.values() if one.loaded and not one.gone]
         return loaded[0] if len(loaded) == 1 else next(iter(self))
 
     def get(self, name: str) -> ServedModel | None:
@@ -92,14 +97,27 @@ class Residents(ModelTable):
         """Whether the launcher can be asked for models. Which of them are loaded does not matter."""
         if self._is_draining:
             return DRAINING
+        if self._link.connected and self._link.asleep:
+            return not_ready("asleep")
         return READY if self._link.connected else not_ready("no connection to the launcher")
+
+    @property
+    def asleep(self) -> bool:
+        return self._link.asleep
+
+    async def sleep(self, asleep: bool) -> None:
+        """Raises Overloaded if requests need a model for longer than MOST_SLEEP_WAIT_S; it is unloaded after them."""
+        if problem := await self._link.sleep(asleep):
+            raise Overloaded(problem, code="asleep" if self.asleep else "not_ready", retry_after=RETRY_S)
 
     @property
     def draining(self) -> bool:
         return self._is_draining
 
     def flush_metrics(self) -> None:
-        for one in self._residents.values():
+        waiters = Counter(self._waiting.values())
+        for name, one in self._residents.items():
+            one.served.metrics.residence = None if one.gone else Residence(one.state, waiters[name])
             one.served.flush_metrics()
 
     def find(self, name: str | None) -> ServedModel:
@@ -117,9 +135,9 @@ class Residents(ModelTable):
         Raises Unprocessable for a name that no model has, and Overloaded if the model cannot be loaded, or not within
         --load-wait; BadRequest for a `keep_alive` that is no duration.
         """
-        seconds = _seconds(keep_alive)
+        seconds = seconds_of_field(keep_alive)
         if name and not found.config.any_model_name and self._named(name) is None:
-            raise Unprocessable(f"`model`: the model `{name}` does not exist", param="model", code="model_not_found")
+            raise absent(name)
         one, task = self._residents[found.name], asyncio.current_task()
         self._waiting[task] = found.name
         try:
@@ -142,16 +160,22 @@ class Residents(ModelTable):
     async def _until_loaded(self, one: Resident) -> None:
         """Waits until the launcher has loaded the model, and holds it from that moment on."""
         name = one.entry.name
+        if self._link.asleep:
+            raise asleep()
         if one.loaded:
             self._hold(name)
             return
         if one.state.state == "failed" and time.monotonic() < one.failed_at + RETRY_S:
-            raise _failure(one.state)
+            raise failure(one.state)
         attempts = one.state.attempts - (one.state.state == "loading")
         with self._link.wanting(name):
             while not one.loaded:
+                if one.gone:
+                    raise absent(name)
+                if self._link.asleep:
+                    raise asleep()
                 if one.state.state == "failed" and one.state.attempts > attempts:
-                    raise _failure(one.state)
+                    raise failure(one.state)
                 if self._is_draining:
                     raise Overloaded("not ready: draining", code=DRAINING.code, retry_after=RETRY_S)
                 await self._changed.wait()
@@ -168,7 +192,7 @@ class Residents(ModelTable):
         """Waits for this frontend's own connection and tokenizer, and for a worker that was lost to return."""
         while not one.served.service.readiness.ready and not self._is_draining:
             if one.state.state == "failed":
-                raise _failure(one.state)
+                raise failure(one.state)
             if one.tokenizer.done() and not one.tokenizer.cancelled() and (problem := one.tokenizer.exception()):
                 raise Overloaded(f"not ready: {problem}", code="model_failed", retry_after=RETRY_S)
             await asyncio.sleep(POLL_S)
@@ -181,11 +205,20 @@ class Residents(ModelTable):
         """Says how long a model stays without requests, see shared.models.messages.Keep."""
         self._link.order(Keep(name, seconds))
 
+    async def reload(self) -> None:
+        if problem := await self._link.reload():
+            if problem == LOST:
+                raise Overloaded(problem, code="not_ready", retry_after=1.0)
+            raise BadRequest(f"the table of models was not read: {problem}", code="table_not_read")
+
     # what the launcher says
 
     def _update(self) -> None:
+        if self._reading != self._link.reading:
+            self._read_table()
+            self._reading = self._link.reading
         for one in self._residents.values():
-            state = self._link.states.get(one.entry.name, one.state)
+            state = self._link.states.get(one.entry.name, ModelState(one.entry.name, "unloaded"))
             if state.state == "failed" and (one.state.state, one.state.attempts) != ("failed", state.attempts):
                 one.failed_at = time.monotonic()
             one.state = state
@@ -193,16 +226,39 @@ class Residents(ModelTable):
                 one.opened = asyncio.create_task(self._open(one, state.folder))
             elif state.state in ("unloaded", "failed") and one.opened is not None:
                 self._drop(one)
+        self._renew()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def _resident(self, index: int, entry: Entry) -> Resident:
+    def _read_table(self) -> None:
+        """Reads the entries that the launcher has written. A loaded model keeps its old one until it is unloaded."""
+        entries = read_entries(Path(self._settings.models.models))
+        self._entries = {entry.name: entry for entry in entries}
+        self._names = {name: entry.name for entry in entries for name in entry.names}
+        before = self._residents
+        self._residents = {entry.name: before.get(entry.name) or self._resident(entry) for entry in entries} | before
+        for one in self._residents.values():
+            one.gone = one.entry.name not in self._entries
+
+    def _renew(self) -> None:
+        """Brings models that are not loaded to their newest entries, and forgets those that the table does not have."""
+        for name, one in list(self._residents.items()):
+            if one.opened is not None or one.entry == self._entries.get(name):
+                continue
+            if one.gone:
+                del self._residents[name]
+                one.served.metrics.workers, one.served.metrics.residence = (), None
+            else:
+                one.entry = self._entries[name]
+                self._empty(one)
+
+    def _resident(self, entry: Entry) -> Resident:
         """Makes the entry of a model that is not loaded."""
         own: dict[str, object] = {name: value for name, value in entry.flags.items() if name != "kv_cache_gb"}
         own |= {"model": entry.model, "served_model_name": ",".join(entry.names)}
         settings = with_values(self._settings, own)
         tokenizer: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
-        config, folder = settings.frontend, worker_folder(self._settings.wire.run_dir, index)
+        config, folder = settings.frontend, worker_folder(self._settings.wire.run_dir, entry.name)
         pool = WorkerPool(
             settings.wire,
             Discovery(parse_all(f"ipc://{folder}"), None),
@@ -211,7 +267,7 @@ class Residents(ModelTable):
             model=entry.name,
         )
         served = ServedModel.of(entry.names, config, pool, tokenizer, self._metrics(entry.name))
-        return Resident(index, entry, settings, served, tokenizer, ModelState(entry.name, "unloaded"))
+        return Resident(entry, settings, served, tokenizer, ModelState(entry.name, "unloaded"))
 
     async def _open(self, one: Resident, folder: str) -> None:
         """Connects to the worker of a model, and reads its tokenizer in a thread."""
@@ -232,8 +288,13 @@ class Residents(ModelTable):
         closing = asyncio.create_task(one.served.pool.close(f"the model {one.entry.name} is {one.state.state}"))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
-        fresh = self._resident(one.index, one.entry)
-        one.served, one.tokenizer, one.opened = fresh.served, fresh.tokenizer, None
+        one.opened = None
+        self._empty(one)
+
+    def _empty(self, one: Resident) -> None:
+        """Gives a model that is not loaded what its entry says, with a tokenizer and a pool that are not open yet."""
+        fresh = self._resident(one.entry)
+        one.settings, one.served, one.tokenizer = fresh.settings, fresh.served, fresh.tokenizer
 
     # start and end of the process
 
@@ -251,19 +312,3 @@ class Residents(ModelTable):
             self._running.cancel()
         for one in self._residents.values():
             await one.served.pool.close()
-
-
-def _seconds(keep_alive: object) -> float | None:
-    if keep_alive is None:
-        return None
-    try:
-        if isinstance(keep_alive, bool) or not isinstance(keep_alive, str | int | float):
-            raise ValueError("must be a duration like 300, 90s, 10m or -1")
-        return seconds_of(keep_alive)
-    except (ValueError, OverflowError) as error:
-        raise BadRequest(f"`keep_alive` {error}", param="keep_alive", code="out_of_range") from None
-
-
-def _failure(state: ModelState) -> Overloaded:
-    text = f"the model `{state.name}` cannot be loaded: {state.reason}"
-    return Overloaded(text, code="model_failed", retry_after=RETRY_S)

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from frontend.api.chat import structured_output_fields
 from frontend.api.chat.own_template import with_template
 from frontend.api.chat.thinking_fields import budget_of
-from frontend.api.chat.tool_fields import openai_choice, tool_choice
+from frontend.api.chat.tool_fields import openai_tool_choice
 from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai import response_types as types
 from frontend.api.openai.chat_input import ChatRequest, chat_prompt
@@ -49,9 +49,7 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
     context = with_template(context, request.chat_template)
     reading = Reading(
         request, "messages", _max_tokens(request), n=request.n, logprobs=_logprobs_asked(request),
-        tool_choice=tool_choice(
-            request.tools, openai_choice(request.tool_choice), request.parallel_tool_calls, context
-        ),
+        tool_choice=openai_tool_choice(request.tools, request.tool_choice, request.parallel_tool_calls, context),
         form=structured_output_fields.openai(request, request.response_format, "response_format"),
         budget=budget_of(request, request.reasoning.max_tokens if request.reasoning else None),
     )  # fmt: skip

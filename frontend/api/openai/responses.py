@@ -11,7 +11,7 @@ from typing import Any
 from frontend.api.chat import structured_output_fields
 from frontend.api.chat.structured_output_fields import TextFormat
 from frontend.api.chat.thinking_fields import budget_of
-from frontend.api.chat.tool_fields import openai_choice, tool_choice
+from frontend.api.chat.tool_fields import openai_tool_choice
 from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai import responses_types as types
 from frontend.api.openai.completions import error, error_body
@@ -71,7 +71,7 @@ async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRe
 
 
 def _tool_choice(request: ResponseRequest | ResponseCountRequest, context: ModelContext) -> ToolChoice:
-    return tool_choice(request.tools, openai_choice(request.tool_choice), request.parallel_tool_calls, context)
+    return openai_tool_choice(request.tools, request.tool_choice, request.parallel_tool_calls, context)
 
 
 def _logprobs_asked(request: ResponseRequest) -> int | None:

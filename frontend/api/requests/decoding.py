@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect as nodes
 
+from frontend.api.requests.not_json import not_json
 from frontend.api.requests.request_model import (
     LARGEST,
     SMALLEST,
@@ -61,7 +62,7 @@ def decode(body: bytes, kind: type[Request], on_unknown: OnUnknown = refuse_unkn
     except msgspec.ValidationError:
         return _read_body(decode_json(body), kind, on_unknown)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise _not_json(exc) from None
+        raise not_json(exc, body) from None
 
 
 def convert(body: Mapping[str, Any], kind: type[Request]) -> Request:
@@ -77,7 +78,7 @@ def decode_json(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise _not_json(exc) from None
+        raise not_json(exc, body) from None
 
 
 @cache
@@ -88,10 +89,6 @@ def _decoder(kind: type[Request]) -> msgspec.json.Decoder[Request]:
 @cache
 def _object_reader(kind: type[RequestModel]) -> Reader:
     return _of_object(type_info(kind))
-
-
-def _not_json(exc: Exception) -> BadRequest:
-    return BadRequest(f"the body is not JSON: {exc}")
 
 
 def _read_body(body: Any, kind: type[Request], on_unknown: OnUnknown) -> Request:

@@ -61,6 +61,10 @@ class Model(ResponseModel):
     capabilities: Annotated[
         list[Capability] | None, Meta(description="In Ollama's words; null while the tokenizer is loading")
     ] = None
+    recommended_sampling: Annotated[
+        dict[str, float] | None,
+        Meta(description="By the model's authors; `--sampling-defaults` says whether requests get it"),
+    ] = None
 
 
 class ModelList(ResponseModel):

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 from frontend.api.model_table import ModelTable, ServedModel
 from frontend.api.ollama.models import capabilities
+from frontend.api.recommended import recommended
 from frontend.api.requests.response_types import Model, ModelList, ModelStatus
 from frontend.errors import NotFound
 from frontend.workers.status import NO_TOKENIZER, ConnectionState
@@ -41,6 +42,7 @@ def model_of(
 
     parent: the base model of an adapter
     """
+    context = served.context if served.service.has_tokenizer else None
     longest = served.limits.max_seq_len if served.limits else None
     return Model(
         id=name,
@@ -53,7 +55,8 @@ def model_of(
         max_input_tokens=longest,
         fingerprint=served.fingerprint or None,
         status=status_of(served, known),
-        capabilities=capabilities(served.context) if served.service.has_tokenizer else None,
+        capabilities=capabilities(context) if context else None,
+        recommended_sampling=dict(recommended(context.tokenizer.generation)) if context else None,
     )
 
 

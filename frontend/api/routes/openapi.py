@@ -53,7 +53,7 @@ def document() -> dict[str, Any]:
             "/invocations": _invocations(),
             **_ollama(),
             **adapters.paths(_post, ref("OpenAIError")),
-            **many.paths(_post, ref("OpenAIError")),
+            **many.paths(_post, _get, ref),
             **llama_cpp.paths(_post, _get, ref),
             **_reporting(),
         },
@@ -212,7 +212,7 @@ def _reporting() -> dict[str, Any]:
         "/openapi.json": _get("This description", _json({"type": "object"})),
         "/tokenizer_info": _get("The tokenizer's special tokens and chat template", _json(ref("TokenizerInfo")), later),
         "/v1/models": _get("The model that is served", _json(ref("ModelList"))),
-        "/models": _get("The same as /v1/models", _json(ref("ModelList"))),
+        "/models": _models(),
         "/v1/models/{name}": _get("One model", _json(ref("Model")), missing) | {"parameters": [name]},
     }
 
@@ -251,6 +251,15 @@ def _get(
     said = _json(error or ref("OpenAIError"))
     denied = {str(status): _answer(ERRORS[status], said) for status in (401, 403, 431, 500)}
     return {"get": {"summary": summary, "responses": {"200": _answer("Done", content), **denied, **(more or {})}}}
+
+
+def _models() -> dict[str, Any]:
+    said = _json(ref("OpenAIError"))
+    failed = {str(status): _answer(ERRORS[status], said) for status in (400, 503)}
+    summary = "The same as /v1/models; with `reload`, after the table of many models was read again"
+    described = _get(summary, _json(ref("ModelList")), failed)["get"]
+    reload = {"name": "reload", "in": "query", "schema": {"enum": ["1", "true"]}}
+    return {"parameters": [reload], "get": described, "post": described}
 
 
 def _reset() -> dict[str, Any]:

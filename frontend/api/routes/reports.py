@@ -68,6 +68,9 @@ async def document(app: AppState, request: Request) -> Response:
 
 
 async def model_list(app: AppState, request: Request) -> Response:
+    """Lists the models; with `?reload=1`, after the launcher has read the table of many models again."""
+    if request.query_params.get("reload") in ("1", "true"):
+        await app.models.reload()
     return json_response(models.model_list(app.models, app.created))
 
 

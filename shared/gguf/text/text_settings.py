@@ -24,6 +24,9 @@ SAMPLING = {  # name in GGUF → name in generation_config.json
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
 
+# By general.basename: what the authors recommend on the model's page. Its files of this name say nothing of it.
+RECOMMENDED: dict[str, dict[str, float]] = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
+
 
 def tokenizer_config_of(vocabulary: Vocabulary) -> Json:
     """Returns tokenizer_config.json: named tokens and chat templates."""
@@ -60,7 +63,7 @@ def generation_config_of(vocabulary: Vocabulary) -> Json:
     settings: Json = {"eos_token_id": list(dict.fromkeys(ends))}
     if (bos := vocabulary.named("bos")) is not None:
         settings["bos_token_id"] = bos
-    sampling = {
+    sampling = RECOMMENDED.get(container.text("general.basename", "").lower(), {}) | {
         name: container.number(f"general.sampling.{stored}")
         for stored, name in SAMPLING.items()
         if f"general.sampling.{stored}" in container.metadata

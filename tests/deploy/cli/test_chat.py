@@ -1,6 +1,7 @@
 """`sluice chat`, `sluice complete` and `sluice models` against a scripted server."""
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -28,6 +29,20 @@ def test_complete_reads_standard_input(capsys: pytest.CaptureFixture[str], monke
     with scripted_server(says("three\n")) as server:
         assert sluice(capsys, "complete", "--model=second", "--url", server.url) == (0, "three\n", "")
     assert server.asked == [("/v1/completions", {"model": "second", "prompt": "two\nlines\n", "stream": True})]
+
+
+def test_recommended_sampling_stands_in_for_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with scripted_server(says("a"), says("b"), says("c")) as server:
+        one = {"id": "one", "recommended_sampling": {"temperature": 0.2, "top_p": 0.9, "n": 9}}
+        server.models = json.dumps({"data": [one, {"id": "two"}]}).encode()
+        for flags in ([], ["--temperature", "1"], ["--model", "two"]):
+            sluice(capsys, "complete", "x", "--url", server.url, *flags)
+    sent = [{name: body.get(name) for name in ("model", "temperature", "top_p", "n")} for _, body in server.asked]
+    assert sent == [
+        {"model": "one", "temperature": 0.2, "top_p": 0.9, "n": None},
+        {"model": "one", "temperature": 1.0, "top_p": 0.9, "n": None},
+        {"model": "two", "temperature": None, "top_p": None, "n": None},
+    ]
 
 
 def test_unreachable_server_and_bad_url_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +131,19 @@ def test_chat_without_terminal_ends_at_a_refusal(
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_chat_at_terminal_says_that_an_answer_was_cut_off_and_how_to_go_on_in_a_full_context(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}'
+    full = "This model's maximum context length is 8 tokens. Please reduce the length of the messages."
+    for terminal, told in ((True, True), (False, False)):
+        monkeypatch.setattr(sys, "stdin", Terminal("hi\nthere\n") if terminal else io.StringIO("hi\nthere\n"))
+        with scripted_server(says("a", end=cut + b"\n\ndata: [DONE]"), refuses(400, full)) as server:
+            _, out, err = sluice(capsys, "chat", "--url", server.url)
+        assert out.startswith("> a\n" if terminal else "a\n")
+        assert ("The answer was cut off" in err, "/reset starts over." in err.splitlines()[-1]) == (told, told)
 
 
 def test_chat_at_terminal_forgets_a_refused_question(

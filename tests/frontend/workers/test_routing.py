@@ -137,3 +137,10 @@ def test_homes_that_are_remembered_have_a_bound(monkeypatch: pytest.MonkeyPatch)
     for at in range(10):
         router.choose(pack_u32([at] * 80), "", ["a", "b"], [0, 0])
     assert len(router._homes) == 3
+
+
+def test_a_home_is_taken_only_as_far_as_it_saves_tokens() -> None:
+    for hope in (0, 100, 700):
+        assert choose([0, 50, hope], homes=[2], hope=hope) == 2
+        assert choose([0, 50, hope + 1], homes=[2], hope=hope) == 0
+    assert choose([0, 10, 5], [[1]], homes=[2], hope=700) == 1, "a known prefix goes before a home"

@@ -31,6 +31,15 @@ def test_submit_sent_twice_runs_once() -> None:
     assert bench.received()[0] == {1: expected([1], 5)}
 
 
+def test_seeds_that_are_drawn_are_exact_as_floats() -> None:
+    """JavaScript and jq read every number of JSON as one, so a client may send back the seed of an answer."""
+    bench = Bench()
+    bench.send(*(submit(id, [id], 1) for id in range(1, 9)))
+    bench.iterate(6)
+    seeds = {a.seed for _, step in bench.server.sent for a in step.admitted}
+    assert len(seeds) == 8 and all(int(float(seed)) == seed for seed in seeds)
+
+
 def test_submit_with_generated_tokens_continues_at_their_offset() -> None:
     bench = Bench()
     whole = expected([1, 2], 8)

@@ -16,56 +16,52 @@ from pathlib import Path
 from platform import machine
 
 from shared.private_files import cache_folder, is_trusted, private_cache
+from worker.kernels.cpu.instruction_set import ON_ARM
 
 log = logging.getLogger("sluice.kernels")
 
 SOURCES = Path(__file__).with_name("csrc")
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVXVNNI = (*AVX2, "-mavxvnni")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
 AVX512BF16 = (*AVX512, "-mavx512bf16")
 AVX512VNNI = (*AVX512BF16, "-mavx512vnni")  # every processor with AVX-512 BF16 has VNNI
 AMX = (*AVX512VNNI, "-mprfchw")
-UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("cpu_features.c", ()),
-    ("gemm/pack.c", ()),
-    ("gemm/pack_codes.c", ()),
-    ("decoder.c", ()),
-    ("experts.c", ()),
-    ("ranks/ranks.c", ()),
-    ("adapters/adapters.c", ()),
-    ("adapters/add_product.c", AVX2),
-    ("adapters/add_product.c", AVX512),
-    ("adapters/add_product.c", AVX512BF16),
-    ("adapters/few_rows.c", AVX2),
-    ("adapters/few_rows.c", AVX512),
-    ("adapters/few_rows.c", AVX512BF16),
-    ("adapters/few_rows_tiles.c", AMX),
-    ("rowwise.c", AVX2),
-    ("rowwise.c", AVX512),
-    ("rowwise.c", AVX512BF16),
-    ("recurrent/mamba2.c", AVX2),
-    ("recurrent/mamba2.c", AVX512),
-    ("recurrent/mamba2.c", AVX512BF16),
-    ("recurrent/short_conv.c", AVX2),
-    ("recurrent/short_conv.c", AVX512),
-    ("recurrent/short_conv.c", AVX512BF16),
-    ("recurrent/delta_net.c", AVX2),
-    ("recurrent/delta_net.c", AVX512),
-    ("recurrent/delta_net.c", AVX512BF16),
-    ("gemm/gemm_simd.c", AVX2),
-    ("gemm/gemm_simd.c", AVX512),
+NEON = ("-march=armv8-a",)
+DOTPROD = ("-march=armv8.2-a+dotprod",)
+
+ANY = (
+    "cpu_features.c", "gemm/pack.c", "gemm/pack_codes.c", "decoder.c", "experts.c", "ranks/ranks.c",
+    "adapters/adapters.c",
+)  # fmt: skip
+ROWS = (
+    "adapters/add_product.c", "adapters/few_rows.c", "rowwise.c", "recurrent/mamba2.c", "recurrent/short_conv.c",
+    "recurrent/delta_net.c",
+)  # fmt: skip
+PLAIN = ("gemm/gemm_simd.c", "attention/attention_simd.c", "floors/floors_simd.c")
+
+# Sources with the flags that they are compiled with. simd.h derives the suffix of the functions' names from the flags.
+Units = tuple[tuple[str, tuple[str, ...]], ...]
+X86_UNITS: Units = (
+    *((source, ()) for source in ANY),
+    *((source, flags) for source in ROWS for flags in (AVX2, AVX512, AVX512BF16)),
+    *((source, flags) for source in PLAIN for flags in (AVX2, AVX512)),
+    ("gemm/gemm_simd.c", AVXVNNI),
     ("gemm/gemm_bf16.c", AVX512VNNI),
     ("gemm/amx/gemm_amx.c", AMX),
-    ("attention/attention_simd.c", AVX2),
-    ("attention/attention_simd.c", AVX512),
+    ("adapters/few_rows_tiles.c", AMX),
     ("attention/attention_bf16.c", AVX512BF16),
     ("attention/attention_amx.c", AMX),
-    ("floors/floors_simd.c", AVX2),
-    ("floors/floors_simd.c", AVX512),
     ("floors/floors_bf16.c", AVX512BF16),
     ("floors/floors_amx.c", AMX),
 )
+ARM_UNITS: Units = (
+    *((source, ()) for source in ANY),
+    *((source, NEON) for source in (*ROWS, *PLAIN)),
+    ("gemm/gemm_simd.c", DOTPROD),
+)
+UNITS = ARM_UNITS if ON_ARM else X86_UNITS
 
 
 def build(force: bool = False) -> Path | None:
@@ -73,12 +69,13 @@ def build(force: bool = False) -> Path | None:
 
     Writes the reason for a failure to stderr. Safe to call from several processes at once.
     """
-    if machine() not in ("x86_64", "AMD64"):
+    if machine() not in ("x86_64", "aarch64"):
         return None
     try:
         return (None if force else _existing()) or _compile_library()
     except subprocess.CalledProcessError as failure:
-        _warn(f"the C kernels do not compile ({_first_error(failure.stderr)})", "install gcc 12 or newer and libc6-dev")
+        needed = "gcc 12 or newer and libc6-dev" + (" and libsimde-dev (SIMDe 0.7.4 or newer)" if ON_ARM else "")
+        _warn(f"the C kernels do not compile ({_first_error(failure.stderr)})", f"install {needed}")
     except (OSError, RuntimeError) as error:  # no folder that is writable and private, no memory for a process
         _warn(
             f"the C kernels cannot be compiled ({error})", "set XDG_CACHE_HOME to a folder that only you can write to"

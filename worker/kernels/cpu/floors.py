@@ -21,6 +21,7 @@ TRY_S = 0.04  # about how long a try of multiplications takes
 # flops of one round in one thread: two for each multiply-add
 ROUND_FLOPS = {
     "floor_fp32_avx2": 2 * 12 * 8,
+    "floor_fp32_neon": 2 * 12 * 8,
     "floor_fp32_avx512": 2 * 12 * 16,
     "floor_bf16_avx512bf16": 2 * 12 * 32,
     "floor_bf16_amx": 2 * 4 * 16 * 16 * 32,
@@ -39,7 +40,7 @@ def measure(threads: int) -> Floors | None:
     found, tier = library.library(), library.tier()
     if found is None or tier == "none":
         return None
-    plain = "avx2" if tier == "avx2" else "avx512"
+    plain, _ = library.instruction_sets(torch.float32)
     bf16 = _gflop_s(found, f"floor_bf16_{tier}", threads) if library.multiplies_bf16() else None
     return Floors(_read_gb_s(found, plain, threads), _gflop_s(found, f"floor_fp32_{plain}", threads), bf16)
 

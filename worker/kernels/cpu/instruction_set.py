@@ -1,12 +1,22 @@
 """The instruction sets that the C library has kernels for, and the variable that caps them.
 
-This module imports nothing, so that every command can check the variable before it starts a process.
+This module imports nothing of ours, so that every command can check the variable before it starts a process.
 """
 
+import platform
 from collections.abc import Mapping
+from typing import Any
 
 VARIABLE = "SLUICE_ISA"
-TIERS = ("none", "avx2", "avx512", "avx512bf16", "amx")  # indexed by `tier` in csrc/cpu_features.c
+OF_X86 = ("none", "avx2", "avxvnni", "avx512", "avx512bf16", "amx")  # indexed by `supports` in csrc/cpu_features.c
+OF_ARM = ("none", "neon", "dotprod")
+ON_ARM = platform.machine() in ("aarch64", "arm64")
+TIERS = OF_ARM if ON_ARM else OF_X86
+
+# Has kernels for matrix products, and AMX for attention, too → the instruction set of all its other kernels.
+EXTENDS = {"avxvnni": "avx2", "amx": "avx512bf16", "dotprod": "neon"}
+# Multiplies integers faster, and to the same bits.
+SAME_BITS = {"avxvnni": "avx2", "dotprod": "neon"}
 
 
 def highest_allowed(environment: Mapping[str, str]) -> int:
@@ -20,3 +30,11 @@ def highest_allowed(environment: Mapping[str, str]) -> int:
     if name not in TIERS[1:]:
         raise ValueError(f"{VARIABLE} must be one of {', '.join(TIERS[1:])}, not {name!r}")
     return TIERS.index(name)
+
+
+def best_of(library: Any, allowed: int = len(TIERS) - 1) -> int:
+    """Returns the index in TIERS of the best instruction set that the processor has, at most `allowed`; 0 for none.
+
+    library: the C library (ctypes)
+    """
+    return max((index for index in range(1, allowed + 1) if library.supports(index)), default=0)

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 
 from worker.kernels.cpu.build import build
-from worker.kernels.cpu.instruction_set import TIERS, VARIABLE, highest_allowed
+from worker.kernels.cpu.instruction_set import EXTENDS, TIERS, VARIABLE, best_of, highest_allowed
 
 log = logging.getLogger("sluice.kernels")
 
@@ -46,9 +46,6 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "short_conv": _POINTERS * 2,
     "pack": _POINTERS * 2 + _LONGS * 2 + (c_int,),
 }
-
-
-WITH_TILES = ("gemm", "attention", "multiply_a", "add_b")  # what AMX has functions of its own for
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,7 @@ def available(dtype: torch.dtype) -> bool:
 
 
 def tier() -> str:
-    """Returns the instruction set in use, for logs and benchmarks: "amx", "avx512bf16", "avx512", "avx2" or "none"."""
+    """Returns the instruction set in use, for logs and benchmarks: one of TIERS."""
     return TIERS[level()]
 
 
@@ -104,19 +101,17 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def level() -> int:
-    """Returns the index in TIERS of what csrc/cpu_features.c detects, or of a lower one that SLUICE_ISA names.
+    """Returns the index in TIERS of the best instruction set that the processor has, up to what SLUICE_ISA names.
 
     Raises ValueError if SLUICE_ISA is invalid.
     """
     found, allowed = library(), highest_allowed(os.environ)
     if found is None:
         return 0
-    best = int(found.tier())
-    if os.environ.get(VARIABLE) and allowed > best:
-        log.warning(
-            "%s=%s is more than this processor has: %s is used", VARIABLE, os.environ[VARIABLE], TIERS[best]
-        )  # fmt: skip
-    return min(best, allowed)
+    best = best_of(found, allowed)
+    if os.environ.get(VARIABLE) and allowed != best:
+        log.warning("%s=%s: this processor lacks it, so %s is used", VARIABLE, os.environ[VARIABLE], TIERS[best])
+    return best
 
 
 @cache
@@ -132,19 +127,18 @@ def kernels() -> dict[torch.dtype, Kernels]:
 
 
 def instruction_sets(dtype: torch.dtype) -> tuple[str, str]:
-    """Returns the instruction sets of a dtype's functions, which decide their bits: of most, and of matmul and
-    attention."""
+    """Returns the instruction sets of a dtype's functions: of most of them, and of matmul and attention."""
     best = tier()
     if dtype is torch.bfloat16:
-        return TIERS[min(level(), 3)], best  # only WITH_TILES have AMX versions
-    plain = "avx512" if multiplies_bf16() else best
+        return EXTENDS.get(best, best), best
+    plain = "avx512" if multiplies_bf16() else EXTENDS.get(best, best)
     return plain, plain
 
 
 def _bind(found: ctypes.CDLL, dtype: str, simd: str, matmul: str) -> Kernels:
     def function(name: str) -> Call:
-        suffix = matmul if name in WITH_TILES else simd
-        bound = getattr(found, f"pack_{dtype}" if name == "pack" else f"{name}_{dtype}_{suffix}")
+        names = (f"{name}_{dtype}_{matmul}", f"{name}_{dtype}_{simd}", f"{name}_{dtype}")  # only pack has the last
+        bound = next(getattr(found, each) for each in names if hasattr(found, each))
         bound.argtypes, bound.restype = _SIGNATURES[name], c_int if name in ("gemm", "attention") else None
         return cast(Call, bound)
 

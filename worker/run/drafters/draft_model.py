@@ -1,4 +1,4 @@
-"""Which draft model --speculative-config names, whether it fits the served model, and how it becomes a drafter."""
+"""Which draft model --speculative-config names, whether it fits the served model, and the memory of drafters."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,19 +9,15 @@ from shared.config import ModelConfig, WorkerConfig
 from shared.config.speculation import FLAG, read_speculative_config
 from worker.kv_cache.sizing import configured_budget
 from worker.model.checkpoint.checkpoint import CheckpointError
-from worker.model.decoder import Decoder
-from worker.run.drafters.model_drafter import ModelDrafter
 from worker.run.drafters.vocabulary import same_vocabulary
 from worker.spec import ModelSpec
 
-POOL_SHARE = 8  # the draft model's K/V takes at most 1 / POOL_SHARE of what the served model's may take, beside it
+POOL_SHARE = 8  # a drafter's K/V takes at most 1 / POOL_SHARE of what the served model's may take, beside it
 
 
-def draft_settings(model: ModelConfig, worker: WorkerConfig) -> tuple[ModelConfig, WorkerConfig] | None:
-    """Returns the settings to load the draft model with; None if --speculative-config names none."""
+def draft_settings(model: ModelConfig, worker: WorkerConfig) -> tuple[ModelConfig, WorkerConfig]:
+    """Returns the settings to load the draft model with."""
     config = read_speculative_config(worker.speculative_config, worker.max_draft_tokens)
-    if not config.model:
-        return None
     return (
         replace(model, model=config.model, revision="", max_seq_len=0, task="generate"),
         replace(worker, kv_cache_gb=0.0, kv_cache_dtype="auto"),
@@ -48,6 +44,6 @@ def check_fits(draft: ModelSpec, draft_folder: Path, served: ModelSpec, served_f
         raise CheckpointError(f"{draft_folder} has other tokens than the served model under some ids")
 
 
-def make_drafter(decoder: Decoder, max_seq_len: int, worker: WorkerConfig) -> ModelDrafter:
-    """decoder: of the draft model. max_seq_len, worker: of the served model."""
-    return ModelDrafter(decoder, max_seq_len, configured_budget(worker).nbytes // POOL_SHARE)
+def drafters_budget(worker: WorkerConfig) -> int:
+    """Returns how many bytes the K/V of a drafter may take. worker: of the served model."""
+    return configured_budget(worker).nbytes // POOL_SHARE

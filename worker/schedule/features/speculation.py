@@ -21,7 +21,7 @@ from worker.schedule.sequence import TILE, Chunk, Sequence
 
 if TYPE_CHECKING:
     from worker.schedule.features.states import States
-    from worker.schedule.features.waiting_drafts import Proposer
+    from worker.schedule.features.waiting_drafts import Experience, Proposer
 
 NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
 MOST_DRAFTS = TILE - 1  # of one sequence in a step: a row is for the token that they follow
@@ -56,7 +56,8 @@ class Speculation:
     def __init__(self, config: SchedulerConfig, states: "States | None" = None) -> None:
         """states: gives slots for recurrent states, if layers have them."""
         self._states = states
-        self.proposer: Proposer | None = None  # a draft model, if there is one
+        self.proposer: Proposer | None = None  # a model that drafts, if there is one
+        self._experience: Experience | None = None  # with that model
         self.draft_tokens = 0
         self.accepted_tokens = 0
         self.drafted_at = [0] * MOST_DRAFTS  # by the position in the drafts of a step
@@ -130,8 +131,20 @@ class Speculation:
     def _drafter(self, sequence: Sequence) -> Drafter:
         drafter = self.drafters.get(sequence)
         if drafter is None:
-            drafter = self.drafters[sequence] = _drafter_of(sequence, by_model=self.proposer is not None)
+            drafter = self.drafters[sequence] = self._new_drafter(sequence)
         return drafter
+
+    def _new_drafter(self, sequence: Sequence) -> Drafter:
+        if sequence.prediction is not None:
+            from worker.schedule.features.predicted import PredictedDrafter
+
+            return PredictedDrafter(sequence.prediction, sequence.prompt_len)
+        if self.proposer is None:
+            return NgramDrafter()
+        from worker.schedule.features.waiting_drafts import Experience, WaitingDrafts
+
+        self._experience = self._experience or Experience()
+        return WaitingDrafts(self._experience)
 
     def _repeats(self, chunk: Chunk) -> int:
         return 0 if self._states is None else chunk.length
@@ -152,18 +165,6 @@ class Speculation:
         if checkpoint:
             most = min(most, checkpoint - length)
         return min(most, sequence.room - length, tokens)
-
-
-def _drafter_of(sequence: Sequence, *, by_model: bool) -> Drafter:
-    if sequence.prediction is not None:
-        from worker.schedule.features.predicted import PredictedDrafter
-
-        return PredictedDrafter(sequence.prediction, sequence.prompt_len)
-    if by_model:
-        from worker.schedule.features.waiting_drafts import WaitingDrafts
-
-        return WaitingDrafts()
-    return NgramDrafter()
 
 
 def _may_draft(sequence: Sequence) -> bool:
@@ -204,10 +205,14 @@ class NgramDrafter:
 
 
 class Acceptance:
-    """Tracks how often drafts of one kind are accepted."""
+    """Tracks how often drafts of one kind are accepted.
 
-    def __init__(self, initial: float = INITIAL_ACCEPTANCE) -> None:
-        self.acceptance = self._initial = initial
+    usual: the rate that steps without drafts move it to. first: the rate at the beginning, if that is another one.
+    """
+
+    def __init__(self, usual: float = INITIAL_ACCEPTANCE, first: float | None = None) -> None:
+        self.acceptance = usual if first is None else first
+        self._usual = usual
 
     def draft_length(self, limit: int, cost: float, repeats: int = 0) -> int:
         """Returns how many tokens to draft. A draft is worth it if its probability of acceptance is above its cost.
@@ -221,14 +226,14 @@ class Acceptance:
             count += 1
             probability *= self.acceptance  # a draft is accepted only if all drafts before it are
         if not count:
-            self.acceptance += (self._initial - self.acceptance) * RECOVERY_RATE
+            self.acceptance += (self._usual - self.acceptance) * RECOVERY_RATE
         return count
 
-    def record(self, accepted: int, *, rejected: bool) -> None:
+    def record(self, accepted: int, *, rejected: bool, rate: float = LEARNING_RATE) -> None:
         for _ in range(accepted):
-            self.acceptance += (1 - self.acceptance) * LEARNING_RATE
+            self.acceptance += (1 - self.acceptance) * rate
         if rejected:
-            self.acceptance -= self.acceptance * LEARNING_RATE
+            self.acceptance -= self.acceptance * rate
 
 
 class NgramIndex(Acceptance):

@@ -7,10 +7,11 @@ step, so its time counts: a model that takes long for the drafts that are accept
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from worker.schedule.features.speculation import Acceptance
+from worker.schedule.features.speculation import LEARNING_RATE, Acceptance
 from worker.schedule.sequence import Sequence
 
 INITIAL_ACCEPTANCE = 0.6  # a model's drafts are right more often than repetitions
+RESULTS = 32  # a sequence begins with the mean of about so many results of the sequences before
 
 
 class Proposer(Protocol):
@@ -23,17 +24,43 @@ class Proposer(Protocol):
         """Takes back what is held of a sequence that has left."""
 
 
-class WaitingDrafts:
-    """The drafts of one sequence. See Drafter."""
+class Experience:
+    """What the sequences before have shown of the model: how often the first draft of a step is accepted.
+
+    A model that is useless for a task is so for most of its requests, and each of them would ask it anew.
+    """
 
     def __init__(self) -> None:
+        self._acceptance = INITIAL_ACCEPTANCE
+
+    def begin(self) -> float:
+        """Returns the acceptance to begin a sequence with. It recovers a little, to try a bad model again."""
+        expected = self._acceptance
+        self._acceptance += (INITIAL_ACCEPTANCE - expected) / RESULTS
+        return expected
+
+    def record(self, *, accepted: bool) -> None:
+        self._acceptance += (accepted - self._acceptance) / RESULTS
+
+
+class WaitingDrafts:
+    """The drafts of one sequence. See Drafter.
+
+    They begin with one in a step, and become more only as they are accepted. The first results count more than later
+    ones. A useless model therefore loses little.
+    """
+
+    def __init__(self, experience: Experience) -> None:
         self.waiting: tuple[int, ...] = ()
-        self._acceptance = Acceptance(INITIAL_ACCEPTANCE)
+        self._experience = experience
+        self._acceptance = Acceptance(INITIAL_ACCEPTANCE, experience.begin())
+        self._accepted = self._results = 0
         self._stopped = False
 
     def wanted(self, limit: int, cost: float, repeats: int) -> int:
         """Returns how many drafts are worth asking the model for."""
-        return 0 if self._stopped else self._acceptance.draft_length(limit, cost, repeats)
+        most = min(limit, 1 + self._accepted)
+        return 0 if self._stopped else self._acceptance.draft_length(most, cost, repeats)
 
     def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
         """Returns the drafts that wait. They were asked for with these tokens."""
@@ -41,7 +68,11 @@ class WaitingDrafts:
         return drafts
 
     def record(self, drafted: int, accepted: int) -> None:
-        self._acceptance.record(accepted, rejected=accepted < drafted)
+        self._accepted += accepted
+        self._results += 1
+        self._experience.record(accepted=accepted > 0)
+        rate = max(LEARNING_RATE, 1 / (1 + self._results))  # that of a mean, until there are many results
+        self._acceptance.record(accepted, rejected=accepted < drafted, rate=rate)
 
     def stop(self) -> None:
         self._stopped = True

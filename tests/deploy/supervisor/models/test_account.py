@@ -16,9 +16,13 @@ class Models:
         self, sizes: dict[str, int], *, models: int = 2, gib: int = 100, keep: float = math.inf, pinned: str = ""
     ) -> None:
         self.now = 0.0
-        slots = {name: Slot(Entry(name, name=name, pinned=name in pinned), keep) for name in sizes}
-        self.account = Account(slots, models, gib * GIB, lambda: self.now, lambda entry: sizes[entry.name] * GIB)
-        self.slots = slots
+        entries = [Entry(name, name=name, pinned=name in pinned) for name in sizes]
+        size = lambda entry: sizes[entry.name] * GIB  # noqa: E731
+        self.account = Account(entries, keep, models, gib * GIB, lambda: self.now, size)
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        return self.account.slots
 
     def states(self, state: str) -> str:
         return "".join(name for name, slot in self.slots.items() if slot.state == state)
@@ -163,3 +167,43 @@ def test_limits_hold_and_everyone_is_served_in_any_order_of_events() -> None:
                 slot.state = {"loading": "loaded", "unloading": "unloaded"}.get(slot.state, slot.state)  # type: ignore[assignment]
             it.settle(wanted=name)
             assert it.slots[name].state == "loaded", (seed, name)
+
+
+def test_models_that_left_the_table_go_when_they_are_idle_and_new_ones_can_be_loaded() -> None:
+    it = Models({"a": 1, "b": 1, "c": 1}, models=9, pinned="a")
+    it.settle(wanted="ab")
+    it.account.replace([Entry("c", name="c")])
+    it.account.renew()
+    it.settle(used="a", wanted="c")
+    assert (it.states("loaded"), it.states("unloaded")) == ("ca", "b")
+    it.account.renew()
+    assert list(it.slots) == ["c", "a"], "a request computes with a"
+    it.settle()
+    it.account.renew()
+    assert list(it.slots) == ["c"]
+
+
+def test_a_changed_entry_holds_from_the_next_load_on() -> None:
+    it = Models({"a": 1, "b": 1})
+    it.settle(wanted="a")
+    attempts = it.slots["a"].attempts
+    it.account.replace([Entry("other", name="a", pinned=True), Entry("b", name="b")])
+    it.settle(used="a")
+    it.account.renew()
+    assert (it.slots["a"].entry.model, it.slots["a"].state) == ("a", "loaded")
+    it.settle()
+    it.account.renew()
+    assert it.slots["a"].entry.model == "other" and it.slots["a"].attempts == attempts
+    it.settle(wanted="a")
+    assert it.states("loaded") == "a" and it.slots["a"].keep_alive == math.inf
+
+
+def test_a_table_that_is_as_before_changes_nothing() -> None:
+    it = Models({"a": 1, "b": 1})
+    it.settle(wanted="a")
+    slots = dict(it.slots)
+    it.account.replace([Entry("x", name="a")])
+    it.account.replace([Entry("a", name="a"), Entry("b", name="b")])
+    it.account.renew()
+    it.settle()
+    assert it.slots == slots and it.states("loaded") == "a"

@@ -16,10 +16,12 @@ from shared.models.messages import (
     Keep,
     Load,
     ModelState,
+    Reload,
+    Reloaded,
     Seen,
     Table,
     frame,
-    read_table,
+    read_from_launcher,
 )
 from tests.frontend.serving import until
 
@@ -47,7 +49,11 @@ class Served:
 @pytest.fixture
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     folder, orders = tmp_path_factory.mktemp("c"), list[Keep | Load]()
-    it = Control(lambda: None, orders.append)
+
+    async def reload() -> str:
+        return "it is gone"
+
+    it = Control(lambda: None, orders.append, reload)
     await it.open(folder)
     here = Served(str(folder / SOCKET), orders, it)
     yield here
@@ -78,8 +84,8 @@ async def test_a_table_counts_as_seen_when_all_have_answered_it_or_are_late(
     (reader, one), _ = [await served.connect() for _ in range(2)]
     await until(lambda: len(it._frontends) == 2)
     it.send(TABLE)
-    assert (await read_table(reader)).version == 0, "what was known when it connected"
-    assert await read_table(reader) == TABLE
+    assert await read_from_launcher(reader) == Table(0, ()), "what was known when it connected"
+    assert await read_from_launcher(reader) == TABLE
     say(one, Seen(1))
     await until(lambda: any(other.seen.version == 1 for other in it._frontends))
     assert not it.all_have_seen(1), "the other one has not"
@@ -93,7 +99,7 @@ async def test_nonsense_ends_its_own_connection_alone(served: Served, data: byte
     say(good, Seen(0, ("a",)))
     await until(lambda: served.control.used == {"a"})
     bad.write(data)
-    await read_table(bad_reader)
+    await read_from_launcher(bad_reader)
     assert await bad_reader.read() == b""
     assert served.control.used == {"a"}
 
@@ -102,3 +108,11 @@ async def test_only_the_user_of_the_server_can_connect(served: Served) -> None:
     from pathlib import Path
 
     assert stat.S_IMODE(Path(served.path).stat().st_mode) == 0o600
+
+
+async def test_each_reload_is_answered_to_the_frontend_that_asked(served: Served) -> None:
+    (reader, one), (other, _) = [await served.connect() for _ in range(2)]
+    say(one, Reload())
+    assert [await read_from_launcher(reader) for _ in range(2)] == [Table(0, ()), Reloaded("it is gone")]
+    served.control.send(TABLE)
+    assert [await read_from_launcher(other) for _ in range(2)] == [Table(0, ()), TABLE]

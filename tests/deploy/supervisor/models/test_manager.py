@@ -11,11 +11,13 @@ import pytest
 
 from deploy.supervisor.child_process import ChildSpec
 from deploy.supervisor.models import manager as managers
+from deploy.supervisor.models.hub import FetchFailed, HubModels
 from deploy.supervisor.models.manager import MOST_STARTS, Manager
 from deploy.supervisor.models.plan import plan
 from frontend.api.many import launcher_link
 from frontend.api.many.launcher_link import LauncherLink
 from shared.config import Settings, with_values
+from shared.models.messages import Load, Sleep
 from tests.frontend.serving import until
 
 
@@ -67,6 +69,7 @@ class FakeSupervisor:
 class Managed:
     """A manager of models `a` and `b` with room for one, and a frontend's connection to it."""
 
+    folder: Path
     link: LauncherLink
     supervisor: FakeSupervisor
 
@@ -99,7 +102,7 @@ async def managed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     link = LauncherLink(Path(folder), lambda: None)
     linked = asyncio.create_task(link.run())
     await until(lambda: link.connected)
-    yield Managed(link, supervisor)
+    yield Managed(folder, link, supervisor)
     linked.cancel()
     await asyncio.gather(linked, return_exceptions=True)
     await until(lambda: not manager._control._frontends)
@@ -174,3 +177,85 @@ async def test_epochs_of_a_model_never_come_again(managed: Managed) -> None:
         child.end(0)
         await managed.until_state("a", "unloaded")
     assert len(epochs) == 3
+
+
+async def test_a_table_that_is_read_again_holds_for_the_next_load(managed: Managed) -> None:
+    """A model whose entry changed is unloaded first; every frontend sees that before it is loaded anew."""
+    link, seen = managed.link, list[str]()
+    with link.wanting("a"):
+        first = await managed.child(1)
+        first.serve()
+        await managed.until_state("a", "loaded")
+    table = managed.folder / "models.toml"
+    table.write_text("models = 1")
+    assert "models.toml" in await link.reload()
+    assert [*link.states] == ["a", "b"], "what cannot be read changes nothing"
+    link._changed = lambda: seen.append(link.states["a"].state)
+    table.write_text('[models.c]\nmodel="demo"\npreload=true\n[models.a]\nmodel="demo"\naliases=["x"]')
+    assert (await link.reload(), [*link.states], link.reading) == ("", ["c", "a"], 2)
+    await until(lambda: first.stopped)
+    first.end(0)
+    (await managed.child(2)).serve()
+    await managed.until_state("c", "loaded")
+    assert "unloaded" in seen
+
+
+async def test_a_server_that_sleeps_has_no_model_and_loads_them_again_when_it_wakes(managed: Managed) -> None:
+    link = managed.link
+    with link.wanting("a"):
+        first = await managed.child(1)
+        first.serve()
+        await managed.until_state("a", "loaded")
+        link.use("a")
+    link.order(Sleep(True))
+    await until(lambda: link.asleep)
+    await asyncio.sleep(0.05)
+    assert not first.stopped, "a request computes with it"
+    link.release("a")
+    await until(lambda: first.stopped)
+    first.end(0)
+    await managed.until_state("a", "unloaded")
+    with link.wanting("b"):
+        await asyncio.sleep(0.05)
+        assert len(managed.supervisor.children) == 1
+    link.order(Sleep(False))
+    (await managed.child(2)).serve()
+    await managed.until_state("a", "loaded")
+    assert not link.asleep
+
+
+async def test_a_model_on_the_hub_is_fetched_before_it_is_counted(
+    managed: Managed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fetch holds up no other model, is shown as loading, and its failure has a reason and may be tried again."""
+    link, fetched = managed.link, list[str]()
+    go: asyncio.Queue[str] = asyncio.Queue()
+
+    async def fetch(self: HubModels, model: str) -> None:
+        fetched.append(model)
+        if problem := await go.get():
+            raise FetchFailed(problem)
+        self._folders[model] = "demo"
+
+    monkeypatch.setattr(HubModels, "fetch", fetch)
+    (managed.folder / "models.toml").write_text('[models.far]\nmodel="org/far"\n[models.b]\nmodel="demo"')
+    assert await link.reload() == ""
+    with link.wanting("far"):
+        await managed.until_state("far", "loading")
+        assert not managed.supervisor.children
+        with link.wanting("b"):
+            (await managed.child(1)).serve()
+            await managed.until_state("b", "loaded")
+        go.put_nowait("there is no such repository")
+        await managed.until_state("far", "failed")
+        assert link.states["far"].reason == "there is no such repository"
+        await asyncio.sleep(0.05)
+        assert fetched == ["org/far"], "the request that waits causes no attempt at once"
+    link.order(Load("far"))
+    await until(lambda: len(fetched) == 2)
+    go.put_nowait("")
+    await until(lambda: managed.supervisor.children[0].stopped)
+    managed.supervisor.children[0].end(0)
+    (await managed.child(2)).serve()
+    await managed.until_state("far", "loaded")
+    assert link.states["far"].nbytes > 0

@@ -33,17 +33,17 @@ def test_each_model_has_its_flags_over_those_of_the_server(tmp_path: Path) -> No
     checkpoint(tmp_path / "a", 2, torch.bfloat16)
     text = '[models.a]\nmodel="a"\naliases=["x"]\nflags={ "--max-seq-len"=64, page_size=8 }\n[models.b]\nmodel="demo"'
     it = planned(text, tmp_path, threads=3, kv_cache_gb=0.25, max_seq_len=128)
-    a, b = it.worker_settings(0), it.worker_settings(1)
+    a, b = (it.worker_settings(entry) for entry in it.entries)
     assert (a.model.max_seq_len, a.worker.page_size, a.worker.threads) == (64, 8, 3)
     assert (b.model.max_seq_len, b.model.names, a.model.names) == (128, ("b",), ("a", "x"))
     assert a.wire.run_dir != b.wire.run_dir
     assert a.model.model == str((tmp_path / "a").resolve())
-    assert (a.models.many, a.worker.kv_cache_gb) == (False, 0.25)
+    assert (a.many, a.worker.kv_cache_gb) == (False, 0.25)
 
 
 def test_pools_of_all_models_fit_into_the_memory_of_all(tmp_path: Path) -> None:
     it = planned('[models.a]\nmodel="demo"', tmp_path, memory_gb=10.0, max_loaded_models=4)
-    assert 0 < 4 * it.worker_settings(0).worker.kv_cache_gb < 10
+    assert 0 < 4 * it.worker_settings(it.entries[0]).worker.kv_cache_gb < 10
 
 
 @pytest.mark.parametrize(("dtype", "flag", "nbytes"), [
@@ -65,7 +65,9 @@ def test_size_counts_linears_with_the_bits_that_they_are_quantized_to(tmp_path: 
     tensors = {name: torch.zeros(3, 256, dtype=torch.bfloat16) for name in names}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     it = planned(f'[models.a]\nmodel="a"\nflags={{quantization="{flag}", kv-cache-gb=0.5}}', tmp_path)
-    assert it.size_of(it.entries[0]) - GIB // 2 - PROCESS_BYTES == 2 * 3 * 256 * 2 + 3 * 256 * bits / 8
+    assert it.size_of(it.entries[0]) - GIB // 2 - PROCESS_BYTES == 3 * 3 * 256 * 2 + 3 * 256 * bits / 8, (
+        "the head is a copy"
+    )
 
 
 @pytest.mark.parametrize(("dtype", "nbytes"), [("auto", 2), ("float32", 4)])
@@ -80,24 +82,27 @@ def test_size_of_a_quantized_checkpoint_that_is_widened_is_never_too_small(
     assert weights_bytes([folder / "model.safetensors"], Kept(dtype, "none")) == 64 * 2 * nbytes
 
 
-@pytest.mark.parametrize(
-    ("flags", "smallest"), [(Kept(), 0), (Kept("float32", "none"), 4), (Kept("bfloat16", "none"), 2)]
-)
-def test_size_of_a_gguf_file_that_is_widened(tmp_path: Path, flags: Kept, smallest: int) -> None:
-    file = write("llama", tmp_path, "Q4_0").file
-    numbers = sum(math.prod(tensor.shape) for tensor in Container.read([file]).tensors.values())
-    assert weights_bytes([file], flags) == max(file.stat().st_size, numbers * smallest)
-
-
-@pytest.mark.parametrize(("flags", "width"), [
-    (Kept(), 4), (Kept(on_cpu=False), 2), (Kept("bfloat16"), 2), (Kept("float32"), 4),
-])  # fmt: skip
-def test_size_of_a_gguf_file_in_float16_is_that_of_the_numbers_it_becomes(
-    tmp_path: Path, flags: Kept, width: int
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("types", ["Q4_0", "Q8_0", "F16"])
+@pytest.mark.parametrize("flags", [Kept(), Kept("bfloat16"), Kept("float32", "none"), Kept(on_cpu=False)])
+def test_size_of_a_gguf_file_counts_the_embedding_as_numbers_and_a_tied_head_besides(
+    tmp_path: Path, kind: str, types: str, flags: Kept
 ) -> None:
-    file = write("llama", tmp_path, "F16").file
-    numbers = sum(math.prod(tensor.shape) for tensor in Container.read([file]).tensors.values())
-    assert weights_bytes([file], flags) == max(file.stat().st_size, numbers * width)
+    file = write(kind, tmp_path, types).file
+    width = 4 if flags.dtype == "float32" or (types == "F16" and flags == Kept()) else 2
+    keeps_codes = types != "F16" and flags.quantization != "none"
+    tensors, expected = Container.read([file]).tensors, 0
+    for tensor in tensors.values():
+        plain = math.prod(tensor.shape) * width
+        expected += tensor.nbytes if keeps_codes and tensor.type == types else plain
+    embedding = tensors["token_embd.weight"]
+    numbers = math.prod(embedding.shape) * width
+    if keeps_codes:
+        expected += numbers - (embedding.nbytes if "output.weight" in tensors else 0)
+    elif "output.weight" not in tensors and flags.on_cpu:
+        expected += numbers
+    assert ("output.weight" in tensors) == (kind == "llama")
+    assert weights_bytes([file], flags) == max(file.stat().st_size, expected)
 
 
 def test_a_damaged_file_is_told_and_not_believed(tmp_path: Path) -> None:
@@ -125,7 +130,7 @@ def test_mistakes_are_told_before_anything_starts(
         planned(text, tmp_path, **values)
 
 
-def test_a_model_that_is_not_there_fails_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_model_that_is_not_here_has_no_size_when_it_is_asked_for(tmp_path: Path) -> None:
     it = planned('[models.a]\nmodel="org/absent"', tmp_path)
     with pytest.raises(OSError, match="org/absent is no checkpoint folder and no GGUF file on this machine"):
         it.size_of(it.entries[0])
@@ -135,5 +140,51 @@ def test_frontends_read_the_table_that_the_launcher_wrote(tmp_path: Path) -> Non
     from shared.models.entries import read_entries
 
     it = planned('[models.a]\nmodel="demo"\naliases=["x"]\nflags={page-size=8}\npinned=true', tmp_path)
-    settings = it.for_frontends(tmp_path)
+    settings = it.for_frontends()
     assert tuple(read_entries(Path(settings.models.models))) == it.entries
+
+
+def from_flags(folder: Path, *models: str, names: str = "", **values: Any) -> Plan:
+    values = {"model": ",".join(models), "run_dir": str(folder), "device": "cpu", **values}
+    values |= {"served_model_name": names} if names else {}
+    settings = with_values(Settings(), values)
+    assert settings.many
+    return plan(settings, values.keys())
+
+
+def test_several_models_on_the_command_line_are_a_table(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "tiny", 2, torch.bfloat16)
+    it = from_flags(tmp_path, str(folder), "demo")
+    assert [(one.name, one.model) for one in it.entries] == [("tiny", str(folder)), ("demo", "demo")]
+    named = from_flags(tmp_path, str(folder), "demo", names="x,y", max_seq_len=64)
+    assert [one.name for one in named.entries] == ["x", "y"]
+    assert named.worker_settings(named.entries[1]).model.names == ("y",)
+    assert named.for_frontends().model.several == ()
+
+
+def test_a_path_with_a_comma_is_one_model(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "a,b", 2, torch.bfloat16)
+    assert not with_values(Settings(), {"model": str(folder)}).many
+
+
+@pytest.mark.parametrize(("models", "more", "words"), [
+    (("demo", "demo"), {}, "two models are named 'demo'"),
+    (("demo", "org/x"), {"names": "one"}, "--served-model-name has 1 different names for 2 models"),
+    (("demo", "org/x"), {"lora_modules": "a=b"}, "--lora-modules cannot be combined with several --model"),
+    (("demo", "org/x"), {"run_dir": "/" + "x" * 90}, "--run-dir /x+ is too long"),
+])  # fmt: skip
+def test_mistakes_in_several_models_are_told(
+    tmp_path: Path, models: tuple[str, ...], more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        from_flags(tmp_path, *models, **more)
+
+
+def test_the_table_is_read_again_as_it_is_then(tmp_path: Path) -> None:
+    it = planned('[models.a]\nmodel="demo"', tmp_path)
+    (tmp_path / "models.toml").write_text('[models.b]\nmodel="demo"\nflags={page-size=8}')
+    again = it.read_again()
+    assert [(one.name, one.flags) for one in again.entries] == [("b", {"page_size": 8})]
+    (tmp_path / "models.toml").write_text('[models.b]\nmodel="demo"\nflags={page-size=0}')
+    with pytest.raises(ConfigError, match="the model b: --page-size"):
+        it.read_again()

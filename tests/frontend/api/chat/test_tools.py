@@ -29,21 +29,23 @@ THINK: dict[str, Any] = {"type": "enabled", "budget_tokens": 1024}
 
 
 async def test_tool_choice_becomes_a_grammar(qwen: Model) -> None:
-    names = [None, "auto", "required", "none", {"type": "function", "function": {"name": "now"}},
-             {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
-                 {"type": "function", "function": {"name": "now"}}]}}]  # fmt: skip
-    qwen.says = [NOW] * len(names)
+    allowed: dict[str, Any] = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
+        {"type": "function", "function": {"name": "now"}}]}}  # fmt: skip
+    names = [None, "auto", "required", "none", {"type": "function", "function": {"name": "now"}}, allowed]
+    choices = [{"tool_choice": name} for name in names] + [{"tool_choice": allowed, "parallel_tool_calls": False}]
+    qwen.says = [NOW] * len(choices)
     async with qwen.served() as url, httpx.AsyncClient(base_url=url) as http:
         answers = [
-            await http.post("/v1/chat/completions", json=ASKED | {"tools": TOOLS, "tool_choice": name})
-            for name in names
+            await http.post("/v1/chat/completions", json=ASKED | {"tools": TOOLS, **choice}) for choice in choices
         ]
     ends = [answer.json()["choices"][0]["finish_reason"] for answer in answers]
-    assert ends == ["tool_calls"] * 3 + ["stop"] + ["tool_calls"] * 2
-    auto, same, required, none, one, allowed = qwen.grammars
-    assert auto == same and "get_weather" in required and one == allowed and "get_weather" not in one
-    assert "calls" in required and "%json" not in none and len(set(qwen.grammars)) == 4
-    assert ["<tools>" in prompt for prompt in qwen.prompts] == [name != "none" for name in names]
+    assert ends == ["tool_calls"] * 3 + ["stop"] + ["tool_calls"] * 3
+    auto, same, required, none, named, several, single = qwen.grammars
+    assert auto == same and "get_weather" in required and "get_weather" not in named
+    assert named == single != several, "a named function is called once"
+    assert "calls" in required and "%json" not in none and len(set(qwen.grammars)) == 5
+    shown = ["<tools>" in prompt for prompt in qwen.prompts]
+    assert shown == [choice["tool_choice"] != "none" for choice in choices]
 
 
 async def test_structured_output_with_tools_follows_reasoning(qwen: Model) -> None:

@@ -14,8 +14,18 @@ from frontend.api.many import residents
 from frontend.api.many.residents import Residents
 from frontend.observability.metrics import PrometheusMetrics
 from shared.config import FrontendConfig, Settings, with_values
-from shared.models.entries import Entry
-from shared.models.messages import SOCKET, FromFrontend, ModelState, Seen, Table, frame, read_from_frontend
+from shared.models.entries import Entry, encode_entries
+from shared.models.messages import (
+    SOCKET,
+    FromFrontend,
+    ModelState,
+    Reload,
+    Reloaded,
+    Seen,
+    Table,
+    frame,
+    read_from_frontend,
+)
 from tests.fakes import TEMPLATE, FakePool, sending
 from tests.frontend.serving import until
 from tests.frontend.text.tokenizers import byte_level, save
@@ -31,7 +41,11 @@ class Launcher:
         self.states = {name: ModelState(name, "unloaded") for name in names}
         self.heard: list[FromFrontend] = []
         self.checkpoint = str(save(byte_level(), folder / "checkpoint", tokenizer_config={"chat_template": TEMPLATE}))
-        self._folder, self._version = folder, 0
+        self.table = folder / "models.json"
+        self.asleep = False
+        self.problem = ""  # what it answers when it is to read the table again
+        self._folder, self._version, self._reading = folder, 0, 1
+        self.write([Entry("x", name=name) for name in names])
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server
 
@@ -49,13 +63,29 @@ class Launcher:
         self._say(writer)
         try:
             while True:
-                self.heard.append(await read_from_frontend(reader))
+                self.heard.append(message := await read_from_frontend(reader))
+                if isinstance(message, Reload):
+                    writer.write(frame(Reloaded(self.problem)))
         except (EOFError, OSError):
             writer.close()
             self._writers.discard(writer)
 
     def _say(self, writer: asyncio.StreamWriter) -> None:
-        writer.write(frame(Table(self._version, tuple(self.states.values()))))
+        writer.write(frame(Table(self._version, tuple(self.states.values()), self._reading, self.asleep)))
+
+    def write(self, entries: Iterable[Entry]) -> None:
+        """Writes the table that frontends read."""
+        self.table.write_bytes(encode_entries(entries))
+
+    def replace(self, *entries: Entry) -> None:
+        """Tells of another table. Models that it does not have stay in the launcher's list while they are loaded."""
+        self.write(entries)
+        known = {one.name: self.states.get(one.name, ModelState(one.name, "unloaded")) for one in entries}
+        self.states = known | {name: state for name, state in self.states.items() if state.state == "loaded"}
+        self._reading += 1
+        self._version += 1
+        for writer in self._writers:
+            self._say(writer)
 
     def tell(self, name: str, state: Any, **more: Any) -> None:
         self._version += 1
@@ -77,10 +107,12 @@ async def launched(
 ) -> AsyncIterator[tuple[Starlette, Residents, Launcher]]:
     """Yields the app, whose lifespan has not begun, its table, and its launcher."""
     monkeypatch.setattr(residents, "WorkerPool", lambda *_, **more: FakePool(sending(HELLO)))
-    settings = with_values(Settings(), {"run_dir": str(folder), "load_wait": load_wait})
+    settings = with_values(
+        Settings(), {"run_dir": str(folder), "load_wait": load_wait, "models": str(folder / "models.json")}
+    )
     shown = FrontendConfig(**{"access_log": "off", "allowed_hosts": "*", **config})
-    metrics = PrometheusMetrics(names=list(names))
-    table = Residents(settings, [Entry("x", name=name) for name in names], lambda name: metrics.models[name])
+    metrics = PrometheusMetrics(names=list(names), on_demand=True)
+    table = Residents(settings, [Entry("x", name=name) for name in names], metrics.of_model)
     launcher = Launcher(folder, names)
     await launcher.open()
     try:

@@ -11,6 +11,8 @@ import pytest
 from frontend.api.many import launcher_link
 from frontend.api.many.residents import Residents
 from frontend.errors import BadRequest, Overloaded, Unprocessable
+from frontend.observability.metrics import MAX_MODELS, PrometheusMetrics
+from shared.models.entries import Entry
 from shared.models.messages import Keep
 from tests.frontend.api.many.launched import Launcher, launched
 from tests.frontend.serving import until
@@ -108,3 +110,85 @@ async def test_orders_reach_the_launcher_and_a_lost_one_is_found_again(
         await launcher.until_wanted("a")
         launcher.tell("a", "loaded", attempts=1)
         assert (await asked).status_code == 200
+
+
+async def test_a_new_table_adds_models_and_refuses_those_that_left_it(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with models(tmp_path_factory, monkeypatch, "a", "b") as (http, table, launcher):
+        launcher.tell("a", "loaded", attempts=1)
+        assert (await completion(http, "a")).status_code == 200
+        pool, waiting = table.first.pool, completion(http, "b")
+        await launcher.until_wanted("b")
+        launcher.replace(Entry("x", name="c", aliases=("see",)))
+        answer = await waiting
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "model_not_found"), "b has left"
+        assert (await completion(http, "a")).status_code == 422, "a is loaded, and not in the table any more"
+        assert [model["id"] for model in (await http.get("/models?reload=1")).json()["data"]] == ["c", "see"]
+        asked = completion(http, "see")
+        await launcher.until_wanted("c")
+        launcher.tell("c", "loaded", attempts=1)
+        assert (await asked).json()["model"] == "c"
+        assert not pool.closed, "until the launcher has unloaded it"
+        del launcher.states["a"]
+        launcher.tell("c", "loaded", attempts=1)
+        await until(lambda: pool.closed)
+        assert 'model_name="c"' in (await http.get("/metrics")).text
+
+
+async def test_a_loaded_model_takes_its_changed_entry_when_it_is_unloaded(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with models(tmp_path_factory, monkeypatch, "a") as (http, table, launcher):
+        launcher.tell("a", "loaded", attempts=1)
+        await completion(http, "a")
+        launcher.replace(Entry("x", name="a", flags={"reasoning_format": "none"}))
+        assert (await completion(http, "a")).status_code == 200
+        assert table.first.config.reasoning_format == "auto"
+        launcher.tell("a", "unloaded", attempts=1)
+        await until(lambda: table.first.config.reasoning_format == "none")
+
+
+async def test_a_table_that_cannot_be_read_again_is_told(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with models(tmp_path_factory, monkeypatch, "a") as (http, table, launcher):
+        launcher.problem = "--models x: no such file"
+        answer = await http.post("/models?reload=1")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "table_not_read")
+        assert "no such file" in answer.text
+        await launcher.close()
+        await until(lambda: not table.readiness.ready)
+        answer = await http.get("/models?reload=1")
+        assert (answer.status_code, "Retry-After" in answer.headers) == (503, True)
+
+
+async def test_metrics_tell_of_each_model_what_its_worker_does_and_whether_it_is_loaded(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with models(tmp_path_factory, monkeypatch, "a", "b", "c") as (http, _, launcher):
+        launcher.tell("a", "loaded", attempts=3, nbytes=7)
+        launcher.tell("b", "failed", reason="it is odd", attempts=1, nbytes=9)
+        await completion(http, "a")
+        waiting = completion(http, "c")
+        await launcher.until_wanted("c")
+        lines = set((await http.get("/metrics")).text.splitlines())
+        expected = {
+            "model_loaded": (1.0, 0.0, 0.0), "model_failed": (0.0, 1.0, 0.0), "model_load_waiters": (0.0, 0.0, 1.0),
+            "model_load_attempts_total": (3.0, 1.0, 0.0), "model_memory_bytes": (7.0, 0.0, 0.0),
+        }  # fmt: skip
+        for name, values in expected.items():
+            for model, value in zip("abc", values, strict=True):
+                assert f'sluice_{name}{{model_name="{model}"}} {value}' in lines, name
+        assert any(line.startswith('sluice_num_requests_waiting{model_name="a"}') for line in lines)
+        launcher.tell("c", "loaded", attempts=1)
+        assert (await waiting).status_code == 200
+
+
+def test_names_beyond_a_bound_are_counted_together() -> None:
+    metrics = PrometheusMetrics(names=["first"], on_demand=True)
+    for index in range(MAX_MODELS + 2):
+        metrics.of_model(str(index)).admitted(1)
+    assert metrics.of_model("x") is metrics.of_model("y")
+    assert len(metrics.models) == MAX_MODELS + 1
+    assert metrics.of_model("first").name == "first"

@@ -57,6 +57,14 @@ def test_recommended_sampling() -> None:
     }  # fmt: skip
 
 
+def test_recommended_sampling_that_files_leave_out() -> None:
+    found = generation_config_of(vocabulary(**ids(eos=1), **{"general.basename": "SmolLM2"}))
+    assert (found["do_sample"], found["temperature"], found["top_p"]) == (True, 0.2, 0.9)
+    own = {"general.basename": "smollm2", "general.sampling.temp": 0.6}
+    assert generation_config_of(vocabulary(**ids(eos=1), **own))["temperature"] == 0.6
+    assert "do_sample" not in generation_config_of(vocabulary(**ids(eos=1), **{"general.basename": "other"}))
+
+
 def test_named_tokens_and_one_template() -> None:
     found = tokenizer_config_of(vocabulary(**ids(bos=0, eos=1), **{"tokenizer.chat_template": "{{ x }}"}))
     assert (found["bos_token"], found["eos_token"], found["chat_template"]) == ("<s>", "</s>", "{{ x }}")

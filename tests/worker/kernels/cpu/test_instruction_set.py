@@ -16,5 +16,5 @@ def test_highest_allowed_is_the_named_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["none", "AVX2", "3", "sse"])
 def test_highest_allowed_refuses_an_unknown_name_and_lists_the_choices(name: str) -> None:
-    with pytest.raises(ValueError, match=r"^SLUICE_ISA must be one of avx2, avx512, avx512bf16, amx, not"):
+    with pytest.raises(ValueError, match=r"^SLUICE_ISA must be one of avx2, avxvnni, avx512, avx512bf16, amx, not"):
         highest_allowed({"SLUICE_ISA": name})

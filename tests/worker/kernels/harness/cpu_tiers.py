@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.worker.kernels.harness import emulated_amx
 from worker.kernels.cpu import bindings, library
-from worker.kernels.cpu.instruction_set import TIERS, VARIABLE
+from worker.kernels.cpu.instruction_set import SAME_BITS, TIERS, VARIABLE
 
 MOST = TIERS.index(bindings.tier())
 
@@ -17,7 +17,10 @@ needs_library = pytest.mark.skipif(not MOST, reason="the C library does not run 
 
 EMULATED = "amx emulated"  # (emulated_amx.py)
 CAN_EMULATE = "avx512bf16" in TIERS[: MOST + 1]
-HERE = [*TIERS[1 : MOST + 1], *([EMULATED] if CAN_EMULATE and "amx" not in TIERS[: MOST + 1] else [])]
+HERE = [one for one in TIERS[1 : MOST + 1] if one not in SAME_BITS]
+HERE += [EMULATED] if CAN_EMULATE and "amx" not in TIERS[: MOST + 1] else []
+# what multiplies integers faster, to the bits of another instruction set; most tests of that one do not repeat for it
+FASTER = [one for index, one in enumerate(TIERS) if one in SAME_BITS and MOST and library.library().supports(index)]
 
 
 @contextmanager

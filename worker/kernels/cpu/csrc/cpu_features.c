@@ -1,9 +1,13 @@
 /* Detects the instruction sets that processor and operating system provide, and advises the kernel on memory. */
-#include <cpuid.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#ifdef __x86_64__
+#include <cpuid.h>
+
+enum { AVX2 = 1, AVXVNNI, AVX512, AVX512BF16, AMX };
 
 #define ARCH_REQ_XCOMP_PERM 0x1023
 #define XFEATURE_XTILEDATA 18
@@ -20,12 +24,35 @@ static int has_avx512(void) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-/* Returns 0: unsupported; 1: AVX2 with FMA; 2: AVX-512; 3: AVX-512 with bf16; 4: also AMX tiles. */
-__attribute__((visibility("default"))) int tier(void) {
-    __builtin_cpu_init();
-    if (has_avx512()) return !__builtin_cpu_supports("avx512bf16") ? 2 : has_amx_bf16() ? 4 : 3;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1 : 0;
+static int has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+static int has_avx_vnni(void) {
+    unsigned a, b, c, d;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
 }
+
+/* Whether the kernels of an instruction set run here. instruction_set.py has the same order. */
+__attribute__((visibility("default"))) int supports(int instruction_set) {
+    __builtin_cpu_init();
+    switch (instruction_set) {
+    case AVX2: return has_avx2();
+    case AVXVNNI: return has_avx_vnni();
+    case AVX512: return has_avx512();
+    case AVX512BF16: return has_avx512() && __builtin_cpu_supports("avx512bf16");
+    case AMX: return has_avx512() && __builtin_cpu_supports("avx512bf16") && has_amx_bf16();
+    default: return 0;
+    }
+}
+#else
+#include <sys/auxv.h>
+
+enum { NEON = 1, DOTPROD };
+
+/* Every 64-bit ARM processor has NEON. */
+__attribute__((visibility("default"))) int supports(int instruction_set) {
+    return instruction_set == NEON || (instruction_set == DOTPROD && getauxval(AT_HWCAP) & HWCAP_ASIMDDP);
+}
+#endif
 
 /* Requests huge pages for memory that is read from end to end. Only speed depends on whether the kernel grants them. */
 __attribute__((visibility("default"))) void advise_huge_pages(void *start, long bytes) {

@@ -121,8 +121,9 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
     char *high_out = (char *)out + h * element_size(is_bf16);
     for (long i = 0; i < h; i += SIMD_WIDTH) {
         vf a = load(x, i, h, is_bf16), b = load(high, i, h, is_bf16);
-        vf low = a * load(cos, i, h, 0) - b * load(sin, i, h, 0);
-        vf top = b * load(cos + h, i, h, 0) + a * load(sin + h, i, h, 0);
+        /* which product is rounded is stated here, because compilers choose differently */
+        vf low = simd_fma(a, load(cos, i, h, 0), -rounded_product(b, load(sin, i, h, 0)));
+        vf top = simd_fma(b, load(cos + h, i, h, 0), rounded_product(a, load(sin + h, i, h, 0)));
         store(out, i, h, low, is_bf16);
         store(high_out, i, h, top, is_bf16);
     }

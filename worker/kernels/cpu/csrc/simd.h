@@ -4,9 +4,8 @@
  * This file is compiled once per instruction set, which SUFFIX names. A tail shorter than a register is copied, filled
  * with zeros and computed the same way, so the bits of a value do not depend on its place in the row. */
 #pragma once
-#include <immintrin.h>
+#include "intrinsics.h"
 #include <stddef.h>
-#include <stdint.h>
 
 #ifdef __AVX512F__
 #define SIMD_WIDTH 16
@@ -18,8 +17,14 @@
 #define SUFFIX avx512bf16
 #elif defined(__AVX512F__)
 #define SUFFIX avx512
-#else
+#elif defined(__AVXVNNI__)
+#define SUFFIX avxvnni
+#elif defined(__x86_64__)
 #define SUFFIX avx2
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define SUFFIX dotprod
+#else
+#define SUFFIX neon
 #endif
 
 typedef float vf __attribute__((vector_size(4 * SIMD_WIDTH)));
@@ -53,7 +58,11 @@ INLINE vf simd_min(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b);
 /* Returns a * b, rounded: the compiler cannot fuse it with an addition that follows. */
 INLINE vf rounded_product(vf a, vf b) {
     vf product = a * b;
+#ifdef __x86_64__
     __asm__("" : "+v"(product));
+#else /* a register holds half of it */
+    __asm__("" : "+w"(((float32x4_t *)&product)[0]), "+w"(((float32x4_t *)&product)[1]));
+#endif
     return product;
 }
 

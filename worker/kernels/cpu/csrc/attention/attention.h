@@ -225,9 +225,6 @@ static void merge_partials(const AttentionArgs *a, Scratch *s, const WorkItem *i
     end_work();
 }
 
-/* Flushes denormals to zero, as AMX does, so a block that adds nothing changes nothing. */
-INLINE void flush_denormals(int on) { _mm_setcsr(on ? _mm_getcsr() | 0x8040 : _mm_getcsr() & ~0x8040u); }
-
 typedef struct {
     WorkItem *items;
     long n;

@@ -11,6 +11,7 @@
 
 /* s->k, s->v: a packed block of one head; tile->q: [16][chunks][CHUNK]; tile->weights: [16][BLOCK_KEYS] */
 
+/* Flushes denormals to zero, as AMX does, so a block that adds nothing changes nothing. */
 static void begin_work(void) { flush_denormals(1); }
 static void end_work(void) { flush_denormals(0); }
 

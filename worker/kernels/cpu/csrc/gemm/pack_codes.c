@@ -11,10 +11,8 @@
  *
  * A strip of 4 blocks is copied first, because a column's codes of these blocks lie in one cache line. */
 #include "gemm/weight.h"
-#include <immintrin.h>
+#include "intrinsics.h"
 #include <string.h>
-
-#define TARGET __attribute__((target("avx2,f16c")))
 
 enum { STRIP = 4 * CODE_BLOCK, HALF = PANEL / 2 };
 
@@ -34,7 +32,7 @@ static void copy_strip(Strip strip, const Weight *w, const uint8_t *codes, long 
 }
 
 /* The 16 codes of a column become two 32-bit words, one for each octet of inputs. */
-TARGET static inline void pack_four_bits(Strip strip, long input, char *to, int flip, int pairs) {
+USES_AVX2 static inline void pack_four_bits(Strip strip, long input, char *to, int flip, int pairs) {
     const __m128i even_then_odd = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
     const __m128i low_and_high = _mm_set1_epi16(16 << 8 | 1); /* every other code is shifted by four bits */
     for (long c = 0; c < PANEL; c++) {
@@ -49,7 +47,7 @@ TARGET static inline void pack_four_bits(Strip strip, long input, char *to, int 
 }
 
 /* Transposes 16 columns of 16 codes. Unpacking row i with row i + 8 four times moves every bit of i to its place. */
-TARGET static inline void transpose_bytes(Strip strip, long column, long input, __m128i *rows) {
+USES_AVX2 static inline void transpose_bytes(Strip strip, long column, long input, __m128i *rows) {
     __m128i mixed[16];
     for (int i = 0; i < 16; i++) rows[i] = _mm_loadu_si128((const void *)&strip[column + i][input]);
 #pragma GCC unroll 4
@@ -64,7 +62,7 @@ TARGET static inline void transpose_bytes(Strip strip, long column, long input, 
 }
 
 /* Packs the codes of 16 columns. */
-TARGET static inline void pack_eight_bits(Strip strip, long half, long input, char *to, CodeOrder order) {
+USES_AVX2 static inline void pack_eight_bits(Strip strip, long half, long input, char *to, CodeOrder order) {
     __m128i rows[16];
     transpose_bytes(strip, half * HALF, input, rows);
     if (order != FOR_INTEGERS) {
@@ -80,7 +78,7 @@ TARGET static inline void pack_eight_bits(Strip strip, long half, long input, ch
         }
 }
 
-TARGET static void pack_block(const Weight *w, Strip strip, long input, char *to, CodeOrder order, int flip) {
+USES_AVX2 static void pack_block(const Weight *w, Strip strip, long input, char *to, CodeOrder order, int flip) {
     if (has_four_bits(w)) {
         order == FOR_BF16_PAIRS ? pack_four_bits(strip, input, to, flip, 1) : pack_four_bits(strip, input, to, flip, 0);
         return;
@@ -89,7 +87,7 @@ TARGET static void pack_block(const Weight *w, Strip strip, long input, char *to
 }
 
 /* Stores one number per column, divided by the weight's factor (a power of two); zeros beyond the last column. */
-TARGET static void pack_numbers(const Weight *w, const float *numbers, char *to, long column, long group) {
+USES_AVX2 static void pack_numbers(const Weight *w, const float *numbers, char *to, long column, long group) {
     float panel[PANEL] = {0};
     for (long c = 0; c < PANEL && column + c < w->n; c++) panel[c] = numbers[(column + c) * group_count(w) + group];
     for (long c = 0; c < PANEL; c++) panel[c] /= w->factor;

@@ -1,5 +1,5 @@
 #include "ranks.h"
-#include <immintrin.h>
+#include "intrinsics.h"
 #include <sched.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@ static int wait_for_all(const Ranks *r) {
         for (long spins = 0; header->ranks[i].rounds < r->rounds; spins++) {
             if (header->gone) return 1;
             if (spins < SPINS)
-                _mm_pause();
+                spin();
             else
                 sched_yield(); /* there may be more ranks than processors */
         }

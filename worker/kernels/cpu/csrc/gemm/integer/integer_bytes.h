@@ -2,6 +2,7 @@
  * multiplies twice as many bytes as it multiplies pairs, and codes need not be widened. The upper byte of an integer has
  * its sign, the lower is positive: so the sums of products are 256 * those of upper bytes + those of lower bytes. */
 #pragma once
+#include "gemm/integer/dot_bytes.h"
 #include "gemm/integer/integer_codes.h"
 
 typedef struct {
@@ -9,7 +10,8 @@ typedef struct {
     vi upper[FEW_INTEGER_ROWS][PANEL_REGISTERS]; /* of those with upper bytes */
 } IntegerSums;
 
-#if SIMD_WIDTH == 16
+#ifdef HAS_DOT_BYTES
+#elif SIMD_WIDTH == 16
 #define ADD_BYTE_PAIRS(unsigned_bytes, signed_bytes) _mm512_maddubs_epi16((__m512i)(unsigned_bytes), (__m512i)(signed_bytes))
 #define ADD_16(a, b) _mm512_add_epi16(a, b)
 #define WIDEN_16(a) (vi)_mm512_madd_epi16(a, _mm512_set1_epi16(1))
@@ -22,10 +24,10 @@ typedef struct {
 /* Adds the products of a block of 16 inputs for one register of columns and one row. codes: of even and odd inputs of
  * each octet. x: the octets' bytes (see IntegerRows), of `rows` rows. */
 INLINE void add_bytes(vi *lower, vi *upper, const vu *codes, const int32_t *x, const int rows) {
-#if SIMD_WIDTH == 16 && defined(__AVX512VNNI__)
+#ifdef HAS_DOT_BYTES
     for (int i = 0; i < 4; i++, x += (i == 2 ? 3 : 1) * rows) {
-        *upper = (vi)_mm512_dpbusd_epi32((__m512i)*upper, (__m512i)codes[i], (__m512i)broadcast_pair(x));
-        *lower = (vi)_mm512_dpbusd_epi32((__m512i)*lower, (__m512i)broadcast_pair(x + 2 * rows), (__m512i)codes[i]);
+        *upper = dot_signed(*upper, codes[i], broadcast_pair(x));
+        *lower = dot_unsigned(*lower, codes[i], broadcast_pair(x + 2 * rows));
     }
 #else /* four sums of two products are at most 4 * 2 * 15 * 255, which fits in 16 bits */
     vu inputs[8];

@@ -19,6 +19,8 @@ INLINE vu sign_extended(const char *p) { return (vu)_mm256_cvtepi8_epi16(_mm_loa
 INLINE vi add_pairs(vi sum, vu a, vu b) {
 #if SIMD_WIDTH == 16 && defined(__AVX512VNNI__)
     return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__)
+    return (vi)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
 #elif SIMD_WIDTH == 16
     return sum + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #else

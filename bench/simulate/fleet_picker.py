@@ -1,0 +1,81 @@
+"""An endpoint picker of a gateway in front of a simulated fleet: it follows the K/V events of all workers.
+
+It knows which pages each worker's prefix cache has, from the events that `--kv-events-endpoint` publishes, and sends a
+request to the worker with the least work: its load, less the tokens of the prompt that its pages save. All requests
+pass it, so it also knows all streams.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from bench.simulate.fleet_routers import FleetRouter
+from shared.wire.codec import unpack_u32
+from worker.kv_events.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+
+
+class PageIndex:
+    """Which workers have which pages. A page is known by a hash of all tokens up to its end, made of `token_ids`."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, set[int]] = {}
+        self._keys: dict[int, dict[int, int]] = {}  # worker → its name of a block → our hash
+
+    def take(self, worker: int, events: Iterable[Event]) -> None:
+        """Applies a worker's events in their order."""
+        keys = self._keys.setdefault(worker, {})
+        for event in events:
+            match event:
+                case AllBlocksCleared():
+                    self._remove(worker, keys, list(keys))
+                case BlockRemoved():
+                    self._remove(worker, keys, event.block_hashes)
+                case BlockStored():
+                    parent = 0 if event.parent_block_hash is None else keys.get(event.parent_block_hash)
+                    if parent is not None:
+                        found = page_keys(array("I", event.token_ids), event.block_size, parent)
+                        for block, key in zip(event.block_hashes, found, strict=True):
+                            keys[block] = key
+                            self._holders.setdefault(key, set()).add(worker)
+
+    def _remove(self, worker: int, keys: dict[int, int], blocks: Iterable[int]) -> None:
+        for block in blocks:
+            key = keys.pop(block, None)
+            if key is not None and (holders := self._holders.get(key)):
+                holders.discard(worker)
+                if not holders:
+                    del self._holders[key]
+
+    def saved(self, prompt: "array[int]", page_size: int) -> dict[int, int]:
+        """Returns how many tokens of a prompt each worker has that has any: whole pages from its beginning on."""
+        saved: dict[int, int] = {}
+        having: set[int] | None = None
+        for page, key in enumerate(page_keys(prompt, page_size), 1):
+            holders = self._holders.get(key, set())
+            having = holders if having is None else having & holders
+            if not having:
+                break
+            saved |= dict.fromkeys(having, page * page_size)
+        return saved
+
+
+def page_keys(tokens: "array[int]", page_size: int, key: int = 0) -> Iterator[int]:
+    """Yields a hash for each whole page. key: of the page before the first"""
+    for end in range(page_size, len(tokens) + 1, page_size):
+        key = hash((key, tokens[end - page_size : end].tobytes()))
+        yield key
+
+
+class FleetPicker(FleetRouter):
+    """Chooses workers for the streams of all frontends."""
+
+    def __init__(self, workers: int, clock: Callable[[], float], page_size: int) -> None:
+        super().__init__(workers, clock, homes=0)
+        self.index, self._page_size = PageIndex(), page_size
+
+    def _pick(self, stream: Any, loads: list[int]) -> tuple[int, int]:
+        prompt = array("I", unpack_u32(stream.submit.prompt).tolist())
+        saved = self.index.saved(prompt, self._page_size)
+        left = [load - saved.get(one.index, 0) for one, load in zip(self._ready, loads, strict=True)]
+        at = left.index(min(left))
+        return at, saved.get(self._ready[at].index, 0)

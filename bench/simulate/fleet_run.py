@@ -1,0 +1,243 @@
+"""One fleet in simulated time: arrivals, steps of workers, late statuses, deaths and restarts."""
+
+import heapq
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from math import ceil, inf
+
+from bench.simulate.cost import CostModel
+from bench.simulate.fleet_picker import FleetPicker
+from bench.simulate.fleet_routers import FleetRouter
+from bench.simulate.fleet_workers import SimulatedStream, SimulatedWorker
+from bench.simulate.fleet_workloads import Arrival, Deaths
+from bench.simulate.replay import GENERATED_ID
+from frontend.workers.routing import HOMES
+from shared.config import WorkerConfig
+from shared.default_sizes import with_default_sizes
+from shared.messages import Sampling, Status, Submit
+from shared.wire.codec import encode, pack_u32
+
+STATUS_S = 0.2
+RESTART_S = 2.0  # from the death of a worker or frontend until it serves again
+NO_DEATHS = Deaths([], [])
+
+
+@dataclass
+class Result:
+    """What happened. choices: seconds that frontends spent choosing"""
+
+    requests: int = 0
+    refused: int = 0
+    answered: int = 0
+    resumed: int = 0
+    broken: int = 0
+    choices: float = 0.0
+    ttft: list[float] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+    queries: int = 0
+    hits: int = 0
+    status_bytes: int = 0  # of one status of every worker
+
+    @property
+    def lost(self) -> int:
+        return self.requests - self.refused - self.answered
+
+    @staticmethod
+    def quantile(values: list[float], share: float) -> float:
+        """Returns the smallest value that so large a share of the values does not exceed; 0 without values."""
+        ordered = sorted(values)
+        return ordered[min(len(ordered) - 1, ceil(share * len(ordered)) - 1)] if ordered else 0.0
+
+
+class Fleet:
+    """The simulation of one number of workers."""
+
+    def __init__(self, workers: int, frontends: int, cost: CostModel, seed: int = 0, *, routing: str = "homes") -> None:
+        """routing: learnt (each frontend alone), homes (they agree on homes of a prefix) or picker (of a gateway)"""
+        self._settings = with_default_sizes(WorkerConfig(), on_gpu=False)
+        self._cost, self._routing, self._draw = cost, routing, random.Random(seed)
+        self._now = 0.0
+        self._picker: FleetPicker | None = None
+        if routing == "picker":
+            self._picker = FleetPicker(workers, lambda: self._now, self._settings.page_size)
+        self.workers = [self._new_worker(index, frontends) for index in range(workers)]
+        self.routers = [self._new_router() for _ in range(frontends)]
+        self.result = Result()
+        self._down: set[int] = set()  # workers
+        self._absent: set[int] = set()  # frontends
+        self._waiting: list[SimulatedStream] = []  # streams without a worker
+        self._ids = count(1)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []  # when, a number for ties, what
+        self._event_ids = count()
+        self._status_at = 0.0
+        self._report()
+
+    def _new_worker(self, index: int, frontends: int) -> SimulatedWorker:
+        worker = SimulatedWorker(index, self._settings, self._cost, frontends)
+        if self._picker is not None:
+            worker.publish_events()
+            self._picked(worker)
+        return worker
+
+    def _picked(self, worker: SimulatedWorker) -> None:
+        """Gives the picker the events of a worker."""
+        if self._picker is not None and worker.journal is not None:
+            self._picker.index.take(worker.index, worker.journal.take())
+
+    def _new_router(self) -> FleetRouter:
+        if self._picker is not None:
+            return self._picker
+        return FleetRouter(len(self.workers), lambda: self._now, HOMES if self._routing == "homes" else 0)
+
+    def run(self, arrivals: Iterator[Arrival], deaths: Deaths = NO_DEATHS) -> Result:
+        """Runs until every request has ended."""
+        for at, index in deaths.workers:
+            self._at(at, self._worker_dies, index)
+        for at, index in deaths.frontends:
+            self._at(at, self._frontend_dies, index)
+        coming = deque(arrivals)
+        while coming or self._events or self._waiting:
+            at = min(coming[0][0] if coming else inf, self._events[0][0] if self._events else inf)
+            self._now = at = min(at, self._status_at + STATUS_S) if self._waiting else at
+            while self._status_at + STATUS_S <= at:
+                self._status_at += STATUS_S
+                self._report()
+            if coming and coming[0][0] <= at:
+                self._arrive(*coming.popleft())
+            elif self._events and self._events[0][0] <= at:
+                heapq.heappop(self._events)[2]()
+        for worker in self.workers:
+            self._count_hits(worker)
+        return self.result
+
+    def _at(self, when: float, what: Callable[..., None], *arguments: object) -> None:
+        heapq.heappush(self._events, (when, next(self._event_ids), lambda: what(*arguments)))
+
+    def _report(self) -> None:
+        statuses: list[Status | None] = [
+            None if worker.index in self._down else worker.status() for worker in self.workers
+        ]
+        if not self.result.status_bytes:
+            self.result.status_bytes = sum(len(encode(status)) for status in statuses if status)
+        for router in self._each_router():
+            router.heard(statuses)
+        waiting, self._waiting = self._waiting, []
+        for stream in waiting:
+            self._place(stream)
+
+    def _each_router(self) -> list[FleetRouter]:
+        return self.routers if self._picker is None else [self._picker]
+
+    # requests
+
+    def _arrive(self, now: float, prompt: list[int], output: int) -> None:
+        self.result.requests += 1
+        self._ask(prompt, output, now)
+
+    def _ask(self, prompt: list[int], output: int, arrived: float) -> None:
+        sampling = Sampling(output, temperature=0.0, ignore_eos=True)
+        stream = SimulatedStream(Submit(next(self._ids), pack_u32(prompt), sampling), prompt, arrived)
+        present = [n for n in range(len(self.routers)) if n not in self._absent]
+        if not present:
+            self._at(self._now + STATUS_S, self._ask, prompt, output, arrived)  # nobody listens: the client repeats
+            return
+        stream.frontend = self._draw.choice(present)
+        self._place(stream)
+
+    def _place(self, stream: SimulatedStream) -> None:
+        router = self.routers[stream.frontend]
+        begun = time.thread_time()
+        chosen = router.choose(stream)
+        self.result.choices += time.thread_time() - begun
+        if chosen is None:
+            self._waiting.append(stream)
+            return
+        stream.worker = chosen
+        worker = self.workers[chosen]
+        if worker.submit(stream, self._now):
+            if worker.computing is None:
+                self._begin(worker)
+            return
+        router.ended(stream)
+        if stream.lost_at is None:
+            self.result.refused += 1
+        else:  # admitted before: it waits for a place
+            self._waiting.append(stream)
+
+    # steps
+
+    def _begin(self, worker: SimulatedWorker) -> None:
+        if (end := worker.begin(self._now)) is not None:
+            self._at(end, self._step_ends, worker)
+
+    def _step_ends(self, worker: SimulatedWorker) -> None:
+        if self.workers[worker.index] is not worker:
+            return  # it died in this step
+        for stream, tokens, ended in worker.end(self._now):
+            self._took(stream, tokens)
+            if ended:
+                self.result.answered += 1
+                self.routers[stream.frontend].ended(stream)
+        self._picked(worker)
+        self._begin(worker)
+
+    def _took(self, stream: SimulatedStream, tokens: int) -> None:
+        if tokens and not stream.output:
+            self.result.ttft.append(self._now - stream.arrived)
+        if tokens and stream.lost_at is not None:
+            self.result.pauses.append(self._now - stream.lost_at)
+            stream.lost_at = None
+        stream.output += [GENERATED_ID] * tokens
+
+    # deaths
+
+    def _worker_dies(self, index: int) -> None:
+        if index in self._down:
+            return
+        self._down.add(index)
+        worker, self.workers[index] = self.workers[index], self._new_worker(index, len(self.routers))
+        self._picked(self.workers[index])  # its events begin with a cleared cache
+        self._count_hits(worker)
+        streams = list(worker.streams.values())
+        for stream in streams:
+            self.routers[stream.frontend].ended(stream)
+        for router in self._each_router():
+            router.down(index)
+        self._at(self._now + RESTART_S, self._worker_returns, index)
+        for stream in streams:
+            self.result.resumed += 1
+            stream.lost_at = self._now if stream.lost_at is None else stream.lost_at
+            self._place(stream)
+
+    def _worker_returns(self, index: int) -> None:
+        self._down.discard(index)
+        for router in self._each_router():
+            router.up(index)
+
+    def _frontend_dies(self, index: int) -> None:
+        if index in self._absent:
+            return
+        self._absent.add(index)
+        broken = [one for one in self._waiting if one.frontend == index]
+        self._waiting = [one for one in self._waiting if one.frontend != index]
+        for worker in self.workers:
+            held = [one for one in worker.streams.values() if one.frontend == index]
+            for stream in held:
+                worker.abort(stream)
+                self.routers[index].ended(stream)
+            broken += held
+        self.result.broken += len(broken)
+        self.routers[index] = self._new_router()
+        for down in self._down if self._picker is None else ():
+            self.routers[index].down(down)
+        self._at(self._now + RESTART_S, self._absent.discard, index)
+        for stream in broken:
+            self._ask(stream.prompt, stream.submit.sampling.max_tokens, stream.arrived)
+
+    def _count_hits(self, worker: SimulatedWorker) -> None:
+        self.result.queries += worker.scheduler.status.prefix_queries
+        self.result.hits += worker.scheduler.status.prefix_hits

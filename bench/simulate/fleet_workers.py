@@ -1,0 +1,98 @@
+"""A worker of a simulated fleet: the real scheduler over its own pages, with a cost model instead of a device."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from bench.simulate.cost import CostModel
+from bench.simulate.replay import GENERATED_ID, build
+from shared.config import WorkerConfig
+from shared.messages import ConnectedFrontend, KVUsage, Pages, Status, Submit, WorkerState
+from worker.kv_events.journal import PageJournal
+from worker.schedule.admission import Refused
+from worker.schedule.records.history import History
+from worker.schedule.records.shared_prefix import SharedPrefix
+from worker.schedule.sequence import Plan, Sequence
+
+POOL_TOKENS = 40_000  # K/V of a worker
+
+
+@dataclass(eq=False)
+class SimulatedStream:
+    """A request under way, with what a router reads of a stream. lost_at: when its worker died, until it goes on"""
+
+    submit: Submit
+    prompt: list[int]
+    arrived: float
+    worker: int = 0
+    frontend: int = 0
+    output: list[int] = field(default_factory=list)
+    lost_at: float | None = None
+
+
+class SimulatedWorker:
+    """A real scheduler, and the step that it computes."""
+
+    def __init__(self, index: int, settings: WorkerConfig, cost: CostModel, frontends: int) -> None:
+        self.index = index
+        self.scheduler, self.pool = build(settings, POOL_TOKENS // settings.page_size)
+        self.streams: dict[int, SimulatedStream] = {}
+        self.computing: Plan | None = None
+        self.journal: PageJournal | None = None  # of a worker that publishes K/V events
+        self._cost = cost
+        self._frontends = tuple(ConnectedFrontend(f"{n:032x}", 4000 + n, 10, 1000) for n in range(frontends))
+
+    def publish_events(self) -> None:
+        self.journal = PageJournal.of(self.scheduler.state.paging)
+
+    def submit(self, stream: SimulatedStream, now: float) -> bool:
+        """Takes a stream, with the output that it has already. Returns False if the worker is full."""
+        id, prompt = stream.submit.id, stream.prompt
+        sequence = Sequence(
+            self._key(stream), prompt + stream.output, len(prompt), stream.submit.sampling, id,
+            history=History(now), prefix=SharedPrefix(),
+        )  # fmt: skip
+        try:
+            self.scheduler.submit(sequence, now)
+        except Refused:
+            return False
+        self.streams[id] = stream
+        return True
+
+    def abort(self, stream: SimulatedStream) -> None:
+        del self.streams[stream.submit.id]
+        self.scheduler.abort(self._key(stream))
+
+    @staticmethod
+    def _key(stream: SimulatedStream) -> tuple[bytes, int]:
+        return b"%04d" % stream.frontend, stream.submit.id
+
+    def begin(self, now: float) -> float | None:
+        """Begins a step, and returns when it ends; None if there is nothing to compute now."""
+        plan = self.scheduler.plan(now)
+        while not plan and plan.preempted:
+            plan = self.scheduler.plan(now)
+        if not plan:
+            return None
+        self.scheduler.launched(plan)
+        self.computing = plan
+        return now + self._cost.of(plan)
+
+    def end(self, now: float) -> Iterator[tuple[SimulatedStream, int, bool]]:
+        """Ends the step. Yields streams that got tokens: how many, and whether they have ended."""
+        plan, self.computing = self.computing, None
+        assert plan is not None
+        for update in self.scheduler.update(plan, [GENERATED_ID] * len(plan.sampling), now):
+            id = update.sequence.key[1]
+            if id in self.streams:  # it was not aborted meanwhile
+                ended = update.outcome is not None
+                stream = self.streams.pop(id) if ended else self.streams[id]
+                yield stream, len(update.tokens), ended
+
+    def status(self) -> Status:
+        state, pages = self.scheduler.status, self.pool.counts()
+        return Status(
+            1, 4711, "m", "cpu", "bfloat16", WorkerState.READY, 1.0, 1000, 4096, 0.01,
+            state.running, state.waiting, state.waiting_tokens,
+            Pages(pages.free, pages.cached, pages.owned, pages.total), state.prefix_queries, state.prefix_hits,
+            frontends=self._frontends, kernels="c", kv_cache=(KVUsage("full", pages.owned, pages.total, 1 << 30),),
+        )  # fmt: skip

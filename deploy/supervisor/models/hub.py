@@ -1,0 +1,66 @@
+"""Models of the table that have to come from the hub: fetched when they are first asked for, and counted after that.
+
+Each is fetched by a process of its own, `sluice fetch`, which ends with the launcher.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+from pathlib import Path
+
+from deploy.supervisor.child_command import DEMO, child_environment
+from deploy.supervisor.packaged_model import SMOLLM2
+from shared.gguf.naming import HUB_NAME
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+MOST_REASON_CHARS = 1000
+
+
+class FetchFailed(Exception):
+    """A model could not be fetched; the message says why."""
+
+
+class HubModels:
+    """Where the models of the table are on this machine."""
+
+    def __init__(self, revision: str) -> None:
+        """revision: of every hub id; empty: the head of its main branch"""
+        self._revision = revision
+        self._folders: dict[str, str] = {}
+
+    def path(self, model: str) -> str:
+        """Returns what the launcher opens: the folder of a model that was fetched, else `model`."""
+        return self._folders.get(model, model)
+
+    def is_away(self, model: str) -> bool:
+        """Whether the model must be fetched before its size is known."""
+        if model in (DEMO, SMOLLM2.name) or model in self._folders:
+            return False
+        named = HUB_ID.fullmatch(model) or HUB_NAME.fullmatch(model)
+        return bool(named) and not Path(model).expanduser().exists()
+
+    async def fetch(self, model: str) -> None:
+        """Downloads what the hub's cache lacks. Raises FetchFailed."""
+        command = [
+            sys.executable, "-P", "-m", "deploy.cli.main", "fetch", f"--model={model}", f"--revision={self._revision}",
+            f"--parent={os.getpid()}",
+        ]  # fmt: skip
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=child_environment()
+            )
+        except OSError as error:
+            raise FetchFailed(f"`sluice fetch` did not start: {error.strerror}") from error
+        try:
+            out, said = await process.communicate()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        if process.returncode != 0:
+            lines = said.decode(errors="replace").strip().splitlines() or ["`sluice fetch` ended without a word"]
+            raise FetchFailed(lines[-1].removeprefix("sluice fetch: ")[:MOST_REASON_CHARS])
+        first = out.decode().partition("\n")[0]
+        self._folders[model] = first.partition(" is in ")[2]

@@ -1,0 +1,38 @@
+"""Sleep and wake, by vLLM's names: a server that sleeps has no model in memory, and refuses requests until it is woken.
+
+Both levels of sleep unload all models. The next load is quick all the same, where the files are in the page cache.
+"""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.api.app_state import AppState, json_response
+from frontend.api.many.fields import Sleeping
+from frontend.errors import BadRequest, Forbidden
+
+LEVELS = ("1", "2")
+
+
+async def fall_asleep(app: AppState, request: Request) -> Response:
+    """Answers when all models are unloaded. Raises Forbidden without API keys, and BadRequest for another level."""
+    _check_keyed(app, request)
+    if (level := request.query_params.get("level", "1")) not in LEVELS:
+        raise BadRequest(f"`level` must be 1 or 2, not {level!r:.40}", param="level", code="out_of_range")
+    await app.models.sleep(True)
+    return json_response(Sleeping(is_sleeping=True))
+
+
+async def wake_up(app: AppState, request: Request) -> Response:
+    """Answers when requests are taken again; they wait for their models. Raises Forbidden without API keys."""
+    _check_keyed(app, request)
+    await app.models.sleep(False)
+    return json_response(Sleeping(is_sleeping=False))
+
+
+async def is_sleeping(app: AppState, request: Request) -> Response:
+    return json_response(Sleeping(is_sleeping=app.models.asleep))
+
+
+def _check_keyed(app: AppState, request: Request) -> None:
+    if not app.config.keyed:
+        raise Forbidden(f"{request.url.path} needs a server with --api-key or --api-keys", code="key_needed")

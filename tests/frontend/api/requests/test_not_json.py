@@ -1,0 +1,28 @@
+"""What a client reads whose body is not JSON: the place of a wrong byte, and of half a character."""
+
+import pytest
+
+from frontend.api.requests.decoding import decode_json
+from frontend.errors import BadRequest
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"a": "xx", "b": "\xc3("}', r"not UTF-8: invalid continuation byte at byte 18"),
+        (b'{"a": "\\ud83d"}', r"half of a character, `\\ud83d` at byte 7"),
+        (b'{"a": "\\ud83d\\ude00 \\uD83D and more"}', r"half of a character, `\\uD83D` at byte 20"),
+        (b'{"a": "\\\\\\ud83d"}', r"half of a character, `\\ud83d` at byte 9"),
+        (b'{"a": "\\\\ud83d"', r"not JSON: .*truncated"),  # an escaped backslash and letters
+        (b'{"a": "\\ud83d\\ude00"', r"not JSON: .*truncated"),
+        (b'{"a": 1,}', r"not JSON: .*trailing comma"),
+    ],
+)
+def test_error_names_what_is_wrong_and_where(body: bytes, words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        decode_json(body)
+
+
+def test_many_backslashes_take_no_time() -> None:
+    with pytest.raises(BadRequest, match="truncated"):
+        decode_json(b'{"a": "' + b"\\\\" * 200_000)

@@ -1,0 +1,44 @@
+"""Instruction sets that multiply integers faster than another one (AVX-VNNI, ARM's dot products) give its bits."""
+
+import pytest
+import torch
+
+from tests.worker.kernels.cpu.test_integer_codes import PARTS, drawn, inputs, product
+from tests.worker.kernels.harness.cpu_tiers import FASTER, needs_library
+from worker.kernels.cpu import library
+from worker.kernels.cpu.instruction_set import EXTENDS, OF_X86, SAME_BITS, best_of
+from worker.kernels.weights.quantized_weight import E2M1, INT4, INT8, CodeMap
+
+CODES = [(INT4, 32), (INT4, 128), (INT4, 48), (E2M1, 32), (INT8, 32), (INT8, 64)]
+
+
+@needs_library
+@pytest.mark.skipif(not FASTER, reason="this processor has none of them")
+@pytest.mark.parametrize("minimum", [False, True])
+@pytest.mark.parametrize("code_map, group", CODES)
+def test_faster_instructions_give_the_same_bits(code_map: CodeMap, group: int, minimum: bool) -> None:
+    torch.manual_seed(group)
+    for n, k in ((96, 256), (40, 384), (33, 128)):
+        weight, x = drawn(code_map, n, k, group, minimum), inputs(k)
+        for faster in FASTER:
+            whole, parts, _ = product(faster, weight, x)
+            assert torch.equal(whole, product(SAME_BITS[faster], weight, x)[0]), (faster, n, k)
+            assert all(torch.equal(part, whole[a:b]) for part, (a, b) in zip(parts, PARTS, strict=True)), (faster, n, k)
+
+
+@needs_library
+@pytest.mark.parametrize("which", FASTER)
+def test_only_products_are_other_functions(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "tier", lambda: which)
+    assert library.instruction_sets(torch.bfloat16) == (EXTENDS[which], which)
+    assert library.instruction_sets(torch.float32) == (EXTENDS[which], EXTENDS[which])
+
+
+def test_an_instruction_set_that_the_processor_lacks_is_passed_over() -> None:
+    class Zen4:
+        def supports(self, index: int) -> bool:
+            return OF_X86[index] in ("avx2", "avx512", "avx512bf16")
+
+    assert [OF_X86[best_of(Zen4(), allowed)] for allowed in range(len(OF_X86))] == [
+        "none", "avx2", "avx2", "avx512", "avx512bf16", "avx512bf16",
+    ]  # fmt: skip

@@ -1,0 +1,75 @@
+"""Digests of what whole decoders compute, to compare processors that should compute the same bits.
+
+    python -m tests.worker.model.decoder_bits write FOLDER    makes small checkpoints
+    python -m tests.worker.model.decoder_bits read FOLDER     prints a line for each of them and each dtype
+
+`SLUICE_ISA=avx2` on x86 and `neon` or `dotprod` on ARM should give the same lines, except for recurrent layers
+(qwen3_5, granite-hybrid) in float32: they use the C library's exponential function, which may differ in the last bit.
+Random numbers, sines and cosines of torch differ in the same way. So the checkpoints are written once, on one machine,
+and rotations are rounded to bfloat16 here, which hides a difference in the last bit.
+"""
+
+import argparse
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tests.checkpoints import Checkpoints
+from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
+from worker.kernels.cpu import bindings
+from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
+
+PLAIN = ("llama", "gemma3", "qwen3_5", "granite-hybrid", "lfm2", "gpt-oss")
+QUANTIZED = ("llama-biased", "qwen2-moe")  # to four bits, as GPTQ stores them
+LENGTHS, CHUNK = [1, 17, 40, 70], 16
+
+
+def write(folder: Path, plain: Sequence[str] = PLAIN, quantized: Sequence[str] = QUANTIZED) -> None:
+    from tests.worker.model.quantized_checkpoints import gptq, rewrite  # needs packages that `read` does not
+
+    checkpoints = Checkpoints(folder)
+    for kind in (*plain, *quantized):
+        checkpoints(kind)
+    for kind in quantized:
+        rewrite(folder / kind, gptq())
+
+
+def read(folder: Path) -> Iterator[str]:
+    """Yields a line for each checkpoint and dtype: digests of all logits, and of the K/V cache."""
+    for kind in sorted(checkpoint.name for checkpoint in folder.iterdir()):
+        for dtype in (torch.float32, torch.bfloat16):
+            decoder = decoder_of(folder / kind, dtype=dtype)
+            decoder.ropes = [(cos.bfloat16().float(), sin.bfloat16().float()) for cos, sin in decoder.ropes]
+            cache = cache_for(decoder, tokens=512)
+            with torch.inference_mode():
+                model = fastest_decoder(decoder, cache)
+                assert isinstance(model, CpuDecoder), kind
+                logits = all_logits(model, cache, prompts_of(LENGTHS), CHUNK)
+            yield f"{kind} {dtype} {_digest(logits)} {_digest((*cache.k, *cache.v))}"
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("write", "read"))
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args()
+    if args.what == "write":
+        write(args.folder)
+        return
+    print(f"instruction set: {bindings.tier()}")
+    for line in read(args.folder):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Whole decoders compute the same bits with instruction sets that say so."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.worker.kernels.harness.cpu_tiers import FASTER, use
+from tests.worker.model.decoder_bits import read, write
+from worker.kernels.cpu.instruction_set import SAME_BITS
+
+
+@pytest.mark.skipif(not FASTER, reason="this processor has no such instruction set")
+def test_decoders_compute_the_same_bits(tmp_path: Path) -> None:
+    write(tmp_path, ["lfm2"], ["llama-biased"])
+    for faster in FASTER:
+        with use(faster):
+            found = list(read(tmp_path))
+        with use(SAME_BITS[faster]):
+            assert found == list(read(tmp_path)) and len({*found}) == 4

@@ -1,0 +1,185 @@
+"""MTP heads: their proposals are those of transformers' own layers, and they change no token of an answer."""
+
+import random
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shared.messages import Sampling
+from tests.checkpoints import VOCAB, Checkpoints
+from tests.worker.run.drafters.harness import sequences, served
+from tests.worker.run.drafters.heads import HEADS, Head, with_head
+from tests.worker.run.harness import MAX_SEQ_LEN, batch_invariant_decoder
+from worker.kv_cache.tensors import KVCache
+from worker.model.decoder import Decoder
+from worker.model.quantization.in_memory import AS_STORED
+from worker.run.drafters import mtp_drafter
+from worker.run.drafters.head_sequences import HeadSequence
+from worker.run.drafters.hidden_rows import CONTEXT
+from worker.run.drafters.mtp_drafter import MtpDrafter
+from worker.run.drafters.mtp_head import load_head
+from worker.run.inputs import build_inputs, dummy_sequence
+from worker.schedule.sequence import Chunk, Sequence
+
+
+@pytest.fixture(scope="module")
+def made(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Makes a checkpoint with a head once, and returns its folder and the head."""
+    done: dict[str, tuple[Path, Head]] = {}
+
+    def make(kind: str) -> tuple[Path, Head]:
+        if kind not in done:
+            folder = tmp_path_factory.mktemp("heads") / kind
+            done[kind] = (folder, with_head(kind, checkpoints(kind), folder))
+        return done[kind]
+
+    return make
+
+
+def drafter_of(folder: Path, pool_bytes: int = 1 << 30) -> MtpDrafter:
+    target = batch_invariant_decoder(folder, torch.float32)
+    return MtpDrafter(load_head(folder, target.spec, target.weights, AS_STORED, MAX_SEQ_LEN), pool_bytes)
+
+
+@torch.inference_mode()
+def hidden_states(target: Decoder, tokens: list[int]) -> torch.Tensor:
+    """Returns the hidden states [N, H] of these tokens."""
+    sequence = dummy_sequence(tokens, 16, 1, Sampling(1))
+    sequence.pages[0][:] = type(sequence.pages[0])("i", range(1, 1 + len(sequence.pages[0])))
+    cache = KVCache(target.spec, [20], 16, torch.float32, "cpu", state_slots=4, state_dtype=torch.float32)
+    chunk = Chunk(sequence, 0, len(tokens), False)
+    inputs, _ = build_inputs([chunk], 16, cache.device, recurrent=target.spec.recurrent)
+    object.__setattr__(inputs, "logits_indices", torch.arange(len(tokens)))
+    return target.hidden(inputs, cache).clone()
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_drafts_are_those_of_transformers_layers(kind: str, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, head = made(kind)
+    logits: list[torch.Tensor] = []
+    drawn: list[tuple[Sequence, int]] = []
+
+    def noting(of: torch.Tensor, rows: list[tuple[Sequence, int]], *others: Any) -> torch.Tensor:
+        logits.append(of[0].clone())
+        drawn.extend(rows)
+        return original(of, rows, *others)
+
+    original = mtp_drafter.sample_rows  # type: ignore[attr-defined]
+    monkeypatch.setattr(mtp_drafter, "sample_rows", noting)
+    draw = random.Random(5)
+    tokens = [draw.randrange(3, VOCAB) for _ in range(draw.randint(20, 60))]
+    sequence = Sequence((b"f", 1), tokens, len(tokens) - 1, Sampling(9, temperature=0.0), 4)
+    drafter = drafter_of(folder)
+    states = hidden_states(batch_invariant_decoder(folder, torch.float32), tokens[:-1])
+    drafter.sequences.read(sequence, 0, states[:11])
+    drafter.sequences.read(sequence, 11, states[11:])
+    drafts = drafter.propose([(sequence, 4)])
+    expected, of_reference = head.propose(tokens, 4)
+    torch.testing.assert_close(torch.stack(logits), of_reference, rtol=1e-3, atol=1e-3)
+    assert drafts == [tuple(expected)]
+    assert drawn == [(sequence, output) for output in range(1, 5)], "as the tokens themselves will be drawn"
+
+
+class Corrected:
+    """A proposer that asks a drafter, and returns tokens that are right up to a drawn one.
+
+    It compares the proposals with those of a new drafter, which reads all hidden states at once.
+    """
+
+    def __init__(self, folder: Path, drafter: MtpDrafter, right: list[list[int]]) -> None:
+        self.drafter, self.compared = drafter, 0
+        self._folder, self._right, self._draw = folder, right, random.Random(2)
+
+    def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
+        proposed, returned = self.drafter.propose(wanted), []
+        for (sequence, count), drafts in zip(wanted, proposed, strict=True):
+            if drafts and self.compared < 20:
+                self._compare(sequence, drafts)
+            tokens = self._right[sequence.key[1]][len(sequence.tokens) :][:count]
+            wrong = self._draw.randint(0, 2 * count)
+            returned.append(tuple(0 if at == wrong else token for at, token in enumerate(tokens)))
+        return returned
+
+    def _compare(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
+        fresh, first = drafter_of(self._folder), self.drafter.sequences.of(sequence).first
+        states = hidden_states(batch_invariant_decoder(self._folder, torch.float32), sequence.tokens[:-1])
+        fresh.sequences.read(sequence, first, states[first:])
+        assert fresh.propose([(sequence, len(drafts))]) == [drafts]
+        self.compared += 1
+
+    def forget(self, target: Sequence) -> None:
+        self.drafter.forget(target)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_head_changes_no_token_and_knows_the_hidden_states_of_all_accepted_tokens(kind: str, made: Any) -> None:
+    folder, _ = made(kind)
+    plain, _, most = served(folder, None)
+    drafter = drafter_of(folder)
+    tokens, scheduler, _ = served(folder, drafter, drafter)
+    assert tokens == plain and scheduler.status.draft_tokens > 5
+    corrected = Corrected(folder, drafter, plain)
+    tokens, scheduler, steps = served(folder, corrected, drafter)
+    assert tokens == plain and steps < most and corrected.compared > 9
+    assert 0 < scheduler.status.accepted_tokens < scheduler.status.draft_tokens
+    assert len(drafter.sequences) == 0, "everything is taken back"
+
+
+def held(length: int) -> HeadSequence:
+    return HeadSequence.of(Sequence((b"f", 1), list(range(length)), 4, Sampling(9), 4), 0)
+
+
+def states_at(start: int, end: int) -> torch.Tensor:
+    return torch.arange(start, end)[:, None] * torch.ones(1, 3)
+
+
+def test_head_begins_anew_after_a_gap_and_keeps_no_state_of_a_draft() -> None:
+    one = held(10)
+    one.read(0, states_at(0, 4))
+    one.read(4, states_at(4, 14))  # of which the last five were of drafts
+    assert one.follow() and one.own.tokens == [*range(1, 10)]
+    assert torch.equal(one.take(9), states_at(0, 9))
+    assert one.follow() and torch.equal(one.take(1), states_at(8, 9)), "asked again without a new token"
+    one.target.tokens += [*range(10, 15)]
+    assert not one.follow(), "the states of five tokens are missing"
+    one.read(12, states_at(12, 14))
+    assert one.follow() and one.first == 12 and torch.equal(one.take(2), states_at(12, 14))
+    one.read(3, states_at(3, 14))  # preempted, and computed again
+    assert one.first == 3 and one.follow() and torch.equal(one.take(11), states_at(3, 14))
+
+
+def test_states_that_no_draft_needs_for_long_are_forgotten() -> None:
+    one, length = held(8 * CONTEXT), 0
+    while length < 8 * CONTEXT - 1:
+        one.read(length, states_at(length, length + 9)[: 8 * CONTEXT - 1 - length])
+        length = one.end
+        assert one.unread_rows <= 2 * CONTEXT
+    assert one.follow() and torch.equal(one.take(one.unread_rows), states_at(one.first, 8 * CONTEXT - 1))
+
+
+def test_sequences_without_room_have_no_drafts(made: Any) -> None:
+    drafter, (first, second) = drafter_of(made("qwen3_5")[0], pool_bytes=0), sequences()[:2]
+    for sequence in (first, second):
+        sequence.tokens[:] = [9] * 70
+        drafter.sequences.read(sequence, 0, torch.randn(69, drafter.hidden_size))
+    assert [len(drafts) for drafts in drafter.propose([(first, 3), (second, 3)])] == [3, 0]
+    drafter.forget(first)
+    assert [len(drafts) for drafts in drafter.propose([(second, 3)])] == [3]
+    second.tokens += [9] * 60
+    drafter.sequences.read(second, 69, torch.randn(60, drafter.hidden_size))
+    assert drafter.propose([(second, 3)]) == [()], "longer than the model allows"
+
+
+def test_head_that_fails_drafts_no_more_and_fails_no_request(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = made("qwen3_5")
+    drafter, calls = drafter_of(folder), []
+
+    def failing(*_: Any) -> None:
+        calls.append(1)
+        raise RuntimeError("unlucky")
+
+    monkeypatch.setattr(drafter, "_draft", failing)
+    assert served(folder, drafter, drafter)[0] == served(folder, None)[0] and len(calls) == 1

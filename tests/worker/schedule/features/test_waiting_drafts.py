@@ -1,0 +1,74 @@
+"""Drafts of a model: how many are asked for follows what is accepted, in the sequence and in those before."""
+
+import random
+
+import pytest
+
+from tests.worker.schedule.harness import Rig, reference
+from worker.schedule.features.waiting_drafts import Experience, WaitingDrafts
+from worker.schedule.sequence import Sequence
+
+LIMIT, COST = 7, 0.2
+
+
+def asked(drafter: WaitingDrafts, right: float, steps: int = 100) -> list[int]:
+    """Returns how many drafts are asked for in each step, if each draft is right with this probability."""
+    draw, counts = random.Random(3), []
+    for _ in range(steps):
+        count = drafter.wanted(LIMIT, COST, 0)
+        counts.append(count)
+        if count:
+            outcomes = [draw.random() < right for _ in range(count)]
+            drafter.record(count, outcomes.index(False) if False in outcomes else count)
+    return counts
+
+
+def test_useless_model_is_asked_for_a_few_single_drafts() -> None:
+    counts = asked(WaitingDrafts(Experience()), 0.0)
+    assert counts[0] == 1 and max(counts) == 1 and sum(counts) <= 4
+
+
+def test_perfect_model_is_soon_asked_for_the_most_drafts() -> None:
+    counts = asked(WaitingDrafts(Experience()), 1.0)
+    assert counts[0] == 1 and counts[4:] == [LIMIT] * (len(counts) - 4)
+
+
+@pytest.mark.parametrize("right", [0.6, 0.8])
+def test_good_model_is_never_given_up(right: float) -> None:
+    counts = asked(WaitingDrafts(Experience()), right, 300)
+    assert sum(counts[-100:]) > 150
+
+
+def test_sequences_begin_with_what_those_before_have_shown_and_try_a_bad_model_again() -> None:
+    experience = Experience()
+    sums = [sum(asked(WaitingDrafts(experience), 0.0, 40)) for _ in range(100)]
+    assert sums[0] > 1 and max(sums[-50:]) == 1 and any(sums[-10:])
+    improved = [sum(asked(WaitingDrafts(experience), 0.9, 40)) for _ in range(60)]
+    assert sum(improved[-10:]) > 10 * 100, "the model has become good"
+
+
+class Right:
+    """A proposer that knows the answer."""
+
+    def __init__(self, answers: dict[Sequence, list[int]]) -> None:
+        self._answers = answers
+
+    def propose(self, wanted: "list[tuple[Sequence, int]]") -> list[tuple[int, ...]]:
+        return [tuple(self._answers[one][len(one.tokens) :][:count]) for one, count in wanted]
+
+    def forget(self, target: Sequence) -> None:
+        self._answers.pop(target, None)
+
+
+def test_scheduler_asks_the_model_for_all_sequences_of_a_step_and_forgets_those_that_left() -> None:
+    rig = Rig(pages=65, page_size=32, max_draft_tokens=5)
+    assert rig.scheduler.speculation is not None
+    made = [rig.submit([at, 2, 3], 24, ignore_eos=True) for at in (4, 5)]
+    answers = {one: reference(one, rig.config)[0] for one in made}
+    rig.scheduler.speculation.proposer = Right(dict(answers))  # type: ignore[assignment]
+    steps = 0
+    while rig.scheduler.has_work:
+        rig.step()
+        steps += 1
+    assert [one.tokens for one in made] == list(answers.values()) and steps < 15
+    assert not rig.scheduler.speculation.drafters

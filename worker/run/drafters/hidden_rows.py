@@ -1,0 +1,66 @@
+"""Hidden states of the served model, as a drafter reads them: the rows that a step computes beside its logits.
+
+The runner knows nothing of this but a hook: `Runner.hidden_reader`, which computes the logits of a step. Logits have
+the same bits with it, since a row's bits do not depend on the other rows.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker.kv_cache.tensors import KVCache
+from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.schedule.sequence import Chunk, Plan, Sequence
+
+CONTEXT = 256  # hidden states of so many tokens before the next one are kept: a longer prompt is not read to its start
+
+
+class Model(Protocol):
+    def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
+    def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
+    def logits(self, h: Tensor) -> Tensor: ...
+
+
+class Reader(Protocol):
+    """The hook: see the module."""
+
+    def logits(self, model: Model, inputs: ForwardInputs, plan: Plan, cache: KVCache) -> Tensor:
+        """Returns the logits of a step, with the same bits as model.forward."""
+
+
+Read = Callable[[Sequence, int, Tensor], None]  # a sequence, a position, and the hidden states [N, H] from there on
+
+
+def logits_and_hidden(model: Model, inputs: ForwardInputs, plan: Plan, cache: KVCache, read: Read) -> Tensor:
+    """Returns the logits of a step. Calls `read`, which may keep the tensor, for each sequence that may have drafts."""
+    wanted = rows_to_read(plan.chunks)
+    rows = [row for first, chunk, skipped in wanted for row in range(first + skipped, first + chunk.length)]
+    if inputs.all_logits and len(rows) == len(inputs.token_ids):  # decodes alone
+        hidden = model.hidden(inputs, cache)
+        logits, states = model.logits(hidden), hidden.clone()  # the next step overwrites `hidden`
+    else:
+        at = torch.tensor(rows, dtype=torch.int64)
+        indices = torch.unique(torch.cat((inputs.logits_indices, at)))  # ascending
+        hidden = model.hidden(replace(inputs, logits_indices=indices), cache)
+        logits = model.logits(hidden[torch.searchsorted(indices, inputs.logits_indices)])
+        states = hidden[torch.searchsorted(indices, at)]
+    for (_, chunk, skipped), own in zip(
+        wanted, states.split_with_sizes([c.length - s for _, c, s in wanted]), strict=True
+    ):
+        read(chunk.sequence, chunk.start + skipped, own)
+    return logits
+
+
+def rows_to_read(chunks: Seq[Chunk]) -> list[tuple[int, Chunk, int]]:
+    """Returns the chunks whose hidden states are read: with the first row of each, and how many rows are skipped."""
+    first, wanted = 0, []
+    for chunk in chunks:
+        skipped = max(0, len(chunk.sequence.tokens) - CONTEXT - chunk.start)
+        if skipped < chunk.length and chunk.sequence.check is None:
+            wanted.append((first, chunk, skipped))
+        first += chunk.length
+    return wanted

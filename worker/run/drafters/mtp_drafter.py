@@ -1,0 +1,124 @@
+"""Drafts of an MTP head: it reads the hidden states of the served model, and proposes the next tokens of all sequences.
+
+The row of the last token but one gives the first draft. Each further draft comes from the row of the draft before it,
+which reads what the head itself has computed in place of a hidden state of the served model. A draft is drawn as the
+token itself will be, with the same parameters, seed and position. Nothing here changes an answer.
+"""
+
+import logging
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from worker.kv_cache.groups import one_group
+from worker.kv_cache.pages import PagePool
+from worker.kv_cache.tensors import KVCache, bytes_per_page
+from worker.model.cpu_decoder import fastest_decoder
+from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.run.drafters.head_sequences import HeadSequence, HeadSequences
+from worker.run.drafters.hidden_rows import CONTEXT, Model, logits_and_hidden
+from worker.run.drafters.mtp_head import MtpHead
+from worker.run.inputs import build_inputs
+from worker.run.sampler import sample_rows
+from worker.schedule.sequence import TILE, Chunk, Plan, Sequence
+
+log = logging.getLogger("sluice.drafts")
+
+PAGE_SIZE = 16  # tokens
+
+
+class MtpDrafter:
+    """Runs an MTP head on the CPU. `Runner.hidden_reader` gives it hidden states, `Speculation.proposer` asks it.
+
+    pool_bytes: the most memory for K/V, but always enough for one sequence. Sequences without room have no drafts.
+    """
+
+    def __init__(self, head: MtpHead, pool_bytes: int) -> None:
+        decoder = head.decoder
+        spec, dtype, self._longest = decoder.spec, decoder.weights.embed.dtype, decoder.max_positions
+        each = -(-self._longest // PAGE_SIZE)
+        affordable = pool_bytes // bytes_per_page(spec, one_group(spec)[0], PAGE_SIZE, dtype, "cpu")
+        pages = 1 + max(each, min(TILE * each, affordable))
+        self._cache = KVCache(spec, [pages], PAGE_SIZE, dtype, "cpu")
+        self._head, self._model = head, fastest_decoder(decoder, self._cache)
+        self.sequences = HeadSequences(PagePool(pages, PAGE_SIZE))
+        self.hidden_size = spec.hidden_size
+        self._failed = False
+
+    def logits(self, model: Model, inputs: ForwardInputs, plan: Plan, cache: KVCache) -> Tensor:
+        """Returns the logits of a step of the served model, and keeps the hidden states of its sequences."""
+        if self._failed:
+            return model.forward(inputs, cache)
+        return logits_and_hidden(model, inputs, plan, cache, self.sequences.read)
+
+    def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
+        """Returns for each sequence at most so many tokens that may follow its tokens.
+
+        There are none for a sequence of which hidden states are missing or not all read yet, or without room. There are
+        none at all after the head has failed once.
+        """
+        nothing: list[tuple[int, ...]] = [()] * len(wanted)
+        if self._failed:
+            return nothing
+        try:
+            return self._propose(wanted)
+        except Exception:
+            log.exception("the MTP head failed, and drafts no more")
+            self._failed = True
+            return nothing
+
+    def forget(self, target: Sequence) -> None:
+        """Takes back what is held of a sequence that has left."""
+        self.sequences.forget(target)
+
+    @torch.inference_mode()
+    def _propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
+        held = [self.sequences.get(target, count, self._longest) for target, count in wanted]
+        chunks, hidden = self._unread([one for one in held if one is not None])
+        ready = {chunk.sequence for chunk in chunks if chunk.samples}
+        counts = {
+            one: count for one, (_, count) in zip(held, wanted, strict=True) if one is not None and one.own in ready
+        }
+        by_own = {one.own: one for one in counts}
+        drafted = 0
+        while chunks:
+            going = [by_own[chunk.sequence] for chunk in chunks if chunk.samples]
+            hidden = self._draft(chunks, hidden, going)
+            drafted += 1
+            left = [at for at, one in enumerate(going) if counts[one] > drafted]
+            hidden = hidden[left]
+            chunks = [Chunk(going[at].own, len(going[at].own.tokens) - 1, 1, True) for at in left]
+        return [() if one is None or one not in counts else tuple(one.own.tokens[one.known :]) for one in held]
+
+    def _unread(self, held: list[HeadSequence]) -> tuple[list[Chunk], Tensor]:
+        """Returns the rows to compute before there are drafts, at most CONTEXT, and their hidden states [N, H].
+
+        Sequences with few rows go first, so that a long prompt delays no other sequence.
+        """
+        budget, chunks, hidden = CONTEXT, [], [torch.empty((0, self.hidden_size))]
+        for one in sorted(held, key=lambda one: one.unread_rows):
+            length = min(one.unread_rows, budget)
+            if length:
+                chunks.append(Chunk(one.own, one.own.computed_tokens, length, length == one.unread_rows))
+                hidden.append(one.take(length))
+                budget -= length
+        return chunks, torch.cat(hidden[1:] or hidden)
+
+    def _draft(self, chunks: list[Chunk], hidden: Tensor, drafting: list[HeadSequence]) -> Tensor:
+        """Computes rows, and adds a draft to each sequence that samples one. Returns the outputs of their rows [R, H].
+
+        hidden: what the rows read [N, H].
+        """
+        inputs, _ = build_inputs(chunks, PAGE_SIZE, self._cache.device)
+        joined = self._head.inputs(inputs.token_ids, hidden)
+        inputs = replace(inputs, replaced=(torch.arange(len(joined)), joined))
+        outputs = self._model.hidden(inputs, self._cache).clone()  # the next rows overwrite them
+        if drafting:
+            rows = [(one.target, one.target.next_output + len(one.own.tokens) - one.known) for one in drafting]
+            logits, model = self._model.logits(outputs), self._model
+            ids = sample_rows(logits, rows, model.spec.eos_ids, model.operations.sample_plain).tolist()
+            for one, id in zip(drafting, ids, strict=True):
+                one.own.tokens.append(id)
+        return outputs

@@ -1,0 +1,157 @@
+"""The MTP head of a checkpoint (multi-token prediction): one decoder layer that predicts the token after the next one.
+
+Its input is a linear of two vectors side by side: the embedding of the next token, and the hidden state that the served
+model has computed for the token before it, each with a norm of its own. The head has no embedding and no head over the
+vocabulary of its own: it uses those of the served model, also where the checkpoint holds copies (GLM-4.5).
+
+Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.2), whose heads these are, and the tensors of the checkpoints.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from worker.kernels.linear import PackedLinear
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.expected_tensors import check_tensors
+from worker.model.checkpoint.language_model import DRAFTER
+from worker.model.checkpoint.stacked_linear import StackedLinear
+from worker.model.checkpoint.staging import Staging
+from worker.model.checkpoint.stored_weight import PlainWeight, StoredTensors, StoredWeight, WeightSource
+from worker.model.decoder import Decoder
+from worker.model.layer import Weights
+from worker.model.layer_names import LayerNames, norm_weights
+from worker.model.quantization.in_memory import InMemory
+from worker.model.source import open_source
+from worker.model.weights import Loader
+from worker.spec import ATTENTION, LayerSpec, ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNames:
+    """What the tensors of a head are called. outer: of the modules beside its layer. layer: of those in its layer.
+
+    Both are beginnings of names, in which `{model}` is the prefix of the served model, and `{count}` how many layers it
+    has. copies: modules that are copies of the served model's.
+    """
+
+    outer: str
+    layer: str
+    join: str  # the linear of both vectors, 2 H → H
+    embedding_norm: str
+    hidden_norm: str
+    last_norm: str
+    copies: tuple[str, ...] = ()
+
+    def of(self, model: str, count: int) -> "HeadNames":
+        """Returns the names in a checkpoint: without placeholders."""
+        outer, layer = (text.format(model=model, count=count) for text in (self.outer, self.layer))
+        return replace(self, outer=outer, layer=layer)
+
+
+NAMES = (
+    HeadNames(DRAFTER, f"{DRAFTER}layers.0.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"),  # Qwen
+    HeadNames(
+        "{model}layers.{count}.", "{model}layers.{count}.", "eh_proj", "enorm", "hnorm", "shared_head.norm",
+        ("embed_tokens", "shared_head.head"),
+    ),  # GLM-4.5
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MtpHead:
+    """The weights of a head. decoder: its layer, with the embedding and the head of the served model."""
+
+    decoder: Decoder
+    join: PackedLinear
+    embedding_norm: Tensor  # [H]
+    hidden_norm: Tensor  # [H]
+
+    def inputs(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
+        """Returns what the layer reads [T, H]. token_ids [T]: the next tokens; hidden [T, H]: of the tokens before."""
+        decoder = self.decoder
+        do, eps, offset = decoder.operations, decoder.spec.norm_eps, decoder.spec.norm_offset
+        embedded = do.rms_norm(embedding(token_ids, decoder.weights.embed), self.embedding_norm, eps, offset=offset)
+        normed = do.rms_norm(hidden, self.hidden_norm, eps, offset=offset)
+        joined: Tensor = do.linear(torch.cat((embedded, normed), dim=-1), self.join)
+        return joined
+
+
+def check_head(folder: Path, spec: ModelSpec, dtype: torch.dtype, memory: InMemory) -> None:
+    """Raises CheckpointError unless the checkpoint has a head with all its tensors. Reads none of them."""
+    with closing(open_source(folder, None)) as source:
+        _Head(source, spec, dtype, memory).check()
+
+
+def load_head(folder: Path, spec: ModelSpec, served: Weights, memory: InMemory, max_positions: int) -> MtpHead:
+    """Loads the head of a checkpoint to the CPU.
+
+    spec, served, memory: of the served model. max_positions: see Decoder. Raises CheckpointError as check_head does.
+    """
+    with closing(open_source(folder, Staging(served.embed.device))) as source:
+        return _Head(source, spec, served.embed.dtype, memory).load(served, max_positions)
+
+
+class _Head:
+    """The head in the tensors of a checkpoint."""
+
+    def __init__(self, source: WeightSource, served: ModelSpec, dtype: torch.dtype, memory: InMemory) -> None:
+        self._source, self._spec = source, replace(served, layers=(_layer_of(served),), draft_layers=0)
+        self._loader = Loader(source, self._spec, dtype, torch.device("cpu"), True, memory)
+        self._names = _find(source.tensors, [each.of(self._loader.prefix, len(served.layers)) for each in NAMES])
+        own = [name for name in source.tensors.names() if name.startswith(self._names.layer)]
+        of_layers = self._names.layer.partition("layers.")[0]
+        self._loader.names = LayerNames.of(self._spec, own, of_layers)
+        hidden = self._spec.hidden_size
+        self._join = StackedLinear((self._names.join,), (hidden,), 2 * hidden, bias=False)
+
+    def check(self) -> None:
+        copies = tuple(f"{self._names.outer}{module}." for module in self._names.copies)
+        names = self._names
+        outer = (names.join, names.embedding_norm, names.hidden_norm, names.last_norm)
+        modules = tuple(f"{names.outer}{module}." for module in outer)
+        check_tensors(self._source, [*self._weights()], names.layer, (*copies, *modules))
+
+    def load(self, served: Weights, max_positions: int) -> MtpHead:
+        self.check()
+        names, loader = self._names, self._loader
+        self._source.tensors.expect(tensor.name for weight in self._weights() for tensor in weight.tensors())
+        layer = loader.layer(names.layer, self._spec.layers[0])
+        weights = Weights(served.embed, [layer], loader.norm(self._norm(names.last_norm)), served.head)
+        join = loader.linear(self._join, names.outer)
+        embedding_norm, hidden_norm = (
+            loader.norm(self._norm(name)) for name in (names.embedding_norm, names.hidden_norm)
+        )
+        return MtpHead(Decoder(self._spec, weights, max_positions), join, embedding_norm, hidden_norm)
+
+    def _norm(self, name: str) -> list[PlainWeight]:
+        return [*norm_weights(self._spec, self._names.outer + name, self._spec.hidden_size)]
+
+    def _weights(self) -> Iterator[StoredWeight]:
+        """Yields all weights of the head, in the order in which they are read."""
+        names, loader = self._names, self._loader
+        yield from (weight for weight, _ in loader.weights_of_layer(names.layer, self._spec.layers[0]))
+        yield from self._norm(names.last_norm)
+        yield from (weight for weight, _ in loader.weights_of(self._join, names.outer))
+        yield from (*self._norm(names.embedding_norm), *self._norm(names.hidden_norm))
+
+
+def _layer_of(served: ModelSpec) -> LayerSpec:
+    """Returns the layer of the head: it has attention, and experts if the served model has experts."""
+    attention = [layer for layer in served.layers if layer.mixer == ATTENTION]
+    if not attention:
+        raise CheckpointError(f"models of the family {served.model_type} have no MTP head that can be used")
+    return replace(attention[-1], sparse=any(layer.sparse for layer in served.layers), shares=None)
+
+
+def _find(tensors: StoredTensors, names: list[HeadNames]) -> HeadNames:
+    found = [each for each in names if any(name.startswith(each.layer) for name in tensors.names())]
+    if not found:
+        beginnings = " or ".join(each.layer for each in names)
+        raise CheckpointError(f"{tensors.folder} has no MTP head: no tensor's name begins with {beginnings}")
+    return found[0]
