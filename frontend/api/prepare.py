@@ -14,10 +14,10 @@ from frontend.api.chat.structured_output_fields import StructuredOutput
 from frontend.api.chat.thinking_fields import NO_BUDGET, Budget
 from frontend.api.context_length import check_length
 from frontend.api.model_context import ModelContext
+from frontend.api.requests.likely_tokens import NO_TOPS, Places, TokenLimits, Tops, within_limits
 from frontend.api.requests.request_types import GenerationFields
 from frontend.api.sampling import chosen_sampling
 from frontend.api.truncation import truncated
-from frontend.errors import Unprocessable
 from frontend.features import NO_FEATURES, Features
 from frontend.output_parser.calls.tool_syntax import specials_of
 from frontend.output_parser.formats import ParserConfig, Reasoning, with_reasoning
@@ -66,11 +66,14 @@ async def prepare(
     most = _most_tokens(reading, prompts, context)
     budget = _budget(reading.budget, begins, most, context)
     grammar = await _grammar(reading, len(prompts), begins, context)
-    prompt_logprobs = getattr(fields, "prompt_logprobs", None)
+    tops = Tops(reading.logprobs, getattr(fields, "prompt_logprobs", None))
+    if tops != NO_TOPS:
+        places = Places.of(prompts, reading.n, most, bool(reading.features.echo))
+        tops = within_limits(tops, fields, places, TokenLimits(context.vocab_size, context.config.max_logprobs))
     chosen = await chosen_sampling(
-        fields, most, context, logprobs=reading.logprobs, grammar=grammar, thinking=budget,
-        prompt_logprobs=prompt_logprobs is not None or (reading.logprobs is not None and bool(reading.features.echo)),
-        prompt_top=prompt_logprobs or 0,
+        fields, most, context, logprobs=tops.output, grammar=grammar, thinking=budget,
+        prompt_logprobs=tops.prompt is not None or (tops.output is not None and bool(reading.features.echo)),
+        prompt_top=tops.prompt or 0,
     )  # fmt: skip
     if budget is not None:
         from frontend.api.chat.thinking_budget import check_budget
@@ -79,7 +82,7 @@ async def prepare(
     return GenerationRequest(
         tuple(prompts), chosen, stops=fields.stops, n=reading.n, stream=fields.stream, model=context.model,
         parser_config=_parser_config(reading, begins, context),
-        features=_features(reading, whole, prompts, most, context, pictures),
+        features=_features(reading, whole, prompts, most, tops.prompt, context, pictures),
         shown=shown(fields), admission=admission(fields), format_data=reading.format_data,
     )  # fmt: skip
 
@@ -136,8 +139,9 @@ def _specials(context: ModelContext) -> dict[str, int]:
 
 
 def _features(
-    reading: Reading, whole: Prompts, prompts: Prompts, most: int, context: ModelContext, pictures: tuple[Picture, ...]
-) -> Features:
+    reading: Reading, whole: Prompts, prompts: Prompts, most: int, prompt_top: int | None, context: ModelContext,
+    pictures: tuple[Picture, ...],
+) -> Features:  # fmt: skip
     """Returns what the request asks for besides text. whole: the prompts before they were shortened"""
     fields, asked = reading.fields, dict[str, Any](adapter=context.adapter) if context.adapter is not None else {}
     if reading.features.echo:  # a prompt that was shortened is not what the client wrote
@@ -147,12 +151,8 @@ def _features(
         from frontend.api.chat.continuation import continued_ids
 
         asked["continued"] = continued_ids(fields, prompts, most, context, pictures)
-    if (top := getattr(fields, "prompt_logprobs", None)) is not None:
-        if fields.stream:
-            raise Unprocessable(
-                "`prompt_logprobs` are not available in a stream", param="prompt_logprobs", code="conflicting_fields"
-            )
-        asked["prompt_logprobs"] = top
+    if prompt_top is not None:
+        asked["prompt_logprobs"] = prompt_top
     if pictures:
         asked["pictures"] = pictures
     if fields.receipt:

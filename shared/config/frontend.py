@@ -53,6 +53,11 @@ class FrontendConfig:
         choices=("auto", "think", "none"),
     )  # fmt: skip
     any_model_name: bool = setting(False, "accept every model name in a request; responses have the served one")
+    max_logprobs: int = setting(
+        20, "maximum of the likeliest tokens that a request may have reported in each place (`logprobs`, "
+        "`top_logprobs`, `prompt_logprobs`, `n_probs`), where -1 is the whole vocabulary; -1: no maximum; "
+        "all places of a request that asks for more than 20 may have 1,048,576 together", unit="tokens", at_least=-1,
+    )  # fmt: skip
     unknown_fields: str = setting(
         "auto", "fields of a request that this server does not know; refuse: with an error; ignore: name them in the "
         "response's header X-Sluice-Ignored-Fields and once in the log; auto: refuse on /v1/completions, else ignore",

@@ -1,6 +1,7 @@
 """llama.cpp's routes of real servers, after the cases of llama.cpp's own tests of its server."""
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ EXCLUDED = ["i", "I", "the", "The", "to", "a", "an", "be", "is", "was", "and", "
 def server(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("llama") / "log"
     limits = ("--max-seq-len", str(N_CTX), "--max-batch-size", "2", "--max-waiting-requests", str(SLOTS - 2))
+    limits += ("--max-logprobs", "-1")
     with serving(checkpoints("llama"), log, "--dtype", "float32", *limits, held=True) as one:
         yield one
 
@@ -111,6 +113,24 @@ def test_probabilities(server: Server) -> None:
         assert len(token["top_logprobs"]) == 10 and token["top_logprobs"][0]["id"] == token["id"]
     *parts, _ = stream(server, **fields)
     assert [part["completion_probabilities"] for part in parts] == [[token] for token in tokens]
+
+
+def test_probabilities_of_the_whole_vocabulary(server: Server) -> None:
+    (native,) = post(server, n_probs=1 << 20, n_predict=1, temperature=0.0)["completion_probabilities"]
+    found = {rival["id"]: rival["logprob"] for rival in native["top_logprobs"]}
+    assert [*found] != sorted(found) and sorted(found) == [*range(len(found))] and len(found) > 200
+    assert sum(map(math.exp, found.values())) == pytest.approx(1, abs=1e-4)
+    asked = {
+        "max_tokens": 2,
+        "temperature": 0,
+        "logprobs": -1,
+        "prompt_logprobs": -1,
+        "return_tokens_as_token_ids": True,
+    }
+    (choice,) = post(server, "/v1/completions", **asked)["choices"]
+    first, _ = choice["logprobs"]["top_logprobs"]
+    assert first == pytest.approx({f"token_id:{id}": logprob for id, logprob in found.items()}, abs=1e-5)
+    assert {len(place) for place in choice["prompt_logprobs"][1:]} == {len(found)}
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0.0}, {"temperature": 0.7, "top_k": 12, "top_p": 0.9}])

@@ -201,7 +201,8 @@ class RequestTable:
         if not self._builders:
             return
         for sender, builder in self._builders.items():
-            server.publish(sender, builder.build())
+            for part in builder.parts():
+                server.publish(sender, part.build())
         self._builders.clear()
         server.flush()
 

@@ -1,9 +1,11 @@
-"""Collects the contents of the Step message of one loop iteration for one frontend."""
+"""Collects what one loop iteration has for one frontend: the contents of a Step message, in rare cases of several."""
 
 from dataclasses import dataclass, field
 
 from shared import messages as m
 from shared.wire.codec import pack_u32
+
+MAX_LOGPROB_BYTES = 16 << 20  # in one message, unless one request has more: a quarter of what a socket lets through
 
 
 @dataclass(slots=True)
@@ -45,3 +47,43 @@ class StepBuilder:
             unknown=tuple(self.unknown),
             pooled=tuple(self.pooled),
         )
+
+    def parts(self) -> "list[StepBuilder]":
+        """Returns a builder for each message to send, in their order.
+
+        There is one message, unless the log-probabilities are too long for it. Then each request's tokens and its
+        log-probabilities stay together, so that a lost message takes both away.
+        """
+        if sum(map(_size, self.logprobs)) <= MAX_LOGPROB_BYTES:
+            return [self]
+        head = StepBuilder(admitted=self.admitted, rejected=self.rejected, started=self.started)
+        tail = StepBuilder(ends=self.ends, unknown=self.unknown, pooled=self.pooled)
+        groups, part_of = _grouped(self.logprobs)
+        at = 0
+        for id, start, count in zip(self.ids, self.starts, self.counts, strict=True):
+            part_of.get(id, tail).add(id, start, self.tokens[at : at + count])
+            at += count
+        return [head, *groups, tail]
+
+
+def _grouped(logprobs: list[m.Logprobs]) -> tuple[list[StepBuilder], dict[int, StepBuilder]]:
+    """Divides log-probabilities among builders. Returns these, and the builder of each request's id."""
+    of_request: dict[int, list[m.Logprobs]] = {}
+    for one in logprobs:
+        of_request.setdefault(one.id, []).append(one)
+    groups: list[StepBuilder] = []
+    part_of: dict[int, StepBuilder] = {}
+    room = 0
+    for id, own in of_request.items():
+        size = sum(map(_size, own))
+        if size > room:
+            groups.append(StepBuilder())
+            room = MAX_LOGPROB_BYTES
+        room -= size
+        groups[-1].logprobs += own
+        part_of[id] = groups[-1]
+    return groups, part_of
+
+
+def _size(logprobs: m.Logprobs) -> int:
+    return len(logprobs.chosen) + len(logprobs.top_ids) + len(logprobs.top_logprobs)

@@ -13,7 +13,9 @@ from shared.wire.codec import unpack_u32
 from worker.schedule.admission import Refused
 from worker.schedule.sequence import Sequence
 
-MAX_STOP_IDS, MAX_LOGPROBS, MAX_NAME_CHARS = 1024, 1024, 1024  # more than any frontend accepts
+MAX_STOP_IDS, MAX_LABELS, MAX_NAME_CHARS = 1024, 1024, 1024  # more than any frontend accepts
+MAX_TOP = 1024  # log-probabilities in one place, whatever the number of places
+MAX_LOGPROBS = 1 << 22  # in all places of a request together, if there are more than MAX_TOP in one: 32 MiB
 MAX_PATH_CHARS = 4096
 MAX_BAD_IDS = 1 << 16  # of all bad words together
 
@@ -39,7 +41,8 @@ def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> st
     if sampling.max_tokens < 0 or (sampling.seed is not None and not 0 <= sampling.seed < 1 << 64):
         return "max_tokens or seed is out of range"
     scored = (sampling.logprobs or 0, sampling.prompt_top)
-    if not 0 <= min(scored) <= max(scored) <= min(vocab_size, MAX_LOGPROBS) or not 0 <= sampling.top_k < 1 << 31:
+    most = min(vocab_size, max(MAX_TOP, MAX_LOGPROBS // (len(prompt) + sampling.max_tokens)))
+    if not 0 <= min(scored) <= max(scored) <= most or not 0 <= sampling.top_k < 1 << 31:
         return "logprobs or top_k is out of range"
     numbers = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
     if not all(math.isfinite(number) and number >= 0 for number in numbers) or not sampling.repetition_penalty:
@@ -104,6 +107,6 @@ def _check_pooling(submit: m.Submit, vocab_size: int, task: Task) -> str:
     ):
         return "a request with pooling cannot generate text"
     ids, of_logits = pooling.token_ids, pooling.kind is m.PoolingKind.LOGITS
-    if of_logits != bool(ids) or len(ids) > MAX_LOGPROBS or pooling.dimensions < 0:
+    if of_logits != bool(ids) or len(ids) > MAX_LABELS or pooling.dimensions < 0:
         return "dimensions or token_ids of pooling are out of range"
     return "" if all(0 <= id < (task.labels or vocab_size) for id in ids) else "pooling names an id that has no logit"

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared import messages as m
-from shared.wire.codec import pack_f32, pack_u32
 from worker.kernels.sample import logprobs as row_logprobs
 from worker.kernels.sample import ranks as row_ranks
 from worker.run.in_flight import HostCopy, StepLogprobs
 from worker.run.inputs import LogitsUse, to_device
 from worker.schedule.sequence import Plan, Sequence
+
+FEW = 128  # likeliest tokens; the rows of requests for more are computed one by one, so that they make no others long
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,17 @@ def launch_logprobs(
 
 def _output_blocks(logits: Tensor, ids: Tensor, sequences: list[Sequence]) -> Iterator[_Block]:
     asking = [(row, sequence) for row, sequence in enumerate(sequences) if sequence.sampling.logprobs is not None]
-    if asking:
-        rows = to_device(np.array([row for row, _ in asking]), logits.device)
-        entries = [_Entry(sequence, at, 1, sequence.sampling.logprobs or 0) for at, (_, sequence) in enumerate(asking)]
+    for group in _computed_together(asking):
+        rows = to_device(np.array([row for row, _ in group]), logits.device)
+        entries = [_Entry(sequence, at, 1, sequence.sampling.logprobs or 0) for at, (_, sequence) in enumerate(group)]
         columns = row_logprobs(logits[rows], ids[rows], max(entry.top for entry in entries))
         yield _Block(*columns, torch.zeros_like(ids[rows]), entries)
+
+
+def _computed_together(asking: list[tuple[int, Sequence]]) -> list[list[tuple[int, Sequence]]]:
+    few = [one for one in asking if (one[1].sampling.logprobs or 0) <= FEW]
+    many = [[one] for one in asking if (one[1].sampling.logprobs or 0) > FEW]
+    return [few, *many] if few else many
 
 
 def _prompt_blocks(logits: Tensor, use: LogitsUse, plan: Plan) -> Iterator[_Block]:
@@ -107,10 +114,15 @@ def _message(
     return m.Logprobs(
         entry.sequence.key[1],
         entry.sequence.output_len if entry.prompt_index is None else entry.prompt_index,
-        pack_f32(chosen[rows].tolist()),
+        _packed(chosen[rows]),
         entry.top,
-        pack_u32(ids[rows, : entry.top].flatten().tolist()),
-        pack_f32(values[rows, : entry.top].flatten().tolist()),
+        _packed(ids[rows, : entry.top]),
+        _packed(values[rows, : entry.top]),
         entry.prompt_index is not None,
-        pack_u32(ranks[rows].tolist()) if entry.prompt_index is not None else b"",
+        _packed(ranks[rows]) if entry.prompt_index is not None else b"",
     )
+
+
+def _packed(numbers: NDArray[np.float32] | NDArray[np.int32]) -> bytes:
+    """Returns the numbers row by row, little-endian, as shared/wire/codec.py packs them."""
+    return numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes()

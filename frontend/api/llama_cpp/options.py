@@ -15,6 +15,7 @@ from frontend.api.llama_cpp.probabilities import MAX_SCORED, needed
 from frontend.api.llama_cpp.prompts import Prompt
 from frontend.api.model_context import ModelContext
 from frontend.api.prepare import Reading, prepare
+from frontend.api.requests.likely_tokens import TokenLimits, allowed, check_total
 from frontend.api.requests.request_model import LARGEST, MOST, SMALLEST, FieldError, RequestModel
 from frontend.api.requests.request_types import (
     MAX_CHOICES,
@@ -29,7 +30,6 @@ from frontend.api.requests.request_types import (
     Penalty,
     Positive,
     ReturnProgress,
-    Rivals,
     Share,
     TimingsPerToken,
     TokenDetailFields,
@@ -106,7 +106,9 @@ class Options(RequestModel):
     seed: Annotated[_Seed | None, doc("The same seed gives the same bytes; -1 and 4294967295: a random one")] = None
     grammar: Annotated[str | None, doc("A grammar in GBNF (or Lark) that the answer keeps to; empty: none")] = None
     json_schema: Annotated[JsonSchemaValue | None, doc("A JSON schema that the answer keeps to")] = None
-    n_probs: Annotated[Rivals, doc("Tell the probabilities of each token and of this many of the likeliest")] = 0
+    n_probs: Annotated[
+        Count, doc("Tell the probabilities of each token and of this many of the likeliest, up to `--max-logprobs`")
+    ] = 0
     post_sampling_probs: Annotated[
         bool,
         doc(
@@ -238,22 +240,27 @@ async def options_request(
         options, tuple(prompt.text for prompt in prompts), options.grammar or "", tuple(forbidden),
         options.limit < 0 or options.limit > room, context.max_seq_len,
     )  # fmt: skip
+    ruled = _ruled(made.sampling, options, biases.added, forbidden, stop_ids)
+    if options.n_probs:
+        ruled = msgspec.structs.replace(ruled, logprobs=_scored(options, ruled, len(prompts), context))
     return replace(
-        made, sampling=_ruled(made.sampling, options, biases.added, forbidden, stop_ids, context.vocab_size),
+        made, sampling=ruled,
         shown=replace(made.shown, telemetry=options.telemetry), format_data=wanted,
     )  # fmt: skip
 
 
 def _ruled(
-    chosen: Sampling, options: Options, added: Mapping[int, float], forbidden: Iterable[int], stop_ids: tuple[int, ...],
-    vocab_size: int,
-) -> Sampling:  # fmt: skip
-    """Returns `chosen` with the biases, the forbidden ids, the stop ids and the number of log-probabilities."""
-    ruled = msgspec.structs.replace(
+    chosen: Sampling, options: Options, added: Mapping[int, float], forbidden: Iterable[int], stop_ids: tuple[int, ...]
+) -> Sampling:
+    """Returns `chosen` with the biases, the forbidden ids and the stop ids."""
+    return msgspec.structs.replace(
         chosen, logit_bias=tuple(added.items()), bad_words=tuple((id,) for id in forbidden),
         stop_token_ids=() if options.ignore_eos else stop_ids,
     )  # fmt: skip
-    if not options.n_probs:
-        return ruled
-    scored = needed(options.n_probs, options.post_sampling_probs, ruled)
-    return msgspec.structs.replace(ruled, logprobs=min(scored, vocab_size))
+
+
+def _scored(options: Options, sampling: Sampling, prompts: int, context: ModelContext) -> int:
+    """Returns how many of the likeliest tokens the worker has to score in each place. Raises Unprocessable."""
+    told = allowed(options.n_probs, "n_probs", TokenLimits(context.vocab_size, context.config.max_logprobs))
+    check_total(told, prompts * (options.n_cmpl or 1) * sampling.max_tokens, "n_probs")
+    return min(needed(told, options.post_sampling_probs, sampling), context.vocab_size)

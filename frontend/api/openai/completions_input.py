@@ -55,7 +55,7 @@ class CompletionRequest(TokenDetailFields):
     best_of: Annotated[Positive | None, doc("Must equal `n`")] = None
     logprobs: Annotated[
         _Off | Rivals | None,
-        doc("Log-probabilities of the answer's tokens, and of this many of the likeliest; false: none"),
+        doc("Log-probabilities of the answer's tokens, and of this many of the likeliest (-1: all); false: none"),
     ] = None
     suffix: Annotated[
         str | None, doc("What follows the answer, for a model that was trained to fill in the middle")

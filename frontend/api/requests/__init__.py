@@ -5,6 +5,7 @@ decoding            decodes a body into its type, or refuses it
 not_json            says what is wrong with a body that is not JSON
 unknown_fields      refuses or ignores fields that no type knows, and tells
 request_types       the fields that the formats share, as types
+likely_tokens       how many of the likeliest tokens a request may have reported
 sampler_fields      the fields of llama.cpp's samplers, which few requests have
 request_schema      a request type as a JSON schema
 response_types      the base of all response types

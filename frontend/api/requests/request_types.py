@@ -36,7 +36,6 @@ from frontend.features import Telemetry
 MAX_STOPS = 16
 MAX_STOP_CHARS = 4096  # of all of a request together: the automaton that finds them takes 0.3 KB a character
 MAX_SALT_CHARS = 256
-MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 
 
@@ -53,7 +52,7 @@ Temperature = Annotated[float, Meta(ge=0, le=LARGEST)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
 TopK = Annotated[int, Meta(ge=-1, le=MOST)]
-Rivals = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]  # how many likely tokens to report in addition to the chosen one
+Rivals = Annotated[int, Meta(ge=-1, le=MOST)]  # how many likely tokens to report beside the drawn one; -1: all
 TokenIds = Annotated[list[Count], Meta(max_length=1024)]
 TextIds = Annotated[list[Count], Meta(max_length=1 << 24)]  # of a whole prompt or answer
 STOPS = f"Texts that end the answer, of {MAX_STOP_CHARS} characters in all; they are not part of it"
@@ -69,7 +68,8 @@ TemplateArguments = Annotated[dict[str, Any] | None, doc("Variables that are pas
 IncludeReasoning = Annotated[bool, doc("false: the answer is without its reasoning, which usage counts all the same")]
 SeparateReasoning = Annotated[bool, doc("false: reasoning stays in the text, as the model wrote it")]
 TopLogprobs = Annotated[
-    Rivals | None, doc("The number of the likeliest tokens with each; a chat needs `logprobs`, too")
+    Rivals | None,
+    doc("The number of the likeliest tokens with each, up to `--max-logprobs`; -1: all; a chat needs `logprobs`, too"),
 ]
 ChoiceCount = Annotated[
     int, Meta(ge=1, le=MAX_CHOICES), doc("Answers to each prompt; their seeds are `seed`, `seed` + 1, …")
@@ -291,7 +291,7 @@ class TokenDetailFields(SamplerFields):
     return_tokens_as_token_ids: Annotated[bool, doc("Log-probabilities name tokens as `token_id:ID`")] = False
     prompt_logprobs: Annotated[
         Rivals | None,
-        doc("Log-probabilities of the prompt's tokens, and of this many of the likeliest; not in streams"),
+        doc("Those of the prompt's tokens, and of this many of the likeliest, as with `logprobs`; not in streams"),
     ] = None
     grammar: Annotated[Text | None, doc("Llama.cpp's name of `guided_grammar`")] = None
     json_schema: Annotated[JsonSchemaValue | None, doc("Llama.cpp's name of `guided_json`")] = None

@@ -6,7 +6,7 @@ import pytest
 
 from shared import messages as m
 from shared.wire.codec import pack_u32
-from worker.engine.validation import MAX_NAME_CHARS, check_submit
+from worker.engine.validation import MAX_LOGPROBS, MAX_NAME_CHARS, MAX_TOP, check_submit
 
 VOCAB = 100
 
@@ -40,3 +40,11 @@ def test_valid_submit_has_no_problem() -> None:
 )  # fmt: skip
 def test_invalid_submit_names_the_problem(invalid: m.Submit, words: str) -> None:
     assert words in check_submit(invalid, VOCAB)
+
+
+def test_log_probabilities_of_all_places_have_a_bound() -> None:
+    places = MAX_LOGPROBS // (2 * MAX_TOP)  # tokens of the prompt and of the output
+    prompt = pack_u32([1] * (places - 5))
+    for more, problem in ((0, ""), (1, "logprobs or top_k is out of range")):
+        assert check_submit(submit(prompt, prompt_logprobs=True, prompt_top=2 * MAX_TOP + more), 1 << 17) == problem
+    assert check_submit(submit(pack_u32([1] * MAX_LOGPROBS), logprobs=MAX_TOP), 1 << 17) == ""

@@ -8,7 +8,7 @@ from shared.messages import Logprobs, Sampling
 from shared.wire.codec import unpack_f32, unpack_u32
 from worker.run.in_flight import HostCopy
 from worker.run.inputs import LogitsUse
-from worker.run.logprobs import launch_logprobs
+from worker.run.logprobs import FEW, launch_logprobs
 from worker.schedule.sequence import Chunk, Plan, Sequence
 
 
@@ -70,3 +70,16 @@ def test_prompt_top_scores_the_prompt_without_the_answer() -> None:
     use = LogitsUse(sampled=[2], prompts=[(0, 0, 2)])
     ((_, told),) = launch_logprobs(Plan([Chunk(asked, 0, 3, True)]), use, logits, logits[2:], torch.tensor([11]))()
     check(told, logits[:2], [8, 7], 4)
+
+
+def test_request_for_the_whole_vocabulary_leaves_the_rows_of_others_as_they_are() -> None:
+    vocab = 1000
+    some, whole, other = (sequence(id, [5, 6], 2, logprobs=top) for id, top in ((1, 3), (2, vocab), (3, FEW)))
+    logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(0))
+    chunks = [Chunk(one, 1, 1, True) for one in (some, whole, other)]
+    told = launch_logprobs(Plan(chunks), LogitsUse([0, 1, 2], []), logits, logits, torch.tensor([11, 12, 13]))()
+    assert [(who, one.id, one.start) for who, one in told] == [(some, 1, 0), (other, 3, 0), (whole, 2, 0)]
+    check(told[0][1], logits[:1], [11], 3)
+    check(told[1][1], logits[2:], [13], FEW)
+    check(told[2][1], logits[1:2], [12], vocab)
+    assert torch.tensor(unpack_f32(told[2][1].top_logprobs)).double().exp().sum() == pytest.approx(1, abs=1e-5)
