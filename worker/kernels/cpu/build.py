@@ -4,6 +4,7 @@ This module knows file names and compiler flags, not what the functions do. A mi
 worker then uses plain torch.
 """
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -72,7 +73,7 @@ def build(force: bool = False) -> Path | None:
     if machine() not in ("x86_64", "aarch64"):
         return None
     try:
-        return (None if force else _existing()) or _compile_library()
+        return (None if force else _existing()) or _compile_library(force)
     except subprocess.CalledProcessError as failure:
         needed = "gcc 12 or newer and libc6-dev" + (" and libsimde-dev (SIMDe 0.7.4 or newer)" if ON_ARM else "")
         _warn(f"the C kernels do not compile ({_first_error(failure.stderr)})", f"install {needed}")
@@ -97,16 +98,20 @@ def _existing() -> Path | None:
     return cached if is_trusted(cached) else None
 
 
-def _compile_library() -> Path | None:
+def _compile_library(force: bool) -> Path | None:
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
     if compiler is None:
         _warn("no C compiler was found", "install gcc (Debian, Ubuntu: apt install gcc libc6-dev)")
         return None
-    log.info("building the C kernels with %s, once; this takes half a minute", compiler)
     target = _folder() / f"libsluice-{_key()}.so"
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as scratch:
-        os.replace(_compile(compiler, Path(scratch)), target)
-    _remove_older(target)
+    with (target.parent / ".build-lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # workers that start together compile once
+        if not force and target.exists():
+            return target
+        log.info("building the C kernels with %s, once; this takes half a minute", compiler)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as scratch:
+            os.replace(_compile(compiler, Path(scratch)), target)
+        _remove_older(target)
     return target
 
 

@@ -1,6 +1,8 @@
 """Where the C library is looked for, and what becomes of a worker that cannot have one."""
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,19 @@ def test_build_in_a_read_only_package_uses_the_cache(
     cached = build.build()
     assert cached is not None and cached.parent == tmp_path / "cache" / "sluice"
     assert build.build() == cached and len(made) == 1
+
+
+def test_processes_that_start_together_compile_once(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = build._compile
+
+    def slowly(compiler: str, room: Path) -> Path:
+        time.sleep(0.2)
+        return compiled(compiler, room)
+
+    monkeypatch.setattr(build, "_compile", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda _: build.build(), range(4))]
+    assert len(made) == 1 and found == [build.SOURCES / f"libsluice-{build._key()}.so"] * 4
 
 
 def test_build_without_a_writable_folder_returns_none(
