@@ -106,8 +106,8 @@ def _compile_library(force: bool) -> Path | None:
     target = _folder() / f"libsluice-{_key()}.so"
     with (target.parent / ".build-lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # workers that start together compile once
-        if not force and target.exists():
-            return target
+        if not force and (found := _existing()):
+            return found
         log.info("building the C kernels with %s, once; this takes half a minute", compiler)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as scratch:
             os.replace(_compile(compiler, Path(scratch)), target)
