@@ -23,7 +23,8 @@ ARCHITECTURES = {  # model_type → architecture, where they differ
     "gemma3_text": "gemma3", "gemma4_text": "gemma4", "ministral3": "mistral3", "olmo3": "olmo2",
     "qwen3_next": "qwen3next", "cohere": "command-r", "hunyuan_v1_dense": "hunyuan-dense",
     "granitemoehybrid": "granitehybrid",
-    "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen2_5_vl_text": "qwen2vl",
+    "qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe",
 }  # fmt: skip
 RENAMED = {  # ends of names that the converter changes before it looks them up
     ".dt_bias": ".dt_proj.bias", ".layer_scalar": ".layer_scalar.weight", ".router.scale": ".router.proj.scale",

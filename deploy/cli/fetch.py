@@ -15,7 +15,7 @@ def fetch(settings: Settings, namespace: argparse.Namespace) -> int:
     from worker.model.checkpoint.checkpoint import CheckpointError, resolve, stored_bytes
 
     try:
-        folder = resolve(model.model, model.revision)
+        folder = resolve(model.model, model.revision, mmproj=model.mmproj)
         size = stored_bytes(folder) / 2**30
     except CheckpointError as error:
         raise CliError(error, 3) from error

@@ -11,6 +11,7 @@ from shared.flags import Flag, all_flags, select, to_argv, without_settings
 from shared.gguf.errors import GgufError
 from shared.gguf.hub import check_not_only_gguf, fetch_text
 from shared.gguf.naming import HUB_NAME, SUFFIX, local_model, short_name
+from shared.gguf.tower_file import tower_file
 from shared.gguf.translated import translated
 from shared.hf_hub import HubError, fetch
 from shared.weight_formats import LAYOUT, format_of
@@ -49,7 +50,8 @@ def with_local_model(settings: Settings) -> Settings:
     """Replaces the name of a local model by its folder. Clients use its short name, or the name that was given here."""
     model = settings.model
     names = model.served_model_name or ",".join(dict.fromkeys((short_name(model.model), model.model)))
-    return with_values(settings, {"model": _model_folder(model.model), "served_model_name": names})
+    folder = _model_folder(model.model, model.mmproj)
+    return with_values(settings, {"model": folder, "served_model_name": names})
 
 
 def with_default_model(settings: Settings) -> Settings:
@@ -76,7 +78,7 @@ def with_tokenizer_files(settings: Settings) -> Settings:
         return settings
     try:
         if HUB_NAME.fullmatch(model):
-            folder = fetch_text(model, revision)
+            folder = fetch_text(model, revision, settings.model.mmproj)
         else:
             folder = fetch(model, _TOKENIZER_FILES, revision=revision)
             if not (folder / "tokenizer.json").exists():
@@ -86,7 +88,7 @@ def with_tokenizer_files(settings: Settings) -> Settings:
     return with_values(settings, {"model": str(folder)})
 
 
-def _model_folder(model: str) -> str:
+def _model_folder(model: str, mmproj: str) -> str:
     """Returns the folder of a model by its name or of a local checkpoint, else `model` itself, which is then a hub id.
 
     A GGUF file is translated into a folder, which is returned. Raises CliError.
@@ -100,7 +102,7 @@ def _model_folder(model: str) -> str:
         if model == SMOLLM2.name:
             path = fetched(SMOLLM2, progress_on(sys.stderr, SMOLLM2))
         if (files := local_model(path)) is not None:
-            return str(translated(files))
+            return str(translated(files, tower=tower_file(files, mmproj)))
     except (FetchError, GgufError) as error:
         raise CliError(f"--model: {error}", 3) from error
     if path.is_dir():

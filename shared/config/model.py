@@ -17,6 +17,10 @@ class ModelConfig:
         "several, separated by commas or given one after the other: each is loaded when a request asks for it",
         many=True,
     )  # fmt: skip
+    mmproj: str = setting(
+        "", "the file with the vision tower of a GGUF model; off: no pictures; empty: the file mmproj-*.gguf beside "
+        "the model, if there is one",
+    )  # fmt: skip
     revision: str = setting("", "branch, tag or commit of a hub id; empty: the head of its main branch")
     served_model_name: str = setting(
         "", "model names that clients use, separated by commas or given one after the other; responses have the first; "

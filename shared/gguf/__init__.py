@@ -1,6 +1,7 @@
 """GGUF files as checkpoints: the metadata of a file becomes the files of a Hugging Face checkpoint.
 
 naming          which files a name means: a file, a folder, split files, a quantization in a hub repository
+tower_file      which file holds the vision tower beside a model
 hub             fetches the files of a quantization
 translated      the folder of translated files, kept in a cache; makes it in a process of its own
 index           where the tensors lie, for the worker

@@ -1,7 +1,9 @@
-"""Translates the files of one GGUF model: `python -m shared.gguf model FOLDER FILE...` writes into FOLDER.
+"""Translates the files of one GGUF model: `python -m shared.gguf model FOLDER HOW TOWER FILE...` writes into FOLDER.
 
-With `text` instead of `model` it writes only what a frontend needs, from the first file. Exits with 3 and one sentence
-on stderr if the files cannot be served.
+TOWER is the file of a vision tower, or empty. HOW is `given` if it must fit the model, or `found`: then the text model
+is served without it, for a reason that config.json states. With `text` instead of `model` it writes only what a
+frontend needs, from the first file and the tower's. Exits with 3 and one sentence on stderr if the files cannot be
+served.
 """
 
 import json
@@ -17,18 +19,21 @@ from msgspec.structs import replace
 from shared.gguf.config.config import config_of
 from shared.gguf.config.pooling import pooling_files
 from shared.gguf.config.stated_numbers import write_numbers
-from shared.gguf.container import Container
+from shared.gguf.config.towers import OF_TOWER, NotServed, Sight, sight_of
+from shared.gguf.container import Container, StoredTensor
 from shared.gguf.errors import GgufError
 from shared.gguf.index import Entry, Index, TiledHeads
 from shared.gguf.naming import INDEX, NUMBERS
 from shared.gguf.text.text_settings import generation_config_of, tokenizer_config_of
 from shared.gguf.text.tokenizer import Vocabulary, tokenizer_of
+from shared.gguf.tower_file import TowerFile
 
 PLAIN = ("F32", "F16", "BF16")
+OF_BOTH = ("tie_word_embeddings", "dtype", "quantization_config")  # what config.json states for both
 TILED_ARCHITECTURES = ("qwen35", "qwen35moe")  # their converter reorders value heads, if key heads have several
 
 
-def translate(files: Sequence[Path], folder: Path) -> None:
+def translate(files: Sequence[Path], folder: Path, tower: TowerFile | None) -> None:
     """Writes the files of a Hugging Face checkpoint, and the index of the tensors, into the folder.
 
     Raises GgufError when the model cannot be served, and OSError when the folder cannot be written.
@@ -39,20 +44,55 @@ def translate(files: Sequence[Path], folder: Path) -> None:
     numbers = write_numbers(container, config["num_hidden_layers"], folder, len(files))
     if numbers:
         index = replace(index, files=(*index.files, NUMBERS), tensors=index.tensors | numbers)
-    if quantization := _quantization(container):
+    sight, reason = _sight(container, tower)
+    if tower is not None and sight is not None:
+        index = _with_tower(index, tower.path, sight)
+    tensors = [*container.tensors.values(), *(sight.tensors.values() if sight else ())]
+    if quantization := _quantization(tensors, container):
         tiled = msgspec.to_builtins(index.tiled_heads)
         config["quantization_config"] = {"quant_method": "gguf", "kind": quantization, "tiled_heads": tiled}
-    _write_text(container, folder, config)
+    _write_text(container, folder, _seeing(config, sight, reason), sight)
     (folder / INDEX).write_bytes(msgspec.json.encode(index))
 
 
-def translate_text(files: Sequence[Path], folder: Path) -> None:
-    """Writes the files that a frontend needs, from the metadata in the first file."""
-    _write_text(Container.read_first(files[0]), folder, {})
+def translate_text(files: Sequence[Path], folder: Path, tower: TowerFile | None) -> None:
+    """Writes the files that a frontend needs, from the metadata in the first file and in that of the tower."""
+    container = Container.read_first(files[0])
+    sight, reason = _sight(container, tower)
+    _write_text(container, folder, _seeing({}, sight, reason), sight)
     (folder / INDEX).write_bytes(msgspec.json.encode(Index("", 0, 0, (), {})))
 
 
-def _write_text(container: Container, folder: Path, config: dict[str, Any]) -> None:
+def _sight(container: Container, tower: TowerFile | None) -> tuple[Sight | None, str]:
+    """Returns what a tower adds to the model; or None, and why the text model is served without it."""
+    if tower is None:
+        return None, ""
+    try:
+        return sight_of(container, Container.read([tower.path])), ""
+    except GgufError as error:
+        if tower.given and not isinstance(error, NotServed):
+            raise
+        return None, str(error)
+
+
+def _seeing(config: dict[str, Any], sight: Sight | None, reason: str) -> dict[str, Any]:
+    """Returns config.json of a text model with a tower beside it. reason: why the tower is not served"""
+    if sight is None:
+        return config | ({"vision_config": {"not_served": reason}} if reason else {})
+    whole = {name: config[name] for name in OF_BOTH if name in config}
+    generator = {"architectures": ["GgufForConditionalGeneration"]}
+    return {**whole, **generator, **sight.config, "text_config": config}
+
+
+def _with_tower(index: Index, file: Path, sight: Sight) -> Index:
+    """Adds the tensors of the tower, which replace those that the text model's files may have of it."""
+    own = {name: entry for name, entry in index.tensors.items() if not name.startswith(OF_TOWER)}
+    number = len(index.files)
+    added = {name: Entry(number, one.type, one.shape, one.offset, one.nbytes) for name, one in sight.tensors.items()}
+    return replace(index, files=(*index.files, str(file)), tensors=own | added, projector=sight.kind)
+
+
+def _write_text(container: Container, folder: Path, config: dict[str, Any], sight: Sight | None) -> None:
     """Writes the files with the tokenizer, and config.json with the ends of texts. INDEX completes the folder."""
     vocabulary = Vocabulary.read(container)
     generation = generation_config_of(vocabulary)
@@ -61,7 +101,8 @@ def _write_text(container: Container, folder: Path, config: dict[str, Any]) -> N
     contents = {
         "config.json": config | ends,
         "generation_config.json": generation,
-        "tokenizer_config.json": tokenizer_config_of(vocabulary),
+        "tokenizer_config.json": tokenizer_config_of(vocabulary) | dict(sight.named if sight else {}),
+        **({"preprocessor_config.json": sight.processor} if sight else {}),
         **pooling_files(container),
     }
     for name, content in contents.items():
@@ -69,9 +110,9 @@ def _write_text(container: Container, folder: Path, config: dict[str, Any]) -> N
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def _quantization(container: Container) -> str:
+def _quantization(tensors: Sequence[StoredTensor], container: Container) -> str:
     """Returns the name of the quantization as in file names, "Q4_K_M"; "" if no tensor is quantized."""
-    quantized = [tensor for tensor in container.tensors.values() if tensor.type not in PLAIN]
+    quantized = [tensor for tensor in tensors if tensor.type not in PLAIN]
     if not quantized:
         return ""
     try:
@@ -107,9 +148,10 @@ def _tiled_heads(config: dict[str, Any]) -> TiledHeads | None:
     return TiledHeads(key_heads, value_heads // key_heads, config["linear_value_head_dim"])
 
 
-def main(kind: str, folder: str, *files: str) -> int:
+def main(kind: str, folder: str, how: str, tower: str, *files: str) -> int:
+    beside = TowerFile(Path(tower), how == "given") if tower else None
     try:
-        KINDS[kind]([Path(file) for file in files], Path(folder))
+        KINDS[kind]([Path(file) for file in files], Path(folder), beside)
     except (GgufError, OSError) as error:
         print(error, file=sys.stderr)
         return 3

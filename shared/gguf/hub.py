@@ -5,6 +5,7 @@ from pathlib import Path
 
 from shared.gguf.errors import GgufError
 from shared.gguf.naming import HUB_NAME, Model, chosen, listed, models_among
+from shared.gguf.tower_file import OFF, TowerFile, given_tower, tower_among
 from shared.gguf.translated import gguf_cache, temporary_folder, translated
 from shared.hf_hub import Progress, cached_file, fetch, fetch_beginning, file_names
 
@@ -15,52 +16,69 @@ def fetch_model(
     name: str,
     revision: str = "",
     *,
+    mmproj: str = "",
     prefer_cache: bool = False,
     on_progress: Progress = lambda done, total: None,
-) -> list[Path]:
-    """Returns the files that `name` means; downloads what the cache lacks. name: must match HUB_NAME.
+) -> tuple[list[Path], TowerFile | None]:
+    """Returns the files that `name` means, and that of the model's vision tower; downloads what the cache lacks.
 
+    name: must match HUB_NAME. mmproj: the value of --mmproj; empty: the tower that lies beside the model.
     prefer_cache: if the cache has all of them, use those without asking the hub for newer ones.
     Raises GgufError when the repository has no such files, and HubError when it cannot be reached.
     """
     if prefer_cache:
         with suppress(GgufError):  # the cache may lack the files that `name` means
-            files = _fetched(name, revision, True, on_progress)
-            if all(file.exists() for file in files):
-                return files
-    return _fetched(name, revision, False, on_progress)
+            files, tower = _fetched(name, revision, mmproj, True, on_progress)
+            if all(file.exists() for file in (*files, *([tower.path] if tower else []))):
+                return files, tower
+    return _fetched(name, revision, mmproj, False, on_progress)
 
 
-def _fetched(name: str, revision: str, prefer_cache: bool, on_progress: Progress) -> list[Path]:
-    repository, model = _model(name, revision, prefer_cache)
+def _fetched(
+    name: str, revision: str, mmproj: str, prefer_cache: bool, on_progress: Progress
+) -> tuple[list[Path], TowerFile | None]:
+    repository, model, tower = _model(name, revision, mmproj, prefer_cache)
     folder = fetch(
-        repository, model, revision=revision, prefer_cache=prefer_cache, ignored=(), on_progress=on_progress
+        repository, [*model, *([tower] if tower else [])], revision=revision, prefer_cache=prefer_cache, ignored=(),
+        on_progress=on_progress,
     )  # fmt: skip
-    return [folder / file for file in model]
+    beside = TowerFile(folder / tower, given=False) if tower else None
+    return [folder / file for file in model], _given(mmproj) or beside
 
 
-def fetch_text(name: str, revision: str = "") -> Path:
+def _given(mmproj: str) -> TowerFile | None:
+    return given_tower(mmproj) if mmproj not in ("", OFF) else None
+
+
+def fetch_text(name: str, revision: str = "", mmproj: str = "") -> Path:
     """Returns a folder with what a frontend needs, tokenizer and configuration, of the model that `name` means.
 
-    Downloads only the beginning of its first file, so that a frontend need not wait for the weights. Raises as
-    `fetch_model` does.
+    Downloads only the beginnings of its first file and of its tower, so that a frontend need not wait for the weights.
+    Raises as `fetch_model` does.
     """
-    repository, model = _model(name, revision, prefer_cache=False)
-    file = cached_file(repository, model[0], revision=revision)
-    if file is None:
-        file = fetch_beginning(repository, model[0], BEGINNING, _writable_cache(), revision=revision)
+    repository, model, tower = _model(name, revision, mmproj, prefer_cache=False)
+    file = _beginning(repository, model[0], revision)
+    beside = TowerFile(_beginning(repository, tower, revision), given=False) if tower else None
     try:
-        return translated([file], only_text=True)
+        return translated([file], tower=_given(mmproj) or beside, only_text=True)
     except GgufError:  # the file is broken, or its metadata is longer
-        return translated(fetch_model(name, revision), only_text=True)
+        files, whole = fetch_model(name, revision, mmproj=mmproj)
+        return translated(files, tower=whole, only_text=True)
 
 
-def _model(name: str, revision: str, prefer_cache: bool) -> tuple[str, Model]:
-    """Returns the repository and the names of the files."""
+def _beginning(repository: str, file: str, revision: str) -> Path:
+    """Returns a file of the cache, or one that has the beginning of the hub's."""
+    cached = cached_file(repository, file, revision=revision)
+    return cached or fetch_beginning(repository, file, BEGINNING, _writable_cache(), revision=revision)
+
+
+def _model(name: str, revision: str, mmproj: str, prefer_cache: bool) -> tuple[str, Model, str | None]:
+    """Returns the repository, the names of the files, and that of the tower beside them unless --mmproj decides."""
     found = HUB_NAME.fullmatch(name)
     assert found is not None
     names = file_names(found["repository"], revision=revision, prefer_cache=prefer_cache)
-    return found["repository"], chosen(found["repository"], names, found["wanted"])
+    model = chosen(found["repository"], names, found["wanted"])
+    return found["repository"], model, None if mmproj else tower_among(names, model)
 
 
 def _writable_cache() -> Path:

@@ -22,6 +22,7 @@ class Index(msgspec.Struct, frozen=True):
 
     head_dim, kv_heads: of the model.
     tiled_heads: how the value heads of recurrent layers are stored, if not in the order of Hugging Face.
+    projector: the kind of the vision tower among the files; empty: there is none.
     """
 
     architecture: str
@@ -30,6 +31,7 @@ class Index(msgspec.Struct, frozen=True):
     files: tuple[str, ...]
     tensors: dict[str, Entry]
     tiled_heads: "TiledHeads | None" = None
+    projector: str = ""
 
 
 class TiledHeads(msgspec.Struct, frozen=True):

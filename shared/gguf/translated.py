@@ -15,10 +15,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from shared.gguf.errors import GgufError
 from shared.gguf.naming import INDEX
+from shared.gguf.tower_file import TowerFile
 from shared.private_files import cache_folder, is_trusted, private_cache
 
 HERE = Path(__file__).parent
@@ -26,16 +28,20 @@ TEMPORARY = "sluice-gguf-"  # how names of temporary folders begin
 ROOT = HERE.parents[1]  # the folder that holds the package `shared`
 
 
-def translated(files: Sequence[Path], cache: Path | None = None, *, only_text: bool = False) -> Path:
+def translated(
+    files: Sequence[Path], cache: Path | None = None, *, tower: TowerFile | None = None, only_text: bool = False
+) -> Path:
     """Returns the folder for the files of one model, in their order. Raises GgufError when it cannot be served.
 
     cache: where translated models are kept; None for the user's cache.
+    tower: the file of the model's vision tower, if there is one.
     only_text: write only what a frontend needs. The beginning of the first file is enough.
     """
     files = [file.absolute() for file in files]  # not resolved: links of the hub's cache have better names
+    tower = tower and replace(tower, path=tower.path.absolute())
     try:
         cache = cache or gguf_cache()
-        folder = cache / f"{files[0].stem}-{_key(files)}{'-text' if only_text else ''}"
+        folder = cache / f"{files[0].stem}-{_key(files, tower)}{'-text' if only_text else ''}"
         if (folder / INDEX).exists():
             return folder
         cache.mkdir(parents=True, exist_ok=True)
@@ -43,7 +49,7 @@ def translated(files: Sequence[Path], cache: Path | None = None, *, only_text: b
     except OSError:
         staging = folder = temporary_folder()
     try:
-        _translate(files, staging, only_text)
+        _translate(files, staging, tower, only_text)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
@@ -73,21 +79,24 @@ def is_translation(folder: Path) -> bool:
     return is_temporary and is_trusted(folder)
 
 
-def _key(files: Sequence[Path]) -> str:
+def _key(files: Sequence[Path], tower: TowerFile | None) -> str:
+    all_files = [*files, *([tower.path] if tower else [])]
     try:
-        facts = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+        facts: list[object] = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in all_files]
     except OSError as error:
         raise GgufError(f"{error.filename} cannot be read: {error.strerror}") from error
+    facts += [tower.given] if tower else []
     digest = hashlib.sha256(json.dumps(facts).encode())
     for source in sorted(HERE.rglob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:20]
 
 
-def _translate(files: Sequence[Path], folder: Path, only_text: bool) -> None:
+def _translate(files: Sequence[Path], folder: Path, tower: TowerFile | None, only_text: bool) -> None:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     kind = "text" if only_text else "model"
-    command = [sys.executable, "-P", "-m", "shared.gguf", kind, str(folder), *map(str, files)]
+    beside = ["", ""] if tower is None else ["given" if tower.given else "found", str(tower.path)]
+    command = [sys.executable, "-P", "-m", "shared.gguf", kind, str(folder), *beside, *map(str, files)]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"the translation exited with {done.returncode}"]

@@ -84,7 +84,9 @@ def find_model(
     prefer_cache: use the checkpoint in the cache, even if the hub has a newer one. Raises ConfigError and
     CheckpointError.
     """
-    folder = resolve(model.model, model.revision, prefer_cache=prefer_cache, on_progress=on_download)
+    folder = resolve(
+        model.model, model.revision, mmproj=model.mmproj, prefer_cache=prefer_cache, on_progress=on_download
+    )  # fmt: skip
     task, tokenizer_hash = _task(folder, model.task), _tokenizer_hash(folder)
     spec = _spec(folder, task)
     formats = choose_formats(spec, worker, device)

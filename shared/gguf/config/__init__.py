@@ -9,5 +9,6 @@ dense, mixtures, hybrids    what only some of them have in config.json: dense on
 gemma4          what only Gemma 4 has in it
 windows         which layers have a sliding window
 rotary          its rotary scaling
+towers          what a vision tower in a file of its own adds to it
 pooling         how vectors are pooled, for embedding models
 """

@@ -44,6 +44,19 @@ def whole_heads(values: Hyperparameters, config: Config) -> Config:
     return {}
 
 
+def mrope_sections(values: Hyperparameters, config: Config) -> Config:
+    """Returns the pairs of a head that rotate by each of three positions. In texts, the three are equal."""
+    sections = values.entries("rope.dimension_sections", int, [])
+    scaling = config["rope_scaling"] or {"rope_type": "default"}
+    return {"rope_scaling": scaling | {"mrope_section": sections[:3]}} if sections else {}
+
+
+def qwen_vl(values: Hyperparameters, config: Config) -> Config:
+    """Qwen2.5-VL and Qwen3-VL. The file of the tower says which layers of it the text model reads."""
+    values.key("n_deepstack_layers")
+    return whole_heads(values, config) | mrope_sections(values, config)
+
+
 def part_of_heads(values: Hyperparameters, config: Config) -> Config:
     """The first dimensions of a head are rotated."""
     head_dim = config["head_dim"]

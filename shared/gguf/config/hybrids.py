@@ -2,7 +2,14 @@
 
 from functools import partial
 
-from shared.gguf.config.dense import granite_factors, has_bias, part_of_heads, same_in_all_layers, whole_heads
+from shared.gguf.config.dense import (
+    granite_factors,
+    has_bias,
+    mrope_sections,
+    part_of_heads,
+    same_in_all_layers,
+    whole_heads,
+)
 from shared.gguf.config.hyperparameters import Config, Hyperparameters
 from shared.gguf.config.mixtures import experts, qwen_experts, shared_expert
 from shared.gguf.container import Container
@@ -16,8 +23,7 @@ SIZES = {  # name in GGUF → name in config.json
 
 
 def qwen3_5(values: Hyperparameters, config: Config) -> Config:
-    values.key("rope.dimension_sections")  # tell positions of images apart; in texts all sections are alike
-    return _recurrent(values, config)
+    return _recurrent(values, config) | mrope_sections(values, config)
 
 
 def qwen3_5_moe(values: Hyperparameters, config: Config) -> Config:

@@ -42,6 +42,9 @@ class Hyperparameters:
     def text(self, name: str, default: str | None = None) -> str:
         return self.container.text(self.key(name), default)
 
+    def entries(self, name: str, kind: Any, default: list[Any] | None = None) -> list[Any]:
+        return self.container.entries(self.key(name), kind, default)
+
     def expect(self, name: str, value: float | bool) -> None:
         """Raises GgufError if the file states another value. `value` is the only one that is supported."""
         found = self.container.metadata.get(self.key(name), value)

@@ -1,6 +1,6 @@
 """Makes the part of config.json that only models with experts have."""
 
-from shared.gguf.config.dense import factors_of_granite, has_bias, whole_heads
+from shared.gguf.config.dense import factors_of_granite, has_bias, qwen_vl, whole_heads
 from shared.gguf.config.hyperparameters import Config, Hyperparameters
 from shared.gguf.config.windows import windows
 from shared.gguf.errors import GgufError
@@ -26,6 +26,10 @@ def _mixtral(values: Hyperparameters, window: int) -> Config:
 
 def qwen3_moe(values: Hyperparameters, config: Config) -> Config:
     return whole_heads(values, config) | qwen_experts(values, normalized=True)
+
+
+def qwen3_vl_moe(values: Hyperparameters, config: Config) -> Config:
+    return qwen_vl(values, config) | qwen_experts(values, normalized=True)
 
 
 def qwen2_moe(values: Hyperparameters, config: Config) -> Config:

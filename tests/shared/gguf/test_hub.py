@@ -8,14 +8,16 @@ import pytest
 from frontend.text.tokenizer import Tokenizer
 from shared.gguf.errors import GgufError
 from shared.gguf.hub import check_not_only_gguf, fetch_model, fetch_text
+from shared.gguf.tower_file import TowerFile
 from shared.gguf.translated import translated
 from shared.hf_hub import HubError
 from tests.checkpoints import VOCAB
 from tests.gguf_files import write
 from tests.hub_server import Hub, serving
 
+TOWER = "mmproj-F16.gguf"
 FILES = {
-    "config.json": b"{}", "Tiny-Q4_K_M.gguf": b"\1" * 1000, "Tiny-Q8_0.gguf": b"\2" * 1000, "mmproj-F16.gguf": b"\3",
+    "config.json": b"{}", "Tiny-Q4_K_M.gguf": b"\1" * 1000, "Tiny-Q8_0.gguf": b"\2" * 1000, TOWER: b"\3",
     "gguf/Tiny-BF16-00001-of-00002.gguf": b"\4", "gguf/Tiny-BF16-00002-of-00002.gguf": b"\5",
 }  # fmt: skip
 
@@ -26,14 +28,22 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
 
 
-def test_only_the_chosen_file_is_downloaded(hub: Hub) -> None:
-    (path,) = fetch_model(f"{hub.name}:q4_k_m")
-    assert path.read_bytes() == FILES["Tiny-Q4_K_M.gguf"] and hub.downloaded == {"Tiny-Q4_K_M.gguf"}
+def test_only_the_chosen_file_and_the_tower_beside_it_are_downloaded(hub: Hub) -> None:
+    (path,), tower = fetch_model(f"{hub.name}:q4_k_m")
+    assert path.read_bytes() == FILES["Tiny-Q4_K_M.gguf"] and tower == TowerFile(path.parent / TOWER, given=False)
+    assert hub.downloaded == {"Tiny-Q4_K_M.gguf", TOWER}
+
+
+def test_no_tower_is_downloaded_if_a_flag_says_so(hub: Hub, tmp_path: Path) -> None:
+    assert fetch_model(f"{hub.name}:q4_k_m", mmproj="off")[1] is None
+    (tmp_path / "own.gguf").touch()
+    own = fetch_model(f"{hub.name}:q4_k_m", mmproj=str(tmp_path / "own.gguf"))[1]
+    assert own == TowerFile(tmp_path / "own.gguf", given=True) and hub.downloaded == {"Tiny-Q4_K_M.gguf"}
 
 
 def test_split_files_are_downloaded_together(hub: Hub) -> None:
-    paths = fetch_model(f"{hub.name}:BF16")
-    assert [path.read_bytes() for path in paths] == [b"\4", b"\5"]
+    paths, tower = fetch_model(f"{hub.name}:BF16")
+    assert [path.read_bytes() for path in paths] == [b"\4", b"\5"] and tower is None, "it lies in another folder"
     assert hub.downloaded == {name for name in FILES if "BF16" in name}
 
 
@@ -52,11 +62,11 @@ def test_cached_file_needs_no_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_cache_with_other_files_is_no_obstacle(hub: Hub) -> None:
     fetch_model(f"{hub.name}:Q8_0", prefer_cache=True)
-    (path,) = fetch_model(f"{hub.name}:Q4_K_M", prefer_cache=True)
+    (path,), _ = fetch_model(f"{hub.name}:Q4_K_M", prefer_cache=True)
     assert path.read_bytes() == FILES["Tiny-Q4_K_M.gguf"]
-    first, second = fetch_model(f"{hub.name}:BF16")
+    (first, second), _ = fetch_model(f"{hub.name}:BF16")
     second.unlink()
-    assert fetch_model(f"{hub.name}:BF16", prefer_cache=True) == [first, second] and second.exists()
+    assert fetch_model(f"{hub.name}:BF16", prefer_cache=True)[0] == [first, second] and second.exists()
 
 
 def test_frontend_fetches_only_the_beginning(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +77,7 @@ def test_frontend_fetches_only_the_beginning(hub: Hub, tmp_path: Path, monkeypat
     monkeypatch.setattr("shared.gguf.hub.BEGINNING", 100_000)
     folder = fetch_text(f"{hub.name}:Q8_0")
     assert Tokenizer.load(folder).hash == Tokenizer.load(translated([path], tmp_path / "whole")).hash
-    (beginning,) = (tmp_path / "own" / "sluice" / "gguf").glob("*.gguf")
+    (beginning,) = (tmp_path / "own" / "sluice" / "gguf").glob("*Tiny*.gguf")
     assert beginning.stat().st_size == path.stat().st_size and not beginning.read_bytes()[100_000:].strip(b"\0")
     hub.downloads.clear()
     assert fetch_text(f"{hub.name}:Q8_0") == folder and not hub.downloads

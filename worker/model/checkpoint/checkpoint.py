@@ -24,6 +24,7 @@ from shared.gguf.hub import check_not_only_gguf, fetch_model
 from shared.gguf.index import read_index
 from shared.gguf.naming import HUB_NAME, local_model
 from shared.gguf.naming import INDEX as GGUF_INDEX
+from shared.gguf.tower_file import tower_file
 from shared.gguf.translated import is_translation, translated
 from shared.hf_hub import HubError, Progress, fetch
 from shared.weight_formats import folder_problem, other_format
@@ -49,25 +50,31 @@ class UnsupportedModel(CheckpointError):
 
 
 def resolve(
-    model: str, revision: str = "", *, prefer_cache: bool = False, on_progress: Progress = lambda done, total: None
+    model: str,
+    revision: str = "",
+    *,
+    mmproj: str = "",
+    prefer_cache: bool = False,
+    on_progress: Progress = lambda done, total: None,
 ) -> Path:
     """Returns the folder of a checkpoint, from the name of a model.
 
     model: a folder; a GGUF file or a folder with one, which is translated; a hub id, or `org/repository:NAME` for a
         GGUF file on the hub, which are downloaded unless they are cached.
+    mmproj: the file of a GGUF model's vision tower; empty: the one beside the model, if there is one.
     prefer_cache: use a complete cached copy without asking the hub for a newer one; see `shared.hf_hub`.
     Raises CheckpointError when there is no such model, the hub cannot be reached, or a GGUF file cannot be served.
     """
     try:
-        return _local(model) or _from_hub(model, revision, prefer_cache, on_progress)
+        return _local(model, mmproj) or _from_hub(model, revision, mmproj, prefer_cache, on_progress)
     except (GgufError, HubError) as error:
         raise CheckpointError(str(error)) from error
 
 
-def _local(model: str) -> Path | None:
+def _local(model: str, mmproj: str) -> Path | None:
     path = Path(model).expanduser()
     if (files := local_model(path)) is not None:
-        return translated(files)
+        return translated(files, tower=tower_file(files, mmproj))
     if path.is_dir():
         return path if is_translation(path) else _without_index(path)
     if path.exists() or not (HUB_ID.fullmatch(model) or HUB_NAME.fullmatch(model)):
@@ -85,9 +92,12 @@ def _without_index(folder: Path) -> Path:
     return folder
 
 
-def _from_hub(model: str, revision: str, prefer_cache: bool, on_progress: Progress) -> Path:
+def _from_hub(model: str, revision: str, mmproj: str, prefer_cache: bool, on_progress: Progress) -> Path:
     if HUB_NAME.fullmatch(model):
-        return translated(fetch_model(model, revision, prefer_cache=prefer_cache, on_progress=on_progress))
+        files, tower = fetch_model(
+            model, revision, mmproj=mmproj, prefer_cache=prefer_cache, on_progress=on_progress
+        )  # fmt: skip
+        return translated(files, tower=tower)
     fetched = partial(fetch, model, PATTERNS, revision=revision, on_progress=on_progress)
     if prefer_cache and _is_complete(folder := _without_index(fetched(prefer_cache=True))):
         return folder

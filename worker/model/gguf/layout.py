@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shared.gguf.index import Index, TiledHeads
 from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.gguf.tower_names import PREFIXES, SOFT_NORM
 
 PAIRED_ARCHITECTURES = ("llama", "smollm3", "granite", "granitemoe", "mistral3", "arcee", "granitehybrid")
 PAIRED = re.compile(r".*\.self_attn\.(q|k|qkv)_proj\.(weight|bias)")
@@ -58,6 +59,8 @@ AS_STORED = Layout()
 
 def layout_of(name: str, rows: int, index: Index) -> Layout:
     """Returns the layout of a tensor by its Hugging Face name. rows: the size of its first dimension."""
+    if name.startswith(PREFIXES):  # the converter changes one norm of a tower
+        return Layout(undo=lambda stored: stored - 1) if name == SOFT_NORM else AS_STORED
     if index.architecture in SHIFTED_ARCHITECTURES and SHIFTED.fullmatch(name):
         return Layout(undo=lambda stored: stored - 1)
     if index.architecture in PAIRED_ARCHITECTURES and PAIRED.fullmatch(name):

@@ -84,7 +84,7 @@ BESIDE_MLP = ("gemma4",)  # architectures whose experts are no part of an `mlp`
 ONE_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d+)")  # old files of Mixtral
 NOT_READ = re.compile(
     r"rope_freqs\.weight|rope_factors_(short|long)\.weight"  # shared/gguf/config/config.py reads them
-    r"|(v|mm)\..*"  # the vision part of a multimodal model, of which the text model is served
+    r"|(v|mm)\..*"  # a vision tower: see tower_names.py
 )
 
 

@@ -20,6 +20,7 @@ from worker.model.checkpoint.stacked_tensors import names_of_experts
 from worker.model.checkpoint.staging import Extent, Staging
 from worker.model.gguf.layout import AS_STORED, hugging_face_shape, layout_of
 from worker.model.gguf.names import NOT_READ, hugging_face_name
+from worker.model.gguf.tower_names import tower_name
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -37,7 +38,9 @@ class GgufTensors:
         self._index = index
         self._entries: dict[str, Entry] = {}
         for name, entry in index.tensors.items():
-            if not NOT_READ.fullmatch(name):
+            if tower := tower_name(name, index.projector):
+                self._entries[tower] = entry
+            elif not NOT_READ.fullmatch(name):
                 self._entries |= _parts(hugging_face_name(name, index.architecture), entry)
         self._staging = staging
         self._fds: list[int] = []

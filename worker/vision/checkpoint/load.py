@@ -25,6 +25,8 @@ def tower_of(folder: Path, text_size: int, dtype: torch.dtype, device: torch.dev
     except UnsupportedModel as error:
         return _without(str(error))
     if spec is None:
+        if reason := (config.get("vision_config") or {}).get("not_served"):  # of the tower beside a GGUF file
+            return _without(str(reason))
         served = ", ".join(sorted(FAMILIES))
         return _without(f"the pictures of {config.get('model_type')!r} are not served; those of {served} are")
     weights = load_tower(folder, spec, dtype, device)

@@ -55,6 +55,8 @@ NAMES: Mapping[Layout, TowerNames] = {
         last_norm="merger.ln_q", projections=("merger.mlp.0", "merger.mlp.2"), biased=False, rms=True,
     ),
 }  # fmt: skip
+APART = ("attn.q", "attn.k", "attn.v")  # of Qwens in GGUF files, where older ones have no "attn.qkv"
+FRAMES = (".weight", ".weight.1")  # of the convolution over patches in these files, which have a tensor for each frame
 PROJECTIONS: Mapping[Connector, tuple[str, ...]] = {  # of connectors whose towers have other connectors, too
     "shuffle": ("modality_projection.proj.weight",), "pool": ("mm_input_projection_weight",),
 }  # fmt: skip

@@ -5,6 +5,7 @@ The tower is found by its patch embedding, and the connector by its projections:
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from torch import Tensor
 from worker.kernels.linear import PackedLinear, pack
 from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.model.checkpoint.expected_tensors import check_tensors
-from worker.model.checkpoint.stored_weight import PlainWeight, Shape, StoredTensors, WeightSource
+from worker.model.checkpoint.stored_weight import PLAIN, PlainWeight, Shape, StoredTensors, StoredWeight, WeightSource
 from worker.model.source import open_source
-from worker.vision.checkpoint.names import NAMES, PROJECTIONS, SOFT_NORM
+from worker.vision.checkpoint.names import APART, FRAMES, NAMES, PROJECTIONS, SOFT_NORM
 from worker.vision.connectors import ConnectorWeights
 from worker.vision.encoder import EncoderLayer, EncoderWeights
 from worker.vision.spec import VisionSpec
@@ -58,7 +59,10 @@ class _Loader:
     def __init__(
         self, source: WeightSource, spec: VisionSpec, prefix: str, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._source, self._spec, self._prefix, self._names = source, spec, prefix, NAMES[spec.layout]
+        self._source, self._spec, self._prefix, names = source, spec, prefix, NAMES[spec.layout]
+        apart = f"{prefix}{names.layers}0.{APART[0]}.weight" in source.tensors
+        self._names = replace(names, qkv=APART) if apart else names
+        self._by_frame = prefix + names.patches + FRAMES[1] in source.tensors
         self._dtype, self._device = dtype, device
         end = "" if self._names.bare else ".weight"
         projections = self._names.projections or PROJECTIONS[spec.connector]
@@ -74,12 +78,12 @@ class _Loader:
     def load(self) -> EncoderWeights:
         shapes, names = self._shapes(), self._names
         check_tensors(
-            self._source, [PlainWeight(*each) for each in shapes.items()], self._prefix,
+            self._source, [self._weight(*each) for each in shapes.items()], self._prefix,
             tuple(self._prefix + name for name in names.unread),
         )  # fmt: skip
         read = self._reader(shapes)
         return EncoderWeights(
-            patches=_linear([self._prefix + names.patches], read, biased=names.biased),
+            patches=self._patches(read),
             positions=self._positions(read) if names.positions else None,
             layers=[self._layer(f"{self._prefix}{names.layers}{index}.", read) for index in range(self._spec.layers)],
             norm=self._norm(self._prefix + names.last_norm, read),
@@ -96,8 +100,10 @@ class _Loader:
         hidden, wide, patch = spec.hidden_size, spec.intermediate_size, (spec.patch_size, spec.patch_size)
         stored = spec.position_side or spec.grid_of(spec.image_size, 0)[0]
         shapes: dict[str, Shape] = {
-            f"{prefix}{names.patches}.weight": (hidden, 3, *([spec.frames] if spec.frames > 1 else []), *patch),
+            prefix + names.patches + FRAMES[0]: (hidden, 3, *([spec.frames] if spec.frames > 1 else []), *patch),
         }
+        if self._by_frame:
+            shapes |= {prefix + names.patches + kind: (hidden, 3, *patch) for kind in FRAMES}
         if names.biased:
             shapes[f"{prefix}{names.patches}.bias"] = (hidden,)
         if names.positions:
@@ -154,13 +160,30 @@ class _Loader:
         along = torch.bucketize(places, edges, right=True)
         return stored[(along[:, None] * grid + along[None, :]).flatten().to(stored.device)]
 
+    def _weight(self, name: str, shape: Shape) -> StoredWeight:
+        """Returns how a tensor is stored: as plain numbers, or in the blocks of GGUF files."""
+        few_bits = name in self._source.tensors and self._source.tensors.format(name) not in PLAIN
+        return self._source.weight(name, shape) if few_bits and len(shape) == 2 else PlainWeight(name, shape)
+
     def _reader(self, shapes: Mapping[str, Shape]) -> Read:
-        def read(name: str) -> Tensor:
-            into = torch.empty(shapes[name], dtype=self._dtype, device=self._device)
+        def copied(name: str, shape: Shape, dtype: torch.dtype) -> Tensor:
+            into = torch.empty(shape, dtype=dtype, device=self._device)
             self._source.tensors.copy(name, into)
             return into
 
+        def read(name: str) -> Tensor:
+            found = self._weight(name, shapes[name]).read(copied, self._dtype)
+            return found if isinstance(found, Tensor) else found.dequantize(self._dtype)
+
         return read
+
+    def _patches(self, read: Read) -> PackedLinear:
+        """Reads the convolution over patches. GGUF files have a tensor of it for each of two frames."""
+        name = self._prefix + self._names.patches
+        if not self._by_frame:
+            return _linear([name], read, biased=self._names.biased)
+        weight = torch.stack([read(name + kind) for kind in FRAMES], dim=2)
+        return pack(weight.flatten(1), read(f"{name}.bias") if self._names.biased else None, invariant=True)
 
     def _layer(self, prefix: str, read: Read) -> EncoderLayer:
         names = self._names

@@ -15,7 +15,7 @@ from shared.gguf.errors import GgufError
 
 HERE = Path("model.gguf")
 OF_EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 12}
-MIXTURES = ("qwen2moe", "qwen3moe", "gpt-oss", "qwen3next", "qwen35moe")
+MIXTURES = ("qwen2moe", "qwen3moe", "qwen3vlmoe", "gpt-oss", "qwen3next", "qwen35moe")
 SMALL_MIXTURES = ("olmoe", "granitemoe")  # whose experts have the size of a dense model's feed-forward
 RECURRENT = ("qwen3next", "qwen35", "qwen35moe")
 OF_MAMBA = {

@@ -1,0 +1,88 @@
+"""Which tensor in the file of a vision tower ("mmproj") is which tensor of a Hugging Face checkpoint, by projector."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+TOWER, QWEN, PROJECTION = "vision_tower.", "visual.", "multi_modal_projector."
+CONNECTOR = "connector."
+PREFIXES = (TOWER, QWEN, PROJECTION, CONNECTOR)  # no tensor of a text model begins so
+SOFT_NORM = PROJECTION + "mm_soft_emb_norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class TowerNames:
+    """Modules by their names in GGUF. before: what stands before those of `whole`; layers: before those of `layer`"""
+
+    before: str
+    layers: str
+    whole: Mapping[str, str]
+    layer: Mapping[str, str]
+    connector: Mapping[str, str]  # whole names, and not only of modules
+
+
+_SIGLIP = {
+    "patch_embd": "embeddings.patch_embedding", "position_embd": "embeddings.position_embedding",
+    "post_ln": "post_layernorm",
+}  # fmt: skip
+_SIGLIP_LAYER = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.out_proj", "ln1": "layer_norm1", "ln2": "layer_norm2", "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}  # fmt: skip
+_QWEN = {"patch_embd": "patch_embed.proj", "position_embd": "pos_embed"}
+_QWEN_LAYER = {
+    "attn_qkv": "attn.qkv", "attn_q": "attn.q", "attn_k": "attn.k", "attn_v": "attn.v", "attn_out": "attn.proj",
+    "ln1": "norm1", "ln2": "norm2",
+}  # fmt: skip
+
+
+def _merger(first: str, second: str) -> dict[str, str]:
+    names = {"mm.0": f"{QWEN}merger.{first}", "mm.2": f"{QWEN}merger.{second}"}
+    return {f"{stored}.{kind}": f"{name}.{kind}" for stored, name in names.items() for kind in ("weight", "bias")}
+
+
+NAMES: Mapping[str, TowerNames] = {
+    "idefics3": TowerNames(
+        TOWER, TOWER + "encoder.layers.", _SIGLIP, _SIGLIP_LAYER,
+        {"mm.model.fc.weight": CONNECTOR + "modality_projection.proj.weight"},
+    ),
+    "gemma3": TowerNames(
+        TOWER, TOWER + "encoder.layers.", _SIGLIP, _SIGLIP_LAYER,
+        {
+            "mm.input_projection.weight": PROJECTION + "mm_input_projection_weight",
+            "mm.soft_emb_norm.weight": SOFT_NORM,
+        },
+    ),
+    "qwen2.5vl_merger": TowerNames(
+        QWEN, QWEN + "blocks.", {**_QWEN, "post_ln": "merger.ln_q"},
+        {**_QWEN_LAYER, "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
+        _merger("mlp.0", "mlp.2"),
+    ),
+    "qwen3vl_merger": TowerNames(
+        QWEN, QWEN + "blocks.", {**_QWEN, "post_ln": "merger.norm"},
+        {**_QWEN_LAYER, "ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"},
+        _merger("linear_fc1", "linear_fc2"),
+    ),
+}  # fmt: skip
+BEHIND_LAYERS = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}  # connectors of Qwen3-VL ("deepstack")
+LAYER = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(.+)")
+STACKED = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(.+)")
+
+
+def tower_name(name: str, projector: str) -> str:
+    """Returns the name of a tower's tensor; "" if the tensor belongs to no tower, or to one that is not served.
+
+    An unknown name of a tower stays behind its prefix, so that it is refused.
+    """
+    names = NAMES.get(projector)
+    if names is None or not name.startswith(("v.", "mm.")):
+        return ""
+    if found := names.connector.get(name):
+        return found
+    if one := LAYER.fullmatch(name):
+        return f"{names.layers}{one[1]}.{names.layer.get(one[2], one[2])}.{one[3]}"
+    if one := STACKED.fullmatch(name):
+        return f"{names.before}deepstack_merger_list.{one[1]}.{BEHIND_LAYERS.get(one[2], one[2])}.{one[3]}"
+    module, _, kind = name.removeprefix("v.").partition(".")
+    return f"{names.before}{names.whole.get(module, module)}.{kind}"
