@@ -155,7 +155,6 @@ FOREIGN = (
         "Sluice always copies the weights into memory of its own; leave the flag out",
         llama_cpp="--no-mmap --mlock",
     ),
-    Foreign("use --mmproj off", llama_cpp="--no-mmproj"),
     Foreign("--batching-mode continuous is the default; leave the flag out", llama_cpp="--cont-batching -cb"),
     Foreign("use --max-loaded-models N, with several --model, --models or --models-dir", llama_cpp="--models-max"),
     Foreign("use --models FILE, a table of models in TOML", llama_cpp="--models-preset"),
