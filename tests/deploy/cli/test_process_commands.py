@@ -4,6 +4,7 @@ import pytest
 
 from deploy.cli import main
 from deploy.supervisor.listen_sockets import listen, reachable
+from worker.kernels.cpu.instruction_set import TIERS
 
 
 def fail(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
@@ -33,4 +34,5 @@ def test_unknown_instruction_set_is_a_usage_error(
 ) -> None:
     monkeypatch.setenv("SLUICE_ISA", "sse")
     code, text = fail(capsys, command)
-    assert (code, text) == (2, f"sluice {command}: SLUICE_ISA must be one of avx2, avx512, avx512bf16, amx, not 'sse'")
+    known = ", ".join(TIERS[1:])
+    assert (code, text) == (2, f"sluice {command}: SLUICE_ISA must be one of {known}, not 'sse'")
