@@ -73,12 +73,14 @@ def test_stream_survives_its_worker_and_ends_if_its_adapter_is_another_one_then(
     shutil.copytree(adapters.folder / "a1", adapters.folder / "changing")
     assert adapters.load("c", "changing").status_code == 200
     expected = {name: adapters.ask(name).ids for name in ("one", "c")}
-    with ThreadPoolExecutor(2) as pool, adapters.server.hold.at(TOKENS // 2):
+    server = adapters.server
+    with ThreadPoolExecutor(2) as pool, server.hold.at(1, 0.03):
         running = {name: pool.submit(adapters.ask, name) for name in expected}
-        adapters.server.hold.wait()
-        shutil.copy(adapters.folder / "a2/adapter_model.safetensors", adapters.folder / "changing")
-        adapters.kill_worker()
-        adapters.server.hold.release()
+        server.until(lambda stats: stats["running"] == 2)  # a request that no worker has admitted is lost with it
+        with server.hold.at(TOKENS // 2):
+            server.hold.wait()
+            shutil.copy(adapters.folder / "a2/adapter_model.safetensors", adapters.folder / "changing")
+            adapters.kill_worker()
         survived, ended = (running[name].result() for name in ("one", "c"))
     assert survived.ids == expected["one"] and survived.done is not None
     assert ended.error is not None and "have changed since it was loaded" in ended.error
