@@ -10,6 +10,7 @@ step_builder        collects the contents of the `Step` message for one frontend
 validation          checks the values of a Submit that the scheduler does not check
 crash_journal       records which requests were running when a worker died
 load                loads an engine by the name of its model
+features/           what only some engines have, loaded beside the model
 load_model          loads the model alone: what its files say, and its weights
 load_weights        loads the weights
 formats             chooses the number formats of a model

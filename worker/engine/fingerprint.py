@@ -15,7 +15,7 @@ import torch
 from shared.fingerprint import fingerprint_of
 from worker.engine.formats import Formats
 from worker.kernels.cpu import bindings
-from worker.kernels.cpu.instruction_set import SAME_BITS
+from worker.kernels.cpu.instruction_set import EXTENDS, SAME_BITS
 from worker.model.quantization.in_memory import InMemory
 from worker.spec import ATTENTION, ModelSpec
 
@@ -84,7 +84,9 @@ def _processor(device: torch.device, dtype: torch.dtype) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     ours = bindings.instruction_sets(dtype) if bindings.available(dtype) else ()
-    return ", ".join([*(SAME_BITS.get(one, one) for one in ours), torch.backends.cpu.get_cpu_capability()])
+    return ", ".join(
+        [*(EXTENDS[one] if one in SAME_BITS else one for one in ours), torch.backends.cpu.get_cpu_capability()]
+    )
 
 
 def _release(library: str) -> str:

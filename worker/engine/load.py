@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shared.config import ConfigError, ModelConfig, WorkerConfig
-from shared.config.speculation import read_speculative_config
+from shared.config import ModelConfig, WorkerConfig
 from shared.default_sizes import with_default_sizes
 from shared.hf_hub import Progress
 from shared.messages import Limits
 from shared.task import GENERATE, Task
 from worker.engine.fingerprint import fingerprint, numerics_of
 from worker.engine.formats import Formats, dtype_name, kernels_name, warn_about_cpu
-from worker.engine.load_model import LoadedModel, ModelFiles, explain_out_of_memory, find_model, load_model
+from worker.engine.load_model import LoadedModel, explain_out_of_memory, find_model, load_model
 from worker.grammar.compiler import GrammarCompiler
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import huge_pages
@@ -46,7 +45,6 @@ from worker.schedule.scheduler import Scheduler
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
-    from worker.schedule.features.speculation import Speculation
     from worker.vision.vision import Tower, Vision
 
 log = logging.getLogger("sluice.load")
@@ -81,9 +79,6 @@ class Engine:
     tower: "Tower | None" = None  # None if config.json states none
 
 
-AddDrafter = Callable[[Engine, "Speculation"], None]
-
-
 def load_engine(
     model: ModelConfig,
     worker: WorkerConfig,
@@ -105,54 +100,16 @@ def load_engine(
     worker = _settings_on(device, worker)
     files = find_model(model, worker, device, on_download, prefer_cache=prefer_cache)
     compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
-    add_drafter = _find_drafter(files, model, worker) if worker.speculative_config else None
+    add_drafter = None
+    if worker.speculative_config:
+        from worker.engine.features.drafters import find_drafter
+
+        add_drafter = find_drafter(files, model, worker)
     loaded = load_model(files, model, worker, on_progress)
     engine = build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1))
     if add_drafter is not None and engine.scheduler.speculation is not None:
-        add_drafter(engine, engine.scheduler.speculation)
+        add_drafter(engine.runner, engine.scheduler.speculation, loaded.weights, engine.size.max_seq_len)
     return engine
-
-
-def _find_drafter(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> AddDrafter | None:
-    """Returns what loads the model that drafts and gives it to an engine; None if --speculative-config names none."""
-    config = read_speculative_config(worker.speculative_config, worker.max_draft_tokens)
-    if not config.runs_a_model:
-        return None
-    if files.device.type != "cpu":
-        raise ConfigError(f"--speculative-config with {config.method} works on the CPU only: leave it out, or --device")
-    return _find_head(files, worker) if config.method == "mtp" else _find_draft_model(files, model, worker)
-
-
-def _find_head(files: ModelFiles, worker: WorkerConfig) -> AddDrafter:
-    from worker.run.drafters.draft_model import drafters_budget
-    from worker.run.drafters.mtp_drafter import MtpDrafter
-    from worker.run.drafters.mtp_head import check_head, load_head
-
-    check_head(files.folder, files.spec, files.formats.dtype, files.formats.memory)
-
-    def add_to(engine: Engine, speculation: "Speculation") -> None:
-        assert engine.weights is not None
-        head = load_head(files.folder, files.spec, engine.weights, files.formats.memory, engine.size.max_seq_len)
-        engine.runner.hidden_reader = speculation.proposer = MtpDrafter(head, drafters_budget(worker))
-
-    return add_to
-
-
-def _find_draft_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> AddDrafter:
-    from worker.run.drafters.draft_model import check_fits, draft_settings, drafters_budget, explain_draft_model
-    from worker.run.drafters.model_drafter import ModelDrafter
-
-    settings = draft_settings(model, worker)
-    with explain_draft_model():
-        draft = find_model(*settings, files.device)
-        check_fits(draft.spec, draft.folder, files.spec, files.folder)
-
-    def add_to(engine: Engine, speculation: "Speculation") -> None:
-        with explain_draft_model():
-            decoder = load_model(draft, *settings, lambda done, total: None).decoder(draft.spec.max_positions)
-        speculation.proposer = ModelDrafter(decoder, engine.size.max_seq_len, drafters_budget(worker))
-
-    return add_to
 
 
 def build_engine(

@@ -55,7 +55,7 @@ def checksum(tensor: Tensor, before: int = 0) -> int:
 def differing(sums: Sequence[int]) -> int | None:
     """Returns the first rank whose checksum most others do not have; None if all have the same.
 
-    Of two that differ, it is the other than rank 0.
+    If there are two ranks, rank 1 is named, as nobody can know which one errs.
     """
     usual = max(sums, key=sums.count)  # the first of those that are as frequent
     return next((rank for rank, one in enumerate(sums) if one != usual), None)

@@ -189,8 +189,8 @@ def _by_call(results: Iterable[ChatMessage]) -> dict[str | None, list[ChatMessag
 def _for_channels(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Returns the messages for gpt-oss's template.
 
-    The template shows one system message, at the beginning: later ones become user messages. Of a message with calls
-    it shows the first call, and either text or thoughts: calls are split up, and a text is added to the thoughts.
+    The template shows one system message, at the beginning: later ones become user messages. It shows only the first
+    call of a message, so calls are split up. Beside a call it shows either text or thoughts, so texts join thoughts.
     """
     lead = list(takewhile(lambda one: one["role"] == "system", messages))
     rest = [one | {"role": "user"} if one["role"] == "system" else one for one in messages[len(lead) :]]

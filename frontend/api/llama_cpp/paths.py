@@ -26,7 +26,6 @@ RESPONSES: Mapping[str, Any] = {
     "LlamaCppProps": types.LlamaCppProps,
     "LlamaCppSlots": list[types.LlamaCppSlot],
     "LlamaCppAdapters": list[types.LlamaCppAdapter],
-    "LlamaCppDone": types.LlamaCppDone,
     "LlamaCppError": types.LlamaCppError,
 }
 Describe = Callable[..., dict[str, Any]]
@@ -67,7 +66,7 @@ def paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, str]]) -
         "/slots": reads("What the requests of the key do", "LlamaCppSlots"),
         "/lora-adapters": {
             **reads("The LoRA adapters", "LlamaCppAdapters"),
-            **_taking_several(post("Set the adapter of requests without one", "AdapterScale", "LlamaCppDone", error)),
+            **_taking_several(post("Set the adapter of requests without one", "AdapterScale", "Accepted", error)),
         },
     }
 

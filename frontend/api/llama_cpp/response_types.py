@@ -32,10 +32,6 @@ class LlamaCppAdapter(ResponseModel):
     scale: float
 
 
-class LlamaCppDone(ResponseModel):
-    success: Literal[True] = True
-
-
 class LlamaCppBias(ResponseModel):
     token: Count
     bias: Annotated[float | None, Meta(description="null: the token never comes")]

@@ -1,6 +1,6 @@
 """What the routes that load and unload models read and answer, with the names of llama.cpp's router."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -16,7 +16,3 @@ class ModelRequest(RequestModel):
 
 class Sleeping(ResponseModel):
     is_sleeping: bool
-
-
-class Accepted(ResponseModel):
-    success: Literal[True] = True

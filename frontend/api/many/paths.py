@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from frontend.api.many.fields import Accepted, ModelRequest, Sleeping
+from frontend.api.many.fields import ModelRequest, Sleeping
 from frontend.api.requests.request_model import RequestModel
+from frontend.api.requests.response_types import Accepted
 
 REQUESTS: Mapping[str, type[RequestModel]] = {"ModelRequest": ModelRequest}
 RESPONSES: Mapping[str, Any] = {"Accepted": Accepted, "Sleeping": Sleeping}

@@ -4,7 +4,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.api.app_state import AppState, json_response
-from frontend.api.many.fields import Accepted, ModelRequest
+from frontend.api.many.fields import ModelRequest
+from frontend.api.requests.response_types import Accepted
 from frontend.errors import BadRequest, NotFound
 
 

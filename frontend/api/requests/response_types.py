@@ -32,6 +32,12 @@ class Timings(ResponseModel):
     inter_token_p99_ms: float
 
 
+class Accepted(ResponseModel):
+    """The answer of llama.cpp's routes that change something."""
+
+    success: Literal[True] = True
+
+
 class ModelStatus(ResponseModel):
     """Whether workers of this server have the model in memory, with llama.cpp's field `value`."""
 

@@ -61,7 +61,7 @@ class TelemetryEvents:
     """Adds llama.cpp's fields to the encoded events of a stream in another format.
 
     prompt_tokens: of all prompts together
-    opening: how many events precede the answer. None of them gets timings, and the last of them gets the progress
+    opening: how many events precede the answer. They get no timings, and the last one gets the progress
     """
 
     def __init__(self, asked: Telemetry, prompt_tokens: int, opening: int) -> None:

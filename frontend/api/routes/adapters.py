@@ -15,9 +15,9 @@ from frontend.api.adapters.fields import DefaultScalesRequest, LoadAdapterReques
 from frontend.api.adapters.registry import AdapterRegistry, Default, NameTaken, NoSuchAdapter, TooMany, describe
 from frontend.api.app_state import AppState, json_response
 from frontend.api.llama_cpp import server as llama_cpp
-from frontend.api.llama_cpp.response_types import LlamaCppDone
 from frontend.api.model_table import ServedModel, scaled_adapter
 from frontend.api.requests.decoding import decode_json
+from frontend.api.requests.response_types import Accepted
 from frontend.errors import BadRequest, Forbidden, NotFound, Unprocessable
 from frontend.features import Features
 from frontend.request import Admission, GenerationRequest
@@ -87,7 +87,7 @@ async def set_default_scales(app: AppState, request: Request) -> Response:
         registry.set_default(None if used is None else Default(used.name, used.scale))
     except NoSuchAdapter:
         raise NotFound("the adapter was unloaded meanwhile", param="adapters", code="model_not_found") from None
-    return json_response(LlamaCppDone())
+    return json_response(Accepted())
 
 
 def _allowed(app: AppState) -> AdapterRegistry:

@@ -15,8 +15,7 @@ TIERS = OF_ARM if ON_ARM else OF_X86
 
 # Has kernels for matrix products, and AMX for attention, too → the instruction set of all its other kernels.
 EXTENDS = {"avxvnni": "avx2", "amx": "avx512bf16", "dotprod": "neon"}
-# Multiplies integers faster, and to the same bits.
-SAME_BITS = {"avxvnni": "avx2", "dotprod": "neon"}
+SAME_BITS = frozenset({"avxvnni", "dotprod"})  # those whose bits are those of the instruction set that they extend
 
 
 def highest_allowed(environment: Mapping[str, str]) -> int:

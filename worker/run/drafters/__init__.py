@@ -1,5 +1,6 @@
 """Drafters that run a model: they propose tokens for all sequences of a step at once.
 
+drafter_base        what both kinds of drafters have in common
 draft_model         which model it is, and whether it fits the served one
 model_drafter       a small model with the same vocabulary
 draft_sequences     what it holds of each sequence: tokens, K/V pages and states

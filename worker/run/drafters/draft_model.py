@@ -19,7 +19,7 @@ def draft_settings(model: ModelConfig, worker: WorkerConfig) -> tuple[ModelConfi
     """Returns the settings to load the draft model with."""
     config = read_speculative_config(worker.speculative_config, worker.max_draft_tokens)
     return (
-        replace(model, model=config.model, revision="", max_seq_len=0, task="generate"),
+        replace(model, model=config.model, mmproj="off", revision="", max_seq_len=0, task="generate"),
         replace(worker, kv_cache_gb=0.0, kv_cache_dtype="auto"),
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from worker.kv_cache.pages import PagePool
+from worker.run.drafters.drafter_base import grow
 from worker.schedule.records.sequence_states import SequenceStates
 from worker.schedule.sequence import Sequence
 
@@ -85,14 +86,7 @@ class DraftSequences:
     def get(self, target: Sequence, room: int) -> DraftSequence | None:
         """Returns what is held of a sequence, with pages for `room` tokens. None if the memory does not suffice."""
         held = self._held.get(target) or self._new(target)
-        if held is None:
-            return None
-        pages = held.own.pages[0]
-        more = self._pool.acquire(max(0, self._pool.pages_for(room) - len(pages)))
-        if more is None:
-            return None
-        pages.extend(more)
-        return held
+        return held if held is not None and grow(held.own.pages[0], self._pool, room) else None
 
     def forget(self, target: Sequence) -> None:
         """Takes back what is held of a sequence, if anything."""

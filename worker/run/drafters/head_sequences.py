@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from worker.kv_cache.pages import PagePool
+from worker.run.drafters.drafter_base import grow
 from worker.run.drafters.hidden_rows import CONTEXT
 from worker.schedule.sequence import Sequence
 
@@ -119,14 +120,8 @@ class HeadSequences:
         held = self._held.get(target)
         if held is None or not held.follow():
             return None
-        rows, pages = len(held.own.tokens) + drafts, held.own.pages[0]
-        if rows > longest:
-            return None
-        more = self._pool.acquire(max(0, self._pool.pages_for(rows) - len(pages)))
-        if more is None:
-            return None
-        pages.extend(more)
-        return held
+        rows = len(held.own.tokens) + drafts
+        return held if rows <= longest and grow(held.own.pages[0], self._pool, rows) else None
 
     def forget(self, target: Sequence) -> None:
         """Takes back what is held of a sequence, if anything."""

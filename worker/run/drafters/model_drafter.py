@@ -4,63 +4,42 @@ It keeps K/V of its own. A draft is drawn as the token itself will be, with the 
 that it is accepted often at any temperature. Nothing here changes an answer: a draft is only a guess.
 """
 
-import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 import torch
 
-from worker.kv_cache.groups import one_group
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.tensors import KVCache, bytes_per_page
+from worker.kv_cache.tensors import KVCache
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
 from worker.run.drafters.draft_sequences import SLOTS_EACH, DraftSequence, DraftSequences
+from worker.run.drafters.drafter_base import PAGE_SIZE, CpuDrafter, page_count
 from worker.run.inputs import build_inputs
 from worker.run.sampler import sample_rows
 from worker.schedule.sequence import TILE, Chunk, Sequence
 
-log = logging.getLogger("sluice.drafts")
-
-PAGE_SIZE = 16  # tokens
 CATCH_UP = 256  # a step computes at most so many tokens that the draft model has not seen, such as those of a prompt
 
 
-class ModelDrafter:
-    """Runs a draft model on the CPU.
+class ModelDrafter(CpuDrafter):
+    """Runs a draft model on the CPU. A sequence has no drafts before the model has seen all of its tokens.
 
     decoder: of the draft model. max_seq_len: of the served model. Sequences that are longer than the draft model
     allows have no drafts.
     pool_bytes: the most memory for K/V, but always enough for one sequence. Sequences without room have no drafts.
     """
 
+    NAME = "the draft model"
+
     def __init__(self, decoder: Decoder, max_seq_len: int, pool_bytes: int) -> None:
         spec, dtype = decoder.spec, decoder.weights.embed.dtype
         self.longest = min(max_seq_len, decoder.max_positions)
-        each = -(-self.longest // PAGE_SIZE)
-        affordable = pool_bytes // max(1, bytes_per_page(spec, one_group(spec)[0], PAGE_SIZE, dtype, "cpu"))
-        pages = 1 + max(each, min(TILE * each, affordable))
+        pages = page_count(spec, dtype, self.longest, pool_bytes)
         slots = 1 + TILE * SLOTS_EACH if spec.recurrent else 0
         self._cache = KVCache(spec, [pages], PAGE_SIZE, dtype, "cpu", state_slots=slots, state_dtype=dtype)
         self._model = fastest_decoder(decoder, self._cache)
         self.sequences = DraftSequences(PagePool(pages, PAGE_SIZE), PagePool(slots, PAGE_SIZE) if slots else None)
-        self._failed = False
-
-    def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
-        """Returns for each sequence at most so many tokens that may follow its tokens.
-
-        There are none for a sequence of which the draft model has not seen all tokens yet, or has no room. There are
-        none at all after the draft model has failed once.
-        """
-        nothing: list[tuple[int, ...]] = [()] * len(wanted)
-        if self._failed:
-            return nothing
-        try:
-            return self._propose(wanted)
-        except Exception:
-            log.exception("the draft model failed, and drafts no more")
-            self._failed = True
-            return nothing
 
     def forget(self, target: Sequence) -> None:
         """Takes back what is held of a sequence that has left."""

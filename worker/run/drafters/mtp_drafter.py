@@ -5,69 +5,48 @@ which reads what the head itself has computed in place of a hidden state of the 
 token itself will be, with the same parameters, seed and position. Nothing here changes an answer.
 """
 
-import logging
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from worker.kv_cache.groups import one_group
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.tensors import KVCache, bytes_per_page
+from worker.kv_cache.tensors import KVCache
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.run.drafters.drafter_base import PAGE_SIZE, CpuDrafter, page_count
 from worker.run.drafters.head_sequences import HeadSequence, HeadSequences
 from worker.run.drafters.hidden_rows import CONTEXT, Model, logits_and_hidden
 from worker.run.drafters.mtp_head import MtpHead
 from worker.run.inputs import build_inputs
 from worker.run.sampler import sample_rows
-from worker.schedule.sequence import TILE, Chunk, Plan, Sequence
-
-log = logging.getLogger("sluice.drafts")
-
-PAGE_SIZE = 16  # tokens
+from worker.schedule.sequence import Chunk, Plan, Sequence
 
 
-class MtpDrafter:
+class MtpDrafter(CpuDrafter):
     """Runs an MTP head on the CPU. `Runner.hidden_reader` gives it hidden states, `Speculation.proposer` asks it.
 
+    A sequence has no drafts while hidden states of it are missing or not all read.
     pool_bytes: the most memory for K/V, but always enough for one sequence. Sequences without room have no drafts.
     """
+
+    NAME = "the MTP head"
 
     def __init__(self, head: MtpHead, pool_bytes: int) -> None:
         decoder = head.decoder
         spec, dtype, self._longest = decoder.spec, decoder.weights.embed.dtype, decoder.max_positions
-        each = -(-self._longest // PAGE_SIZE)
-        affordable = pool_bytes // bytes_per_page(spec, one_group(spec)[0], PAGE_SIZE, dtype, "cpu")
-        pages = 1 + max(each, min(TILE * each, affordable))
+        pages = page_count(spec, dtype, self._longest, pool_bytes)
         self._cache = KVCache(spec, [pages], PAGE_SIZE, dtype, "cpu")
         self._head, self._model = head, fastest_decoder(decoder, self._cache)
         self.sequences = HeadSequences(PagePool(pages, PAGE_SIZE))
         self.hidden_size = spec.hidden_size
-        self._failed = False
 
     def logits(self, model: Model, inputs: ForwardInputs, plan: Plan, cache: KVCache) -> Tensor:
         """Returns the logits of a step of the served model, and keeps the hidden states of its sequences."""
-        if self._failed:
+        if self.failed:
             return model.forward(inputs, cache)
         return logits_and_hidden(model, inputs, plan, cache, self.sequences.read)
-
-    def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
-        """Returns for each sequence at most so many tokens that may follow its tokens.
-
-        There are none for a sequence of which hidden states are missing or not all read yet, or without room. There are
-        none at all after the head has failed once.
-        """
-        nothing: list[tuple[int, ...]] = [()] * len(wanted)
-        if self._failed:
-            return nothing
-        try:
-            return self._propose(wanted)
-        except Exception:
-            log.exception("the MTP head failed, and drafts no more")
-            self._failed = True
-            return nothing
 
     def forget(self, target: Sequence) -> None:
         """Takes back what is held of a sequence that has left."""

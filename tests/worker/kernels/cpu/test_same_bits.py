@@ -6,7 +6,7 @@ import torch
 from tests.worker.kernels.cpu.test_integer_codes import PARTS, drawn, inputs, product
 from tests.worker.kernels.harness.cpu_tiers import FASTER, needs_library
 from worker.kernels.cpu import library
-from worker.kernels.cpu.instruction_set import EXTENDS, OF_X86, SAME_BITS, best_of
+from worker.kernels.cpu.instruction_set import EXTENDS, OF_X86, best_of
 from worker.kernels.weights.quantized_weight import E2M1, INT4, INT8, CodeMap
 
 CODES = [(INT4, 32), (INT4, 128), (INT4, 48), (E2M1, 32), (INT8, 32), (INT8, 64)]
@@ -22,7 +22,7 @@ def test_faster_instructions_give_the_same_bits(code_map: CodeMap, group: int, m
         weight, x = drawn(code_map, n, k, group, minimum), inputs(k)
         for faster in FASTER:
             whole, parts, _ = product(faster, weight, x)
-            assert torch.equal(whole, product(SAME_BITS[faster], weight, x)[0]), (faster, n, k)
+            assert torch.equal(whole, product(EXTENDS[faster], weight, x)[0]), (faster, n, k)
             assert all(torch.equal(part, whole[a:b]) for part, (a, b) in zip(parts, PARTS, strict=True)), (faster, n, k)
 
 

@@ -12,6 +12,7 @@ from shared.config import ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
 from worker.engine.load import Engine, load_engine
 from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.run.drafters.draft_model import draft_settings
 from worker.run.drafters.model_drafter import ModelDrafter
 
 
@@ -31,6 +32,12 @@ def test_draft_model_is_loaded_beside_the_served_one(served: str, draft: str, ch
     assert speculation.proposer.longest == 64 and engine.scheduler.config.max_draft_tokens == 5
     alone = load_engine(ModelConfig(model=str(checkpoints(served)), max_seq_len=64), WorkerConfig(device="cpu"))
     assert engine.fingerprint == alone.fingerprint
+
+
+def test_draft_model_has_no_vision_tower_of_the_served_one() -> None:
+    config = json.dumps({"method": "draft_model", "model": "small.gguf"})
+    own, _ = draft_settings(ModelConfig(model="m.gguf", mmproj="tower.gguf"), WorkerConfig(speculative_config=config))
+    assert (own.model, own.mmproj) == ("small.gguf", "off")
 
 
 def test_draft_model_is_left_out_where_drafts_are_off(checkpoints: Checkpoints) -> None:
