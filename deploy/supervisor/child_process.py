@@ -13,7 +13,7 @@ import re
 import signal
 import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -26,6 +26,24 @@ ERROR_LINE = re.compile(
 )  # matches the line that _fail in cli/main.py writes
 
 
+async def start_process(
+    command: Sequence[str], environment: Mapping[str, str], fds: tuple[int, ...], output: int
+) -> Process:
+    """Starts a process in a session of its own, so that a Ctrl-C at the terminal reaches only the launcher.
+
+    fds: what it inherits. output: where its stdout and stderr go. Raises OSError.
+    """
+    return await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=fds,
+        env=dict(environment),
+        start_new_session=True,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """A child's name in the log, its command, and what it inherits."""
@@ -36,6 +54,7 @@ class ChildSpec:
     fds: tuple[int, ...] = ()
     watchdog: Watchdog | None = None  # None: hangs are not detected
     successor: "Callable[[], ChildSpec] | None" = None  # makes a child that can take over while this one serves
+    start: Callable[[Sequence[str], Mapping[str, str], tuple[int, ...], int], Awaitable[Process]] = start_process
 
 
 @dataclass(slots=True)
@@ -154,7 +173,9 @@ class Child:
             self.spec.watchdog.start()
         async with self._output_pipe() as pipe:
             try:
-                self._process = await self._start(pipe)
+                spec = self.spec
+                command, environment = spec.command(self.incarnation), spec.environment(self.incarnation)
+                self._process = await spec.start(command, environment, spec.fds, pipe)
             except OSError as error:
                 self._console.line(self.spec.name, f"cannot start: {error}")
                 return 1
@@ -167,17 +188,6 @@ class Child:
                 self.spec.watchdog.ended(code, hung=self._hung)
             self._on_exit(self._process.pid)
             return code
-
-    async def _start(self, output: int) -> Process:
-        return await asyncio.create_subprocess_exec(
-            *self.spec.command(self.incarnation),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=self.spec.fds,
-            env=dict(self.spec.environment(self.incarnation)),
-            start_new_session=True,  # a Ctrl-C at the terminal reaches only the launcher, which passes it on
-        )
 
     def _signal(self, signum: int) -> None:
         if self._process is None or self.pid is None:

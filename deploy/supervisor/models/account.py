@@ -93,6 +93,10 @@ class Account:
         return Slot(entry, self.keep_alive_of(entry), attempts=before.attempts if before else 0)
 
     @property
+    def loading(self) -> bool:
+        return any(slot.state == "loading" for slot in self.slots.values())
+
+    @property
     def nbytes(self) -> int:
         """What loaded models take now, with those that load or are being unloaded."""
         return sum(slot.nbytes for slot in self.slots.values() if slot.counts)

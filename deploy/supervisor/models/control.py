@@ -60,6 +60,11 @@ class Control:
             one.writer.close()
 
     @property
+    def connected(self) -> bool:
+        """Whether a frontend runs."""
+        return bool(self._frontends)
+
+    @property
     def used(self) -> set[str]:
         return {name for one in self._frontends for name in one.seen.used}
 

@@ -18,6 +18,7 @@ from deploy.supervisor.models.account import Account, Slot
 from deploy.supervisor.models.control import Control
 from deploy.supervisor.models.hub import FetchFailed
 from deploy.supervisor.models.plan import Plan
+from deploy.supervisor.models.spare import Spare
 from deploy.supervisor.placement import WorkerPlacement
 from deploy.supervisor.supervisor import PERMANENT_FAILURES, Supervisor
 from shared.config import ConfigError
@@ -49,6 +50,7 @@ class Manager:
     supervisor: Supervisor
     make_spec: Callable[[WorkerPlacement], ChildSpec]
     say: Callable[[str], None]
+    spare: Spare = field(default_factory=Spare)
     _account: Account = field(init=False)
     _control: Control = field(init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,6 +88,10 @@ class Manager:
         try:
             while True:
                 self._step()
+                if self._control.connected and not any(
+                    slot.state == "loading" for slot in self._account.slots.values()
+                ):
+                    self.spare.prepare()  # not while the cores have more urgent work
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), TICK_S)
                 self._wake.clear()
@@ -93,6 +99,7 @@ class Manager:
             self._control.close()
             for task in self._fetching.values():
                 task.cancel()
+            await self.spare.close()
 
     def _ordered(self, order: Keep | Load | Sleep) -> None:
         if isinstance(order, Sleep):
@@ -231,7 +238,7 @@ class Manager:
         self._folders[slot] = settings.model.model
         plain = self.make_spec(WorkerPlacement(f"worker {slot.name}", f"worker-{folder.name}.heartbeat", settings, {}))
         before = self._epochs.get(slot.name, 0)  # epochs tell apart all processes that ever had the model's sockets
-        spec = replace(plain, environment=lambda n: plain.environment(before + n))
+        spec = replace(plain, environment=lambda n: plain.environment(before + n), start=self.spare.start)
         if spec.watchdog is not None:
             spec.watchdog.start()
         process.child, process.task = self.supervisor.start_beside(

@@ -14,6 +14,7 @@ from deploy.supervisor.models import manager as managers
 from deploy.supervisor.models.hub import FetchFailed, HubModels
 from deploy.supervisor.models.manager import MOST_STARTS, Manager
 from deploy.supervisor.models.plan import plan
+from deploy.supervisor.models.spare import Spare
 from frontend.api.many import launcher_link
 from frontend.api.many.launcher_link import LauncherLink
 from shared.config import Settings, with_values
@@ -96,7 +97,7 @@ async def managed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
         epoch = lambda n: {"SLUICE_EPOCH": str(n)}  # noqa: E731
         return ChildSpec(worker.name, lambda _: [], epoch, watchdog=watchdog)  # type: ignore[arg-type]
 
-    manager = Manager(planned, supervisor, make_spec, lambda _: None)  # type: ignore[arg-type]
+    manager = Manager(planned, supervisor, make_spec, lambda _: None, Spare(0))  # type: ignore[arg-type]
     running = asyncio.create_task(manager.run())
     await until(lambda: (folder / "models.sock").exists())
     link = LauncherLink(Path(folder), lambda: None)

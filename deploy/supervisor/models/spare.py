@@ -1,0 +1,93 @@
+"""A process that waits with the worker's libraries imported, and becomes the worker of the next model that is loaded.
+
+Imports take a second or two, which is as long as reading a small model. The process (deploy/cli/spare_worker.py) knows
+no settings before it gets a command, an environment and the pipe for its output through a socket.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from deploy.supervisor.child_command import child_environment
+from deploy.supervisor.child_process import start_process
+
+MODULE = "deploy.cli.spare_worker"
+PREFIX = [sys.executable, "-P", "-m", "deploy.cli.main"]  # of the commands that a spare process can carry out
+MOST_BYTES = 128 << 10  # of a command with its environment; they must fit into one message
+
+
+@dataclass(slots=True)
+class Spare:
+    """At most one spare process. Without one, `start` starts workers as usual.
+
+    most_failures: after so many spare processes that ended by themselves, no other is started; with 0, none ever is
+    """
+
+    most_failures: int = 3
+    _process: Process | None = None
+    _socket: socket.socket | None = None
+    _starting: asyncio.Task[None] | None = None
+    _failures: int = 0
+
+    def prepare(self) -> None:
+        """Begins to start a spare process unless there is one."""
+        if self._process is not None and self._process.returncode is not None:
+            self._failures += 1
+            self._drop()
+        if self._process is None and self._starting is None and self._failures < self.most_failures:
+            self._starting = asyncio.create_task(self._start())
+
+    async def start(
+        self, command: Sequence[str], environment: Mapping[str, str], fds: tuple[int, ...], output: int
+    ) -> Process:
+        """Makes the spare process carry out a command, or starts a new process as `start_process` does."""
+        process, order = self._process, json.dumps({"words": [*command[len(PREFIX) :]], "environment": {**environment}})
+        fits = not fds and [*command[: len(PREFIX)]] == PREFIX and len(order) <= MOST_BYTES
+        if process is None or self._socket is None or process.returncode is not None or not fits:
+            return await start_process(command, environment, fds, output)
+        with self._socket as ours:
+            self._process = self._socket = None
+            try:
+                socket.send_fds(ours, [order.encode()], [output])
+            except OSError:  # it has just ended
+                return await start_process(command, environment, fds, output)
+        return process
+
+    async def close(self) -> None:
+        """Ends the spare process."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        process = self._process
+        self._drop()
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._process = self._socket = None
+
+    async def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        words = [sys.executable, "-P", "-m", MODULE, str(os.getpid()), str(theirs.fileno())]
+        try:
+            with theirs, contextlib.suppress(OSError):
+                self._process = await asyncio.create_subprocess_exec(
+                    *words, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, pass_fds=(theirs.fileno(),),
+                    env=child_environment(), start_new_session=True,
+                )  # fmt: skip
+                self._socket = ours
+        finally:
+            self._starting = None
+            if self._socket is not ours:
+                self._failures += 1
+                ours.close()
