@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu.block_formats import unpack_blocks
+from worker.kernels.cpu.bindings import unpack_blocks
 from worker.kernels.weights.by_rows import by_rows
 from worker.kernels.weights.quantized_weight import E2M1, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight
 

@@ -7,7 +7,6 @@ import torch
 
 from tests.gguf_blocks import dequantized, random_rows
 from worker.kernels.cpu import bindings
-from worker.kernels.cpu.block_formats import IN_C, unpack_blocks
 from worker.kernels.weights import by_rows
 from worker.model.gguf import blocks as gguf_blocks
 from worker.model.gguf.blocks import FORMATS
@@ -55,7 +54,7 @@ def test_any_bytes_of_codes_and_scales_are_read_as_by_gguf(type: str) -> None:
     assert ((found - expected).abs() <= largest * torch.finfo(torch.float32).eps)[finite].all()
 
 
-@pytest.mark.parametrize("type", IN_C)
+@pytest.mark.parametrize("type", bindings.BLOCK_FORMATS)
 def test_the_library_unpacks_every_byte_as_pytorch_does(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks with every byte random, so that scales are denormal, infinite and NaN, too."""
     assert bindings.available(torch.float32), "needs a C compiler"
@@ -64,7 +63,7 @@ def test_the_library_unpacks_every_byte_as_pytorch_does(type: str, monkeypatch: 
         rows = torch.from_numpy(rng.integers(0, 256, (n, blocks * FORMATS[type].nbytes), dtype=np.uint8))
         if n == 256:
             rows[:, 0] = torch.arange(256)  # every exponent of MXFP4
-        monkeypatch.setattr(gguf_blocks, "unpack_blocks", unpack_blocks)
+        monkeypatch.setattr(gguf_blocks, "unpack_blocks", bindings.unpack_blocks)
         unpacked = FORMATS[type].quantized_weight(rows)
         monkeypatch.setattr(gguf_blocks, "unpack_blocks", lambda *_: False)
         defined = FORMATS[type].quantized_weight(rows)
