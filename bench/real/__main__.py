@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -72,7 +73,8 @@ class Measurement:
 
     def sluice(self, name: str, isa: str) -> Row:
         form = FORMATS[name]
-        found = json.loads(_predict("compare", self.base, self.count, self.files.made(form.file), *form.flags, isa=isa))
+        printed = _predict("compare", self.base, self.count, self.files.made(form.file), *form.flags, isa=isa)
+        found = _json(printed)
         return self._row(name, f"Sluice, {found['kernels']}", self.count, found)
 
     def llama_cpp(self, name: str, isa: str) -> Row:
@@ -83,7 +85,7 @@ class Measurement:
         return self._row(name, f"llama.cpp, {isa}", self.of_base, found | {"agreement": found["agreement"] / 100})
 
     def transformers(self) -> Row:
-        found = json.loads(_predict("transformers", self.base, self.count, self.files.made(FOLDER)))
+        found = _json(_predict("transformers", self.base, self.count, self.files.made(FOLDER)))
         return self._row("float32", "transformers", self.count, found)
 
     def _row(self, name: str, side: str, count: int, found: dict[str, float]) -> Row:
@@ -186,6 +188,13 @@ def _base(files: Files, windows: list[Window]) -> Path:
         asked.write_text(text)
         _predict("write", base, len(windows), files.folder, *FORMATS["float32"].flags)
     return base
+
+
+def _json(printed: str) -> dict[str, Any]:
+    """Returns the one line of JSON that predict.py prints among what libraries log."""
+    (line,) = (line for line in printed.splitlines() if line.startswith("{"))
+    found: dict[str, Any] = json.loads(line)
+    return found
 
 
 def _predict(what: str, base: Path, count: int, model: Path, *flags: str, isa: str = "best") -> str:

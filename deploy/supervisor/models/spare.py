@@ -19,6 +19,7 @@ from deploy.supervisor.child_process import start_process
 
 MODULE = "deploy.supervisor.models.spare_process"
 PREFIX = [sys.executable, "-P", "-m"]  # of the commands that a spare process can carry out
+ROOM = " " * 4096  # a last word, so that `ps` has room for the worker's command
 MOST_BYTES = 128 << 10  # of a command with its environment; they must fit into one message
 
 
@@ -78,7 +79,7 @@ class Spare:
     async def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        words = [sys.executable, "-P", "-m", MODULE, str(os.getpid()), str(theirs.fileno())]
+        words = [sys.executable, "-P", "-m", MODULE, str(os.getpid()), str(theirs.fileno()), ROOM]
         try:
             with theirs, contextlib.suppress(OSError):
                 self._process = await asyncio.create_subprocess_exec(

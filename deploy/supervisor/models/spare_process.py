@@ -5,12 +5,15 @@ one message: what `python -m` would be given, the environment, and the descripto
 ends before that, so does the process.
 """
 
+import ctypes
 import json
 import os
 import runpy
 import socket
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from deploy.supervisor.models.spare import MOST_BYTES
 from deploy.supervisor.parent_death import die_with
@@ -28,8 +31,22 @@ MODULES = (
 )
 
 
+def show_command(words: Sequence[str]) -> None:
+    """Makes `ps` show another command, cut to the length of the one that the process was started with.
+
+    Linux shows what lies where it put the words at the start (arg_start and arg_end in proc_pid_stat(5)).
+    """
+    if sys.platform != "linux":
+        return
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()  # from the third field on
+    start, end = int(fields[48 - 3]), int(fields[49 - 3])
+    if start and end > start:
+        text = b"\0".join(map(os.fsencode, words))[: end - start - 1]
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
 def main(argv: list[str]) -> int:
-    parent, number = map(int, argv)
+    parent, number = map(int, argv[:2])
     die_with(parent)
     from worker.kernels.cpu.openmp import spin_briefly
 
@@ -49,6 +66,7 @@ def main(argv: list[str]) -> int:
     os.environ.update(order["environment"])
     spin_briefly()  # what the imports set belongs in the new environment, too
     sys.argv = [order["module"], *order["words"]]
+    show_command([sys.executable, "-P", "-m", *sys.argv])
     runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
     return 0
 

@@ -5,6 +5,7 @@ import os
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +49,20 @@ async def test_the_spare_process_becomes_the_command_with_its_environment() -> N
         usual, same = await output_of(spare, WORDS, SLUICE_ISA="no-such-set")
         assert usual is not process, "one process becomes one worker"
         assert (usual.returncode, same) == (2, text)
+
+
+async def test_ps_shows_the_command_that_it_carries_out() -> None:
+    async with prepared() as (spare, waiting):
+        read_end, write_end = os.pipe()
+        words = [*PREFIX, "http.server", "--bind=127.0.0.1", "0"]
+        await spare.start(words, child_environment(), (), write_end)
+        os.close(write_end)
+        with open(read_end, "rb") as pipe:
+            await asyncio.to_thread(pipe.readline)  # "Serving HTTP on"
+            shown = Path(f"/proc/{waiting.pid}/cmdline").read_bytes().rstrip(b"\0").decode().split("\0")
+            assert shown == words
+            waiting.kill()
+            await waiting.wait()
 
 
 async def test_it_ends_with_its_socket_and_when_it_is_closed() -> None:
