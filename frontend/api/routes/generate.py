@@ -38,6 +38,8 @@ async def generate(app: AppState, request: Request) -> Response:
     check_task(request.scope["path"], ("generate",), context)
     with missing_modules_refused():
         generation_request = await chosen.parse(decoded, context)
+    del body, decoded  # they may have many MiB, and the answer may take long
+    app.bodies.release(request)
     if isinstance(generation_request, bytes):  # the answer to a request that needs no generation
         return Response(generation_request, media_type="application/json")
     if record.admission:
