@@ -11,8 +11,8 @@ from shared.flags import Flag, all_flags, select, to_argv, without_settings
 from shared.gguf.errors import GgufError
 from shared.gguf.hub import check_not_only_gguf, fetch_text
 from shared.gguf.naming import HUB_NAME, SUFFIX, local_model, short_name
-from shared.gguf.tower_file import tower_file
-from shared.gguf.translated import translated
+from shared.gguf.tower_file import OFF, tower_file
+from shared.gguf.translated import is_translation, translated
 from shared.hf_hub import HubError, fetch
 from shared.weight_formats import LAYOUT, format_of
 
@@ -80,6 +80,7 @@ def with_tokenizer_files(settings: Settings) -> Settings:
         if HUB_NAME.fullmatch(model):
             folder = fetch_text(model, revision, settings.model.mmproj)
         else:
+            _check_no_tower(model, settings.model.mmproj)
             folder = fetch(model, _TOKENIZER_FILES, revision=revision)
             if not (folder / "tokenizer.json").exists():
                 check_not_only_gguf(model, revision)
@@ -106,6 +107,8 @@ def _model_folder(model: str, mmproj: str) -> str:
     except (FetchError, GgufError) as error:
         raise CliError(f"--model: {error}", 3) from error
     if path.is_dir():
+        if not is_translation(path):
+            _check_no_tower(model, mmproj)
         return str(path.resolve())
     if path.exists():
         found = f"is {kind}, not GGUF" if (kind := format_of(model)) else "is not GGUF"
@@ -114,3 +117,9 @@ def _model_folder(model: str, mmproj: str) -> str:
     if is_path and not HUB_NAME.fullmatch(model):
         raise CliError(f"--model {model}: there is no such file or folder", 3)
     return model
+
+
+def _check_no_tower(model: str, mmproj: str) -> None:
+    """Raises CliError if --mmproj names a tower for a model that is not GGUF."""
+    if mmproj not in ("", OFF):
+        raise CliError(f"--mmproj {mmproj}: {model} is not a GGUF model, so its own files have its vision tower", 3)

@@ -153,8 +153,15 @@ def routes(state: AppState) -> list[Route]:
     return [
         Route("/", playground.page),
         Route("/web/{name:path}", playground.page),
-        *(Route(path, partial(handler, state), methods=[method]) for method, path, handler in ROUTES),
+        *(Route(path, partial(_answered, handler, state), methods=[method]) for method, path, handler in ROUTES),
     ]
+
+
+async def _answered(handler: Handler, state: AppState, request: Request) -> Response:
+    try:
+        return await handler(state, request)
+    finally:
+        state.bodies.release(request)
 
 
 def _cors(origins: list[str]) -> list[Middleware]:

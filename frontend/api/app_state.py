@@ -16,9 +16,10 @@ from frontend.api.requests.decoding import decode
 from frontend.api.requests.encoding import to_json
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.requests.unknown_fields import UnknownFields, header_value
-from frontend.errors import TooLarge, UnsupportedMediaType
+from frontend.errors import UnsupportedMediaType
 from frontend.observability.access_log import RequestRecord
 from frontend.observability.metrics import PrometheusMetrics
+from frontend.server.bodies import Bodies, largest_body
 from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD
 from shared.config import FrontendConfig
 from shared.signing import Signer
@@ -37,6 +38,7 @@ class AppState:
     models: ModelTable
     metrics: PrometheusMetrics
     signer: Signer | None = None  # signs receipts
+    bodies: Bodies = field(default_factory=Bodies)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     def model_of(self, decoded: RequestModel) -> ServedModel:
@@ -61,19 +63,14 @@ class AppState:
         return found
 
     async def body(self, request: Request) -> bytes:
-        """Reads the body. Raises TooLarge as soon as its announced or received length exceeds the limit, and
-        UnsupportedMediaType if its headers say that it is no JSON."""
+        """Reads the body. Raises as `Bodies.read` does; UnsupportedMediaType if its headers say that it is no JSON."""
         check_media_type(request)
-        most = self.config.max_body_bytes
-        data = bytearray()
-        announced = request.headers.get("content-length", "0")
-        if announced.isdigit() and int(announced) > most:  # before `Expect: 100-continue` is answered
-            raise TooLarge(f"the body is larger than {most} bytes", code="request_too_large")
-        async for piece in request.stream():
-            data += piece
-            if len(data) > most:
-                raise TooLarge(f"the body is larger than {most} bytes", code="request_too_large")
-        return bytes(data)
+        return await self.bodies.read(request, self.config.max_body_bytes or largest_body(self._most_pictures()))
+
+    def _most_pictures(self) -> int:
+        """Returns how many pictures a request may have; 0 if no model sees. One that is still loading might."""
+        sees = any(not one.service.has_tokenizer or one.service.tokenizer.pictures for one in self.models)
+        return self.config.max_images_per_request if sees else 0
 
     def decode(self, request: Request, body: bytes, kind: type[R], path: str = "") -> R:
         """Returns the body as `kind`; the response will name the fields that were ignored. Raises as `decode` does.

@@ -11,6 +11,7 @@ from frontend.errors import BadRequest, Overloaded
 from frontend.observability.picture_metrics import picture_counts
 from frontend.pictures.decode import DECODE, MEGABYTES, SECONDS, Tile
 from frontend.text.picture_format import PictureFormat
+from shared.pictures.digest import picture_digest
 from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Raised
 
 CHILDREN = 2
@@ -21,11 +22,17 @@ class Decoded(NamedTuple):
     """A picture as the model sees it. The last tile is the whole picture.
 
     rows, columns: of the other tiles; 0 if it is not cut
+    digests: of the tiles
     """
 
     rows: int
     columns: int
     tiles: list[Tile]
+    digests: list[bytes]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(pixels) for _, _, pixels in self.tiles)
 
 
 async def decoded(name: str, data: bytes, seen: PictureFormat, most_pixels: int) -> Decoded:
@@ -58,7 +65,10 @@ async def decoded(name: str, data: bytes, seen: PictureFormat, most_pixels: int)
         raise refused(name, str(found[0]))
     counts.decoded += 1
     rows, columns, tiles = found
-    return Decoded(rows, columns, [(height, width, pixels) for height, width, pixels in tiles])
+    return Decoded(
+        rows, columns, [(height, width, pixels) for height, width, pixels in tiles],
+        [picture_digest(*tile) for tile in tiles],
+    )  # fmt: skip
 
 
 def refused(name: str, problem: str) -> BadRequest:

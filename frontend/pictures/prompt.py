@@ -7,13 +7,13 @@ from itertools import accumulate
 
 from frontend.errors import BadRequest, Unprocessable
 from frontend.pictures.decoding import Decoded, decoded
+from frontend.pictures.recent import key_of, recent_pictures
 from frontend.pictures.sources import read
 from frontend.text.picture_format import PictureFormat
 from frontend.text.picture_marks import Source
 from frontend.text.tokenizer import Tokenizer
 from shared.config import FrontendConfig
 from shared.messages import Picture
-from shared.pictures.digest import picture_digest
 from shared.pictures.limits import MAX_PIXEL_BYTES
 
 
@@ -26,13 +26,16 @@ async def pictures_of(sources: Sequence[Source], seen: PictureFormat, config: Fr
             param="messages", code="too_many_images",
         )  # fmt: skip
     found: dict[Source, Decoded] = {}
-    total = 0
+    recent, total = recent_pictures(), 0
     for number, source in enumerate(sources, 1):
         name = f"picture {number}"
         if source not in found:
             cut = replace(seen, cuts=False) if source.detail == "low" else seen
-            found[source] = await decoded(name, await read(name, source, config), cut, config.max_image_pixels)
-        total += sum(len(pixels) for _, _, pixels in found[source].tiles)
+            data, pixels = await read(name, source, config), config.max_image_pixels
+            key = key_of(data, cut, pixels)
+            found[source] = recent.get(key) or await decoded(name, data, cut, pixels)
+            recent.add(key, found[source])
+        total += found[source].nbytes
         if total > MAX_PIXEL_BYTES:
             raise BadRequest(
                 f"`messages`: up to {name}, the pictures have more than {MAX_PIXEL_BYTES >> 20} MiB of pixels",
@@ -71,6 +74,7 @@ def placed(
     """
     placeholder = tokenizer.ids_of({seen.token: ""})
     tiles = [tile for one in pictures for tile in one.tiles]
+    digests = [digest for one in pictures for digest in one.digests]
     places = [place for place, id in enumerate(ids) if id in placeholder]
     counts = [seen.tokens_of(height, width) for height, width, _ in tiles]
     starts = [places[before] for before in accumulate(counts, initial=0) if before < len(places)]
@@ -82,6 +86,6 @@ def placed(
             param="messages", code="unsupported_content",
         )  # fmt: skip
     return tuple(
-        Picture(start, count, height, width, pixels, picture_digest(height, width, pixels))
-        for start, count, (height, width, pixels) in zip(starts, counts, tiles, strict=True)
+        Picture(start, count, height, width, pixels, digest)
+        for start, count, (height, width, pixels), digest in zip(starts, counts, tiles, digests, strict=True)
     )

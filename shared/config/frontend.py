@@ -63,7 +63,10 @@ class FrontendConfig:
         "response's header X-Sluice-Ignored-Fields and once in the log; auto: refuse on /v1/completions, else ignore",
         choices=("auto", "refuse", "ignore"),
     )  # fmt: skip
-    max_body_bytes: int = setting(8 << 20, "largest request body", unit="bytes", at_least=1)
+    max_body_bytes: int = setting(
+        0, "largest request body; 0: 8 MiB, and with a model that sees pictures 8 MiB more for each of "
+        "--max-images-per-request, at least 27 MiB more, 128 MiB together at most", unit="bytes", at_least=0,
+    )  # fmt: skip
     prefix_cache_scope: str = setting(
         "all", "which requests share the K/V of equal beginnings; all: all requests; tenant: those whose API keys have "
         "the same name, so that neither `cached_tokens` nor the time to the first token tells what others have sent",

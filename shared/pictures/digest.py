@@ -6,4 +6,6 @@ import hashlib
 def picture_digest(height: int, width: int, pixels: bytes) -> bytes:
     """Returns the sha256 over height and width, each in four bytes (little-endian), and the pixels."""
     head = height.to_bytes(4, "little") + width.to_bytes(4, "little")
-    return hashlib.sha256(head + pixels).digest()
+    digest = hashlib.sha256(head)
+    digest.update(pixels)
+    return digest.digest()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from frontend.server.bodies import largest_body
 from shared.flags import all_flags
 from tests.deploy.starts import DEFAULTS, DEPLOY, ROOT, Start, containers, documents, pods, stages, units
 
@@ -44,7 +45,7 @@ def test_variables_exist_and_figures_in_comments_are_the_defaults(folder: str) -
 def test_nginx_limits_match_the_defaults() -> None:
     proxy = (DEPLOY / "nginx/proxy.conf").read_text()
     (size,) = re.findall(r"client_max_body_size (\d+)m;", proxy)
-    assert int(size) << 20 == DEFAULTS["max_body_bytes"]
+    assert int(size) << 20 == largest_body(DEFAULTS["max_images_per_request"])
     for path in (DEPLOY / "nginx/upstream.conf", DEPLOY / "docker/upstream.conf"):
         (kept,) = re.findall(r"keepalive_timeout (\d+)s;", path.read_text())
         assert int(kept) < DEFAULTS["idle_timeout"]

@@ -19,7 +19,9 @@ class TextPart(_Part, tag="text"):
 
 class ImageURL(RequestModel):
     url: Annotated[str, doc("A data: URL in base64; http(s): and file: as far as the server allows it")]
-    detail: Annotated[Literal["auto", "low", "high"] | None, doc("low: a picture is not cut into tiles")] = None
+    detail: Annotated[
+        Literal["auto", "low", "high", "original"] | None, doc("low: a picture is not cut into tiles")
+    ] = None
 
 
 class ImagePart(_Part, tag="image_url"):

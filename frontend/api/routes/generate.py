@@ -6,6 +6,7 @@ Knows HTTP; the API format of the route knows what the request and the response 
 import asyncio
 import time
 from collections.abc import Coroutine
+from contextlib import closing
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -25,8 +26,7 @@ T = TypeVar("T")
 
 
 async def generate(app: AppState, request: Request) -> Response:
-    body = await app.body(request)
-    begun = time.perf_counter()
+    body, begun = await app.body(request), time.perf_counter()
     record: RequestRecord = request.scope[RECORD]
     chosen = request.scope[API_FORMAT] = api_format(request.scope["path"], body, app.config)
     record.api_format = chosen.NAME
@@ -38,6 +38,8 @@ async def generate(app: AppState, request: Request) -> Response:
     check_task(request.scope["path"], ("generate",), context)
     with missing_modules_refused():
         generation_request = await chosen.parse(decoded, context)
+    del body, decoded  # they may have many MiB, and the answer may take long
+    app.bodies.release(request)
     if isinstance(generation_request, bytes):  # the answer to a request that needs no generation
         return Response(generation_request, media_type="application/json")
     if record.admission:
@@ -52,10 +54,8 @@ async def generate(app: AppState, request: Request) -> Response:
     )
     if generation_request.stream:
         return _stream(app, request, chosen, response_context, generation)
-    try:
+    with closing(generation):
         answer = await while_connected(request, chosen.complete(response_context, generation.deltas()))
-    finally:
-        generation.close()
     if app.config.record_text:
         record.answer.append(answer)
     return Response(answer, media_type="application/json")

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from deploy.release.manifests import CHART, NoHelm, helm, template
+from frontend.server.bodies import largest_body
 from shared.default_sizes import GPU_SEQUENCES, SEQUENCES
 from shared.flags import Parser, add_flags, read
 from tests.deploy.kubernetes.objects import Object, check, objects, pods
@@ -191,9 +192,8 @@ def test_two_releases_in_a_namespace_share_no_name_and_no_pod() -> None:
 
 def test_limits_of_the_ingress_are_the_servers() -> None:
     annotations = by_kind("reachable", "Ingress")["metadata"]["annotations"]
-    assert (
-        int(annotations["nginx.ingress.kubernetes.io/proxy-body-size"].rstrip("m")) << 20 == DEFAULTS["max_body_bytes"]
-    )
+    size = int(annotations["nginx.ingress.kubernetes.io/proxy-body-size"].rstrip("m"))
+    assert size << 20 == largest_body(DEFAULTS["max_images_per_request"])
 
 
 @pytest.mark.parametrize(

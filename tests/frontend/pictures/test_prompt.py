@@ -231,7 +231,10 @@ async def test_model_without_sight_says_so(folders: dict[str, Path], tmp_path: P
 
 
 async def test_model_that_sees_is_listed_with_it_and_its_pictures_are_counted(folders: dict[str, Path]) -> None:
-    part, bad = openai_part(drawn(20, 20)), {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+    part, bad = (
+        openai_part(drawn(20, 20, seed=71)),
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
+    )
     limits = m.Limits(max_seq_len=4096, vocab_size=VOCAB, eos_token_ids=())
     pool = FakePool(sending([104]), welcome=m.Welcome(1, 1, 4711, "tiny", "", limits))
 

@@ -19,7 +19,7 @@ from worker.model.families.families import spec_from_config
 from worker.vision.checkpoint.load import tower_of
 
 NEW = 12
-SEEING = ("idefics3", "gemma3", "qwen2_5_vl", "qwen3_vl")
+SEEING = ("idefics3", "gemma3", "qwen2_5_vl", "qwen3_5", "qwen3_vl")
 
 
 @pytest.fixture(scope="module")

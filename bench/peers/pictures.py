@@ -1,0 +1,104 @@
+"""Compares the time to the first token of questions about pictures, between servers that run already.
+
+    python -m bench.peers.pictures http://127.0.0.1:8000 http://127.0.0.1:8080 [--sides 448,1024] [--rounds 3]
+
+Servers are asked in turns, each twice about a picture that it has not seen before. A server that keeps what it has
+computed of a picture answers the second question sooner. Figures are medians, and ratios to the first server.
+"""
+
+import base64
+import io
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from argparse import Namespace
+from statistics import median
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from bench.client.server import BenchError, running
+from bench.client.summary import aligned, number
+from shared.arguments import comma_separated
+from shared.config import ConfigError
+from shared.flags import Parser
+
+SIDES = ("224", "448", "512", "896", "1024", "2048")  # pixels
+COARSE = 16  # pixels of a square of one colour, so that files are small
+QUESTIONS = ("What is this?", "Which colours has it?")
+TIMEOUT_S = 300.0
+
+
+def main(words: list[str]) -> int:
+    parser = Parser(prog="python -m bench.peers.pictures", description="Compares servers that see pictures.")
+    parser.add_argument("urls", nargs="+", metavar="URL")
+    parser.add_argument("--sides", type=comma_separated(SIDES), default="448,1024", metavar="PIXELS,...")
+    parser.add_argument("--rounds", type=int, default=3)
+    try:
+        print(compare(parser.read(words)))
+    except (ConfigError, BenchError) as error:
+        print(f"python -m bench.peers.pictures: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+def compare(args: Namespace) -> str:
+    """Returns the table in Markdown. Raises BenchError if a server does not answer."""
+    targets = [running(url, "") for url in args.urls]
+    seed = time.time_ns()
+    for target in targets:  # the first picture starts processes that decode
+        first_token(target.url, target.model, picture(64, seed), QUESTIONS[0])
+    rows = [["picture, question", *args.urls, *(f"ratio {place}" for place in range(2, len(targets) + 1))]]
+    for side in map(int, args.sides):
+        times: list[list[list[float]]] = [[[] for _ in targets] for _ in QUESTIONS]
+        for _ in range(args.rounds):
+            seed += 1
+            shown = picture(side, seed)
+            for place, target in enumerate(targets):
+                for question, found in zip(QUESTIONS, times, strict=True):
+                    found[place].append(first_token(target.url, target.model, shown, question))
+        for which, found in zip(("first", "second"), times, strict=True):
+            ours, *others = medians = [median(one) for one in found]
+            rows.append([f"{side}², {which}", *map(number, medians), *(f"{other / ours:.2f}" for other in others)])
+            print(" ".join(rows[-1]), file=sys.stderr, flush=True)
+    return aligned(rows)
+
+
+def picture(side: int, seed: int) -> str:
+    """Returns a square of `side` pixels as a data: URL."""
+    levels = np.random.default_rng(seed).integers(0, 256, (side // COARSE, side // COARSE, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(levels).resize((side, side), Image.Resampling.NEAREST).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def first_token(url: str, model: str, shown: str, question: str) -> float:
+    """Returns the seconds until the answer begins, and reads all of it. Raises BenchError for an answer without any."""
+    parts = [{"type": "image_url", "image_url": {"url": shown}}, {"type": "text", "text": question}]
+    body = {"model": model, "messages": [{"role": "user", "content": parts}], "max_tokens": 2, "stream": True}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    begun, found = time.perf_counter(), 0.0
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            for line in answer:
+                if not found and line.startswith(b"data: {") and begins(json.loads(line[6:])):
+                    found = time.perf_counter() - begun
+    except (OSError, ValueError) as error:
+        detail = error.read()[:200].decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
+        raise BenchError(f"{url} does not answer: {error} {detail}") from error
+    if not found:
+        raise BenchError(f"{url} has ended an answer without a token")
+    return found
+
+
+def begins(chunk: dict[str, Any]) -> bool:
+    """Whether a chunk of a stream has the first token: its text, or that the answer ends with it."""
+    return any(one["delta"].get("content") or one.get("finish_reason") for one in chunk.get("choices", ()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
