@@ -4,7 +4,6 @@ import logging
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence as Seq
-from typing import ClassVar
 
 import torch
 
@@ -22,7 +21,7 @@ PAGE_SIZE = 16  # tokens
 class CpuDrafter(ABC):
     """Proposes tokens with a model. It never does so again after the model has failed once."""
 
-    NAME: ClassVar[str]  # of the model, in the log
+    name: str  # of the model, in the log
     failed = False
 
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
@@ -33,7 +32,7 @@ class CpuDrafter(ABC):
         try:
             return self._propose(wanted)
         except Exception:
-            log.exception("%s failed, and drafts no more", self.NAME)
+            log.exception("%s failed, and drafts no more", self.name)
             self.failed = True
             return nothing
 

@@ -16,10 +16,10 @@ from tests.worker.run.harness import MAX_SEQ_LEN, batch_invariant_decoder
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.quantization.in_memory import AS_STORED
-from worker.run.drafters import mtp_drafter
+from worker.run.drafters import head_drafter
 from worker.run.drafters.head_sequences import HeadSequence
 from worker.run.drafters.hidden_rows import CONTEXT
-from worker.run.drafters.mtp_drafter import MtpDrafter
+from worker.run.drafters.head_drafter import HeadDrafter
 from worker.run.drafters.mtp_head import load_head
 from worker.run.inputs import build_inputs, dummy_sequence
 from worker.schedule.sequence import Chunk, Sequence
@@ -39,9 +39,10 @@ def made(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> 
     return make
 
 
-def drafter_of(folder: Path, pool_bytes: int = 1 << 30) -> MtpDrafter:
+def drafter_of(folder: Path, pool_bytes: int = 1 << 30) -> HeadDrafter:
     target = batch_invariant_decoder(folder, torch.float32)
-    return MtpDrafter(load_head(folder, target.spec, target.weights, AS_STORED, MAX_SEQ_LEN), pool_bytes)
+    head = load_head(folder, target.spec, target.weights, AS_STORED, MAX_SEQ_LEN)
+    return HeadDrafter(head, target.spec, pool_bytes)
 
 
 @torch.inference_mode()
@@ -67,8 +68,8 @@ def test_drafts_are_those_of_transformers_layers(kind: str, made: Any, monkeypat
         drawn.extend(rows)
         return original(of, rows, *others)
 
-    original = mtp_drafter.sample_rows  # type: ignore[attr-defined]
-    monkeypatch.setattr(mtp_drafter, "sample_rows", noting)
+    original = head_drafter.sample_rows  # type: ignore[attr-defined]
+    monkeypatch.setattr(head_drafter, "sample_rows", noting)
     draw = random.Random(5)
     tokens = [draw.randrange(3, VOCAB) for _ in range(draw.randint(20, 60))]
     sequence = Sequence((b"f", 1), tokens, len(tokens) - 1, Sampling(9, temperature=0.0), 4)
@@ -89,7 +90,7 @@ class Corrected:
     It compares the proposals with those of a new drafter, which reads all hidden states at once.
     """
 
-    def __init__(self, folder: Path, drafter: MtpDrafter, right: list[list[int]]) -> None:
+    def __init__(self, folder: Path, drafter: HeadDrafter, right: list[list[int]]) -> None:
         self.drafter, self.compared = drafter, 0
         self._folder, self._right, self._draw = folder, right, random.Random(2)
 
@@ -164,12 +165,12 @@ def test_sequences_without_room_have_no_drafts(made: Any) -> None:
     drafter, (first, second) = drafter_of(made("qwen3_5")[0], pool_bytes=0), sequences()[:2]
     for sequence in (first, second):
         sequence.tokens[:] = [9] * 70
-        drafter.sequences.read(sequence, 0, torch.randn(69, drafter.hidden_size))
+        drafter.sequences.read(sequence, 0, torch.randn(69, drafter.hidden_states.width))
     assert [len(drafts) for drafts in drafter.propose([(first, 3), (second, 3)])] == [3, 0]
     drafter.forget(first)
     assert [len(drafts) for drafts in drafter.propose([(second, 3)])] == [3]
     second.tokens += [9] * 60
-    drafter.sequences.read(second, 69, torch.randn(60, drafter.hidden_size))
+    drafter.sequences.read(second, 69, torch.randn(60, drafter.hidden_states.width))
     assert drafter.propose([(second, 3)]) == [()], "longer than the model allows"
 
 
