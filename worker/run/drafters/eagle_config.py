@@ -45,13 +45,15 @@ def read_eagle_config(folder: Path, served: ModelSpec) -> EagleConfig:
     """
     stated = read_config(folder)
     nested, layer = _object(stated, "eagle_config"), _object(stated, "transformer_layer_config")
-    config = {**nested, **stated}
-    spec = _spec(stated, layer, served)
-    read = _layers_read(config.get(LAYERS), len(served.layers))
+    config = {**nested, **{name: value for name, value in stated.items() if value is not None}}
     if not _flag({"use_aux_hidden_state": True, **config}, "use_aux_hidden_state"):
         raise UnsupportedModel("use_aux_hidden_state false is not supported: EAGLE-3 reads inner layers")
+    spec = _spec(stated, layer, served)
+    read = _layers_read(config.get(LAYERS), len(served.layers))
     if (wide := config.get("target_hidden_size")) not in (None, served.hidden_size):
-        raise CheckpointError(f"it reads hidden states of size {wide!r}, and the served model's have {served.hidden_size}")
+        raise CheckpointError(
+            f"it reads hidden states of size {wide!r}, and the served model's have {served.hidden_size}"
+        )
     return EagleConfig(
         spec,
         read,
@@ -68,7 +70,9 @@ def _spec(stated: Mapping[str, Any], layer: Mapping[str, Any], served: ModelSpec
     if spec.model_type not in FAMILIES:
         raise UnsupportedModel(f"an EAGLE-3 layer of model_type {spec.model_type!r} is not supported")
     if len(spec.layers) != 1:
-        raise UnsupportedModel(f"num_hidden_layers {len(spec.layers)} is not supported: an EAGLE-3 drafter has one layer")
+        raise UnsupportedModel(
+            f"num_hidden_layers {len(spec.layers)} is not supported: an EAGLE-3 drafter has one layer"
+        )
     if spec.vocab_size != served.vocab_size:
         raise CheckpointError(
             f"it has a vocabulary of {spec.vocab_size} tokens, and the served model one of {served.vocab_size}"

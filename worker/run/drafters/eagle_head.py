@@ -120,11 +120,10 @@ class _Stored:
 
     def check(self) -> int:
         kept = [*self._weights()]
-        check_tensors(self._source, [weight for weight, _ in kept], "", UNREAD)
         if self._embedding is None or self._head is None:
             self._check_size()
-        if self._has_target_ids:
-            self._check_target_ids()
+        check_tensors(self._source, [weight for weight, _ in kept], "", UNREAD)
+        self._target_ids()
         return Keeper(self._loader.dtype, self._loader.device).nbytes(kept)
 
     def load(self, served: Weights, max_positions: int) -> EagleHead:
@@ -182,30 +181,25 @@ class _Stored:
                 f"{self._served.hidden_size}: then it needs {EMBED}{WEIGHT} and {HEAD}{WEIGHT} of its own"
             )
 
-    @property
-    def _has_target_ids(self) -> bool:
-        """Whether ids of the head are translated. They may be although they are as many as those of the served model."""
-        return self._size < self._served.vocab_size or TARGET_IDS in self._tensors
+    def _target_ids(self) -> Tensor | None:
+        """Returns the id in the served model for each id of the head; None if they are the same.
 
-    def _check_target_ids(self) -> None:
-        tensors = self._tensors
+        Raises CheckpointError if the tensor is missing that says so, or its numbers give no ids.
+        """
+        tensors, size, count = self._tensors, self._size, self._served.vocab_size
+        if size == count and TARGET_IDS not in tensors:
+            return None
         if TARGET_IDS not in tensors:
             raise CheckpointError(f"{tensors.folder}: tensor {TARGET_IDS} is missing")
-        if tensors.shape(TARGET_IDS) != (self._size,) or tensors.format(TARGET_IDS) not in ("I64", "I32"):
-            raise CheckpointError(f"{tensors.where(TARGET_IDS)}: tensor {TARGET_IDS} must be {self._size} whole numbers")
-
-    def _target_ids(self) -> Tensor | None:
-        """Returns the id in the served model for each id of the head; None if they are the same."""
-        if not self._has_target_ids:
-            return None
-        size = self._size
-        added, own = torch.empty(size, dtype=torch.int64), torch.arange(size)
-        self._tensors.copy(TARGET_IDS, added)
-        ids, most = own + added, self._served.vocab_size
-        if int(ids.min()) < 0 or int(ids.max()) >= most or len(torch.unique(ids)) < size:
-            where = self._tensors.where(TARGET_IDS)
-            raise CheckpointError(f"{where}: tensor {TARGET_IDS} does not give {size} different ids below {most}")
-        return ids if bool(added.any()) or size < most else None
+        where = tensors.where(TARGET_IDS)
+        if tensors.shape(TARGET_IDS) != (size,) or tensors.format(TARGET_IDS) not in ("I64", "I32"):
+            raise CheckpointError(f"{where}: tensor {TARGET_IDS} must be {size} whole numbers")
+        added = torch.empty(size, dtype=torch.int64)
+        tensors.copy(TARGET_IDS, added)
+        ids = torch.arange(size) + added
+        if int(ids.min()) < 0 or int(ids.max()) >= count or len(torch.unique(ids)) < size:
+            raise CheckpointError(f"{where}: tensor {TARGET_IDS} does not give {size} different ids below {count}")
+        return ids
 
 
 def _find_layer(tensors: StoredTensors) -> str:

@@ -1,4 +1,4 @@
-"""Drafts of a head: a layer that reads hidden states of the served model, and proposes the next tokens of all sequences.
+"""Drafts of a head: a layer that reads hidden states of the served model, and proposes tokens for all sequences.
 
 The row of the last token but one gives the first draft. Each further draft comes from the row of the draft before it,
 which reads what the head itself has computed in place of hidden states of the served model. A draft is drawn as the
@@ -26,7 +26,7 @@ from worker.spec import ModelSpec
 
 
 class Head(Protocol):
-    """The weights of a head, and how its rows begin: see mtp_head.py and eagle_head.py. H: the hidden size of its layer.
+    """The weights of a head, and how its rows begin (mtp_head.py, eagle_head.py). H: the hidden size of its layer.
 
     name: in the log. decoder: its layer, with the embedding and the head over the vocabulary that it uses.
     layers: the layers of the served model whose outputs it reads; empty: the output of the last norm.
@@ -49,7 +49,7 @@ class Head(Protocol):
         """Returns what the rows of tokens read [N, H], of their hidden states in the served model [N, W]."""
 
     def inputs(self, inputs: ForwardInputs, features: Tensor) -> ForwardInputs:
-        """Returns the inputs of the layer. inputs: with the next tokens of the rows; features [T, H]: what they read."""
+        """Returns the inputs of the layer. inputs: of the next tokens; features [T, H]: what their rows read."""
 
 
 class HeadDrafter(CpuDrafter):
@@ -65,7 +65,7 @@ class HeadDrafter(CpuDrafter):
         spec, dtype, self._longest = decoder.spec, decoder.weights.embed.dtype, decoder.max_positions
         pages = page_count(spec, dtype, self._longest, pool_bytes)
         self._cache = KVCache(spec, [pages], PAGE_SIZE, dtype, "cpu")
-        self._head, self._model, self.name = head, fastest_decoder(decoder, self._cache), head.name
+        self.head, self._model, self.name = head, fastest_decoder(decoder, self._cache), head.name
         self._own = HiddenStates(() if head.normed else (0,), spec.hidden_size, dtype)
         self._vocab_size = served.vocab_size
         self.sequences = HeadSequences(PagePool(pages, PAGE_SIZE))
@@ -85,7 +85,7 @@ class HeadDrafter(CpuDrafter):
     def _propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
         held = [self.sequences.get(target, count, self._longest) for target, count in wanted]
         chunks, hidden = self._unread([one for one in held if one is not None])
-        features = self._head.features(hidden) if chunks else hidden
+        features = self.head.features(hidden) if chunks else hidden
         ready = {chunk.sequence for chunk in chunks if chunk.samples}
         counts = {
             one: count for one, (_, count) in zip(held, wanted, strict=True) if one is not None and one.own in ready
@@ -121,7 +121,7 @@ class HeadDrafter(CpuDrafter):
         features: what the rows read [N, H].
         """
         inputs, _ = build_inputs(chunks, PAGE_SIZE, self._cache.device)
-        normed, following = self._own.of_step(self._model, self._head.inputs(inputs, features), self._cache)
+        normed, following = self._own.of_step(self._model, self.head.inputs(inputs, features), self._cache)
         if drafting:
             rows = [(one.target, one.target.next_output + len(one.own.tokens) - one.known) for one in drafting]
             logits, model = self._of_vocabulary(self._model.logits(normed)), self._model
@@ -132,7 +132,7 @@ class HeadDrafter(CpuDrafter):
 
     def _of_vocabulary(self, logits: Tensor) -> Tensor:
         """Returns the logits [R, vocab] of the served model's tokens, of those of the head's tokens [R, D]."""
-        ids = self._head.target_ids
+        ids = self.head.target_ids
         if ids is None:
             return logits
         return logits.new_full((len(logits), self._vocab_size), -torch.inf).index_copy_(1, ids, logits)

@@ -1,7 +1,10 @@
-"""MTP heads: their proposals are those of transformers' own layers, and they change no token of an answer."""
+"""MTP and EAGLE-3 heads: their proposals are those of plain PyTorch, and they change no token of an answer."""
 
 import random
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,56 +13,84 @@ import torch
 
 from shared.messages import Sampling
 from tests.checkpoints import VOCAB, Checkpoints
+from tests.worker.run.drafters.eagle_heads import EAGLES, Eagle
 from tests.worker.run.drafters.harness import sequences, served
-from tests.worker.run.drafters.heads import HEADS, Head, with_head
+from tests.worker.run.drafters.heads import HEADS, with_head
 from tests.worker.run.harness import MAX_SEQ_LEN, batch_invariant_decoder
+from worker.kv_cache.groups import cache_groups
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.quantization.in_memory import AS_STORED
 from worker.run.drafters import head_drafter
+from worker.run.drafters.eagle_config import read_eagle_config
+from worker.run.drafters.eagle_head import load_eagle
+from worker.run.drafters.head_drafter import Head, HeadDrafter
 from worker.run.drafters.head_sequences import HeadSequence
 from worker.run.drafters.hidden_rows import CONTEXT
-from worker.run.drafters.head_drafter import HeadDrafter
 from worker.run.drafters.mtp_head import load_head
 from worker.run.inputs import build_inputs, dummy_sequence
 from worker.schedule.sequence import Chunk, Sequence
 
 
-@pytest.fixture(scope="module")
-def made(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Makes a checkpoint with a head once, and returns its folder and the head."""
-    done: dict[str, tuple[Path, Head]] = {}
+@dataclass(frozen=True)
+class Made:
+    """A served model with a head. propose: returns drafts and their logits by plain PyTorch."""
 
-    def make(kind: str) -> tuple[Path, Head]:
-        if kind not in done:
-            folder = tmp_path_factory.mktemp("heads") / kind
-            done[kind] = (folder, with_head(kind, checkpoints(kind), folder))
-        return done[kind]
+    folder: Path
+    load: Callable[[Decoder], Head]
+    propose: Callable[[list[int], int], tuple[list[int], torch.Tensor]]
+
+    @property
+    def target(self) -> Decoder:
+        return batch_invariant_decoder(self.folder, torch.float32)
+
+    def drafter(self, pool_bytes: int = 1 << 30) -> HeadDrafter:
+        return HeadDrafter(self.load(self.target), self.target.spec, pool_bytes)
+
+    @torch.inference_mode()
+    def hidden_states(self, drafter: HeadDrafter, tokens: list[int]) -> torch.Tensor:
+        """Returns the hidden states [N, W] of these tokens that the drafter reads."""
+        target = self.target
+        groups = cache_groups(target.spec, MAX_SEQ_LEN, paged=True)
+        sequence = dummy_sequence(tokens, 16, len(groups), Sampling(1))
+        for pages in sequence.pages:
+            pages[:] = type(pages)("i", range(1, 1 + len(pages)))
+        kv = KVCache(
+            target.spec, [20] * len(groups), 16, torch.float32, "cpu", groups, state_slots=4, state_dtype=torch.float32
+        )
+        chunk = Chunk(sequence, 0, len(tokens), False)
+        inputs, _ = build_inputs([chunk], 16, kv.device, recurrent=target.spec.recurrent)
+        object.__setattr__(inputs, "logits_indices", torch.arange(len(tokens)))
+        return drafter.hidden_states.of_step(target, inputs, kv)[1]
+
+
+@pytest.fixture(scope="module")
+def made(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    """Makes each checkpoint with a head once."""
+
+    @cache
+    def make(kind: str) -> Made:
+        folder = tmp_path_factory.mktemp("heads") / kind
+        if kind in HEADS:
+            head = with_head(kind, checkpoints(kind), folder)
+            return Made(folder, lambda of: load_head(folder, of.spec, of.weights, AS_STORED, MAX_SEQ_LEN), head.propose)
+        eagle = Eagle(EAGLES[kind], served := checkpoints(EAGLES[kind].served))
+        eagle.save(folder)
+
+        def load(of: Decoder) -> Head:
+            config = read_eagle_config(folder, of.spec)
+            return load_eagle(folder, config, of.spec, of.weights, AS_STORED, MAX_SEQ_LEN)
+
+        return Made(served, load, eagle.propose)
 
     return make
 
 
-def drafter_of(folder: Path, pool_bytes: int = 1 << 30) -> HeadDrafter:
-    target = batch_invariant_decoder(folder, torch.float32)
-    head = load_head(folder, target.spec, target.weights, AS_STORED, MAX_SEQ_LEN)
-    return HeadDrafter(head, target.spec, pool_bytes)
-
-
-@torch.inference_mode()
-def hidden_states(target: Decoder, tokens: list[int]) -> torch.Tensor:
-    """Returns the hidden states [N, H] of these tokens."""
-    sequence = dummy_sequence(tokens, 16, 1, Sampling(1))
-    sequence.pages[0][:] = type(sequence.pages[0])("i", range(1, 1 + len(sequence.pages[0])))
-    cache = KVCache(target.spec, [20], 16, torch.float32, "cpu", state_slots=4, state_dtype=torch.float32)
-    chunk = Chunk(sequence, 0, len(tokens), False)
-    inputs, _ = build_inputs([chunk], 16, cache.device, recurrent=target.spec.recurrent)
-    object.__setattr__(inputs, "logits_indices", torch.arange(len(tokens)))
-    return target.hidden(inputs, cache).clone()
-
-
-@pytest.mark.parametrize("kind", HEADS)
-def test_drafts_are_those_of_transformers_layers(kind: str, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, head = made(kind)
+@pytest.mark.parametrize("kind", (*HEADS, *EAGLES))
+def test_drafts_are_those_of_plain_pytorch(
+    kind: str, made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = made(kind)
     logits: list[torch.Tensor] = []
     drawn: list[tuple[Sequence, int]] = []
 
@@ -73,13 +104,18 @@ def test_drafts_are_those_of_transformers_layers(kind: str, made: Any, monkeypat
     draw = random.Random(5)
     tokens = [draw.randrange(3, VOCAB) for _ in range(draw.randint(20, 60))]
     sequence = Sequence((b"f", 1), tokens, len(tokens) - 1, Sampling(9, temperature=0.0), 4)
-    drafter = drafter_of(folder)
-    states = hidden_states(batch_invariant_decoder(folder, torch.float32), tokens[:-1])
+    drafter = one.drafter()
+    states = one.hidden_states(drafter, tokens[:-1])
     drafter.sequences.read(sequence, 0, states[:11])
     drafter.sequences.read(sequence, 11, states[11:])
     drafts = drafter.propose([(sequence, 4)])
-    expected, of_reference = head.propose(tokens, 4)
-    torch.testing.assert_close(torch.stack(logits), of_reference, rtol=1e-3, atol=1e-3)
+    expected, of_reference = one.propose(tokens, 4)
+    ids, of_drafter = drafter.head.target_ids, torch.stack(logits)
+    if ids is not None:
+        rest = of_drafter.index_fill(1, ids, -torch.inf)
+        assert bool((rest == -torch.inf).all()), "tokens that the head lacks are never drafted"
+        of_drafter = of_drafter[:, ids]
+    torch.testing.assert_close(of_drafter, of_reference, rtol=1e-3, atol=1e-3)
     assert drafts == [tuple(expected)]
     assert drawn == [(sequence, output) for output in range(1, 5)], "as the tokens themselves will be drawn"
 
@@ -90,9 +126,9 @@ class Corrected:
     It compares the proposals with those of a new drafter, which reads all hidden states at once.
     """
 
-    def __init__(self, folder: Path, drafter: HeadDrafter, right: list[list[int]]) -> None:
+    def __init__(self, made: Made, drafter: HeadDrafter, right: list[list[int]]) -> None:
         self.drafter, self.compared = drafter, 0
-        self._folder, self._right, self._draw = folder, right, random.Random(2)
+        self._made, self._right, self._draw = made, right, random.Random(2)
 
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
         proposed, returned = self.drafter.propose(wanted), []
@@ -105,8 +141,8 @@ class Corrected:
         return returned
 
     def _compare(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
-        fresh, first = drafter_of(self._folder), self.drafter.sequences.of(sequence).first
-        states = hidden_states(batch_invariant_decoder(self._folder, torch.float32), sequence.tokens[:-1])
+        fresh, first = self._made.drafter(), self.drafter.sequences.of(sequence).first
+        states = self._made.hidden_states(fresh, sequence.tokens[:-1])
         fresh.sequences.read(sequence, first, states[first:])
         assert fresh.propose([(sequence, len(drafts))]) == [drafts]
         self.compared += 1
@@ -115,14 +151,16 @@ class Corrected:
         self.drafter.forget(target)
 
 
-@pytest.mark.parametrize("kind", HEADS)
-def test_head_changes_no_token_and_knows_the_hidden_states_of_all_accepted_tokens(kind: str, made: Any) -> None:
-    folder, _ = made(kind)
+@pytest.mark.parametrize("kind", (*HEADS, *EAGLES))
+def test_head_changes_no_token_and_knows_the_hidden_states_of_all_accepted_tokens(
+    kind: str, made: Callable[[str], Made]
+) -> None:
+    folder = made(kind).folder
     plain, _, most = served(folder, None)
-    drafter = drafter_of(folder)
+    drafter = made(kind).drafter()
     tokens, scheduler, _ = served(folder, drafter, drafter)
     assert tokens == plain and scheduler.status.draft_tokens > 5
-    corrected = Corrected(folder, drafter, plain)
+    corrected = Corrected(made(kind), drafter, plain)
     tokens, scheduler, steps = served(folder, corrected, drafter)
     assert tokens == plain and steps < most and corrected.compared > 9
     assert 0 < scheduler.status.accepted_tokens < scheduler.status.draft_tokens
@@ -161,8 +199,8 @@ def test_states_that_no_draft_needs_for_long_are_forgotten() -> None:
     assert one.follow() and torch.equal(one.take(one.unread_rows), states_at(one.first, 8 * CONTEXT - 1))
 
 
-def test_sequences_without_room_have_no_drafts(made: Any) -> None:
-    drafter, (first, second) = drafter_of(made("qwen3_5")[0], pool_bytes=0), sequences()[:2]
+def test_sequences_without_room_have_no_drafts(made: Callable[[str], Made]) -> None:
+    drafter, (first, second) = made("qwen3_5").drafter(pool_bytes=0), sequences()[:2]
     for sequence in (first, second):
         sequence.tokens[:] = [9] * 70
         drafter.sequences.read(sequence, 0, torch.randn(69, drafter.hidden_states.width))
@@ -174,9 +212,10 @@ def test_sequences_without_room_have_no_drafts(made: Any) -> None:
     assert drafter.propose([(second, 3)]) == [()], "longer than the model allows"
 
 
-def test_head_that_fails_drafts_no_more_and_fails_no_request(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, _ = made("qwen3_5")
-    drafter, calls = drafter_of(folder), []
+def test_head_that_fails_drafts_no_more_and_fails_no_request(
+    made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, drafter, calls = made("qwen3_5").folder, made("qwen3_5").drafter(), []
 
     def failing(*_: Any) -> None:
         calls.append(1)
