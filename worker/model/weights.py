@@ -117,6 +117,10 @@ class Loader:
         last = self.norm(self._last_norm())
         return Weights(table, layers, last, self._head(shared), inputs)
 
+    def nbytes(self) -> int:
+        """Returns how many bytes the model takes in memory. Reads no weights."""
+        return self._needed([*self._weights()])
+
     def layer(self, prefix: str, layer: LayerSpec) -> Layer:
         mixed, fed = (self._made(part, prefix, layer) for part in _parts_of(layer))
         own = {name: self.linear(linear, prefix) for name, linear in own_linears(self.spec).items()}

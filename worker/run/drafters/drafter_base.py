@@ -51,6 +51,12 @@ def page_count(spec: ModelSpec, dtype: torch.dtype, longest: int, pool_bytes: in
     return 1 + max(each, min(TILE * each, affordable))
 
 
+def cache_bytes(spec: ModelSpec, dtype: torch.dtype, longest: int, pool_bytes: int) -> int:
+    """Returns how many bytes the K/V of a drafter takes. The arguments are those of page_count."""
+    each = bytes_per_page(spec, one_group(spec)[0], PAGE_SIZE, dtype, "cpu")
+    return page_count(spec, dtype, longest, pool_bytes) * each
+
+
 def grow(pages: "array[int]", pool: PagePool, tokens: int) -> bool:
     """Adds the pages that so many tokens need. Returns False and changes nothing if there are too few."""
     more = pool.acquire(max(0, pool.pages_for(tokens) - len(pages)))
