@@ -37,6 +37,11 @@ class EagleKind:
     settings: dict[str, Any] = field(default_factory=dict)  # of the config
     layer: dict[str, Any] = field(default_factory=dict)  # of the layer's config
 
+    def target_ids(self, vocab: int) -> Tensor:
+        """Returns the id in the served model for each id of the head. vocab: how many the served model has."""
+        drawn = torch.randperm(vocab, generator=torch.Generator().manual_seed(self.draft_vocab))
+        return torch.arange(vocab) if self.draft_vocab == vocab else drawn[: self.draft_vocab]
+
 
 EAGLES = {
     "flat": EagleKind("llama", (1, 0, 2), [2, 1, 3]),
@@ -91,9 +96,8 @@ class Eagle:
             self.tensors[f"{name}.weight"] = 1 + torch.randn(size, generator=draw) * 0.2
         if kind.bias:
             self.tensors["fc.bias"] = torch.randn(hidden, generator=draw)
-        self.ids = torch.arange(self.vocab)
+        self.ids = kind.target_ids(self.vocab)
         if kind.draft_vocab < self.vocab:
-            self.ids = torch.randperm(self.vocab, generator=draw)[: kind.draft_vocab]
             self.tensors["d2t"] = self.ids - torch.arange(kind.draft_vocab)
             self.tensors["t2d"] = torch.zeros(self.vocab, dtype=torch.bool).index_fill_(0, self.ids, 1)
 
