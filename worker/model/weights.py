@@ -206,7 +206,7 @@ class Loader:
         return [self._part(*each, exact=linear.exact) for each in zip(stored, orders, strict=True)]
 
     def _part(self, weight: StoredWeight, order: Tensor | slice, *, exact: bool) -> Tensor | QuantizedWeight:
-        part = self._read(weight)
+        part = self.read(weight)
         if exact:
             return (part.dequantize(self.dtype) if isinstance(part, QuantizedWeight) else part)[order]
         part = self.memory.convert(part, self.dtype)
@@ -234,10 +234,10 @@ class Loader:
 
     def _widened(self, weight: StoredWeight) -> Tensor | QuantizedWeight:
         """Reads the embedding or the head."""
-        read = self._read(weight)
+        read = self.read(weight)
         return read.dequantize(self.dtype) if self.memory.widen and isinstance(read, QuantizedWeight) else read
 
-    def _read(self, weight: StoredWeight) -> Tensor | QuantizedWeight:
+    def read(self, weight: StoredWeight) -> Tensor | QuantizedWeight:
         return weight.read(self._tensor, self.dtype)
 
     def _vector(self, norm: PlainWeight) -> Tensor:

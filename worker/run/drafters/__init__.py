@@ -8,6 +8,7 @@ head_drafter        a layer that reads hidden states of the served model
 mtp_head            such a layer: the MTP head of a checkpoint
 eagle_head          such a layer: an EAGLE-3 head, which has a checkpoint of its own
 eagle_config        what the config of an EAGLE-3 checkpoint says
+few_bits            the head over the vocabulary in four bits, for drafts alone
 hidden_rows         hidden states of the served model, which heads read
 head_sequences      what it holds of each sequence: hidden states and K/V pages
 vocabulary          compares the vocabularies of two checkpoints

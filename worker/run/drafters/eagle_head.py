@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from worker.kernels.linear import PackedLinear
+from worker.kernels.linear import PackedLinear, pack_stacked
 from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.model.checkpoint.expected_tensors import check_tensors
 from worker.model.checkpoint.stacked_linear import BIAS, WEIGHT, StackedLinear
 from worker.model.checkpoint.staging import Staging
-from worker.model.checkpoint.stored_weight import PlainWeight, StoredTensors, WeightSource
+from worker.model.checkpoint.stored_weight import Layout, PlainWeight, StoredTensors, StoredWeight, WeightSource
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.layer import Weights
@@ -31,6 +31,7 @@ from worker.model.quantization.in_memory import InMemory
 from worker.model.source import open_source
 from worker.model.weights import Kept, Loader
 from worker.model.weights_size import Keeper
+from worker.run.drafters import few_bits
 from worker.run.drafters.eagle_config import EagleConfig
 from worker.spec import ModelSpec
 
@@ -116,7 +117,7 @@ class _Stored:
         self._norms_before = [(name, width // len(config.norms_before)) for name in config.norms_before]
         self._size = config.draft_vocab_size
         shared = self._size == served.vocab_size and HEAD + WEIGHT not in self._tensors
-        self._head = None if shared else StackedLinear((HEAD,), (self._size,), self._hidden, bias=False, exact=True)
+        self._head = None if shared else source.weight(HEAD + WEIGHT, (self._size, self._hidden))
 
     def check(self) -> int:
         kept = [*self._weights()]
@@ -134,7 +135,7 @@ class _Stored:
         last, embedding_norm, hidden_norm = (loader.norm(parts) for parts in self._norms())
         norms_before = tuple(loader.norm(self._norm(*each)) for each in self._norms_before)
         join = loader.linear(self._join, "")
-        head = served.head if self._head is None else loader.linear(self._head, "")
+        head = served.head if self._head is None else self._own_head(self._head)
         embed = served.embed if self._embedding is None else self._own_embedding(self._embedding, served.embed)
         decoder = Decoder(config.spec, Weights(embed, [layer], last, head), max_positions)
         return EagleHead(
@@ -154,6 +155,15 @@ class _Stored:
         self._tensors.copy(stored.name, own)
         return served if torch.equal(own, served) else own
 
+    def _layout(self, head: StoredWeight) -> Layout | None:
+        """Returns how a head over the vocabulary of its own is kept."""
+        return few_bits.LAYOUT if few_bits.pays(head.shape, head.layout, self._loader.dtype) else head.layout
+
+    def _own_head(self, stored: StoredWeight) -> PackedLinear:
+        head, dtype = self._loader.read(stored), self._loader.dtype
+        few = self._layout(stored) is few_bits.LAYOUT
+        return few_bits.pack(head, dtype) if few else pack_stacked([head], dtype=dtype, invariant=True)
+
     def _norm(self, name: str, size: int) -> list[PlainWeight]:
         return [*norm_weights(self._config.spec, name, size)]
 
@@ -167,10 +177,10 @@ class _Stored:
         yield from loader.weights_of_layer(self._layer, self._config.spec.layers[0])
         for parts in (*self._norms(), *(self._norm(*each) for each in self._norms_before)):
             yield from ((part, None) for part in parts)
-        for linear in (self._join, self._head):
-            if linear is not None:
-                yield from loader.weights_of(linear, "")
-                yield from ((bias, None) for bias in linear.biases(""))
+        yield from loader.weights_of(self._join, "")
+        yield from ((bias, None) for bias in self._join.biases(""))
+        if self._head is not None:
+            yield self._head, self._layout(self._head)
         if self._embedding is not None:
             yield self._embedding, None
 

@@ -2,7 +2,8 @@
 
 Its input is a linear of two vectors side by side: the embedding of the next token, and the hidden state that the served
 model has computed for the token before it, each with a norm of its own. The head has no embedding and no head over the
-vocabulary of its own: it uses those of the served model, also where the checkpoint holds copies (GLM-4.5).
+vocabulary of its own: it uses those of the served model, also where the checkpoint holds copies (GLM-4.5). A large
+head over the vocabulary is kept in four bits besides (few_bits.py).
 
 Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.2), whose heads these are, and the tensors of the checkpoints.
 """
@@ -23,7 +24,7 @@ from worker.model.checkpoint.expected_tensors import check_tensors
 from worker.model.checkpoint.language_model import DRAFTER
 from worker.model.checkpoint.stacked_linear import StackedLinear
 from worker.model.checkpoint.staging import Staging
-from worker.model.checkpoint.stored_weight import PlainWeight, StoredTensors, WeightSource
+from worker.model.checkpoint.stored_weight import PlainWeight, StoredTensors, StoredWeight, WeightSource
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.layer import Weights
@@ -32,6 +33,7 @@ from worker.model.quantization.in_memory import InMemory
 from worker.model.source import open_source
 from worker.model.weights import Kept, Loader
 from worker.model.weights_size import Keeper
+from worker.run.drafters import few_bits
 from worker.spec import ATTENTION, LayerSpec, ModelSpec
 
 
@@ -130,19 +132,38 @@ class _Head:
         modules = tuple(f"{names.outer}{module}." for module in outer)
         kept = [*self._weights()]
         check_tensors(self._source, [weight for weight, _ in kept], names.layer, (*copies, *modules))
-        return self._spec, Keeper(self._loader.dtype, self._loader.device).nbytes(kept)
+        keeper, stored = Keeper(self._loader.dtype, self._loader.device), self._stored_head
+        copy = keeper.nbytes_as(stored.shape, few_bits.LAYOUT) if self._copies_head else 0
+        return self._spec, keeper.nbytes(kept) + copy
 
     def load(self, served: Weights, max_positions: int) -> MtpHead:
         self.check()
         names, loader = self._names, self._loader
         self._source.tensors.expect(tensor.name for weight, _ in self._weights() for tensor in weight.tensors())
         layer = loader.layer(names.layer, self._spec.layers[0])
-        weights = Weights(served.embed, [layer], loader.norm(self._norm(names.last_norm)), served.head)
+        weights = Weights(served.embed, [layer], loader.norm(self._norm(names.last_norm)), self._head(served))
         join = loader.linear(self._join, names.outer)
         embedding_norm, hidden_norm = (
             loader.norm(self._norm(name)) for name in (names.embedding_norm, names.hidden_norm)
         )
         return MtpHead(Decoder(self._spec, weights, max_positions), join, embedding_norm, hidden_norm)
+
+    @property
+    def _stored_head(self) -> StoredWeight:
+        """The head over the vocabulary, which may be the embedding."""
+        return self._loader.head or self._loader.embed
+
+    @property
+    def _copies_head(self) -> bool:
+        """Whether drafts have a copy of the served model's head in four bits."""
+        layout = None if self._loader.memory.widen else self._stored_head.layout
+        return few_bits.pays(self._stored_head.shape, layout, self._loader.dtype)
+
+    def _head(self, served: Weights) -> PackedLinear:
+        if not self._copies_head:
+            return served.head
+        loader = self._loader
+        return few_bits.pack(served.embed if loader.head is None else loader.read(loader.head), loader.dtype)
 
     def _norm(self, name: str) -> list[PlainWeight]:
         return [*norm_weights(self._spec, self._names.outer + name, self._spec.hidden_size)]
