@@ -3,65 +3,28 @@
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from shared.messages import Sampling
-from tests.checkpoints import VOCAB, Checkpoints
+from tests.checkpoints import Checkpoints
 from tests.worker.run.drafters.eagle_heads import EAGLES, Eagle
 from tests.worker.run.drafters.harness import sequences, served
 from tests.worker.run.drafters.heads import HEADS, with_head
-from tests.worker.run.harness import MAX_SEQ_LEN, batch_invariant_decoder
-from worker.kv_cache.groups import cache_groups
-from worker.kv_cache.tensors import KVCache
+from tests.worker.run.drafters.made import Made, check_proposals
+from tests.worker.run.harness import MAX_SEQ_LEN
 from worker.model.decoder import Decoder
 from worker.model.quantization.in_memory import AS_STORED
-from worker.run.drafters import head_drafter
 from worker.run.drafters.eagle_config import read_eagle_config
 from worker.run.drafters.eagle_head import load_eagle
 from worker.run.drafters.head_drafter import Head, HeadDrafter
 from worker.run.drafters.head_sequences import HeadSequence
 from worker.run.drafters.hidden_rows import CONTEXT
 from worker.run.drafters.mtp_head import load_head
-from worker.run.inputs import build_inputs, dummy_sequence
-from worker.schedule.sequence import Chunk, Sequence
-
-
-@dataclass(frozen=True)
-class Made:
-    """A served model with a head. propose: returns drafts and their logits by plain PyTorch."""
-
-    folder: Path
-    load: Callable[[Decoder], Head]
-    propose: Callable[[list[int], int], tuple[list[int], torch.Tensor]]
-
-    @property
-    def target(self) -> Decoder:
-        return batch_invariant_decoder(self.folder, torch.float32)
-
-    def drafter(self, pool_bytes: int = 1 << 30) -> HeadDrafter:
-        return HeadDrafter(self.load(self.target), self.target.spec, pool_bytes)
-
-    @torch.inference_mode()
-    def hidden_states(self, drafter: HeadDrafter, tokens: list[int]) -> torch.Tensor:
-        """Returns the hidden states [N, W] of these tokens that the drafter reads."""
-        target = self.target
-        groups = cache_groups(target.spec, MAX_SEQ_LEN, paged=True)
-        sequence = dummy_sequence(tokens, 16, len(groups), Sampling(1))
-        for pages in sequence.pages:
-            pages[:] = type(pages)("i", range(1, 1 + len(pages)))
-        kv = KVCache(
-            target.spec, [20] * len(groups), 16, torch.float32, "cpu", groups, state_slots=4, state_dtype=torch.float32
-        )
-        chunk = Chunk(sequence, 0, len(tokens), False)
-        inputs, _ = build_inputs([chunk], 16, kv.device, recurrent=target.spec.recurrent)
-        object.__setattr__(inputs, "logits_indices", torch.arange(len(tokens)))
-        return drafter.hidden_states.of_step(target, inputs, kv)[1]
+from worker.schedule.sequence import Sequence
 
 
 @pytest.fixture(scope="module")
@@ -90,34 +53,7 @@ def made(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_drafts_are_those_of_plain_pytorch(
     kind: str, made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = made(kind)
-    logits: list[torch.Tensor] = []
-    drawn: list[tuple[Sequence, int]] = []
-
-    def noting(of: torch.Tensor, rows: list[tuple[Sequence, int]], *others: Any) -> torch.Tensor:
-        logits.append(of[0].clone())
-        drawn.extend(rows)
-        return original(of, rows, *others)
-
-    original = head_drafter.sample_rows  # type: ignore[attr-defined]
-    monkeypatch.setattr(head_drafter, "sample_rows", noting)
-    draw = random.Random(5)
-    tokens = [draw.randrange(3, VOCAB) for _ in range(draw.randint(20, 60))]
-    sequence = Sequence((b"f", 1), tokens, len(tokens) - 1, Sampling(9, temperature=0.0), 4)
-    drafter = one.drafter()
-    states = one.hidden_states(drafter, tokens[:-1])
-    drafter.sequences.read(sequence, 0, states[:11])
-    drafter.sequences.read(sequence, 11, states[11:])
-    drafts = drafter.propose([(sequence, 4)])
-    expected, of_reference = one.propose(tokens, 4)
-    ids, of_drafter = drafter.head.target_ids, torch.stack(logits)
-    if ids is not None:
-        rest = of_drafter.index_fill(1, ids, -torch.inf)
-        assert bool((rest == -torch.inf).all()), "tokens that the head lacks are never drafted"
-        of_drafter = of_drafter[:, ids]
-    torch.testing.assert_close(of_drafter, of_reference, rtol=1e-3, atol=1e-3)
-    assert drafts == [tuple(expected)]
-    assert drawn == [(sequence, output) for output in range(1, 5)], "as the tokens themselves will be drawn"
+    check_proposals(made(kind), monkeypatch)
 
 
 class Corrected:
