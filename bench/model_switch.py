@@ -97,7 +97,7 @@ def forget(files: Sequence[Path]) -> None:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def measure(server: Server, url: str, models: dict[str, Path], rounds: int) -> dict[str, list[float]]:
+def measure(server: Server, url: str, models: dict[str, Path], rounds: int, pause: float) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {"cold": [], "warm": [], "loaded": []}
     for name in models:
         first_token_s(url, name)  # what is made once, is made now
@@ -109,6 +109,7 @@ def measure(server: Server, url: str, models: dict[str, Path], rounds: int) -> d
                     forget([file, *stored])
                 seconds[kind].append(first_token_s(url, name))
                 seconds["loaded"].append(first_token_s(url, name))
+                time.sleep(pause)
     return seconds
 
 
@@ -117,6 +118,9 @@ def main() -> int:
     parser.add_argument("models", nargs=2, type=Path, help="two GGUF files")
     parser.add_argument("--llama-server", type=Path, help="the program, to compare with; none: only Sluice")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--pause", type=float, default=3.0, help="seconds in which somebody reads an answer [%(default)g]"
+    )
     parser.add_argument("--port", type=int, default=8766)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
@@ -131,7 +135,7 @@ def main() -> int:
             log = Path(made) / "log"
             try:
                 with serving(server, args.port, log) as url:
-                    found = measure(server, url, models, args.rounds)
+                    found = measure(server, url, models, args.rounds, args.pause)
             except (RuntimeError, TimeoutError, httpx.HTTPError):
                 print(log.read_text()[-2000:], file=sys.stderr)
                 raise

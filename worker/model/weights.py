@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shared.hf_hub import Progress
 from worker.kernels.cpu.huge_pages import Pieces
+from worker.kernels.cpu.malloc import kept_free_memory
 from worker.kernels.experts import PackedExperts, pack_experts, pack_quantized_experts
 from worker.kernels.linear import PackedLinear, pack_quantized, pack_stacked
 from worker.kernels.weights.quantized_weight import QuantizedWeight
@@ -113,7 +114,8 @@ class Loader:
         shared = embed if self.head is None or self.spec.tied else table
         del embed  # its codes are needed no more unless the head is tied
         inputs = self._layer_inputs()
-        layers = [self.keep(self.layer(*each)) for each in self._layers()]
+        with kept_free_memory():
+            layers = [self.keep(self.layer(*each)) for each in self._layers()]
         last = self.norm(self._last_norm())
         return Weights(table, layers, last, self._head(shared), inputs)
 

@@ -1,6 +1,6 @@
 """A process that waits with the worker's libraries imported, and becomes the worker of the next model that is loaded.
 
-Imports take a second or two, which is as long as reading a small model. The process (deploy/cli/spare_worker.py) knows
+Imports take a second or two, which is as long as reading a small model. The process (spare_process.py) knows
 no settings before it gets a command, an environment and the pipe for its output through a socket.
 """
 
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from deploy.supervisor.child_command import child_environment
 from deploy.supervisor.child_process import start_process
 
-MODULE = "deploy.cli.spare_worker"
-PREFIX = [sys.executable, "-P", "-m", "deploy.cli.main"]  # of the commands that a spare process can carry out
+MODULE = "deploy.supervisor.models.spare_process"
+PREFIX = [sys.executable, "-P", "-m"]  # of the commands that a spare process can carry out
 MOST_BYTES = 128 << 10  # of a command with its environment; they must fit into one message
 
 
@@ -47,14 +47,14 @@ class Spare:
         self, command: Sequence[str], environment: Mapping[str, str], fds: tuple[int, ...], output: int
     ) -> Process:
         """Makes the spare process carry out a command, or starts a new process as `start_process` does."""
-        process, order = self._process, json.dumps({"words": [*command[len(PREFIX) :]], "environment": {**environment}})
-        fits = not fds and [*command[: len(PREFIX)]] == PREFIX and len(order) <= MOST_BYTES
+        process, order = self._process, _order(command, environment)
+        fits = not fds and 0 < len(order) <= MOST_BYTES
         if process is None or self._socket is None or process.returncode is not None or not fits:
             return await start_process(command, environment, fds, output)
         with self._socket as ours:
             self._process = self._socket = None
             try:
-                socket.send_fds(ours, [order.encode()], [output])
+                socket.send_fds(ours, [order], [output])
             except OSError:  # it has just ended
                 return await start_process(command, environment, fds, output)
         return process
@@ -91,3 +91,11 @@ class Spare:
             if self._socket is not ours:
                 self._failures += 1
                 ours.close()
+
+
+def _order(command: Sequence[str], environment: Mapping[str, str]) -> bytes:
+    """Returns the message to the process; empty for a command that it cannot carry out."""
+    if [*command[: len(PREFIX)]] != PREFIX:
+        return b""
+    module, *words = command[len(PREFIX) :]
+    return json.dumps({"module": module, "words": words, "environment": {**environment}}).encode()

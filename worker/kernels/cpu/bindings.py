@@ -12,7 +12,7 @@ what arguments the functions accept.
 import ctypes
 import mmap
 from collections.abc import Sequence
-from ctypes import c_long, c_void_p
+from ctypes import c_int, c_long, c_void_p
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from worker.kernels.weights.eight_bit_kv import has_scales
 AnyWeight = CpuWeight | ExpertWeight
 PLAIN, PAIRED = 0, 1  # formats of the K/V cache, as in csrc/kv_format.h
 HEADS, WHOLE, ROTATED_HEADS = 0, 1, 2  # the elements that one norm of queries or keys covers, as in csrc/rowwise.c
+BLOCK_FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")  # as FORMATS in unpack_blocks.c
 EIGHT_BITS = {torch.int8: 2, torch.float8_e4m3fn: 3}
 
 
@@ -41,6 +42,25 @@ def touch_pages(start: int, nbytes: int) -> bool:
     if found is not None:
         found.touch_pages(c_void_p(start), c_long(nbytes), c_long(mmap.PAGESIZE))
     return found is not None
+
+
+def unpack_blocks(
+    name: str, rows: Tensor, blocks: int, codes: Tensor, scale: Tensor, minimum: Tensor | None
+) -> bool:  # fmt: skip
+    """Unpacks rows [N, bytes] of so many blocks to codes [N, K], scales and minimums [N, groups].
+
+    Returns False, and does nothing, if the library does not have the format or does not run.
+    """
+    found = library()
+    if name not in BLOCK_FORMATS or rows.is_cuda or found is None or not kernels():
+        return False
+    assert all(tensor is None or tensor.is_contiguous() for tensor in (rows, codes, scale, minimum))
+    found.unpack_blocks(
+        c_int(BLOCK_FORMATS.index(name)), c_void_p(rows.data_ptr()), c_long(len(rows)), c_long(blocks),
+        c_void_p(codes.data_ptr()), c_void_p(scale.data_ptr()),
+        c_void_p(None if minimum is None else minimum.data_ptr()), c_int(torch.get_num_threads()),
+    )  # fmt: skip
+    return True
 
 
 def linear(x: Tensor, weight: AnyWeight, out_dtype: torch.dtype | None = None) -> Tensor:

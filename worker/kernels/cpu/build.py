@@ -31,6 +31,7 @@ AVX512VNNI = (*AVX512BF16, "-mavx512vnni")  # every processor with AVX-512 BF16 
 AMX = (*AVX512VNNI, "-mprfchw")
 NEON = ("-march=armv8-a",)
 DOTPROD = ("-march=armv8.2-a+dotprod",)
+ROUND_TWICE = ("-ffp-contract=off",)  # after the product and after the sum
 
 ANY = (
     "cpu_features.c", "gemm/pack.c", "gemm/pack_codes.c", "decoder.c", "experts.c", "ranks/ranks.c",
@@ -46,6 +47,7 @@ PLAIN = ("gemm/gemm_simd.c", "attention/attention_simd.c", "floors/floors_simd.c
 Units = tuple[tuple[str, tuple[str, ...]], ...]
 X86_UNITS: Units = (
     *((source, ()) for source in ANY),
+    ("gemm/unpack_blocks.c", ROUND_TWICE),
     *((source, flags) for source in ROWS for flags in (AVX2, AVX512, AVX512BF16)),
     *((source, flags) for source in PLAIN for flags in (AVX2, AVX512)),
     ("gemm/gemm_simd.c", AVXVNNI),
@@ -59,6 +61,7 @@ X86_UNITS: Units = (
 )
 ARM_UNITS: Units = (
     *((source, ()) for source in ANY),
+    ("gemm/unpack_blocks.c", ROUND_TWICE),
     *((source, NEON) for source in (*ROWS, *PLAIN)),
     ("gemm/gemm_simd.c", DOTPROD),
 )

@@ -2,7 +2,7 @@
 
 A row of a weight consists of blocks of 32 or 256 numbers. The meaning of each format is that of llama.cpp's ggml, and
 `tests/worker/model/gguf/test_blocks.py` compares it with `gguf.quants.dequantize`. All functions take the bytes of
-blocks as uint8 [n, bytes of a block] on any device.
+blocks as uint8 [n, bytes of a block] on any device. On the CPU, the C library unpacks the usual formats.
 
 Unsigned codes of four bits become signed ones, as INT4 has them: code - 8, and minimum + 8 * scale. Codes of five and
 six bits become INT8.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.kernels.cpu.bindings import unpack_blocks
 from worker.kernels.weights.by_rows import by_rows
 from worker.kernels.weights.quantized_weight import E2M1, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight
 
@@ -24,6 +25,7 @@ Parts = tuple[Tensor, Tensor, Tensor | None]  # codes [n, numbers of a block]; s
 class BlockFormat:
     """numbers, nbytes: of one block. group_size: how many numbers share a scale."""
 
+    name: str
     numbers: int
     nbytes: int
     code_map: CodeMap
@@ -50,7 +52,8 @@ class BlockFormat:
             if minimum is not None and some_minimum is not None:
                 minimum[part].view(some_minimum.shape).copy_(some_minimum)
 
-        by_rows(n, codes.shape[1], convert, on_gpu=rows.is_cuda)
+        if not unpack_blocks(self.name, rows, blocks, codes, scale, minimum):
+            by_rows(n, codes.shape[1], convert, on_gpu=rows.is_cuda)
         return QuantizedWeight(codes, self.code_map, scale, minimum, self.group_size)
 
 
@@ -149,18 +152,19 @@ def _mxfp4(blocks: Tensor) -> Parts:
     return _nibbles(blocks[:, 1:], 16), scale, None
 
 
-FORMATS: Mapping[str, BlockFormat] = {
-    "Q8_0": BlockFormat(32, 34, INT8, 32, False, _q8_0),
-    "Q4_0": BlockFormat(32, 18, INT4, 32, False, _q4_0),
-    "Q4_1": BlockFormat(32, 20, INT4, 32, True, _q4_1),
-    "Q5_0": BlockFormat(32, 22, INT8, 32, False, _q5_0),
-    "Q5_1": BlockFormat(32, 24, INT8, 32, True, _q5_1),
-    "Q2_K": BlockFormat(256, 84, INT4, 16, True, _q2_k),
-    "Q3_K": BlockFormat(256, 110, INT4, 16, False, _q3_k),
-    "Q4_K": BlockFormat(256, 144, INT4, 32, True, _q4_k),
-    "Q5_K": BlockFormat(256, 176, INT8, 32, True, _q5_k),
-    "Q6_K": BlockFormat(256, 210, INT8, 16, False, _q6_k),
-    "IQ4_NL": BlockFormat(32, 18, IQ4_NL, 32, False, _iq4_nl),
-    "IQ4_XS": BlockFormat(256, 136, IQ4_NL, 32, False, _iq4_xs),
-    "MXFP4": BlockFormat(32, 17, E2M1, 32, False, _mxfp4),
-}
+ALL = (
+    BlockFormat("Q8_0", 32, 34, INT8, 32, False, _q8_0),
+    BlockFormat("Q4_0", 32, 18, INT4, 32, False, _q4_0),
+    BlockFormat("Q4_1", 32, 20, INT4, 32, True, _q4_1),
+    BlockFormat("Q5_0", 32, 22, INT8, 32, False, _q5_0),
+    BlockFormat("Q5_1", 32, 24, INT8, 32, True, _q5_1),
+    BlockFormat("Q2_K", 256, 84, INT4, 16, True, _q2_k),
+    BlockFormat("Q3_K", 256, 110, INT4, 16, False, _q3_k),
+    BlockFormat("Q4_K", 256, 144, INT4, 32, True, _q4_k),
+    BlockFormat("Q5_K", 256, 176, INT8, 32, True, _q5_k),
+    BlockFormat("Q6_K", 256, 210, INT8, 16, False, _q6_k),
+    BlockFormat("IQ4_NL", 32, 18, IQ4_NL, 32, False, _iq4_nl),
+    BlockFormat("IQ4_XS", 256, 136, IQ4_NL, 32, False, _iq4_xs),
+    BlockFormat("MXFP4", 32, 17, E2M1, 32, False, _mxfp4),
+)
+FORMATS: Mapping[str, BlockFormat] = {each.name: each for each in ALL}

@@ -14,7 +14,7 @@ from deploy.supervisor.models.spare import MOST_BYTES, PREFIX, Spare
 from tests.frontend.serving import until
 
 # `sluice worker` reads both from its environment, and names them in its error.
-WORDS = [*PREFIX, "worker", "--model=/no/such/model", "--run-dir=/tmp", "--device=cpu"]
+WORDS = [*PREFIX, "deploy.cli.main", "worker", "--model=/no/such/model", "--run-dir=/tmp", "--device=cpu"]
 
 
 @asynccontextmanager

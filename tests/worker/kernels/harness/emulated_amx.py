@@ -28,7 +28,11 @@ ROWS_ALONE = (
 # what library.py binds at this tier
 UNITS = (
     *((source, (*flags, *SHIM)) for source, flags in build.UNITS if source == "cpu_features.c" or flags == build.AMX),
-    *((source, flags) for source, flags in build.UNITS if not flags and source != "cpu_features.c"),
+    *(
+        (source, flags)
+        for source, flags in build.UNITS
+        if flags in ((), build.ROUND_TWICE) and source != "cpu_features.c"
+    ),
     *(
         (source, flags)
         for source, flags in build.UNITS

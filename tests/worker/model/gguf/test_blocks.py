@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tests.gguf_blocks import dequantized, random_rows
+from worker.kernels.cpu import bindings
 from worker.kernels.weights import by_rows
+from worker.model.gguf import blocks as gguf_blocks
 from worker.model.gguf.blocks import FORMATS
 
 SHIFTED = ("Q4_1", "Q4_K")  # their minimum includes 8 scales, which rounds once more
@@ -20,6 +22,7 @@ def test_format_has_the_sizes_of_gguf(type: str) -> None:
 @pytest.mark.parametrize("type", FORMATS)
 def test_unpacked_weight_equals_ggufs(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_rows, "CPU_NUMBERS", 5 * 512)  # several slices, the last of them smaller
+    monkeypatch.setattr(gguf_blocks, "unpack_blocks", lambda *_: False)
     rows = random_rows(48, 512, type, np.random.default_rng(1), 0.05)
     expected = torch.from_numpy(dequantized(rows, type))
     weight = FORMATS[type].quantized_weight(torch.from_numpy(rows))
@@ -49,3 +52,24 @@ def test_any_bytes_of_codes_and_scales_are_read_as_by_gguf(type: str) -> None:
     found = weight.dequantize(torch.float32)
     assert int(finite.sum()) > 32 and found.shape == (64, numbers)
     assert ((found - expected).abs() <= largest * torch.finfo(torch.float32).eps)[finite].all()
+
+
+@pytest.mark.parametrize("type", bindings.BLOCK_FORMATS)
+def test_the_library_unpacks_every_byte_as_pytorch_does(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks with every byte random, so that scales are denormal, infinite and NaN, too."""
+    assert bindings.available(torch.float32), "needs a C compiler"
+    rng = np.random.default_rng(3)
+    for n, blocks in ((1, 1), (67, 3), (256, 1)):
+        rows = torch.from_numpy(rng.integers(0, 256, (n, blocks * FORMATS[type].nbytes), dtype=np.uint8))
+        if n == 256:
+            rows[:, 0] = torch.arange(256)  # every exponent of MXFP4
+        monkeypatch.setattr(gguf_blocks, "unpack_blocks", bindings.unpack_blocks)
+        unpacked = FORMATS[type].quantized_weight(rows)
+        monkeypatch.setattr(gguf_blocks, "unpack_blocks", lambda *_: False)
+        defined = FORMATS[type].quantized_weight(rows)
+        assert torch.equal(unpacked.codes, defined.codes)
+        for found, expected in ((unpacked.scale, defined.scale), (unpacked.minimum, defined.minimum)):
+            assert (found is None) == (expected is None)
+            if found is not None and expected is not None:
+                same = found.view(torch.int32) == expected.view(torch.int32)
+                assert (same | (found.isnan() & expected.isnan())).all()

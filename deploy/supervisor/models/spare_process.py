@@ -1,12 +1,13 @@
 """The spare process of a server with many models: imports what every worker needs, then becomes a worker.
 
-The launcher starts it (supervisor/models/spare.py) with its own pid and the number of a socket. When a model is to be
-loaded, it sends one message: the words of a `sluice` command, the environment, and the descriptor for stdout and
-stderr. If the socket ends before that, so does the process.
+The launcher starts it (spare.py) with its own pid and the number of a socket. When a model is to be loaded, it sends
+one message: what `python -m` would be given, the environment, and the descriptor for stdout and stderr. If the socket
+ends before that, so does the process.
 """
 
 import json
 import os
+import runpy
 import socket
 import sys
 from importlib import import_module
@@ -47,9 +48,9 @@ def main(argv: list[str]) -> int:
     os.environ.clear()
     os.environ.update(order["environment"])
     spin_briefly()  # what the imports set belongs in the new environment, too
-    from deploy.cli.main import main as run_command
-
-    return run_command(order["words"])
+    sys.argv = [order["module"], *order["words"]]
+    runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+    return 0
 
 
 if __name__ == "__main__":
