@@ -1,12 +1,13 @@
 """Measures gain and cost of drafts: the same requests with and without them, alternating, in one process and thread.
 
 python -m bench.micro.drafts [--model qwen3-0.6b | demo | PATH] [--sequences 1,8] [--new 64] [--rounds 3]
-                             [--acceptance 0.8,0.65,0.5]
+                             [--acceptance 0.8,0.65,0.5 [--head full | int4]]
 
 With --acceptance, the drafts are the tokens of the answer itself, recorded before. Each one is wrong at random: the
 first draft of a step is right with the first probability, and so on. So many drafts are the most of a step, and how
 many there are follows what is accepted, as with a draft model. This shows the gain of a drafter with that acceptance
-that takes no time itself.
+that takes no time itself. With --head, an MTP head of the model's sizes computes as many drafts, so that its time
+counts: its head over the vocabulary is that of the model, or a copy in four bits.
 
 Without it, three texts: the model's greedy text; the same with drafts that are all wrong, which shows the cost; and
 text at temperature 1, where a model with random weights never repeats itself. The demo model's prompts begin stories,
@@ -19,7 +20,8 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,11 +33,18 @@ from shared.config import ModelConfig, WorkerConfig
 from shared.gguf.translated import translated
 from shared.messages import Sampling
 from worker.engine.load import Engine, load_engine
+from worker.kernels.linear import pack_stacked
+from worker.model.decoder import Decoder
+from worker.model.layer import Weights
+from worker.run.drafters import few_bits
+from worker.run.drafters.head_drafter import HeadDrafter
+from worker.run.drafters.mtp_head import MtpHead
 from worker.schedule.features.speculation import Drafter, NgramDrafter
 from worker.schedule.features.waiting_drafts import Experience, WaitingDrafts
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Sequence
+from worker.spec import ATTENTION
 
 PROMPT = 64
 HEROES = ("dog", "king", "cat", "teacher", "bird", "princess", "robot", "fisherman")
@@ -50,10 +59,28 @@ class RecordedDrafter(WaitingDrafts):
         self._draw = random.Random(recorded[0])
 
     def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
-        count = self.wanted(min(limit, len(self._right)), cost, repeats)
-        drafts = self._recorded[len(tokens) :][:count]
+        return self.recorded(len(tokens), self.wanted(min(limit, len(self._right)), cost, repeats))
+
+    def recorded(self, at: int, count: int) -> tuple[int, ...]:
+        """Returns `count` drafts at most, of the tokens from `at` on."""
+        drafts = self._recorded[at:][:count]
         right = [self._draw.random() < probability for probability in self._right]
         return tuple(id if good else id ^ 1 for id, good in zip(drafts, right, strict=False))
+
+
+class RecordedProposer:
+    """Lets a head propose, and then proposes what a RecordedDrafter would: the head's time counts, and not its drafts.
+
+    drafters: of each sequence, by the id of its key.
+    """
+
+    def __init__(self, head: HeadDrafter, drafters: list[RecordedDrafter]) -> None:
+        self._head, self._drafters = head, drafters
+        self.forget = head.forget
+
+    def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
+        self._head.propose(wanted)
+        return [self._drafters[sequence.key[1]].recorded(len(sequence.tokens), count) for sequence, count in wanted]
 
 
 class WrongDrafter(NgramDrafter):
@@ -69,6 +96,7 @@ class Text:
     name: str
     temperature: float
     drafter: Callable[[list[int]], Drafter] = lambda recorded: NgramDrafter()  # recorded: the tokens of the sequence
+    head: Callable[[Engine], HeadDrafter] | None = None  # proposes what `drafter` does
 
 
 TEXTS = (
@@ -104,20 +132,28 @@ def decode(
         max_seq_len=2048, eos_token_ids=frozenset(engine.spec.eos_ids), max_draft_tokens=drafts, prefix_cache=False
     )
     scheduler = Scheduler(config, engine.pools)
-    sequences = []
+    sequences, recorded_drafters = [], []
     for id, prompt in enumerate(prompt_tokens):
         sampling = Sampling(new + 1, temperature=text.temperature, ignore_eos=len(prompt) == PROMPT)
         sequences.append(Sequence((b"bench", id), list(prompt), len(prompt), sampling, id))
         if scheduler.speculation is not None:
             answer = [] if recorded is None else recorded.tokens[id]
-            scheduler.speculation.drafters[sequences[-1]] = text.drafter([*prompt, *answer])
+            drafter = text.drafter([*prompt, *answer])
+            if text.head is None:
+                scheduler.speculation.drafters[sequences[-1]] = drafter
+            elif isinstance(drafter, RecordedDrafter):
+                recorded_drafters.append(drafter)
         scheduler.submit(sequences[-1], 0.0)
+    if scheduler.speculation is not None and text.head is not None:
+        head = text.head(engine)
+        engine.runner.hidden_reader, scheduler.speculation.proposer = head, RecordedProposer(head, recorded_drafters)
     while not all(sequence.output_len for sequence in sequences):
         run_step(engine, scheduler)
     begun = time.thread_time()
     while scheduler.has_work:
         run_step(engine, scheduler)
     seconds = time.thread_time() - begun
+    engine.runner.hidden_reader = None
     outputs = [sequence.tokens[sequence.prompt_len :] for sequence in sequences]
     return Run(seconds, outputs, scheduler.status.draft_tokens, scheduler.status.accepted_tokens)
 
@@ -146,8 +182,22 @@ def compare(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int
     )
 
 
-def _simulated(acceptance: tuple[float, ...]) -> Text:
-    return Text("greedy", 0.0, lambda recorded: RecordedDrafter(recorded, acceptance))
+def _simulated(acceptance: tuple[float, ...], head: str) -> Text:
+    made = None if not head else lambda engine: mtp_head(engine, in_few_bits=head == "int4")
+    return Text("greedy", 0.0, lambda recorded: RecordedDrafter(recorded, acceptance), made)
+
+
+def mtp_head(engine: Engine, *, in_few_bits: bool) -> HeadDrafter:
+    """Returns an MTP head of the model's sizes: its layer is the model's last one with attention."""
+    weights, spec = engine.weights, engine.spec
+    assert weights is not None
+    at = max(index for index, layer in enumerate(spec.layers) if layer.mixer == ATTENTION)
+    dtype, hidden = weights.embed.dtype, spec.hidden_size
+    join = pack_stacked([torch.randn(hidden, 2 * hidden).to(dtype)], dtype=dtype, invariant=True)
+    vocabulary = few_bits.pack(weights.embed, dtype) if in_few_bits else weights.head
+    own = Weights(weights.embed, [weights.layers[at]], weights.norm, vocabulary)
+    decoder = Decoder(replace(spec, layers=(spec.layers[at],)), own, engine.limits.max_seq_len)
+    return HeadDrafter(MtpHead(decoder, join, weights.norm, weights.norm), spec, 1 << 28)
 
 
 def _folder(model: str) -> Path:
@@ -161,10 +211,11 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--acceptance", default="")
+    parser.add_argument("--head", default="", choices=("", "full", "int4"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     folder = DEMO_MODEL if args.model == "demo" else _folder(args.model)
-    texts = [_simulated(tuple(map(float, args.acceptance.split(","))))] if args.acceptance else TEXTS
+    texts = [_simulated(tuple(map(float, args.acceptance.split(","))), args.head)] if args.acceptance else TEXTS
     engine = load_engine(ModelConfig(model=str(folder)), WorkerConfig(device="cpu", kv_cache_gb=1.0))
     print("| text, sequences | tokens/s without | speedup with drafts | drafts per token | accepted |")
     print("|---|--:|--:|--:|--:|")

@@ -7,14 +7,15 @@ from typing import Any
 from shared.config.declaration import ConfigError
 
 FLAG = "--speculative-config"
-METHODS = ("ngram", "draft_model", "mtp")
+METHODS = ("ngram", "draft_model", "mtp", "eagle3")
+WITH_MODEL = ("draft_model", "eagle3")  # the methods that need a checkpoint besides the served one
 MOST_DRAFTS = 15  # a step computes 16 rows, of which one is no draft
 KEYS = {"method", "model", "num_speculative_tokens"}
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """model: the draft model, as for --model; empty with the other methods."""
+    """model: the checkpoint that drafts, as for --model; empty with methods that need none."""
 
     method: str
     model: str
@@ -43,8 +44,10 @@ def read_speculative_config(text: str, default_drafts: int) -> SpeculativeConfig
     if method not in METHODS:
         raise ConfigError(f"{FLAG}: method must be {', '.join(METHODS[:-1])} or {METHODS[-1]}")
     model, drafts = told.get("model", ""), told.get("num_speculative_tokens", default_drafts)
-    if not isinstance(model, str) or bool(model) != (method == "draft_model"):
-        raise ConfigError(f"{FLAG}: model must be the path or name of the draft model with draft_model, and only then")
+    if not isinstance(model, str) or bool(model) != (method in WITH_MODEL):
+        raise ConfigError(
+            f"{FLAG}: model must be the path or name of what drafts with {' and '.join(WITH_MODEL)}, and only then"
+        )
     if type(drafts) is not int or not 1 <= drafts <= MOST_DRAFTS:
         raise ConfigError(f"{FLAG}: num_speculative_tokens must be a number from 1 to {MOST_DRAFTS}")
     return SpeculativeConfig(method, model, drafts)

@@ -145,9 +145,9 @@ class WorkerConfig:
         at_least=1, at_most=15,
     )  # fmt: skip
     speculative_config: str = setting(
-        "", "JSON as in vLLM with method (ngram, mtp: the checkpoint's own MTP head, or draft_model), model (the draft "
-        "model: a checkpoint with the same vocabulary, as for --model) and num_speculative_tokens; empty: what "
-        "--speculation says"
+        "", "JSON as in vLLM with method (ngram, mtp: the checkpoint's own MTP head, eagle3 or draft_model), model "
+        "(the EAGLE-3 head or draft model: a checkpoint with the same vocabulary, as for --model) and "
+        "num_speculative_tokens; empty: what --speculation says"
     )  # fmt: skip
     seed: int = setting(
         -1,

@@ -30,6 +30,7 @@ from shared.gguf.tower_file import TowerFile
 
 PLAIN = ("F32", "F16", "BF16")
 OF_BOTH = ("tie_word_embeddings", "dtype", "quantization_config")  # what config.json states for both
+MTP_ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next")  # whose MTP heads are read
 TILED_ARCHITECTURES = ("qwen35", "qwen35moe")  # their converter reorders value heads, if key heads have several
 
 
@@ -41,6 +42,8 @@ def translate(files: Sequence[Path], folder: Path, tower: TowerFile | None) -> N
     container = Container.read(files)
     config = config_of(container)
     index = _index(container, files, config)
+    if heads := _count_heads(container, config["num_hidden_layers"]):
+        config["num_nextn_predict_layers"] = heads
     numbers = write_numbers(container, config["num_hidden_layers"], folder, len(files))
     if numbers:
         index = replace(index, files=(*index.files, NUMBERS), tensors=index.tensors | numbers)
@@ -124,7 +127,7 @@ def _quantization(tensors: Sequence[StoredTensor], container: Container) -> str:
 
 def _index(container: Container, files: Sequence[Path], config: dict[str, Any]) -> Index:
     architecture = container.text("general.architecture")
-    drafters = _drafters(container, architecture, config["num_hidden_layers"])
+    drafters = _unread_heads(container, config["num_hidden_layers"])
     tensors = {
         name: Entry(files.index(tensor.file), tensor.type, tensor.shape, tensor.offset, tensor.nbytes)
         for name, tensor in container.tensors.items()
@@ -135,10 +138,17 @@ def _index(container: Container, files: Sequence[Path], config: dict[str, Any]) 
     return Index(architecture, config["head_dim"], config["num_key_value_heads"], paths, tensors, tiled)
 
 
-def _drafters(container: Container, architecture: str, layers: int) -> tuple[str, ...]:
-    """Returns the prefixes of names of layers that predict several tokens at once. Such layers are not read."""
+def _count_heads(container: Container, layers: int) -> int:
+    """Returns how many MTP heads there are behind the layers of the model that can be read."""
+    architecture = container.text("general.architecture")
+    return container.integer(f"{architecture}.block_count") - layers if architecture in MTP_ARCHITECTURES else 0
+
+
+def _unread_heads(container: Container, layers: int) -> tuple[str, ...]:
+    """Returns the prefixes of names of MTP heads that cannot be read."""
+    architecture = container.text("general.architecture")
     every = container.integer(f"{architecture}.block_count")
-    return tuple(f"blk.{i}." for i in range(layers, every))
+    return tuple(f"blk.{i}." for i in range(layers + _count_heads(container, layers), every))
 
 
 def _tiled_heads(config: dict[str, Any]) -> TiledHeads | None:

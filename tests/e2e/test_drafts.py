@@ -5,14 +5,18 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deploy.supervisor.child_command import DEMO_MODEL
+from tests.checkpoints import VOCAB, Checkpoints
 from tests.e2e.server import Server, serving
 from tests.patience import PATIENCE_S
+from tests.worker.run.drafters.eagle_heads import EAGLES, Eagle
+from tests.worker.run.drafters.heads import with_head
 
 STORY = "Once upon a time there was a little dog. The little dog was happy. Once upon a time there was a"
 COUNT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10. 1, 2, 3, 4, 5,"
@@ -84,12 +88,46 @@ def test_draft_model_changes_no_byte_also_when_its_worker_is_killed(demo: Server
         check_killed_worker(on, demo)
 
 
+@dataclass(frozen=True)
+class Headed:
+    """A model with recurrent layers and an MTP head, an EAGLE-3 head for it, and a server without drafts."""
+
+    folder: Path
+    eagle: Path
+    off: Server
+
+
+@pytest.fixture(scope="module")
+def headed(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Headed]:
+    made = tmp_path_factory.mktemp("headed")
+    with_head("qwen3_5", checkpoints("qwen3_5"), made / "model")
+    eagle = Eagle(EAGLES["recurrent"], checkpoints("qwen3_5")).save(made / "eagle")
+    with serving(made / "model", made / "log", "--speculation", "off") as off:
+        yield Headed(made / "model", eagle, off)
+
+
+@pytest.mark.parametrize("method", ["mtp", "eagle3"])
+def test_head_changes_no_byte_also_when_its_worker_is_killed(method: str, headed: Headed, tmp_path: Path) -> None:
+    """Random heads are never right by themselves; with a bias, few tokens remain, of which the same ones are drawn."""
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
+    if method == "eagle3":
+        config["model"] = str(headed.eagle)
+    few = dict.fromkeys(sorted(EAGLES["recurrent"].target_ids(VOCAB).tolist())[9:13], 40)
+    biased = [{**body, "logit_bias": few, "temperature": 1.5} for body in BODIES[2:8]]
+    flags = ("--speculative-config", json.dumps(config))
+    with serving(headed.folder, tmp_path / "log", *flags, held=True) as on:
+        for body in (*biased[::2], *BODIES[1::4]):
+            assert ask(on, body) == ask(headed.off, body)
+        on.until(lambda stats: speculation(stats)[0] > 0)  # how many there are depends on the times of so small a model
+        check_killed_worker(on, headed.off, logit_bias=few)
+
+
 def test_stream_with_drafts_and_killed_worker_is_unchanged(both: tuple[Server, Server]) -> None:
     check_killed_worker(*both)
 
 
-def check_killed_worker(on: Server, off: Server) -> None:
-    options = {"temperature": 0.3, "seed": 5, "ignore_eos": True}
+def check_killed_worker(on: Server, off: Server, **more: Any) -> None:
+    options = {"temperature": 0.3, "seed": 5, "ignore_eos": True, **more}
     before = on.stats()["worker"]
     with ThreadPoolExecutor(1) as pool, on.hold.at(60):
         stream = pool.submit(on.events, STORY, 120, **options)

@@ -26,11 +26,13 @@ from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import KVCache, kv_format
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
+from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.run.drafters.hidden_rows import HiddenStates, Model, logits_and_hidden
 from worker.run.runner import Runner
 from worker.run.sampler import sample_rows
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Row, Sequence
+from worker.schedule.sequence import Plan, Row, Sequence
 
 PROMPT, NEW, CROWD = 70, 12, 16
 CHECKPOINTS = 8  # slots for recurrent states besides those of running sequences: too few for all, so some are evicted
@@ -46,6 +48,7 @@ class Mode:
     company: str = "alone"
     drafts: int = 0  # at most, in a step
     kept: str = "auto"  # --kv-cache-dtype
+    reads: tuple[int, ...] | None = None  # a head reads the outputs of these layers; (): those of the last norm
 
     def config(self) -> SchedulerConfig:
         worker = WorkerConfig(
@@ -99,6 +102,16 @@ class Recorder:
         return sample_rows(logits, rows, *how)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Stands in for a head: reads hidden states, and keeps none. See Reader."""
+
+    states: HiddenStates
+
+    def logits(self, model: Model, inputs: ForwardInputs, plan: Plan, cache: KVCache) -> Tensor:
+        return logits_and_hidden(model, inputs, plan, cache, self.states, lambda sequence, start, states: None)
+
+
 def run(
     decoder: Decoder,
     mode: Mode,
@@ -129,6 +142,8 @@ def run(
     states = PagePool(slots, page_size) if kv.states else None
     scheduler = Scheduler(mode.config(), pools, states)
     runner = Runner(fastest_decoder(decoder, kv), kv, graphs=graphs)
+    if mode.reads is not None:
+        runner.hidden_reader = Reading(HiddenStates(mode.reads, decoder.spec.hidden_size, dtype))
     recorder = Recorder()
     monkeypatch.setattr(worker.run.runner, "sample_rows", recorder)
     target = _sequence(b"target", 0, PROMPT, 5, decoder.spec.vocab_size)

@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "none": (),
     "drafts": (
         "worker.schedule.features.speculation", "worker.schedule.features.waiting_drafts",
-        "worker.run.drafters.model_drafter", "worker.run.drafters.mtp_drafter", "worker.run.drafters.hidden_rows",
+        "worker.run.drafters.model_drafter", "worker.run.drafters.head_drafter", "worker.run.drafters.hidden_rows",
     ),
     "checks": ("worker.schedule.records.answer_check",),
     "scores": ("worker.schedule.records.prompt_scores", "worker.run.logprobs"),

@@ -99,6 +99,18 @@ def test_bits_depend_on_the_request_alone_on_every_tier(
     assert_same_bits(decoder, [*modes, *DRAFTING_PAIRS[::4]], monkeypatch)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", ["llama", "gemma4", "qwen3_5", "qwen3-moe"])
+def test_bits_beside_a_head_that_reads_hidden_states_depend_on_the_request_alone(
+    family: str, dtype: torch.dtype, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = batch_invariant_decoder(checkpoints(family), dtype)
+    layers = (1, 0, len(decoder.spec.layers) - 1)
+    modes = [*HALVES[DTYPES.index(dtype)][::3], *DRAFTING_PAIRS]
+    modes = [replace(mode, reads=layers if at % 2 else ()) for at, mode in enumerate(modes)]
+    assert_same_bits(decoder, modes, monkeypatch)
+
+
 def in_eight_bits(kept: str, modes: list[Mode]) -> list[Mode]:
     return [replace(mode, kept=kept) for mode in modes]
 

@@ -100,15 +100,15 @@ def load_engine(
     worker = _settings_on(device, worker)
     files = find_model(model, worker, device, on_download, prefer_cache=prefer_cache)
     compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
-    add_drafter = None
+    drafter = None
     if worker.speculative_config:
         from worker.engine.features.drafters import find_drafter
 
-        add_drafter = find_drafter(files, model, worker)
-    loaded = load_model(files, model, worker, on_progress)
+        drafter = find_drafter(files, model, worker)
+    loaded = load_model(files, model, worker, on_progress, drafter.nbytes if drafter else 0)
     engine = build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1))
-    if add_drafter is not None and engine.scheduler.speculation is not None:
-        add_drafter(engine.runner, engine.scheduler.speculation, loaded.weights, engine.size.max_seq_len)
+    if drafter is not None and engine.scheduler.speculation is not None:
+        drafter.add_to(engine.runner, engine.scheduler.speculation, loaded.weights, engine.size.max_seq_len)
     return engine
 
 

@@ -94,8 +94,13 @@ def find_model(
     return ModelFiles(folder, task, tokenizer_hash, spec, formats, device)
 
 
-def load_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_progress: Progress) -> LoadedModel:
-    """Loads the weights. Raises CheckpointError, and ConfigError when the memory of the device is too small."""
+def load_model(
+    files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_progress: Progress, drafter: int = 0
+) -> LoadedModel:
+    """Loads the weights. drafter: bytes that --speculative-config takes beside them.
+
+    Raises CheckpointError, and ConfigError when the memory of the device is too small.
+    """
     device = files.device
     gpu = GpuMemoryReader(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
     hashes = ContentHashes(weight_files(files.folder), worker.weights_cache)
@@ -107,8 +112,9 @@ def load_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_p
     share = None if ranks is None else ranks.share
     with explain_out_of_memory(gpu):
         weights = load_weights(
-            files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress, share, _tower_bytes(files)
-        )
+            files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress, share,
+            _tower_bytes(files), drafter,
+        )  # fmt: skip
         tower = _tower(files, weights)
     return LoadedModel(files, weights, gpu, hashes, ranks, tower)
 

@@ -35,16 +35,18 @@ def load_weights(
     on_progress: Progress,
     share: Share | None = None,
     beside: int = 0,
+    drafter: int = 0,
 ) -> Weights:
     """Loads all weights to the device, or those of a share.
 
-    gpu: None on the CPU. beside: bytes of other weights, which must fit in the memory as well
+    gpu: None on the CPU. beside: bytes of other weights, which must fit in the memory as well. drafter: bytes that
+    --speculative-config takes there.
 
     Raises CheckpointError, and ConfigError when the memory of the device is too small.
     """
 
     def check(text: WeightsSize) -> None:
-        weights = text.with_others(beside)
+        weights = text.with_others(beside, drafter)
         if gpu is not None:
             gpu.read().check_weights(weights)
             return

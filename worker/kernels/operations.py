@@ -60,6 +60,14 @@ class Operations:
         """Returns add_rms_norm(linear(x, packed), residual, weight, eps, ...)."""
         return self.add_rms_norm(self.linear(x, packed, split_k=True), residual, weight, eps, **how)
 
+    def maybe_linear_add_norm(
+        self, x: Tensor, packed: PackedLinear | None, residual: Tensor, weight: Tensor | None, eps: float, **how: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Returns linear_add_norm, of x itself if there is no linear."""
+        if packed is None:
+            return self.add_rms_norm(x, residual, weight, eps, **how)
+        return self.linear_add_norm(x, packed, residual, weight, eps, **how)
+
     def in_c(self) -> StepAdaptersC | None:
         """Returns how the loop in C computes the same, if it can where these operations do more than the usual ones."""
         return None

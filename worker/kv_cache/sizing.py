@@ -81,14 +81,17 @@ class WeightsSize:
     """How many bytes the weights of a model take in memory, which is known before they are read.
 
     int4: what they would take with --quantization int4; None if they are quantized already.
+    drafter: the part that --speculative-config takes, with its cache.
     """
 
     nbytes: int
     int4: int | None = None
+    drafter: int = 0
 
-    def with_others(self, nbytes: int) -> "WeightsSize":
-        """Returns the size together with other weights, which --quantization leaves as they are."""
-        return WeightsSize(self.nbytes + nbytes, None if self.int4 is None else self.int4 + nbytes)
+    def with_others(self, nbytes: int, drafter: int = 0) -> "WeightsSize":
+        """Returns the size together with other weights, which --quantization leaves as they are, and a drafter."""
+        more = nbytes + drafter
+        return WeightsSize(self.nbytes + more, None if self.int4 is None else self.int4 + more, drafter)
 
     def fewer_bits(self, room: int) -> list[str]:
         """Returns the advice to use fewer bits, if the weights would then take at most `room` bytes."""

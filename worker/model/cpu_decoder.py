@@ -86,7 +86,7 @@ def _rows(inputs: ForwardInputs, tables: tuple[Tensor, Tensor] | None) -> StepRo
     tokens, outputs = len(inputs.token_ids), len(inputs.logits_indices)
     return StepRows(columns_in_c(inputs), tokens, outputs, inputs.page_tables, inputs, inputs.visible_to,
         None if tables is None or inputs.rope_rows is None else (*tables, inputs.rope_rows),
-        inputs.added, None if inputs.replaced is None else inputs.replaced[0],
+        inputs.added, None if inputs.replaced is None else inputs.replaced[0], inputs.first, inputs.tapped,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from worker.model import rope
 from worker.model.feed_forward.kinds import feed_forward
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.layer import Weights
-from worker.model.layer_inputs import add_own_input, add_vectors, vectors_of_layers
+from worker.model.layer_inputs import add_own_input, add_vectors, vectors_of_layers, write_tapped
 from worker.model.layer_parts import Step
 from worker.model.mixers.kinds import mixer
 from worker.spec import ModelSpec
@@ -56,6 +56,7 @@ class Decoder:
             x = x.index_copy(0, *inputs.replaced)
         own = self.layer_inputs(inputs.token_ids, x)
         h = x if self.norms[0] is None else do.rms_norm(x, self.norms[0], eps, offset=offset)
+        h = h if inputs.first is None else inputs.first
         step = Step(do, spec, rope.at_columns(self.ropes, inputs.rotary), self.query_scales, inputs, cache)
         for index, (layer, (mix, feed)) in enumerate(zip(self.weights.layers, self._forwards, strict=True)):
             self.layers_started.value += 1
@@ -72,17 +73,14 @@ class Decoder:
             h, x = do.linear_add_norm(h, layer.mixer.o, x, before, eps, offset=offset, x_norm=after, scale=scale)
             h, down = feed(normed if spec.parallel else h, x, layer.feed_forward, step)
             before = self.norms[index + 1] if own is None and layer.scale is None else None
-            how = {"offset": offset, "x_norm": layer.after_mlp, "scale": scale}
-            if down is None:
-                h, x = do.add_rms_norm(h, x, before, eps, **how)
-            else:
-                h, x = do.linear_add_norm(h, down, x, before, eps, **how)
+            h, x = do.maybe_linear_add_norm(h, down, x, before, eps, offset=offset, x_norm=layer.after_mlp, scale=scale)
             if own is not None and layer.own_input is not None:
                 h = x = add_own_input(x, own[:, index], layer.own_input, spec, do)
             if layer.scale is not None:
                 h = x = x * layer.scale
             if index < len(inputs.added):
                 add_vectors(h, x, inputs, index, self.norms[index + 1], do, spec)
+            write_tapped(x, inputs, index, all_rows=index < kept)
             if before is None and (weight := self.norms[index + 1]) is not None:
                 h = do.rms_norm(x, weight, eps, offset=offset)
         return h

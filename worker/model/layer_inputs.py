@@ -110,6 +110,16 @@ def add_vectors(
     h[rows], x[rows] = do.add_rms_norm(vectors, x[rows], norm, spec.norm_eps, offset=spec.norm_offset)
 
 
+def write_tapped(x: Tensor, inputs: ForwardInputs, index: int, *, all_rows: bool) -> None:
+    """Writes the outputs x of layer `index` to the tensors that inputs.tapped has for it.
+
+    all_rows: whether x has all rows of the step; else it has those with logits.
+    """
+    for layer, into in inputs.tapped:
+        if layer == index:
+            into.copy_(x[inputs.logits_indices] if all_rows else x)
+
+
 def add_own_input(x: Tensor, vector: Tensor, own: OwnInput, spec: ModelSpec, do: Operations) -> Tensor:
     """Returns the sum of x [T, H] and what a layer makes of its vectors [T, P]."""
     gated = do.act_and_mul(torch.cat((do.linear(x, own.gate), vector), dim=1), spec.activation)

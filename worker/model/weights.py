@@ -21,7 +21,6 @@ from worker.kernels.experts import PackedExperts, pack_experts, pack_quantized_e
 from worker.kernels.linear import PackedLinear, pack_quantized, pack_stacked
 from worker.kernels.weights.quantized_weight import QuantizedWeight
 from worker.kv_cache.sizing import WeightsSize
-from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.model.checkpoint.expected_tensors import check_tensors
 from worker.model.checkpoint.language_model import EMBED, find_embedding, find_head
 from worker.model.checkpoint.stacked_linear import WEIGHT, StackedLinear
@@ -93,9 +92,7 @@ class Loader:
 
     def __post_init__(self) -> None:
         tensors = self.source.tensors
-        embed = find_embedding(tensors)
-        if embed is None:
-            raise CheckpointError(f"{tensors.folder}: tensor model.{EMBED}{WEIGHT} is missing")
+        embed = find_embedding(tensors) or f"model.{EMBED}"  # load() refuses a checkpoint without it
         labels, hidden = self.spec.labels, self.spec.hidden_size
         own_head = CLASSIFIER if labels else HEAD
         self.prefix = embed.removesuffix(EMBED)
@@ -121,6 +118,10 @@ class Loader:
             layers = [self.keep(self.layer(*each)) for each in self._layers()]
         last = self.norm(self._last_norm())
         return Weights(table, layers, last, self._head(shared), inputs)
+
+    def nbytes(self) -> int:
+        """Returns how many bytes the model takes in memory. Reads no weights."""
+        return self._needed([*self._weights()])
 
     def layer(self, prefix: str, layer: LayerSpec) -> Layer:
         mixed, fed = (self._made(part, prefix, layer) for part in _parts_of(layer))
@@ -207,7 +208,7 @@ class Loader:
         return [self._part(*each, exact=linear.exact) for each in zip(stored, orders, strict=True)]
 
     def _part(self, weight: StoredWeight, order: Tensor | slice, *, exact: bool) -> Tensor | QuantizedWeight:
-        part = self._read(weight)
+        part = self.read(weight)
         if exact:
             return (part.dequantize(self.dtype) if isinstance(part, QuantizedWeight) else part)[order]
         part = self.memory.convert(part, self.dtype)
@@ -235,10 +236,10 @@ class Loader:
 
     def _widened(self, weight: StoredWeight) -> Tensor | QuantizedWeight:
         """Reads the embedding or the head."""
-        read = self._read(weight)
+        read = self.read(weight)
         return read.dequantize(self.dtype) if self.memory.widen and isinstance(read, QuantizedWeight) else read
 
-    def _read(self, weight: StoredWeight) -> Tensor | QuantizedWeight:
+    def read(self, weight: StoredWeight) -> Tensor | QuantizedWeight:
         return weight.read(self._tensor, self.dtype)
 
     def _vector(self, norm: PlainWeight) -> Tensor:

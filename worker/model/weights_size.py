@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from worker.kernels.cpu import bindings
-from worker.model.checkpoint.stored_weight import Layout, StoredWeight
+from worker.model.checkpoint.stored_weight import Layout, Shape, StoredWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +18,18 @@ class Keeper:
 
     def nbytes(self, kept: Iterable[tuple[StoredWeight, Layout | None]]) -> int:
         """Returns the size of weights with their layouts, None in full precision, without padding."""
-        return sum(self._nbytes(weight, layout) for weight, layout in kept)
+        return sum(self.nbytes_as(weight.shape, layout) for weight, layout in kept)
 
     def copies_head(self, layout: Layout | None) -> bool:
         """Whether a head with this layout that is tied is kept besides the embedding."""
         return layout is not None or self._in_c
 
-    def _nbytes(self, weight: StoredWeight, layout: Layout | None) -> int:
-        plain = torch.Size(weight.shape).numel() * self.dtype.itemsize
+    def nbytes_as(self, shape: Shape, layout: Layout | None) -> int:
+        """Returns the size of a weight of this shape with a layout, None in full precision."""
+        plain = torch.Size(shape).numel() * self.dtype.itemsize
         if layout is None or (self.device.type == "cpu" and not self._in_c):  # plain PyTorch has no products of codes
             return plain
-        return layout.nbytes(weight.shape, scale_bytes=2 if self._in_c and self.dtype == torch.bfloat16 else 4)
+        return layout.nbytes(shape, scale_bytes=2 if self._in_c and self.dtype == torch.bfloat16 else 4)
 
     @property
     def _in_c(self) -> bool:

@@ -23,6 +23,7 @@ def checked(told: Any, **others: Any) -> Settings:
         ({"model": "/a", "num_speculative_tokens": 15}, SpeculativeConfig("draft_model", "/a", 15)),
         ({"method": "draft_model", "model": "a/b"}, SpeculativeConfig("draft_model", "a/b", 7)),
         ({"method": "mtp", "num_speculative_tokens": 3}, SpeculativeConfig("mtp", "", 3)),
+        ({"method": "eagle3", "model": "a/b"}, SpeculativeConfig("eagle3", "a/b", 7)),
     ],
 )
 def test_what_it_states_becomes_settings(told: dict[str, Any], read: SpeculativeConfig) -> None:
@@ -38,12 +39,13 @@ def test_what_it_states_becomes_settings(told: dict[str, Any], read: Speculative
         ("{", "must be JSON"),
         ("[" * 100_000, "must be JSON"),
         ("[]", "must be a JSON object"),
-        ({"method": "medusa"}, "method must be ngram, draft_model or mtp"),
+        ({"method": "medusa"}, "method must be ngram, draft_model, mtp or eagle3"),
         ({}, "method must be"),
         ({"method": "ngram", "prompt_lookup_max": 4}, "unknown key 'prompt_lookup_max'"),
         ({"method": "ngram", "model": "/a"}, "model must be"),
         ({"method": "draft_model"}, "model must be"),
         ({"method": "mtp", "model": "/a"}, "model must be"),
+        ({"method": "eagle3"}, "model must be the path or name of what drafts with draft_model and eagle3"),
         ({"method": "draft_model", "model": 7}, "model must be"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be"),
         ({"method": "ngram", "num_speculative_tokens": MOST_DRAFTS + 1}, "num_speculative_tokens must be"),
@@ -66,7 +68,7 @@ def test_what_is_wrong_is_refused_by_name(told: Any, words: str) -> None:
     ],
 )
 def test_settings_that_contradict_it_are_refused_by_name(others: dict[str, Any], words: str) -> None:
-    for told in ({"model": "/a"}, {"method": "mtp"}):
+    for told in ({"model": "/a"}, {"method": "mtp"}, {"method": "eagle3", "model": "/a"}):
         with pytest.raises(ConfigError) as refused:
             checked({**told, "num_speculative_tokens": 5}, **others)
         assert "--speculative-config" in str(refused.value) and words in str(refused.value)

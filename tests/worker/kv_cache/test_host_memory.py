@@ -41,6 +41,13 @@ def test_a_pool_that_is_too_large_is_told_its_size() -> None:
     )
 
 
+def test_drafter_that_does_not_fit_beside_the_model_is_named() -> None:
+    size = WeightsSize(18 * GIB, int4=7 * GIB).with_others(GIB, drafter=6 * GIB)
+    assert (size.nbytes, size.int4) == (25 * GIB, 14 * GIB)
+    assert "leave out --speculative-config, which needs 6.0 GiB of it" in refusal(size)
+    assert "--speculative-config" not in refusal(size, pool=2 * GIB), "the model would not fit without it either"
+
+
 @pytest.mark.parametrize(("weights", "pool"), [(20, 0), (15, 5), (1, 0)])
 def test_what_fits_is_not_even_warned_of(weights: int, pool: int, caplog: pytest.LogCaptureFixture) -> None:
     check_host_memory(WeightsSize(weights * GIB), pool * GIB, MACHINE)

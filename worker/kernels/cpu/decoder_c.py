@@ -115,6 +115,7 @@ def step_struct(columns: type[Structure]) -> type[Structure]:
         ("columns", columns), ("page_tables", POINTER(c_void_p)),
         *((name, c_void_p) for name in ("visible_to", "cos", "sin", "rope_rows", "added_rows")),
         ("added", POINTER(c_void_p)), ("num_added", c_long), ("added_count", c_long),
+        ("first", c_void_p), ("tapped", POINTER(c_void_p)),
         *((name, c_long) for name in ("t", "seqs", "page_table_stride", "num_outputs", "layers_of_all")),
         ("threads", c_int), ("adapters", c_void_p),
     ]  # fmt: skip
@@ -134,9 +135,11 @@ class StepRows:
     rotary: tuple[Tensor, Tensor, Tensor] | None = None  # cos, sin [M, D] in place of the layers', and its rows [T]
     added: Sequence[Tensor] = ()  # for each of the first layers, vectors [N, H] that rows gain after it
     added_rows: Tensor | None = None  # [N] int64
+    first: Tensor | None = None  # [T, K] what the first layer mixes, in place of its normed inputs
+    tapped: Sequence[tuple[int, Tensor]] = ()  # layers, and where their outputs of the rows with logits go [R, H]
 
-    def fields(self) -> tuple[object, ...]:
-        """Returns the fields of struct Step from `columns` to `num_outputs`."""
+    def fields(self, layers: int) -> tuple[object, ...]:
+        """Returns the fields of struct Step from `columns` to `num_outputs`. layers: how many layers the model has."""
         first = self.page_tables[0]
         for table in self.page_tables:
             assert len(table) == len(first) and table.dtype == torch.int32
@@ -148,8 +151,18 @@ class StepRows:
         rows = 0 if self.added_rows is None else len(self.added_rows)
         assert all(each.is_contiguous() and len(each) == rows for each in self.added)
         added = pointers(self.added), len(self.added), rows
+        assert self.first is None or (self.first.is_contiguous() and len(self.first) == self.tokens)
+        other = bindings.address(self.first), self._taps(layers)
         counts = self.tokens, len(first), first.stride(0), self.outputs
-        return self.columns, pointers(self.page_tables), seen, *tables, *added, *counts
+        return self.columns, pointers(self.page_tables), seen, *tables, *added, *other, *counts
+
+    def _taps(self, layers: int) -> "ctypes.Array[c_void_p] | None":
+        """Returns for each layer the address of its tensor in `tapped`; None if there is no such tensor."""
+        if not self.tapped:
+            return None
+        assert all(into.is_contiguous() and len(into) == self.outputs for _, into in self.tapped)
+        found = {index: into.data_ptr() for index, into in self.tapped}
+        return (c_void_p * layers)(*(found.get(index) for index in range(layers)))
 
 
 class DecoderC:
@@ -192,6 +205,7 @@ class DecoderC:
         self._layers = (_Layer * len(layers))(
             *(_addresses(*pair, dtype, count) for pair in zip(layers, self._experts, strict=True))
         )
+        self._mixes = layers[0].qkv.k
         recurrent = [layer.recurrent for layer in layers if layer.recurrent is not None]
         self._row_scratch = 4 * max((each.row_floats for each in recurrent), default=0)  # bytes
         projected = max(self._hidden, *(max(_rows(layer, "qkv", "gate_up", "input_gate")) for layer in layers))
@@ -242,6 +256,7 @@ class DecoderC:
         """
         assert (outputs is None) == (layers_of_all == len(self._layers))
         assert outputs is None or outputs.tokens == rows.outputs
+        assert rows.first is None or rows.first.shape[1] == self._mixes
         width = len(self._layers) * self._model.input_size
         assert (inputs is None) == (not width)
         assert inputs is None or (inputs.is_contiguous() and inputs.numel() == rows.tokens * width)
@@ -249,8 +264,9 @@ class DecoderC:
         buffers = (*(buffer.data_ptr() for buffer in self._buffers), bindings.address(inputs))
         counts = (layers_of_all, torch.get_num_threads())
         of_all, of_outputs = (None, None) if adapters is None else adapters.addresses
-        step = self._step(*buffers, *rows.fields(), *counts, of_all)
-        last = None if outputs is None else self._step(*buffers, *outputs.fields(), *counts, of_outputs)
+        layers = len(self._layers)
+        step = self._step(*buffers, *rows.fields(layers), *counts, of_all)
+        last = None if outputs is None else self._step(*buffers, *outputs.fields(layers), *counts, of_outputs)
         if self._library.decoder_forward(ctypes.byref(self._model), ctypes.byref(step), last and ctypes.byref(last)):
             if self._ranks is not None:
                 self._ranks.check(1)

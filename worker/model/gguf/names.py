@@ -30,8 +30,13 @@ ONLY_POST_NORMS = {
     "post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"
 }  # fmt: skip
 BEFORE_MLP = {"post_attention_norm": "post_attention_layernorm"}
+MTP_HEAD = {
+    "nextn.eh_proj": "eh_proj", "nextn.enorm": "enorm", "nextn.hnorm": "hnorm",
+    "nextn.shared_head_norm": "shared_head.norm", "nextn.shared_head_head": "shared_head.head",
+    "nextn.embed_tokens": "embed_tokens",
+}  # fmt: skip
 DELTA_NET = {
-    **BEFORE_MLP, "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
+    **BEFORE_MLP, **MTP_HEAD, "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
     "ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a", "ssm_ba": "linear_attn.in_proj_ba",
     "ssm_in": "linear_attn.in_proj_qkvz",  # old files of Qwen3-Next
     "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm", "ssm_out": "linear_attn.out_proj",

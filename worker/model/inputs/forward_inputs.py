@@ -24,8 +24,7 @@ class ForwardInputs:
 
     Row query_start_loc[s] + i is at position seq_lens[s] - (query_start_loc[s+1] - query_start_loc[s]) + i. It attends
     to the K/V of all positions up to and including this one, because its K/V is written before attention. The K/V of
-    position p of sequence s is in page page_table[s, p // page_size] at offset p % page_size. Each group of
-    layers has a page table and slots of its own (worker/kv_cache/groups.py).
+    position p of sequence s is in page page_table[s, p // page_size] at offset p % page_size, for each group of layers.
 
     Layers with a recurrent state begin a sequence's rows with the state in its slot of `read_slots`, and write the
     state after them to its slot of `write_slots`. No slot is both written and read in a step.
@@ -50,6 +49,8 @@ class ForwardInputs:
     rope_rows: Tensor | None = None  # [T] int64: the rows of `rotary`
     replaced: tuple[Tensor, Tensor] | None = None  # rows [N], with vectors [N, H] in place of their embeddings
     added: tuple[Tensor, ...] = ()  # vectors [N, H] that these rows gain after each of the first layers
+    first: Tensor | None = None  # [T, K]: what the first layer mixes, in place of its normed inputs
+    tapped: tuple[tuple[int, Tensor], ...] = ()  # layers, and where their outputs of logits_indices are written [R, H]
 
     @property
     def state_slots(self) -> StateSlots | None:
@@ -86,7 +87,7 @@ class ForwardInputs:
         columns["logits_indices"] = torch.arange(len(rows), device=device)
         columns["visible_to"] = None if self.visible_to is None else self.visible_to[rows]
         columns["rope_rows"] = None if self.rope_rows is None else self.rope_rows[rows]
-        return replace(self, **columns, page_tables=tuple(table[sequences] for table in self.page_tables))
+        return replace(self, **columns, first=None, page_tables=tuple(table[sequences] for table in self.page_tables))
 
 
 def _picked(values: Any, indices: Tensor, *, grouped: bool) -> Any:

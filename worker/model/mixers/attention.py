@@ -66,7 +66,7 @@ def forward(h: Tensor, own: AttentionWeights, index: int, step: Step, next_weigh
 def _linears(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, StackedLinear]:
     kv_heads, head_dim = spec.kv_shape(layer)
     q, kv = spec.heads * head_dim, kv_heads * head_dim
-    hidden, order = spec.hidden_size, _row_order(spec)
+    hidden, order = layer.mixes or spec.hidden_size, _row_order(spec)
     if layer.shares is not None:
         qkv = StackedLinear((Q,), (q,), hidden, spec.qkv_bias)
     elif layer.key_is_value:
@@ -77,7 +77,7 @@ def _linears(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, 
         qkv = StackedLinear((FUSED,), (q + 2 * kv,), hidden, spec.qkv_bias, order)
     else:
         qkv = StackedLinear((Q, K, V), (q, kv, kv), hidden, spec.qkv_bias, order)
-    o = StackedLinear((f"{MODULE}o_proj",), (hidden,), q, spec.o_bias)
+    o = StackedLinear((f"{MODULE}o_proj",), (spec.hidden_size,), q, spec.o_bias)
     return {"qkv": qkv, "o": o}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from shared.config import ModelConfig, WorkerConfig
 from shared.config.speculation import FLAG, read_speculative_config
 from worker.kv_cache.sizing import configured_budget
-from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.checkpoint import CheckpointError, resolve
 from worker.run.drafters.vocabulary import same_vocabulary
 from worker.spec import ModelSpec
 
@@ -22,6 +22,11 @@ def draft_settings(model: ModelConfig, worker: WorkerConfig) -> tuple[ModelConfi
         replace(model, model=config.model, mmproj="off", revision="", max_seq_len=0, task="generate"),
         replace(worker, kv_cache_gb=0.0, kv_cache_dtype="auto"),
     )
+
+
+def draft_folder(worker: WorkerConfig) -> Path:
+    """Returns the folder of the checkpoint that drafts, which may be downloaded. Raises CheckpointError."""
+    return resolve(read_speculative_config(worker.speculative_config, worker.max_draft_tokens).model)
 
 
 @contextmanager

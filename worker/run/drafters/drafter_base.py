@@ -4,7 +4,6 @@ import logging
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence as Seq
-from typing import ClassVar
 
 import torch
 
@@ -22,7 +21,7 @@ PAGE_SIZE = 16  # tokens
 class CpuDrafter(ABC):
     """Proposes tokens with a model. It never does so again after the model has failed once."""
 
-    NAME: ClassVar[str]  # of the model, in the log
+    name: str  # of the model, in the log
     failed = False
 
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
@@ -33,7 +32,7 @@ class CpuDrafter(ABC):
         try:
             return self._propose(wanted)
         except Exception:
-            log.exception("%s failed, and drafts no more", self.NAME)
+            log.exception("%s failed, and drafts no more", self.name)
             self.failed = True
             return nothing
 
@@ -50,6 +49,12 @@ def page_count(spec: ModelSpec, dtype: torch.dtype, longest: int, pool_bytes: in
     each = -(-longest // PAGE_SIZE)
     affordable = pool_bytes // max(1, bytes_per_page(spec, one_group(spec)[0], PAGE_SIZE, dtype, "cpu"))
     return 1 + max(each, min(TILE * each, affordable))
+
+
+def cache_bytes(spec: ModelSpec, dtype: torch.dtype, longest: int, pool_bytes: int) -> int:
+    """Returns how many bytes the K/V of a drafter takes. The arguments are those of page_count."""
+    each = bytes_per_page(spec, one_group(spec)[0], PAGE_SIZE, dtype, "cpu")
+    return page_count(spec, dtype, longest, pool_bytes) * each
 
 
 def grow(pages: "array[int]", pool: PagePool, tokens: int) -> bool:

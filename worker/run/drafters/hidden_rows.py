@@ -6,7 +6,7 @@ the same bits with it, since a row's bits do not depend on the other rows.
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -32,22 +32,50 @@ class Reader(Protocol):
         """Returns the logits of a step, with the same bits as model.forward."""
 
 
-Read = Callable[[Sequence, int, Tensor], None]  # a sequence, a position, and the hidden states [N, H] from there on
+Read = Callable[[Sequence, int, Tensor], None]  # a sequence, a position, and the hidden states [N, W] from there on
 
 
-def logits_and_hidden(model: Model, inputs: ForwardInputs, plan: Plan, cache: KVCache, read: Read) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """Which hidden states of the served model a drafter reads: the outputs of these layers, one behind the other.
+
+    layers: their indices; empty: the output of the last norm. hidden_size, dtype: of the served model.
+    """
+
+    layers: tuple[int, ...]
+    hidden_size: int
+    dtype: torch.dtype
+
+    @property
+    def width(self) -> int:
+        """W, the size of the hidden state of a token."""
+        return self.hidden_size * (len(self.layers) or 1)
+
+    def of_step(self, model: Model, inputs: ForwardInputs, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """Returns the output of the last norm [R, H], which the next step overwrites, and the hidden states [R, W]."""
+        if not self.layers:
+            normed = model.hidden(inputs, cache)
+            return normed, normed.clone()
+        outputs = torch.empty(len(self.layers), len(inputs.logits_indices), self.hidden_size, dtype=self.dtype)
+        tapped = tuple(zip(self.layers, outputs, strict=True))
+        return model.hidden(replace(inputs, tapped=tapped), cache), outputs.transpose(0, 1).flatten(1)
+
+
+def logits_and_hidden(
+    model: Model, inputs: ForwardInputs, plan: Plan, cache: KVCache, states_of: HiddenStates, read: Read
+) -> Tensor:
     """Returns the logits of a step. Calls `read`, which may keep the tensor, for each sequence that may have drafts."""
     wanted = rows_to_read(plan.chunks)
     rows = [row for first, chunk, skipped in wanted for row in range(first + skipped, first + chunk.length)]
     if inputs.all_logits and len(rows) == len(inputs.token_ids):  # decodes alone
-        hidden = model.hidden(inputs, cache)
-        logits, states = model.logits(hidden), hidden.clone()  # the next step overwrites `hidden`
+        normed, states = states_of.of_step(model, inputs, cache)
+        logits = model.logits(normed)
     else:
         at = torch.tensor(rows, dtype=torch.int64)
         indices = torch.unique(torch.cat((inputs.logits_indices, at)))  # ascending
-        hidden = model.hidden(replace(inputs, logits_indices=indices), cache)
-        logits = model.logits(hidden[torch.searchsorted(indices, inputs.logits_indices)])
-        states = hidden[torch.searchsorted(indices, at)]
+        normed, every = states_of.of_step(model, replace(inputs, logits_indices=indices), cache)
+        logits = model.logits(normed[torch.searchsorted(indices, inputs.logits_indices)])
+        states = every[torch.searchsorted(indices, at)]
     for (_, chunk, skipped), own in zip(
         wanted, states.split_with_sizes([c.length - s for _, c, s in wanted]), strict=True
     ):

@@ -30,7 +30,7 @@ class ModelDrafter(CpuDrafter):
     pool_bytes: the most memory for K/V, but always enough for one sequence. Sequences without room have no drafts.
     """
 
-    NAME = "the draft model"
+    name = "the draft model"
 
     def __init__(self, decoder: Decoder, max_seq_len: int, pool_bytes: int) -> None:
         spec, dtype = decoder.spec, decoder.weights.embed.dtype

@@ -2,7 +2,8 @@
 
 Its input is a linear of two vectors side by side: the embedding of the next token, and the hidden state that the served
 model has computed for the token before it, each with a norm of its own. The head has no embedding and no head over the
-vocabulary of its own: it uses those of the served model, also where the checkpoint holds copies (GLM-4.5).
+vocabulary of its own: it uses those of the served model, also where the checkpoint holds copies (GLM-4.5). A large
+head over the vocabulary is kept in four bits besides (few_bits.py).
 
 Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.2), whose heads these are, and the tensors of the checkpoints.
 """
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,11 +26,14 @@ from worker.model.checkpoint.stacked_linear import StackedLinear
 from worker.model.checkpoint.staging import Staging
 from worker.model.checkpoint.stored_weight import PlainWeight, StoredTensors, StoredWeight, WeightSource
 from worker.model.decoder import Decoder
+from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.layer import Weights
 from worker.model.layer_names import LayerNames, norm_weights
 from worker.model.quantization.in_memory import InMemory
 from worker.model.source import open_source
-from worker.model.weights import Loader
+from worker.model.weights import Kept, Loader
+from worker.model.weights_size import Keeper
+from worker.run.drafters import few_bits
 from worker.spec import ATTENTION, LayerSpec, ModelSpec
 
 
@@ -65,27 +70,37 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class MtpHead:
-    """The weights of a head. decoder: its layer, with the embedding and the head of the served model."""
+    """The weights of a head. decoder: its layer, with the embedding and the head of the served model. See Head."""
 
+    name: ClassVar[str] = "the MTP head"
+    layers: ClassVar[tuple[int, ...]] = ()
+    normed: ClassVar[bool] = True
+    target_ids: ClassVar[None] = None
     decoder: Decoder
     join: PackedLinear
     embedding_norm: Tensor  # [H]
     hidden_norm: Tensor  # [H]
 
-    def inputs(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
-        """Returns what the layer reads [T, H]. token_ids [T]: the next tokens; hidden [T, H]: of the tokens before."""
+    def features(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def inputs(self, inputs: ForwardInputs, features: Tensor) -> ForwardInputs:
         decoder = self.decoder
         do, eps, offset = decoder.operations, decoder.spec.norm_eps, decoder.spec.norm_offset
-        embedded = do.rms_norm(embedding(token_ids, decoder.weights.embed), self.embedding_norm, eps, offset=offset)
-        normed = do.rms_norm(hidden, self.hidden_norm, eps, offset=offset)
-        joined: Tensor = do.linear(torch.cat((embedded, normed), dim=-1), self.join)
-        return joined
+        embedded = embedding(inputs.token_ids, decoder.weights.embed)
+        embedded = do.rms_norm(embedded, self.embedding_norm, eps, offset=offset)
+        normed = do.rms_norm(features, self.hidden_norm, eps, offset=offset)
+        joined = do.linear(torch.cat((embedded, normed), dim=-1), self.join)
+        return replace(inputs, replaced=(torch.arange(len(joined)), joined))
 
 
-def check_head(folder: Path, spec: ModelSpec, dtype: torch.dtype, memory: InMemory) -> None:
-    """Raises CheckpointError unless the checkpoint has a head with all its tensors. Reads none of them."""
+def check_head(folder: Path, spec: ModelSpec, dtype: torch.dtype, memory: InMemory) -> tuple[ModelSpec, int]:
+    """Returns the spec of a head as of a model, and how many bytes it takes in memory. Reads no weights.
+
+    spec, memory: of the served model. Raises CheckpointError unless the checkpoint has a head with all its tensors.
+    """
     with closing(open_source(folder, None)) as source:
-        _Head(source, spec, dtype, memory).check()
+        return _Head(source, spec, dtype, memory).check()
 
 
 def load_head(folder: Path, spec: ModelSpec, served: Weights, memory: InMemory, max_positions: int) -> MtpHead:
@@ -110,35 +125,56 @@ class _Head:
         hidden = self._spec.hidden_size
         self._join = StackedLinear((self._names.join,), (hidden,), 2 * hidden, bias=False)
 
-    def check(self) -> None:
+    def check(self) -> tuple[ModelSpec, int]:
         copies = tuple(f"{self._names.outer}{module}." for module in self._names.copies)
         names = self._names
         outer = (names.join, names.embedding_norm, names.hidden_norm, names.last_norm)
         modules = tuple(f"{names.outer}{module}." for module in outer)
-        check_tensors(self._source, [*self._weights()], names.layer, (*copies, *modules))
+        kept = [*self._weights()]
+        check_tensors(self._source, [weight for weight, _ in kept], names.layer, (*copies, *modules))
+        keeper, stored = Keeper(self._loader.dtype, self._loader.device), self._stored_head
+        copy = keeper.nbytes_as(stored.shape, few_bits.LAYOUT) if self._copies_head else 0
+        return self._spec, keeper.nbytes(kept) + copy
 
     def load(self, served: Weights, max_positions: int) -> MtpHead:
         self.check()
         names, loader = self._names, self._loader
-        self._source.tensors.expect(tensor.name for weight in self._weights() for tensor in weight.tensors())
+        self._source.tensors.expect(tensor.name for weight, _ in self._weights() for tensor in weight.tensors())
         layer = loader.layer(names.layer, self._spec.layers[0])
-        weights = Weights(served.embed, [layer], loader.norm(self._norm(names.last_norm)), served.head)
+        weights = Weights(served.embed, [layer], loader.norm(self._norm(names.last_norm)), self._head(served))
         join = loader.linear(self._join, names.outer)
         embedding_norm, hidden_norm = (
             loader.norm(self._norm(name)) for name in (names.embedding_norm, names.hidden_norm)
         )
         return MtpHead(Decoder(self._spec, weights, max_positions), join, embedding_norm, hidden_norm)
 
+    @property
+    def _stored_head(self) -> StoredWeight:
+        """The head over the vocabulary, which may be the embedding."""
+        return self._loader.head or self._loader.embed
+
+    @property
+    def _copies_head(self) -> bool:
+        """Whether drafts have a copy of the served model's head in four bits."""
+        layout = None if self._loader.memory.widen else self._stored_head.layout
+        return few_bits.pays(self._stored_head.shape, layout, self._loader.dtype)
+
+    def _head(self, served: Weights) -> PackedLinear:
+        if not self._copies_head:
+            return served.head
+        loader = self._loader
+        return few_bits.pack(served.embed if loader.head is None else loader.read(loader.head), loader.dtype)
+
     def _norm(self, name: str) -> list[PlainWeight]:
         return [*norm_weights(self._spec, self._names.outer + name, self._spec.hidden_size)]
 
-    def _weights(self) -> Iterator[StoredWeight]:
+    def _weights(self) -> Iterator[Kept]:
         """Yields all weights of the head, in the order in which they are read."""
         names, loader = self._names, self._loader
-        yield from (weight for weight, _ in loader.weights_of_layer(names.layer, self._spec.layers[0]))
-        yield from self._norm(names.last_norm)
-        yield from (weight for weight, _ in loader.weights_of(self._join, names.outer))
-        yield from (*self._norm(names.embedding_norm), *self._norm(names.hidden_norm))
+        yield from loader.weights_of_layer(names.layer, self._spec.layers[0])
+        yield from ((part, None) for part in self._norm(names.last_norm))
+        yield from loader.weights_of(self._join, names.outer)
+        yield from ((part, None) for name in (names.embedding_norm, names.hidden_norm) for part in self._norm(name))
 
 
 def _layer_of(served: ModelSpec) -> LayerSpec:

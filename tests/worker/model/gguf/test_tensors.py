@@ -217,16 +217,22 @@ def test_lying_recurrent_layers_are_refused_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_layers_that_predict_several_tokens_are_not_read(tmp_path: Path) -> None:
-    path = write("qwen3_5", tmp_path, "F16", more={"qwen35.nextn_predict_layers": 1}).file
+@pytest.mark.parametrize(
+    ("kind", "architecture", "found"), [("glm4", "glm4", {"0"}), ("qwen3_5", "qwen35", {"0", "1", "2"})]
+)
+def test_mtp_heads_are_left_out_unless_they_can_draft(
+    kind: str, architecture: str, found: set[str], tmp_path: Path
+) -> None:
+    path = write(kind, tmp_path, "F16", more={f"{architecture}.nextn_predict_layers": 1}).file
 
     def add(arrays: Arrays) -> None:
-        arrays["blk.2.nextn.eh_proj.weight"] = arrays["blk.2.attn_norm.weight"]
+        last = max(name.split(".")[1] for name in arrays if name.startswith("blk."))
+        arrays[f"blk.{last}.nextn.eh_proj.weight"] = arrays["blk.0.attn_norm.weight"]
 
     rewrite(path, add)
     with closing(GgufTensors(translated([path], tmp_path / "cache"))) as tensors:
         layers = {name.split(".")[2] for name in tensors.names() if name.startswith("model.layers.")}
-    assert layers == {"0", "1"}
+    assert layers == found
 
 
 def test_value_heads_of_part_of_a_group_are_refused(tmp_path: Path) -> None:

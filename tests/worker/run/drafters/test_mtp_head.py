@@ -14,7 +14,7 @@ from tests.checkpoints import Checkpoints
 from tests.worker.run.drafters.heads import GLM, HEADS, QWEN, WEIGHTS, with_head
 from worker.engine.load import Engine, load_engine
 from worker.model.checkpoint.checkpoint import CheckpointError
-from worker.run.drafters.mtp_drafter import MtpDrafter
+from worker.run.drafters.head_drafter import HeadDrafter
 
 
 def loaded(folder: Path, **settings: bool | str) -> Engine:
@@ -31,7 +31,7 @@ def test_head_of_the_checkpoint_drafts_and_is_no_part_of_the_model(checkpoints: 
     with_head("qwen3_5", checkpoints("qwen3_5"), folder)
     engine = with_mtp(folder)
     speculation = engine.scheduler.speculation
-    assert speculation is not None and isinstance(speculation.proposer, MtpDrafter)
+    assert speculation is not None and isinstance(speculation.proposer, HeadDrafter)
     assert engine.runner.hidden_reader is speculation.proposer
     plain = loaded(folder)
     assert plain.fingerprint == engine.fingerprint and plain.runner.hidden_reader is None

@@ -90,6 +90,8 @@ typedef struct {
     const int64_t *added_rows; /* [added_count] ascending */
     const char *const *added;  /* for each of the first num_added layers, what these rows gain after it */
     long num_added, added_count;
+    const char *first; /* [t][inputs] what the first layer mixes, in place of h; NULL: h */
+    char *const *tapped; /* for each layer where its outputs of the rows with logits are written, or NULL; may be NULL */
     long t, seqs, page_table_stride, num_outputs;
     long layers_of_all; /* the layers that all rows pass; the others write no K/V and no state */
     int threads;
@@ -131,7 +133,8 @@ static void add_norm(const Model *m, const Step *s, char *h, const void *weight)
 
 /* Computes what the layer mixes: `projected`, and `gates` if there are any. */
 static int project(const Model *m, const Step *s, const Layer *l) {
-    GemmJob jobs[] = {{l->qkv, s->h, s->projected, s->t}, {l->gates, s->h, s->gates, s->t}};
+    const char *rows = s->first && l == m->layers ? s->first : s->h;
+    GemmJob jobs[] = {{l->qkv, rows, s->projected, s->t}, {l->gates, rows, s->gates, s->t}};
     return multiply(m, s, jobs, l->gates ? 2 : 1);
 }
 
@@ -260,6 +263,13 @@ static void add_vectors(const Model *m, const Step *s, const char *vectors, cons
     }
 }
 
+/* Copies rows of x, the outputs of a layer. indices: which rows; NULL: all rows of the step. */
+static void copy_outputs(const Model *m, const Step *s, char *out, const int64_t *indices) {
+    size_t bytes = m->hidden_size * m->element_size;
+    if (!indices) memcpy(out, s->x, s->t * bytes);
+    for (long i = 0; indices && i < s->num_outputs; i++) memcpy(out + i * bytes, s->x + indices[i] * bytes, bytes);
+}
+
 /* Runs all layers. x holds the embedded tokens. Afterwards the first `num_outputs` rows of h are the normed output.
  * outputs: the step of the output rows alone, for the layers that only they pass; NULL if there are none such.
  * Returns 0, or 1 when memory is exhausted or a rank is gone: then K/V and states of some layers have been written, and nothing else. */
@@ -282,6 +292,8 @@ __attribute__((visibility("default"))) int decoder_forward(const Model *m, const
         const void *next = i + 1 < m->num_layers ? l[1].before_attention : m->last_norm;
         if (feed_forward_block(m, s, l, next)) return 1;
         if (i < s->num_added) add_vectors(m, s, s->added[i], next);
+        if (args->tapped && args->tapped[i])
+            copy_outputs(m, s, args->tapped[i], i + 1 < args->layers_of_all ? args->logits_indices : NULL);
     }
     return 0;
 }

@@ -1,0 +1,72 @@
+"""A large head over the vocabulary is copied in four bits for drafts, and no answer changes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints import VOCAB, Checkpoints
+from tests.worker.run.drafters.eagle_heads import EAGLES, Eagle
+from tests.worker.run.drafters.harness import served
+from tests.worker.run.drafters.heads import with_head
+from tests.worker.run.harness import MAX_SEQ_LEN, batch_invariant_decoder
+from worker.kernels.linear import linear
+from worker.kernels.weights.quantized_weight import INT4, INT8
+from worker.model.checkpoint.stored_weight import Layout
+from worker.model.quantization.in_memory import AS_STORED
+from worker.run.drafters import few_bits
+from worker.run.drafters.eagle_config import read_eagle_config
+from worker.run.drafters.eagle_head import check_eagle, load_eagle
+from worker.run.drafters.head_drafter import Head, HeadDrafter
+from worker.run.drafters.mtp_head import check_head, load_head
+
+FLOAT = torch.float32
+
+
+def made(method: str, folder: Path, to: Path) -> tuple[Path, Head, int]:
+    """Returns the folder of the served model, its head, and how many bytes the head takes by the check."""
+    if method == "mtp":
+        with_head("qwen3_5", folder, to)
+        target = batch_invariant_decoder(to, FLOAT)
+        head: Head = load_head(to, target.spec, target.weights, AS_STORED, MAX_SEQ_LEN)
+        return to, head, check_head(to, target.spec, FLOAT, AS_STORED)[1]
+    target = batch_invariant_decoder(folder, FLOAT)
+    config = read_eagle_config(Eagle(EAGLES["recurrent"], folder).save(to), target.spec)
+    head = load_eagle(to, config, target.spec, target.weights, AS_STORED, MAX_SEQ_LEN)
+    return folder, head, check_eagle(to, config, target.spec, FLOAT, AS_STORED)
+
+
+@pytest.mark.parametrize("method", ["mtp", "eagle3"])
+def test_large_head_drafts_in_four_bits_and_changes_no_token(
+    method: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = made(method, checkpoints("qwen3_5"), tmp_path / "plain")
+    monkeypatch.setattr(few_bits, "SMALL", 0)
+    four = made(method, checkpoints("qwen3_5"), tmp_path / "four")
+    rows = EAGLES["recurrent"].draft_vocab if method == "eagle3" else VOCAB
+    in_full, in_four = rows * 64 * 4, few_bits.LAYOUT.nbytes((rows, 64))
+    assert four[2] - plain[2] == (in_four - in_full if method == "eagle3" else in_four)
+    h, heads = torch.randn(5, 64), [one[1].decoder.weights.head for one in (plain, four)]
+    assert heads[1].nbytes < heads[0].nbytes / 4
+    logits = [linear(h, head, fp32_out=True) for head in heads]
+    assert 0 < float((logits[0] - logits[1]).std() / logits[0].std()) < 0.3
+    folder, head, _ = four
+    drafter = HeadDrafter(head, batch_invariant_decoder(folder, FLOAT).spec, 1 << 30)
+    assert served(folder, drafter, drafter)[0] == served(folder, None)[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "dtype", "expected"),
+    [
+        ((151_936, 1024), None, torch.bfloat16, True),
+        ((8192, 1024), None, torch.bfloat16, False),
+        ((8193, 1024), None, torch.bfloat16, True),
+        ((151_936, 1024), Layout(INT8), torch.bfloat16, True),
+        ((151_936, 1024), Layout(INT4, 32), torch.bfloat16, False),
+        ((151_936, 1024), None, torch.float16, False),
+    ],
+)
+def test_only_heads_that_are_large_and_in_more_bits_are_copied(
+    shape: tuple[int, int], layout: Layout | None, dtype: torch.dtype, expected: bool
+) -> None:
+    assert few_bits.pays(shape, layout, dtype) == expected

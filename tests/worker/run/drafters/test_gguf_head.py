@@ -1,0 +1,71 @@
+"""MTP heads in GGUF files propose what transformers' own layers do."""
+
+from contextlib import closing
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from shared.gguf.translated import translated
+from tests.gguf_files import write
+from tests.worker.model.gguf.test_tensors import Arrays, rewrite
+from tests.worker.run.drafters.heads import QWEN, WEIGHTS, Head, with_head
+from tests.worker.run.drafters.made import Made, check_proposals
+from tests.worker.run.harness import MAX_SEQ_LEN, batch_invariant_decoder
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.gguf.names import DELTA_NET, LAYER
+from worker.model.gguf.tensors import GgufTensors
+from worker.model.quantization.in_memory import AS_STORED
+from worker.run.drafters.mtp_head import check_head, load_head
+
+OUTER = {"join": "eh_proj", "e": "enorm", "h": "hnorm", "last": "shared_head_norm"}
+LAYERS = {hugging_face: own for own, hugging_face in (LAYER | DELTA_NET).items()}
+
+
+def gguf_name(name: str) -> str:
+    """Returns the name in a GGUF file of a model of three layers. name: of a tensor of the head, `mtp.fc.weight`."""
+    module = name.removesuffix(".weight")
+    outer = {QWEN[field]: f"nextn.{own}" for field, own in OUTER.items()}
+    return f"blk.3.{outer.get(module) or LAYERS[module.removeprefix('mtp.layers.0.')]}.weight"
+
+
+def made(folder: Path, type: gguf.GGMLQuantizationType, leave_out: str = "") -> tuple[Path, Head]:
+    """Returns the folder of a translated GGUF file with a head, and the head. type: of its matrices."""
+    more = {"qwen35.nextn_predict_layers": 1, "qwen35.block_count": 4}
+    written = write("qwen3_5", folder, "F32", more=more)
+    head = with_head("qwen3_5", written.reference, folder / "with-head")
+    own = {name: one for name, one in load_file(folder / "with-head" / WEIGHTS).items() if name.startswith("mtp.")}
+
+    def add(arrays: Arrays) -> None:
+        for name, tensor in own.items():
+            stored = gguf_name(name)
+            if tensor.dim() == 1:
+                arrays[stored] = (1 + tensor.numpy(), gguf.GGMLQuantizationType.F32)
+            elif not leave_out or leave_out not in stored:
+                arrays[stored] = (gguf.quants.quantize(tensor.numpy(), type), type)
+
+    rewrite(written.file, add)
+    return translated([written.file], folder / "cache"), head
+
+
+def test_head_of_a_gguf_file_drafts_as_transformers_layers_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, head = made(tmp_path, gguf.GGMLQuantizationType.F32)
+    one = Made(folder, lambda of: load_head(folder, of.spec, of.weights, AS_STORED, MAX_SEQ_LEN), head.propose)
+    spec = batch_invariant_decoder(folder, torch.float32).spec
+    assert (len(spec.layers), spec.draft_layers) == (3, 1)
+    expected = load_file(tmp_path / "with-head" / WEIGHTS)
+    with closing(GgufTensors(folder)) as tensors:
+        for ours, published in (("enorm", "pre_fc_norm_embedding"), ("shared_head.norm", "norm"), ("eh_proj", "fc")):
+            stored = torch.empty(tensors.shape(f"model.layers.3.{ours}.weight"))
+            tensors.copy(f"model.layers.3.{ours}.weight", stored)
+            torch.testing.assert_close(stored, expected[f"mtp.{published}.weight"])
+    check_proposals(one, monkeypatch)
+
+
+def test_head_with_a_tensor_missing_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    folder, _ = made(tmp_path, gguf.GGMLQuantizationType.Q8_0, leave_out="eh_proj")
+    spec = batch_invariant_decoder(folder, torch.float32).spec
+    with pytest.raises(CheckpointError, match=r"tensor model.layers.3.eh_proj.weight is missing"):
+        check_head(folder, spec, torch.float32, AS_STORED)

@@ -1,0 +1,221 @@
+"""An EAGLE-3 head: a decoder layer with a checkpoint of its own that reads outputs of inner layers of the served model.
+
+A linear makes one vector of the outputs of several layers. Attention reads this vector and the embedding of the next
+token, each with a norm of its own; the residual stream begins with the vector alone. The head over the vocabulary may
+have only the most frequent tokens: `d2t` then holds what to add to each of its ids for the id in the served model.
+
+Sources: EAGLE-3 (arXiv 2503.01840), and the tensors of published checkpoints.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from worker.kernels.linear import PackedLinear, pack_stacked
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.expected_tensors import check_tensors
+from worker.model.checkpoint.stacked_linear import BIAS, WEIGHT, StackedLinear
+from worker.model.checkpoint.staging import Staging
+from worker.model.checkpoint.stored_weight import Layout, PlainWeight, StoredTensors, StoredWeight, WeightSource
+from worker.model.decoder import Decoder
+from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.model.layer import Weights
+from worker.model.layer_names import LayerNames, norm_weights
+from worker.model.quantization.in_memory import InMemory
+from worker.model.source import open_source
+from worker.model.weights import Kept, Loader
+from worker.model.weights_size import Keeper
+from worker.run.drafters import few_bits
+from worker.run.drafters.eagle_config import EagleConfig
+from worker.spec import ModelSpec
+
+LAYER_NAMES = ("midlayer.", "layers.0.")  # what the names of the layer's tensors begin with
+EMBED, JOIN, HEAD, LAST_NORM = "embed_tokens", "fc", "lm_head", "norm"
+TARGET_IDS = "d2t"
+UNREAD = (TARGET_IDS, "t2d", "verifier_norm.", "verifier_lm_head.")  # the first one is read in another way
+
+
+@dataclass(frozen=True, slots=True)
+class EagleHead:
+    """The weights of a head. decoder: its layer. See Head."""
+
+    name: ClassVar[str] = "the EAGLE-3 head"
+    decoder: Decoder
+    layers: tuple[int, ...]
+    norms_before: tuple[Tensor, ...]  # each over an equal part of the hidden states [W]
+    join: PackedLinear  # fc: W → H
+    embedding_norm: Tensor  # midlayer.input_layernorm [H]
+    hidden_norm: Tensor  # midlayer.hidden_norm [H]
+    target_ids: Tensor | None
+    residual_normed: bool
+    normed: bool
+
+    def features(self, hidden: Tensor) -> Tensor:
+        if self.norms_before:
+            parts = hidden.chunk(len(self.norms_before), dim=-1)
+            hidden = torch.cat([self._norm(*pair) for pair in zip(parts, self.norms_before, strict=True)], dim=-1)
+        joined: Tensor = self.decoder.operations.linear(hidden, self.join)
+        return joined
+
+    def inputs(self, inputs: ForwardInputs, features: Tensor) -> ForwardInputs:
+        embedded = self._norm(embedding(inputs.token_ids, self.decoder.weights.embed), self.embedding_norm)
+        normed = self._norm(features, self.hidden_norm)
+        residual = normed if self.residual_normed else features
+        return replace(
+            inputs, replaced=(torch.arange(len(residual)), residual), first=torch.cat((embedded, normed), dim=-1)
+        )
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        normed: Tensor = self.decoder.operations.rms_norm(x.contiguous(), weight, self.decoder.spec.norm_eps)
+        return normed
+
+
+def check_eagle(folder: Path, config: EagleConfig, served: ModelSpec, dtype: torch.dtype, memory: InMemory) -> int:
+    """Returns how many bytes the head takes in memory. Reads no weights.
+
+    Raises CheckpointError unless the checkpoint has all tensors of the head, and only these.
+    """
+    with closing(open_source(folder, None)) as source:
+        return _Stored(source, config, served, dtype, memory).check()
+
+
+def load_eagle(
+    folder: Path, config: EagleConfig, served: ModelSpec, weights: Weights, memory: InMemory, max_positions: int
+) -> EagleHead:
+    """Loads a head to the CPU.
+
+    served, weights, memory: of the served model. max_positions: see Decoder. Raises CheckpointError as check_eagle
+    does, and for numbers of `d2t` that are no ids.
+    """
+    with closing(open_source(folder, Staging(weights.embed.device))) as source:
+        return _Stored(source, config, served, weights.embed.dtype, memory).load(weights, max_positions)
+
+
+class _Stored:
+    """A head in the tensors of its checkpoint."""
+
+    def __init__(
+        self, source: WeightSource, config: EagleConfig, served: ModelSpec, dtype: torch.dtype, memory: InMemory
+    ) -> None:
+        self._source, self._config, self._served = source, config, served
+        self._tensors, self._hidden = source.tensors, config.spec.hidden_size
+        self._loader = Loader(source, config.spec, dtype, torch.device("cpu"), True, memory)
+        self._layer = _find_layer(source.tensors)
+        own = [name for name in self._tensors.names() if name.startswith(self._layer)]
+        names = LayerNames.of(config.spec, [f"layers.0.{name.removeprefix(self._layer)}" for name in own], "")
+        # the norm of the layer's input is here that of the embedding alone
+        norms = {field: module for field, module in names.norms.items() if field != "before_attention"}
+        self._loader.names = replace(names, norms=norms)
+        width = len(config.read) * served.hidden_size
+        self._join = StackedLinear((JOIN,), (self._hidden,), width, bias=JOIN + BIAS in self._tensors)
+        self._norms_before = [(name, width // len(config.norms_before)) for name in config.norms_before]
+        self._size = config.draft_vocab_size
+        shared = self._size == served.vocab_size and HEAD + WEIGHT not in self._tensors
+        self._head = None if shared else source.weight(HEAD + WEIGHT, (self._size, self._hidden))
+
+    def check(self) -> int:
+        kept = [*self._weights()]
+        if self._embedding is None or self._head is None:
+            self._check_size()
+        check_tensors(self._source, [weight for weight, _ in kept], "", UNREAD)
+        self._target_ids()
+        return Keeper(self._loader.dtype, self._loader.device).nbytes(kept)
+
+    def load(self, served: Weights, max_positions: int) -> EagleHead:
+        self.check()
+        loader, config = self._loader, self._config
+        self._tensors.expect(tensor.name for weight, _ in self._weights() for tensor in weight.tensors())
+        layer = loader.layer(self._layer, config.spec.layers[0])
+        last, embedding_norm, hidden_norm = (loader.norm(parts) for parts in self._norms())
+        norms_before = tuple(loader.norm(self._norm(*each)) for each in self._norms_before)
+        join = loader.linear(self._join, "")
+        head = served.head if self._head is None else self._own_head(self._head)
+        embed = served.embed if self._embedding is None else self._own_embedding(self._embedding, served.embed)
+        decoder = Decoder(config.spec, Weights(embed, [layer], last, head), max_positions)
+        return EagleHead(
+            decoder, config.read, norms_before, join, embedding_norm, hidden_norm, self._target_ids(),
+            config.residual_normed, config.normed,
+        )  # fmt: skip
+
+    @property
+    def _embedding(self) -> PlainWeight | None:
+        """The embedding of the head's own; None: it uses that of the served model."""
+        name = EMBED + WEIGHT
+        return PlainWeight(name, (self._served.vocab_size, self._hidden)) if name in self._tensors else None
+
+    def _own_embedding(self, stored: PlainWeight, served: Tensor) -> Tensor:
+        """Reads the embedding, which may be a copy of the served model's."""
+        own = torch.empty(stored.shape, dtype=served.dtype)
+        self._tensors.copy(stored.name, own)
+        return served if torch.equal(own, served) else own
+
+    def _layout(self, head: StoredWeight) -> Layout | None:
+        """Returns how a head over the vocabulary of its own is kept."""
+        return few_bits.LAYOUT if few_bits.pays(head.shape, head.layout, self._loader.dtype) else head.layout
+
+    def _own_head(self, stored: StoredWeight) -> PackedLinear:
+        head, dtype = self._loader.read(stored), self._loader.dtype
+        few = self._layout(stored) is few_bits.LAYOUT
+        return few_bits.pack(head, dtype) if few else pack_stacked([head], dtype=dtype, invariant=True)
+
+    def _norm(self, name: str, size: int) -> list[PlainWeight]:
+        return [*norm_weights(self._config.spec, name, size)]
+
+    def _norms(self) -> list[list[PlainWeight]]:
+        names = (LAST_NORM, f"{self._layer}input_layernorm", f"{self._layer}hidden_norm")
+        return [self._norm(name, self._hidden) for name in names]
+
+    def _weights(self) -> Iterator[Kept]:
+        """Yields all weights of the head, in the order in which they are read."""
+        loader = self._loader
+        yield from loader.weights_of_layer(self._layer, self._config.spec.layers[0])
+        for parts in (*self._norms(), *(self._norm(*each) for each in self._norms_before)):
+            yield from ((part, None) for part in parts)
+        yield from loader.weights_of(self._join, "")
+        yield from ((bias, None) for bias in self._join.biases(""))
+        if self._head is not None:
+            yield self._head, self._layout(self._head)
+        if self._embedding is not None:
+            yield self._embedding, None
+
+    def _check_size(self) -> None:
+        if self._hidden != self._served.hidden_size:
+            raise CheckpointError(
+                f"{self._tensors.folder} has the hidden size {self._hidden}, and the served model has "
+                f"{self._served.hidden_size}: then it needs {EMBED}{WEIGHT} and {HEAD}{WEIGHT} of its own"
+            )
+
+    def _target_ids(self) -> Tensor | None:
+        """Returns the id in the served model for each id of the head; None if they are the same.
+
+        Raises CheckpointError if the tensor is missing that says so, or its numbers give no ids.
+        """
+        tensors, size, count = self._tensors, self._size, self._served.vocab_size
+        if size == count and TARGET_IDS not in tensors:
+            return None
+        if TARGET_IDS not in tensors:
+            raise CheckpointError(f"{tensors.folder}: tensor {TARGET_IDS} is missing")
+        where = tensors.where(TARGET_IDS)
+        if tensors.shape(TARGET_IDS) != (size,) or tensors.format(TARGET_IDS) not in ("I64", "I32"):
+            raise CheckpointError(f"{where}: tensor {TARGET_IDS} must be {size} whole numbers")
+        added = torch.empty(size, dtype=torch.int64)
+        tensors.copy(TARGET_IDS, added)
+        ids = torch.arange(size) + added
+        if int(ids.min()) < 0 or int(ids.max()) >= count or len(torch.unique(ids)) < size:
+            raise CheckpointError(f"{where}: tensor {TARGET_IDS} does not give {size} different ids below {count}")
+        return ids
+
+
+def _find_layer(tensors: StoredTensors) -> str:
+    """Returns what the names of the layer's tensors begin with."""
+    for beginning in LAYER_NAMES:
+        if any(name.startswith(beginning) for name in tensors.names()):
+            return beginning
+    beginnings = " or ".join(LAYER_NAMES)
+    raise CheckpointError(f"{tensors.folder} has no EAGLE-3 head: no tensor's name begins with {beginnings}")
