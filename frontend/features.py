@@ -27,7 +27,7 @@ class Telemetry:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What a request asks for besides text that follows its prompts."""
+    """Optional features of a request, beyond plain generation."""
 
     continued: tuple[int, ...] = ()  # the output so far; every choice continues it, and does not repeat it
     echo: tuple[str, ...] = ()  # each prompt's text, which precedes its choices; "" for a prompt of ids

@@ -53,7 +53,7 @@ def embedder(
 
 
 def reranker(folder: Path, kind: str = "qwen3-tied") -> Path:
-    """Writes a language model whose vocabulary has `yes` and `no`, as that of Qwen3-Reranker."""
+    """Writes a language model with the tokens `yes` and `no`, like Qwen3-Reranker."""
     build(kind).save_pretrained(folder)
     tokenizer: PreTrainedTokenizerFast = KINDS[kind].tokenizer()
     state = json.loads(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]

@@ -203,7 +203,7 @@ GEMMA4_SMALL: dict[str, Any] = {  # per-layer embeddings; the last layers share 
     "use_double_wide_mlp": True, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": VOCAB,
     "final_logit_softcapping": 30.0,
 }  # fmt: skip
-GEMMA4_DENSE: dict[str, Any] = {  # values are keys where attention is full, with another number of heads (31B)
+GEMMA4_DENSE: dict[str, Any] = {  # full attention uses keys as values and has another number of K/V heads (31B)
     "num_hidden_layers": 3, "layer_types": [SLIDING, SLIDING, FULL], "attention_k_eq_v": True,
     "num_global_key_value_heads": 1, "final_logit_softcapping": 30.0,
 }  # fmt: skip

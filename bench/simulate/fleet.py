@@ -34,7 +34,7 @@ from bench.simulate.fleet_workloads import WORKLOADS, Workload
 from shared.arguments import positive_float, positive_int
 
 ROUTING = ("learnt", "homes", "picker")
-FRONTENDS_FOR = 20  # workers for each frontend, at most 50 frontends
+FRONTENDS_FOR = 20  # workers per frontend
 HEAD = [
     "workers", "frontends", "routing", "requests", "refused", "µs a request", "status kB/s", "cached", "p50 TTFT",
     "p99 TTFT", "resumed", "p99 pause", "broken", "lost",

@@ -43,7 +43,7 @@ class Traffic:
         return cls(tuple(_arrival(request) for request in requests), sequential)
 
     def faster(self, times: float) -> "Traffic":
-        """Returns the same requests, which arrive `times` as fast."""
+        """Returns the same requests at `times` the arrival rate."""
         arrivals = tuple(Arrival(one.at / times, one.prompt, one.max_tokens) for one in self.arrivals)
         return Traffic(arrivals, self.sequential)
 

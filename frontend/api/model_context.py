@@ -32,7 +32,7 @@ class ModelContext:
     task: Task = GENERATE
     hidden_size: int = 0  # dimensions of an embedding; 0 before a worker has reported it
     trusts_templates: bool = False  # a request may bring its own chat template
-    special_tokens_in_content: bool = False  # their spellings in messages make special tokens
+    special_tokens_in_content: bool = False  # text like <|im_end|> in a message becomes that token
     adapter: Adapter | None = None  # the adapter that requests are computed with
     config: FrontendConfig = field(default_factory=FrontendConfig)  # how requests are read
     text_fingerprint: str = ""  # of how prompts are made, see fingerprint.py

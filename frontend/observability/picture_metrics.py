@@ -1,4 +1,4 @@
-"""What a frontend counts of pictures, and its metrics."""
+"""A frontend's metrics of the pictures in requests."""
 
 from dataclasses import dataclass
 from functools import cache

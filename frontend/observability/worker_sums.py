@@ -49,7 +49,7 @@ class WorkerSums:
 
 
 class LoadedModels:
-    """Which models are loaded and why not, where the launcher loads them on demand."""
+    """Metrics of models that the launcher loads on demand: loaded, failed, waiting requests, memory."""
 
     def __init__(self, prefix: str, models: Collection[ModelMetrics]) -> None:
         self._prefix, self._models = prefix, models

@@ -8,7 +8,7 @@ export class Prose {
   #env = { open: true };
   #text = "";
   #read = 0; // characters of the finished blocks
-  #finished = 0; // their number, which is the number of their nodes
+  #finished = 0; // number of finished blocks; each is one DOM node
 
   constructor(box) {
     this.#box = box;

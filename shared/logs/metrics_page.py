@@ -26,7 +26,7 @@ class Collector(Protocol):
 
 @dataclass(frozen=True)
 class Naming:
-    """What dashboards of another server expect of its metrics, besides their prefix."""
+    """How another server names labels and finish reasons in its metrics, as its dashboards expect."""
 
     labels: Mapping[str, str] = field(default_factory=dict)  # the labels of every series
     reasons: Mapping[str, str] = field(default_factory=dict)  # our `finished_reason` → theirs

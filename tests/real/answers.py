@@ -28,7 +28,7 @@ class Compared:
 
 
 def check(server: Server, reference: Reference, dtype: str, asked: list[list[Message]], turns: int) -> Row:
-    """Compares the answers to `asked`, and those of so many turns of the chat."""
+    """Compares the answers to each conversation in `asked`, then to the first `turns` turns of the chat TURNS."""
     row, counts = Row(f"greedy answers, {dtype}"), Compared()
     for number, messages in enumerate(asked):
         _one(server, reference, dtype, messages, LONGEST if number % 2 else SHORTEST, row, counts)

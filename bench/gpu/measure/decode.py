@@ -19,9 +19,9 @@ BASE, INT8, FP8 = Setup(), Scheme("int8"), Scheme("fp8")
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format to measure. weight, kv: bytes of a weight in the layers and of a number in the cache.
+    """A format to measure.
 
-    0 means the size of the model's own dtype.
+    weight: bytes of a weight in the layers; kv: bytes of a number in the K/V cache; 0: those of the model's dtype
     """
 
     name: str

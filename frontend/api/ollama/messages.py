@@ -73,7 +73,7 @@ def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
 
 
 def with_images(images: Sequence[str] | None, text: str) -> tuple[str, ChatMessage]:
-    """Returns a text behind its pictures, and what the message has besides."""
+    """Returns the text with the marks of its pictures in front, and the message fields that hold the pictures."""
     parts = [Image(Source(image) if image.startswith("data:") else base64_source(image)) for image in images or ()]
     return "".join(part.source.mark for part in parts) + text, found_in(parts)
 

@@ -91,7 +91,7 @@ def fold_chat(chunks: list[Any]) -> dict[str, Any]:
 
 
 def fold_message_events(events: list[Any]) -> dict[str, Any]:
-    """What a client makes of a stream."""
+    """Assembles the message from a stream's events, as a client of Anthropic's API does."""
     message: dict[str, Any] = {}
     for event in events:
         match event:

@@ -178,7 +178,7 @@ GEMMA3_4B: Config = {  # multimodal: says only what is not a default of its text
 
 
 def shrunk(config: Config) -> Config:
-    """Its traits in a model of a few hundred thousand numbers: 4 heads, 3 layers, windows and stretches to match."""
+    """Returns the config of a tiny model with the same features: 4 heads, 3 layers, smaller windows and contexts."""
     heads, kv = config["num_attention_heads"], config.get("num_key_value_heads")
     wide = config.get("head_dim") and config["head_dim"] * heads != config["hidden_size"]
     small = {

@@ -106,7 +106,7 @@ def groups_of(weight: Tensor, size: int, *, shuffled: bool = False) -> Tensor:
 
 
 def own_generator(weight: Tensor) -> torch.Generator:
-    """Draws what belongs to this weight alone: its numbers are the seed."""
+    """Returns a generator whose seed is a checksum of the weight."""
     return torch.Generator().manual_seed(zlib.crc32(weight.contiguous().numpy().tobytes()))
 
 

@@ -26,7 +26,7 @@ ODD_DRIVER = (
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets what PyTorch finds; `said` is what it answers when CUDA is to start, `computes` when it is to compute."""
+    """Fakes a GPU. said: error when CUDA starts; computes: error when it computes; "" for no error."""
 
     def set(
         said: str = "", *, computes: str = "", built: str | None = "13.0", capability: tuple[int, int] = (9, 0)

@@ -34,7 +34,7 @@ CUDA = torch.device("cuda")
 
 
 def logits(folder: Path, flag: str = "auto", device: torch.device = CPU) -> torch.Tensor:
-    """Computed here, with weights that are kept as on `device`."""
+    """Computes logits on the CPU, with weights stored as they would be on `device`."""
     spec = spec_from_config(read_config(folder))
     memory = in_memory(spec.stored, flag, device)
     decoder = Decoder(spec, load(folder, spec, torch.float32, CPU, invariant=False, memory=memory), 512)

@@ -22,7 +22,7 @@ class Method(Protocol):
     def stored(self) -> StoredQuantization: ...
 
     def weight(self, name: str, shape: Shape, tensors: StoredTensors) -> StoredWeight | None:
-        """Returns how the weight is stored in few bits; None if the tensors do not include the scales of one."""
+        """Returns how the quantized weight is stored; None if the tensors hold no scales for it."""
 
 
 METHODS = {  # quant_method → the module under worker/model that reads it, which is imported when it is needed

@@ -42,7 +42,7 @@ def _by_surprise(left: Candidates, mu: float) -> Candidates:
 def bound(record: MirostatRecord, chain: SamplerChain, output: list[int]) -> float:
     """Returns mu for the token after `output`. A token that could not have been drawn does not move it."""
     place = len(output)
-    del record.bounds[place + 1 :]  # of a step that is repeated
+    del record.bounds[place + 1 :]  # left by a step that is now repeated
     if place == len(record.bounds):
         mu, share = record.bounds[-1], record.shares.get(output[-1])
         record.bounds.append(mu if share is None else next_bound(mu, share, chain))

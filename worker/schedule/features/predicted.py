@@ -58,7 +58,7 @@ class PredictedDrafter:
         self._read = len(tokens)
 
     def _found(self, tokens: list[int], end: int, before: int) -> int | None:
-        """Returns where the text goes on after the tokens before `end`: the next place after `before`, or the first."""
+        """Matches the tokens before `end`. Returns the end of the first match from `before` on, else of the first."""
         for length in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
             if end - length < self._begin:
                 continue

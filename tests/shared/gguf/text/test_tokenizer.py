@@ -59,7 +59,7 @@ def hostile(count: int, *, without: str = "") -> list[str]:
 
 
 def byte_level(parts: list[Any], *, nfc: bool = False, ignore_merges: bool = False, bos: bool = False) -> Tokenizer:
-    """A byte-level BPE tokenizer, trained on TEXT, as the model of that kind has it."""
+    """Trains a byte-level BPE tokenizer on TEXT. parts: its pre-tokenizers."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     tokenizer.normalizer = normalizers.NFC() if nfc else None
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)

@@ -234,7 +234,7 @@ def products(variants: list[Variant], wanted: str) -> list[Any]:
 
 
 def light(variant: Variant) -> Any:
-    """Compiled, and seen to need no more than a multiprocessor has."""
+    """Compiles a kernel. Asserts that it fits in shared memory and, except for odd depths, uses no stack."""
     compiled = variant.compiled()
     used = usage(compiled)
     print(variant.kernel.__name__, used)

@@ -79,7 +79,7 @@ def fault() -> str:
 
 
 def counts() -> Counts:
-    """Since the last look."""
+    """Returns what was counted since the last call."""
     room = (ctypes.c_long * 6)()
     library().emulated_counts(room)
     return Counts(*room)

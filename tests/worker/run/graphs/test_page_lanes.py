@@ -21,7 +21,7 @@ def chunk(first_page: int, length: int) -> Chunk:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The cells of the tables that are sent, of each time."""
+    """Records which cells of the page tables each transfer sends."""
     cells: list[list[int]] = []
     to_device = page_lanes.to_device
 

@@ -18,7 +18,7 @@ from worker.kernels.weights.quantize import ROWS_AT_ONCE
 from worker.kernels.weights.quantized_weight import E4M3, CodeMap, QuantizedWeight
 
 ROWS, STEP = 64, 128
-WHOLE_ROW = 0  # as a group size
+WHOLE_ROW = 0  # group size that means: one scale for a whole row
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ static int multiply_units(const Gemm *products, WorkRange *ranges, int threads) 
     return 0;
 }
 
-/* Writes the products of a job to `to`, whose units follow `unit`. Returns how many products these are. */
+/* Writes the products of a job to `to`, numbers their work units from `unit` on, and returns how many products. */
 static long plan_job(const GemmJob *job, int x_bf16, int out_bf16, long unit, Gemm *to) {
     long ldo = count_columns(job->weights), column = 0, count = 0;
     for (const Weight *w = job->weights; job->t && w; column += w->n, w = w->next) {

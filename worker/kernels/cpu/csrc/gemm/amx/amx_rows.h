@@ -9,7 +9,7 @@
 #define PREFETCH_DISTANCE 1024 /* bytes ahead of use at which a weight is prefetched when it is streamed */
 #define CHUNK_STEPS 8          /* k-steps of a chunk: their weights stay in the L1 cache */
 #define CHUNK_BYTES (CHUNK_STEPS * K_STEP_BYTES)
-#define MAX_STREAMED_ROWS 32   /* weights are streamed if there are at most so many rows */
+#define MAX_STREAMED_ROWS 32   /* with more rows, weights are not streamed */
 #define MIN_STREAMING_ELEMENTS (1L << 20) /* larger results leave the caches before they are read */
 
 static void configure_tiles(long top, long bottom) {
