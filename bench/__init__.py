@@ -8,6 +8,7 @@ gpu/                correctness and speed of one GPU
 simulate/           the scheduler in virtual time: `sluice simulate`
 real/               the quality of weight formats on a real model and real English
 many_models         a soak of a server with more models than room, while processes are killed
+adapter_changes     LoRA adapters that are loaded and unloaded while streams run
 ranks/              several processes that compute one model: faults, and what their checks cost
 model_switch        seconds to the first token when a request needs another model, beside llama.cpp's router
 micro/              single parts: a frontend's cost per token, a worker step, CPU kernels, features

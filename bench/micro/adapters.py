@@ -37,8 +37,8 @@ CPU = torch.device("cpu")
 CLOCKS = (time.perf_counter, time.thread_time)  # of several threads, and of one
 
 
-def write_adapter(base: Path, folder: Path, rank: int, seed: int) -> Path:
-    """Writes an adapter of all linears in the layers of a checkpoint, with small random numbers, in bfloat16."""
+def write_adapter(base: Path, folder: Path, rank: int, seed: int, size: float = 0.01) -> Path:
+    """Writes an adapter of all linears in the layers of a checkpoint, in bfloat16. size: deviation of its numbers"""
     draw, tensors = torch.Generator().manual_seed(seed), {}
     for file in sorted(base.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
@@ -46,9 +46,10 @@ def write_adapter(base: Path, folder: Path, rank: int, seed: int) -> Path:
                 shape = opened.get_slice(name).get_shape()
                 if ".layers." not in name or len(shape) != 2:
                     continue
+                outputs, inputs = shape
                 module = f"base_model.model.{name.removesuffix('.weight')}"
-                for letter, size in (("A", (rank, shape[1])), ("B", (shape[0], rank))):
-                    drawn = torch.randn(size, generator=draw) * 0.01
+                for letter, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
+                    drawn = torch.randn(shape, generator=draw) * size
                     tensors[f"{module}.lora_{letter}.weight"] = drawn.bfloat16()
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 
 from frontend.api.api_formats import API_FORMATS
-from frontend.api.model_context import ModelContext
 from frontend.api.receipts.claim import VerifyRequest
 from frontend.api.receipts.verify import read_claim
 from frontend.api.requests.decoding import convert
 from frontend.errors import Overloaded
 from frontend.generation.generation import Generation
 from frontend.generation.service import Service
+from frontend.offline.contexts import Contexts
 from frontend.offline.inputs import ReadRequests
 from frontend.offline.loop_thread import Emit, Job
 from frontend.offline.pooled import ReadRequest, one_by_one
@@ -147,7 +147,7 @@ class BatchRunner:
     """
 
     service: Service
-    context: ModelContext
+    contexts: Contexts
     concurrency: int = 128
     recovery_timeout: float = 120.0
 
@@ -175,7 +175,7 @@ class BatchRunner:
         """Returns a job that emits a request for vectors, and those of its prompts, as packed float32."""
 
         async def job(emit: Emit[tuple[GenerationRequest, list[bytes]]]) -> None:
-            request = await read(self.context)
+            request = await read(self.contexts.of)
             packed = [b""] * len(request.prompts)
 
             def on_delta(index: int, delta: Delta) -> None:
@@ -192,17 +192,18 @@ class BatchRunner:
         async def job(emit: Emit[dict[str, Any]]) -> None:
             membership = self.service.pool.membership
             request = convert(asked, VerifyRequest)
-            claim = await read_claim(request, self.context, membership.fingerprints, API_FORMATS)
+            context = self.contexts.of_model(request.receipt.model)
+            claim = await read_claim(request, context, membership.fingerprints, API_FORMATS)
             arriving, worker = None, membership.fingerprint
             if claim.generation is not None:
                 generation = await _start(self.service, claim.generation, self.recovery_timeout)
                 arriving, worker = generation.deltas(), generation.fingerprint
-            emit(msgspec.to_builtins(await claim.verdict(arriving, self.context.fingerprint_with(worker), None)))
+            emit(msgspec.to_builtins(await claim.verdict(arriving, context.fingerprint_with(worker), None)))
 
         return job
 
     async def _run(self, read: ReadRequests, on_delta: OnDelta) -> None:
-        await self._run_all(await read(self.context), on_delta)
+        await self._run_all(await read(self.contexts.of), on_delta)
 
     async def _run_all(self, requests: Sequence[GenerationRequest], on_delta: OnDelta) -> None:
         await run_all(

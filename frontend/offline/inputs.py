@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict
 
-from frontend.api.model_context import ModelContext
 from frontend.api.openai import chat, completions
 from frontend.api.openai.completions_input import MAX_PROMPTS
 from frontend.api.requests.decoding import convert
+from frontend.offline.contexts import ContextOf
 from frontend.request import GenerationRequest
 
 Prompt = str | list[int]
@@ -18,7 +18,7 @@ Prompts = list[str] | list[list[int]] | list[Prompt]
 Messages = list[dict[str, Any]]
 Chat = Messages | str
 Chats = list[Messages] | list[str] | list[Chat]
-ReadRequests = Callable[[ModelContext], Awaitable[list[GenerationRequest]]]
+ReadRequests = Callable[[ContextOf], Awaitable[list[GenerationRequest]]]
 
 SLICE = MAX_PROMPTS  # how many prompts one request body may have
 
@@ -26,6 +26,7 @@ SLICE = MAX_PROMPTS  # how many prompts one request body may have
 class CommonOptions(TypedDict, total=False):
     """How tokens are chosen and when an output ends; an option that is absent or None has the HTTP API's default."""
 
+    adapter: str | None  # a LoRA adapter by its name in the setting lora_modules; None: the model without one
     max_tokens: int | None
     temperature: float | None  # 0 is greedy
     top_p: float | None
@@ -94,11 +95,11 @@ def prompt_requests(prompts: Sequence[Prompt], options: Mapping[str, Any]) -> Re
     Raises TypeError for an option that a completion does not have. The returned function raises SluiceError for
     invalid values.
     """
-    body = _body(options, Options)
+    adapter, body = _body(options, Options)
     entries = [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]
 
-    async def read(context: ModelContext) -> list[GenerationRequest]:
-        requests: list[GenerationRequest] = []
+    async def read(context_of: ContextOf) -> list[GenerationRequest]:
+        context, requests = context_of(adapter), list[GenerationRequest]()
         for at in range(0, len(entries), SLICE):
             prompts_body = {**body, "model": context.model, "prompt": entries[at : at + SLICE]}
             request = await completions.parse(convert(prompts_body, completions.REQUEST), context)
@@ -110,9 +111,10 @@ def prompt_requests(prompts: Sequence[Prompt], options: Mapping[str, Any]) -> Re
 
 def chat_requests(chats: list[Messages], options: Mapping[str, Any]) -> ReadRequests:
     """Returns a function that makes one request per conversation. Raises as `prompt_requests` does."""
-    body = _body(options, ChatOptions)
+    adapter, body = _body(options, ChatOptions)
 
-    async def read(context: ModelContext) -> list[GenerationRequest]:
+    async def read(context_of: ContextOf) -> list[GenerationRequest]:
+        context = context_of(adapter)
         entries = [_as_body(messages) for messages in chats]
         return [
             await chat.parse(convert({**body, "messages": messages}, chat.REQUEST), context) for messages in entries
@@ -130,11 +132,11 @@ def _as_body(messages: Messages) -> Messages:
     return list(map(with_urls, messages))
 
 
-def _body(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Returns the options as a JSON body has them."""
+def _body(options: Mapping[str, Any], kind: type) -> tuple[str | None, dict[str, Any]]:
+    """Returns the name of the adapter, and the other options as a JSON body has them."""
     if unknown := options.keys() - kind.__annotations__.keys():
         raise TypeError(f"there is no option {', '.join(map(repr, sorted(unknown)))}")
-    return {name: _as_json(value) for name, value in options.items()}
+    return options.get("adapter"), {name: _as_json(value) for name, value in options.items() if name != "adapter"}
 
 
 def _as_json(value: Any) -> Any:

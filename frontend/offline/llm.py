@@ -11,6 +11,8 @@
         llm.generate_with_request({"messages": [...], "temperature": 0})        # the same as `chat`
         llm.complete(["A", "B"])                                                # list[Answer]: ids, finish, usage, seed
         llm.verify(receipt, request)                                            # dict: identical, position, ...
+    with LLM("Qwen/Qwen3-8B", lora_modules="sql=/adapters/sql") as llm:
+        llm.chat("All users older than 30", adapter="sql")
     with LLM("Qwen/Qwen3-Embedding-0.6B") as llm:
         llm.embed(["A", "B"])                                                   # list[list[float]]
         llm.score("A", ["B", "C"])                                              # list[float]
@@ -97,12 +99,12 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self._runner.context.tokenizer
+        return self._runner.contexts.base.tokenizer
 
     @property
     def max_seq_len(self) -> int:
         """How many tokens prompt and output may have together."""
-        return self._runner.context.max_seq_len
+        return self._runner.contexts.base.max_seq_len
 
     # requests
 
@@ -202,26 +204,31 @@ class LLM:
     # fmt: off
     @overload
     def embed(
-        self, prompt: Prompt, *, dimensions: int | None = ..., prompt_name: str | None = ...
+        self, prompt: Prompt, *, dimensions: int | None = ..., prompt_name: str | None = ..., adapter: str | None = ...
     ) -> list[float]: ...
     @overload
     def embed(
-        self, prompt: Prompts, *, dimensions: int | None = ..., prompt_name: str | None = ...
+        self, prompt: Prompts, *, dimensions: int | None = ..., prompt_name: str | None = ..., adapter: str | None = ...
     ) -> list[list[float]]: ...
     # fmt: on
-    def embed(self, prompt: Any, *, dimensions: int | None = None, prompt_name: str | None = None) -> Any:
+    def embed(
+        self, prompt: Any, *, dimensions: int | None = None, prompt_name: str | None = None, adapter: str | None = None
+    ) -> Any:
         """Returns the vector of a prompt (a text, or token ids), or of each prompt of a list, as `/v1/embeddings` does.
 
         The model must be one that embeds, or be opened with `task="embed"`. Raises SluiceError.
         """
         prompts, single = as_prompts(prompt)
-        _, packed = self._pooled(embedding_reader(prompts, dimensions, prompt_name))
+        _, packed = self._pooled(embedding_reader(prompts, dimensions, prompt_name, adapter))
         vectors = [unpack_f32(vector).tolist() for vector in packed]
         return vectors[0] if single else vectors
 
-    def score(self, text_1: str | list[str], text_2: str | list[str], *, instruction: str | None = None) -> list[float]:
+    def score(
+        self, text_1: str | list[str], text_2: str | list[str], *, instruction: str | None = None,
+        adapter: str | None = None,
+    ) -> list[float]:  # fmt: skip
         """Returns a score for each pair of texts, as `/v1/score` does. Raises SluiceError."""
-        return scores(*self._pooled(score_reader(text_1, text_2, instruction)))
+        return scores(*self._pooled(score_reader(text_1, text_2, instruction, adapter)))
 
     def verify(self, receipt: Mapping[str, Any], request: Mapping[str, Any], *, force: bool = False) -> dict[str, Any]:
         """Checks the receipt of an answer to a request, as `/v1/receipts/verify` does. Raises SluiceError."""

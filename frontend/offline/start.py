@@ -14,12 +14,14 @@ from frontend.api.model_context import ModelContext
 from frontend.errors import SluiceError
 from frontend.generation.service import Service
 from frontend.offline.batch import BatchRunner
+from frontend.offline.contexts import Contexts, adapters_of
 from frontend.text.tokenizer import Tokenizer, TokenizerError
 from frontend.workers.pool import WorkerPool
 from shared.config import ConfigError, Settings, with_values
 from shared.default_sizes import with_default_sizes
 from shared.flags import Flag, select
 from shared.machine import visible_gpus
+from shared.messages import Adapter
 from shared.settings_check import check
 
 POLL_S = 0.02
@@ -47,7 +49,8 @@ def runner_of(model: str, settings_by_name: Mapping[str, Any]) -> OpenRunner:
         local_settings = with_local_model(settings)
     except CliError as error:
         raise CannotStart(str(error)) from error
-    return lambda: _open(local_settings)
+    adapters = adapters_of(local_settings.model, local_settings.worker)
+    return lambda: _open(local_settings, adapters)
 
 
 def _typed(flag: Flag, value: Any) -> Any:
@@ -56,7 +59,7 @@ def _typed(flag: Flag, value: Any) -> Any:
 
 
 @asynccontextmanager
-async def _open(settings: Settings) -> AsyncIterator[BatchRunner]:
+async def _open(settings: Settings, adapters: Mapping[str, Adapter]) -> AsyncIterator[BatchRunner]:
     try:
         async with embedded_worker(settings) as worker:
             config = settings.frontend
@@ -65,7 +68,7 @@ async def _open(settings: Settings) -> AsyncIterator[BatchRunner]:
             try:
                 tokenizer = await _tokenizer(settings)
                 with closing(tokenizer):
-                    yield await _ready(worker, pool, tokenizer, settings)
+                    yield await _ready(worker, pool, tokenizer, settings, adapters)
             finally:
                 await pool.close()
     except (CliError, RunDirError, TokenizerError) as error:
@@ -84,7 +87,9 @@ async def _tokenizer(settings: Settings) -> Tokenizer:
         )
 
 
-async def _ready(worker: EmbeddedWorker, pool: WorkerPool, tokenizer: Tokenizer, settings: Settings) -> BatchRunner:
+async def _ready(
+    worker: EmbeddedWorker, pool: WorkerPool, tokenizer: Tokenizer, settings: Settings, adapters: Mapping[str, Adapter]
+) -> BatchRunner:
     loaded: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     loaded.set_result(tokenizer)
     service = Service(pool, loaded)
@@ -95,4 +100,4 @@ async def _ready(worker: EmbeddedWorker, pool: WorkerPool, tokenizer: Tokenizer,
     sizes = with_default_sizes(settings.worker, on_gpu=settings.worker.device != "cpu" and bool(visible_gpus()))
     context = ModelContext.of(settings.model.names, tokenizer, settings.frontend).within(pool.membership.welcome.limits)
     concurrency = sizes.max_batch_size + min(sizes.max_batch_size, sizes.max_waiting_requests)
-    return BatchRunner(service, context, concurrency, settings.frontend.recovery_timeout)
+    return BatchRunner(service, Contexts(context, adapters), concurrency, settings.frontend.recovery_timeout)

@@ -25,6 +25,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None, [], {}), "target_parameters": (None, []), "alora_invocation_tokens": (None, []),
     "megatron_config": (None,), "arrow_config": (None,), "use_bdlora": (None, False),
 }  # fmt: skip
+REASONS = {"target_parameters": ": only linears get products, and not the experts of a mixture"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def _config(content: bytes) -> dict[str, Any]:
         raise AdapterError(f"{CONFIG}: peft_type {str(config.get('peft_type'))[:80]!r} is not supported, only LORA")
     for key, harmless in UNSUPPORTED.items():
         if config.get(key) not in harmless:
-            raise AdapterError(f"{CONFIG}: {key} {str(config[key])[:80]} is not supported")
+            raise AdapterError(f"{CONFIG}: {key} {str(config[key])[:80]} is not supported{REASONS.get(key, '')}")
     for key in ("rank_pattern", "alpha_pattern"):
         config[key] = config.get(key) or {}
         if not isinstance(config[key], dict) or len(config[key]) > 10_000:

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from frontend.offline.llm import LLM
 from tests.adapters import draw_adapter
 from tests.checkpoints import Checkpoints
 from tests.e2e.server import Events, Server, read_events, serving
@@ -22,6 +23,7 @@ PROMPT, TOKENS = "A small boat waits", 80
 @dataclass(frozen=True)
 class Adapters:
     server: Server
+    base: Path
     folder: Path  # of adapters a0 to a3
 
     def ask(self, model: str, tokens: int = TOKENS) -> Events:
@@ -48,7 +50,7 @@ def adapters(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory)
     flags += ("--max-cpu-loras", "2", "--max-loras", "2", "--dtype", "float32", "--metrics-prefix", "vllm:")
     with serving(base, folder / "log", *flags, held=True) as server:
         server.until(lambda stats: len(stats["frontends"]) == 2)
-        yield Adapters(server, folder)
+        yield Adapters(server, base, folder)
 
 
 def test_adapters_come_and_go_under_load_and_all_answers_stay_the_same(adapters: Adapters) -> None:
@@ -88,6 +90,22 @@ def test_stream_survives_its_worker_and_ends_if_its_adapter_is_another_one_then(
     assert ids == expected["c"][: len(ids)], "no token of other weights follows"
     assert adapters.load("c", "changing", load_inplace=True).status_code == 200
     assert adapters.ask("c").ids not in expected.values()
+
+
+def test_python_without_a_server_gives_the_same_answers(adapters: Adapters) -> None:
+    options = {"max_tokens": 40, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+    body = {"model": "one", "prompt": PROMPT, "max_tokens": 20, "receipt": True}
+    receipt = adapters.post("/v1/completions", **body).json()["choices"][0]["receipt"]
+    named = f"one={adapters.folder / 'a0'} x={adapters.folder / 'a1'}"
+    with LLM(adapters.base, lora_modules=named, dtype="float32", threads=1) as llm:
+        for name, adapter in (("m", None), ("one", "one")):
+            [answer] = llm.complete(PROMPT, adapter=adapter, **options)
+            assert list(answer.ids) == adapters.ask(name, 40).ids
+        streams = [llm.generate([PROMPT] * 2, adapter=each, stream=True, **options) for each in (None, "one", "x")]
+        texts = [sorted(stream) for stream in streams]
+        assert texts[0] != texts[1] != texts[2] != texts[0], "each runs with its own weights"
+        verdict = llm.verify(receipt, body)
+        assert verdict["identical"] and verdict["fingerprint_matches"]
 
 
 def test_official_sdk_finds_adapters_and_their_receipts_hold(adapters: Adapters) -> None:

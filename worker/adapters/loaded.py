@@ -22,6 +22,7 @@ from worker.kernels.linear import PackedLinear, linear, pack
 
 NOT_OF_TEXT = ("vision", "visual", "audio")  # words in the names of encoders, whose layers have numbers, too
 IN_LAYER = re.compile(r"(?:.*\.)?layers\.(\d{1,6})\.(.+)")
+EXPERT = re.compile(r"\.experts(\.|$)")  # in the name of a module, of one expert or of all
 RANK_STEP = 32  # the ranks that B reads are padded with zeros to multiples of this, which every kernel can read
 
 
@@ -88,6 +89,11 @@ def load_adapter(
 def _sites_of(module: str, sites: Sites) -> tuple[Rows, ...]:
     matched = None if any(word in module for word in NOT_OF_TEXT) else IN_LAYER.fullmatch(module)
     found = None if matched is None else sites.rows.get((int(matched[1]), matched[2]))
+    if found is None and matched is not None and EXPERT.search(module):
+        raise AdapterError(
+            f"the adapter changes {module}, an expert of a mixture: the experts of a step are multiplied together, "
+            "without products of adapters between them"
+        )
     if found is None:
         raise AdapterError(f"the adapter changes {module}, which the base model lacks or which adapters cannot change")
     return found

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from frontend.errors import Overloaded
 from frontend.generation.service import Service
 from frontend.offline.batch import BatchRunner
+from frontend.offline.contexts import Contexts
 from frontend.offline.llm import LLM
 from frontend.output_parser.formats import ModelFormat
 from frontend.text.tokenizer import Tokenizer
@@ -66,7 +67,12 @@ class LimitedPool(FakePool):
 
 @contextmanager
 def llm_over(
-    pool: FakePool, tokenizer: Tokenizer, style: ModelFormat | None = None, max_seq_len: int = 160, **more: Any
+    pool: FakePool,
+    tokenizer: Tokenizer,
+    style: ModelFormat | None = None,
+    max_seq_len: int = 160,
+    adapters: Mapping[str, m.Adapter] = {},
+    **more: Any,
 ) -> Iterator[LLM]:
     known = context(tokenizer, max_seq_len=max_seq_len, vocab_size=tokenizer.vocab_size, style=style or ModelFormat())
 
@@ -75,7 +81,7 @@ def llm_over(
         loaded: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
         loaded.set_result(tokenizer)
         try:
-            yield BatchRunner(Service(pool, loaded), known, **more)
+            yield BatchRunner(Service(pool, loaded), Contexts(known, adapters), **more)
         finally:
             await pool.close()
 

@@ -21,6 +21,19 @@ def test_options_reach_the_worker_as_over_http(tokenizer: Tokenizer) -> None:
     assert (chosen.stop_token_ids, chosen.logit_bias, chosen.seed) == ((9,), ((4, 1.5),), 2**64 - 1)
 
 
+def test_adapter_is_chosen_by_name_for_texts_and_chats(tokenizer: Tokenizer) -> None:
+    pool, one = FakePool(play=echoing()), m.Adapter("one", "/adapters/one", "5" * 64)
+    with llm_over(pool, tokenizer, adapters={"one": one}) as llm:
+        assert llm.generate(["a", "b"], adapter="one") == ["a", "b"]
+        llm.chat("a", adapter="one")
+        llm.generate_with_request({"messages": "a", "adapter": "one"})
+        llm.generate("a", adapter=None)
+        for name in ("two", ""):
+            with pytest.raises(Unprocessable, match=f"`adapter`: there is no adapter '{name}'; there are 'one'"):
+                llm.generate("a", adapter=name)
+    assert [each.stream.submit.adapter for each in pool.submitted] == [one] * 4 + [None]
+
+
 def test_text_in_a_chat_is_a_message_of_the_user(tokenizer: Tokenizer) -> None:
     message = [{"role": "user", "content": "hello"}]
     assert as_chats("hello") == as_chats(message) == ([message], True)

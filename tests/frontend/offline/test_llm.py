@@ -80,6 +80,8 @@ def test_complete_returns_ids_usage_seed_and_stop(tokenizer: Tokenizer) -> None:
         ({"no_such": 1}, "there is no setting no_such"),
         ({"port": 80}, "there is no setting port"),
         ({"max_batch_size": "many"}, "max_batch_size must be a whole number"),
+        ({"lora_modules": "one=/no/such/adapter"}, "--lora-modules: .*/no/such/adapter"),
+        ({"lora_modules": "one"}, "--lora-modules takes NAME=PATH"),
         ({"page_size": 0}, "page_size must be at least 1"),
         ({"dtype": "float31"}, "dtype must be one of"),
         ({"batching_mode": "static", "use_chunked_prefill": True}, "--use-chunked-prefill needs"),

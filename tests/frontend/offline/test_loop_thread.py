@@ -9,6 +9,7 @@ import pytest
 
 from frontend.generation.service import Service
 from frontend.offline.batch import BatchRunner
+from frontend.offline.contexts import Contexts
 from frontend.offline.llm import LLM, CannotStart, Closed
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool, context
@@ -54,7 +55,7 @@ def test_close_by_the_garbage_collector_closes_the_resource(tokenizer: Tokenizer
     async def open_runner() -> AsyncIterator[BatchRunner]:
         loaded: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
         loaded.set_result(tokenizer)
-        yield BatchRunner(Service(FakePool(play=echoing()), loaded), context(tokenizer, max_seq_len=160))
+        yield BatchRunner(Service(FakePool(play=echoing()), loaded), Contexts(context(tokenizer, max_seq_len=160)))
         closed.append(True)
 
     assert LLM.over(open_runner).generate("abc") == "abc"
