@@ -1,4 +1,4 @@
-"""deploy/kubernetes/ and deploy/gateway/pool.yaml, rendered from the Helm chart: kubectl and Helm make the same objects."""
+"""deploy/kubernetes/ and deploy/gateway/pool.yaml, rendered from the Helm chart, as Helm itself makes the objects."""
 
 import re
 import shutil
