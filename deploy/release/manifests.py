@@ -1,4 +1,4 @@
-"""deploy/kubernetes/, rendered from the Helm chart, so that `kubectl apply -k` and Helm make the same objects."""
+"""deploy/kubernetes/ and deploy/gateway/pool.yaml, rendered from the Helm chart, as Helm itself makes the objects."""
 
 import re
 import shutil
@@ -40,6 +40,15 @@ FILES: Mapping[str, Rendering] = {
     "components/ingress/ingress.yaml": Rendering(("ingress",), ("ingress.enabled=true",)),
     "components/gateway/route.yaml": Rendering(("gateway",), ("gatewayRoute.enabled=true",)),
     "components/monitoring/monitors.yaml": Rendering(("monitor",), ("podMonitor.enabled=true",)),
+    "../gateway/pool.yaml": Rendering(
+        ("settings", "model", "server", "gateway"),
+        (
+            "topology=all-in-one",
+            "gatewayRoute.enabled=true",
+            "worker.replicas=2",
+            r"inferencePool.objectives=interactive=-10\,batch=10",
+        ),
+    ),
 }
 
 

@@ -92,6 +92,7 @@ SPECS: dict[tuple[str, str], Object] = {
             closed(
                 port=STRING,
                 interval=DURATION,
+                relabelings=several(closed(targetLabel=STRING, replacement=STRING)),
                 authorization=closed(credentials=closed(("key",), name=STRING, key=STRING)),
             )
         ),

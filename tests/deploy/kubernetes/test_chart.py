@@ -56,6 +56,15 @@ SETS: dict[str, dict[str, Any]] = {
         "gatewayRoute": {"enabled": True, "gatewayNamespace": "edge"}, "workerAutoscaling": {"kind": "keda"},
     },
     "metrics": {"workerAutoscaling": {"kind": "metrics", "maxReplicas": 9}, "podMonitor": {"enabled": True}},
+    "pool": {
+        "topology": "all-in-one", "gatewayRoute": {"enabled": True}, "podMonitor": {"enabled": True},
+        "workerAutoscaling": {"kind": "keda"}, "inferencePool": {"objectives": "interactive=-10,batch=10"},
+    },
+    "servers": {
+        "topology": "all-in-one", "device": "cpu", "modelVolume": {"mode": "none"}, "apiKeys": {"enabled": False},
+        "inferencePool": {"enabled": False}, "ingress": {"enabled": True}, "gatewayRoute": {"enabled": True},
+        "workerAutoscaling": {"kind": "metrics"}, "metricsPrefix": "vllm:", "drainTimeoutSeconds": 300,
+    },
 }  # fmt: skip
 
 
@@ -88,14 +97,16 @@ def test_objects_of_every_set_of_values_are_valid_and_fit_each_other(name: str) 
         check(one)
         spec = one.get("spec", {})
         selector = spec.get("selector") or spec.get("podSelector")
-        assert selector is None or selector.get("matchLabels", selector) in labels
+        wanted = selector and selector.get("matchLabels", selector)
+        assert wanted is None or any(wanted.items() <= one.items() for one in labels)
         if target := spec.get("scaleTargetRef"):
             assert (target["kind"], target["name"]) in names
     for pod in specs(name).values():
         for container in (*pod["containers"], *pod.get("initContainers", ())):
             assert container["securityContext"]["readOnlyRootFilesystem"]
             assert {m["name"] for m in container["volumeMounts"]} <= _volumes(found, pod)
-    for kind in ("Deployment", "StatefulSet"):
+    whole = SETS[name].get("topology") == "all-in-one"
+    for kind in ("Deployment",) if whole else ("Deployment", "StatefulSet"):
         [controller] = [one["spec"] for one in found if one["kind"] == kind]
         scaled = any(one.get("spec", {}).get("scaleTargetRef", {}).get("kind") == kind for one in found)
         assert ("replicas" in controller) == (not scaled), "an autoscaler and the chart would fight over the number"
@@ -118,7 +129,9 @@ def test_processes_accept_their_settings_and_have_time_to_drain(name: str) -> No
         add_flags(parser, FLAGS[role])
         settings = read(parser.read(words), environment, FLAGS[role])
         pause = 5 if "lifecycle" in container else 0
-        assert pod["terminationGracePeriodSeconds"] >= settings.worker.drain_timeout + pause + 15
+        stopping = settings.launch.stop_timeout if role == "serve" else settings.worker.drain_timeout
+        assert pod["terminationGracePeriodSeconds"] >= stopping + pause + 15
+        assert settings.worker.drain_timeout == SETS[name].get("drainTimeoutSeconds", 30)
         assert settings.frontend.metrics_prefix == SETS[name].get("metricsPrefix", "sluice_")
         assert settings.model.name == environment["SLUICE_SERVED_MODEL_NAME"].partition(",")[0]
 
@@ -180,6 +193,30 @@ def test_autoscalers_ask_for_what_workers_export() -> None:
     assert metrics == ["sluice_num_requests_waiting", "sluice_num_requests_running"]
 
 
+def test_pool_selects_whole_servers_and_opens_their_ports_to_the_picker_alone() -> None:
+    [container] = specs("pool")["sluice-server"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    pool = by_kind("pool", "InferencePool")
+    [route] = by_kind("pool", "HTTPRoute")["spec"]["rules"]
+    assert [port["number"] for port in pool["spec"]["targetPorts"]] == [ports["http"]]
+    assert [backend["name"] for backend in route["backendRefs"]] == [pool["metadata"]["name"]]
+    assert route["backendRefs"][0]["kind"] == "InferencePool"
+    rules = by_kind("pool", "NetworkPolicy")["spec"]["ingress"]
+    assert [[port["port"] for port in rule["ports"]] for rule in rules if "from" not in rule] == [[ports["http"]]]
+    assert {port["port"] for rule in rules for port in rule["ports"]} == set(ports.values())
+    endpoints = by_kind("pool", "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert {one["port"]: one["relabelings"][0]["replacement"] for one in endpoints} == {
+        "metrics": "sluice-worker",
+        "http": "sluice-frontend",
+    }
+    assert not any("worker:5555" in str(one) for one in rendered("pool")), "frontend and worker are one pod"
+    [alone] = specs("servers")["sluice-server"]["containers"]
+    assert {port["name"] for port in alone["ports"]} == {"http", "metrics"}
+    assert "--gateway-headers" in container["args"] and "--gateway-headers" not in alone["args"]
+    [rule] = by_kind("servers", "HTTPRoute")["spec"]["rules"]
+    assert [backend.get("kind", "Service") for backend in rule["backendRefs"]] == ["Service"]
+
+
 def test_two_releases_in_a_namespace_share_no_name_and_no_pod() -> None:
     first, second = rendered("defaults"), rendered("defaults", release="other")
     assert not {one["metadata"]["name"] for one in first} & {one["metadata"]["name"] for one in second}
@@ -202,6 +239,8 @@ def test_limits_of_the_ingress_are_the_servers() -> None:
         ("worker.gpu=2", "gpu"),
         ("device=tpu", "device"),
         ("modelVolume.mode=existing", "existingClaim"),
+        ("topology=whole", "topology"),
+        ("topology=all-in-one,modelVolume.mode=replica", "mode"),
         ("worker.replicas=two", "replicas"),
         ("workerAutoscaling.minReplicas=0", "minReplicas"),
     ],

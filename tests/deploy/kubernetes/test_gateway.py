@@ -42,11 +42,11 @@ METRICS = closed(
 )
 
 
-def settings_of(container: dict[str, Any]) -> Settings:
+def settings_of(container: dict[str, Any], environment: dict[str, str] | None = None) -> Settings:
     role, *words = [word.replace("$(POD_IP)", "10.0.0.7") for word in container["args"]]
     parser = Parser()
     add_flags(parser, FLAGS[role])
-    return read(parser.read(words), {}, FLAGS[role])
+    return read(parser.read(words), environment or {}, FLAGS[role])
 
 
 @pytest.mark.parametrize("file", [POOL, *KSERVE], ids=lambda file: file.name)
@@ -56,10 +56,11 @@ def test_every_object_is_valid(file: Path) -> None:
 
 
 def test_pool_selects_the_servers_and_calls_their_port() -> None:
-    found = {one["kind"]: one["spec"] for one in of_files(POOL)}
+    found = {one["kind"]: one.get("spec", {}) for one in of_files(POOL)}
     pod = found["Deployment"]["template"]
     [container] = pod["spec"]["containers"]
-    settings = settings_of(container)
+    [environment] = [one["data"] for one in of_files(POOL) if one["kind"] == "ConfigMap"]
+    settings = settings_of(container, environment)
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert found["InferencePool"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     assert [port["number"] for port in found["InferencePool"]["targetPorts"]] == [ports["http"]]

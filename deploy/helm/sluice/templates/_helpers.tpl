@@ -9,6 +9,25 @@ app.kubernetes.io/name: sluice-{{ index . 1 }}
 app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 {{- end }}
 
+{{- /* "true" if each pod is a whole server. */}}
+{{- define "sluice.allInOne" -}}
+{{- if eq .Values.topology "all-in-one" }}true{{ end }}
+{{- end }}
+
+{{- /* The controller whose pods compute, which autoscalers scale. */}}
+{{- define "sluice.computing" -}}
+{{- if include "sluice.allInOne" . }}
+{apiVersion: apps/v1, kind: Deployment, name: {{ include "sluice.name" . }}-server}
+{{- else }}
+{apiVersion: apps/v1, kind: StatefulSet, name: {{ include "sluice.name" . }}-worker}
+{{- end }}
+{{- end }}
+
+{{- /* The process that clients reach. */}}
+{{- define "sluice.front" -}}
+{{- ternary "server" "frontend" (eq .Values.topology "all-in-one") }}
+{{- end }}
+
 {{- /* An image: (list . "worker"). */}}
 {{- define "sluice.image" -}}
 {{- $root := index . 0 }}{{ $image := $root.Values.image }}{{ $process := index . 1 }}
@@ -38,17 +57,19 @@ app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 {{ .Values.modelVolume.sizeGb | default (ceil (addf 5 (mulf 1.2 .Values.model.weightsGb)) | int) }}Gi
 {{- end }}
 
-{{- /* On a CPU, memory holds weights and K/V; on a GPU, only what the process and the reading of files need. */}}
+{{- /* On a CPU, memory holds weights and K/V; on a GPU, only what the process and the reading of files need. An all-in-one
+   pod has 2 GiB more, for its frontend. */}}
 {{- define "sluice.workerResources" -}}
 {{- $v := .Values }}{{ $weights := $v.model.weightsGb }}{{ $shm := $v.worker.shmGb }}
+{{- $frontend := ternary 2 0 (eq $v.topology "all-in-one") }}
 {{- if $v.worker.resources }}{{ toYaml $v.worker.resources }}
 {{- else if eq $v.device "cpu" }}
-{{- $memory := printf "%dGi" (ceil (addf 3 (mulf 1.1 $weights) $v.model.kvCacheGb $shm) | int) }}
+{{- $memory := printf "%dGi" (ceil (addf 3 (mulf 1.1 $weights) $v.model.kvCacheGb $shm $frontend) | int) }}
 requests: {cpu: {{ $v.worker.cpus | quote }}, memory: {{ $memory }}}
 limits: {memory: {{ $memory }}}
 {{- else }}
-requests: {cpu: {{ $v.worker.cpus | quote }}, memory: {{ ceil (addf 4 (mulf 0.25 $weights) $shm) | int }}Gi}
-limits: {memory: {{ ceil (addf 8 $weights $shm) | int }}Gi, {{ $v.worker.gpuResource }}: {{ $v.worker.gpus }}}
+requests: {cpu: {{ $v.worker.cpus | quote }}, memory: {{ ceil (addf 4 (mulf 0.25 $weights) $shm $frontend) | int }}Gi}
+limits: {memory: {{ ceil (addf 8 $weights $shm $frontend) | int }}Gi, {{ $v.worker.gpuResource }}: {{ $v.worker.gpus }}}
 {{- end }}
 {{- end }}
 
