@@ -110,9 +110,7 @@ PIXTRAL = VisionFamily(
     },
     rotary=True, layout="pixtral", activation="silu", gated=True, fields=pixtral_fields,
 )  # fmt: skip
-MISTRAL3 = replace(
-    PIXTRAL, side=lambda config, grid: _size(config, "spatial_merge_size", 2), default_placeholder=10
-)
+MISTRAL3 = replace(PIXTRAL, side=lambda config, grid: _size(config, "spatial_merge_size", 2), default_placeholder=10)
 FAMILIES: Mapping[str, VisionFamily] = {  # by the model_type of config.json
     "gemma3": GEMMA3,
     "idefics3": IDEFICS3,
@@ -165,7 +163,9 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
         layout=family.layout,
         connector=family.connector,
         bucketed=family.bucketed,
-        side=family.side({**config, "vision_config": vision}, 0 if family.rotary else vision["image_size"] // vision["patch_size"]),
+        side=family.side(
+            {**config, "vision_config": vision}, 0 if family.rotary else vision["image_size"] // vision["patch_size"]
+        ),
         text_size=text_size,
         placeholder=next(
             (_size(config, name, 0) for name in family.placeholder if config.get(name) is not None),

@@ -1,4 +1,4 @@
-"""What configs of Pixtral say about the tower and its connector: Mistral Small 3, Ministral 3, and Pixtral as a LLaVA."""
+"""What configs of Pixtral say about the tower and its connector: Mistral Small 3, Ministral 3, and LLaVAs with it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,9 @@ def pixtral_fields(config: Config, vision: Config) -> dict[str, Any]:
         raise UnsupportedModel(f"vision_feature_layer {str(layer)[:80]} is not supported: only the last layer, -1, is")
     strategy = config.get("vision_feature_select_strategy", "default")
     if not merges and strategy != "full":
-        raise UnsupportedModel(f"vision_feature_select_strategy {str(strategy)[:80]!r} is not supported: only 'full' is")
+        raise UnsupportedModel(
+            f"vision_feature_select_strategy {str(strategy)[:80]!r} is not supported: only 'full' is"
+        )
     if (act := config.get("projector_hidden_act", "gelu")) != "gelu":
         raise UnsupportedModel(f"projector_hidden_act {str(act)[:80]!r} is not supported: only 'gelu' is")
     text = config.get("text_config") or {}
