@@ -141,7 +141,8 @@ def _pixtral(config: Config, vision: Config, processor: Config, named: Mapping[s
 
 
 FORMATS: Mapping[str, Callable[[Config, Config, Config, Mapping[str, str]], PictureFormat | None]] = {
-    "gemma3": _gemma3, "idefics3": _idefics3, "llava": _pixtral, "mistral3": _pixtral, "qwen2_5_vl": _qwen2_5, "qwen3_5": _qwen, "qwen3_5_moe": _qwen,
+    "gemma3": _gemma3, "idefics3": _idefics3, "llava": _pixtral, "mistral3": _pixtral,
+    "qwen2_5_vl": _qwen2_5, "qwen3_5": _qwen, "qwen3_5_moe": _qwen,
     "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen, "smolvlm": _idefics3,
 }  # fmt: skip
 
