@@ -121,7 +121,7 @@ class Encoder:
         return rotary_tables(rows, columns, head_dim, spec.rotary_theta, self._table.device, alternate=alternate)
 
     def _layer(
-        self, layer: EncoderLayer, norm: Tensor, h: Tensor, x: Tensor, seen: Windows, tables: Tables | None
+        self, layer: EncoderLayer, norm: Tensor | None, h: Tensor, x: Tensor, seen: Windows, tables: Tables | None
     ) -> Generator[int, None, tuple[Tensor, Tensor]]:
         """Returns the normed rows for the next layer and the residual stream. h, x: the same of this layer, [N, H]
 
