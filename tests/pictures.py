@@ -12,11 +12,12 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from tests.checkpoints import VOCAB, byte_level_tokenizer
-from tests.worker.vision.harness import MEAN, STD, build
+from tests.worker.vision.harness import MEAN, PIXTRALS, STD, build
 
 SIDES = {"idefics3": 72, "gemma3": 64}
 TOKENS = {"idefics3": 16, "gemma3": 16}  # of a tile
@@ -43,6 +44,16 @@ QWEN_TEMPLATE = (
     "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+PIXTRAL_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST]' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] %}"
+    "{% if item['type'] == 'text' %}{{ item['text'] }}{% elif item['type'] in ('image', 'image_url') %}{{ '[IMG]' }}"
+    "{% endif %}{% endfor %}{% endif %}{{ '[/INST]' }}{% else %}{{ message['content'] + eos_token }}{% endif %}"
+    "{% endfor %}"
+)
+PIXTRAL_TOKENS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]", "[INST]", "[/INST]"]
+LONGEST_EDGE = 96  # of pictures that Pixtral sees
+MERGES = {"mistral3": 2, "llava": 1}
 QWENS = ("qwen2_5_vl", "qwen3_5", "qwen3_vl")
 QWEN_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 AREA = {"shortest_edge": 512, "longest_edge": 4096}  # of pictures that Qwen sees: 8 to 64 tokens
@@ -53,12 +64,17 @@ SPECIAL = {
     "idefics3": IDEFICS3_TOKENS,
     "gemma3": [*GEMMA3_NAMED.values(), "<start_of_turn>", "<end_of_turn>"],
     **dict.fromkeys(QWENS, QWEN_TOKENS),
+    **dict.fromkeys(PIXTRALS, PIXTRAL_TOKENS),
 }
 NAMED = {
     "idefics3": {"image_token": "<image>"}, "gemma3": GEMMA3_NAMED,
     **{kind: {"image_token": "<|image_pad|>"} for kind in QWENS},
+    **{kind: {"image_token": "[IMG]"} for kind in PIXTRALS},
 }  # fmt: skip
-TEMPLATES = {"idefics3": IDEFICS3_TEMPLATE, "gemma3": GEMMA3_TEMPLATE, **dict.fromkeys(QWENS, QWEN_TEMPLATE)}
+TEMPLATES = {
+    "idefics3": IDEFICS3_TEMPLATE, "gemma3": GEMMA3_TEMPLATE, **dict.fromkeys(QWENS, QWEN_TEMPLATE),
+    **dict.fromkeys(PIXTRALS, PIXTRAL_TEMPLATE),
+}  # fmt: skip
 
 
 class _WithoutVideo(Qwen3VLProcessor):  # type: ignore[misc]
@@ -66,6 +82,28 @@ class _WithoutVideo(Qwen3VLProcessor):  # type: ignore[misc]
 
     def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
         return None if name == "video_processor" else super().check_argument_for_proper_class(name, argument)
+
+
+class _OfPixtral:
+    """Does what PixtralProcessor does, which cannot be imported without torchvision; pixels are those of transformers.
+
+    A row of tokens ends with [IMG_BREAK], the last one with [IMG_END].
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, square: int, settings: dict[str, Any]) -> None:
+        self._tokenizer, self._square = tokenizer, square
+        self._images = PixtralImageProcessorPil(size={"longest_edge": LONGEST_EDGE}, patch_size=square, **settings)
+
+    def apply_chat_template(self, *conversation: Any, **options: Any) -> Any:
+        return self._tokenizer.apply_chat_template(*conversation, tokenize=False, **options)
+
+    def __call__(self, images: Any, text: list[str], **options: Any) -> dict[str, Any]:
+        found = self._images(images[0])
+        first, *others = text[0].split("[IMG]")
+        for (height, width), after in zip(found["image_sizes"], others, strict=True):
+            row = "[IMG]" * (width // self._square)
+            first += "[IMG_BREAK]".join([row] * (height // self._square)) + "[IMG_END]" + after
+        return {**found, "input_ids": self._tokenizer([first], **options)["input_ids"]}
 
 
 def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
@@ -87,6 +125,8 @@ def processor_of(kind: str) -> Any:
     if kind in QWENS:
         images = Qwen2VLImageProcessorPil(size=AREA, patch_size=4, merge_size=2, temporal_patch_size=1, **bare)
         return _WithoutVideo(images, tokenizer, chat_template=tokenizer.chat_template)
+    if kind in PIXTRALS:
+        return _OfPixtral(tokenizer, 4 * MERGES[kind], bare)
     side = SIDES[kind]
     if kind == "gemma3":
         images = Gemma3ImageProcessorPil(size={"height": side, "width": side}, do_pan_and_scan=False, **bare)
@@ -105,6 +145,7 @@ def seeing_checkpoint(kind: str, folder: Path) -> Path:
     config |= {"image_token_id": token, "image_token_index": token}
     (folder / "config.json").write_text(json.dumps(config))
     sizes = {"gemma3": dict.fromkeys(("height", "width"), SIDES["gemma3"]), **dict.fromkeys(QWENS, AREA)}
+    sizes |= {kind: {"longest_edge": LONGEST_EDGE} for kind in PIXTRALS}
     size = sizes.get(kind) or {"longest_edge": 3 * SIDES[kind]}
     settings = {"image_mean": MEAN, "image_std": STD, "rescale_factor": 1 / 255, "do_normalize": True, "size": size}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))

@@ -42,10 +42,14 @@ def decode(
         return [f"is broken: {error}"]
     if kind == "square":
         return [0, 0, [_bytes(image.resize((side, side), resample))]]
-    if kind == "any":
+    if kind in ("any", "within"):
         if max(width, height) > MOST_RATIO * min(width, height):
             return [f"has {width} x {height} pixels; one side may be {MOST_RATIO} times as long as the other at most"]
-        return [0, 0, [_bytes(image.resize(_of_area(image.width, image.height, side, *area), resample))]]
+        if kind == "any":
+            size = _of_area(image.width, image.height, side, *area)
+        else:
+            size = _within(image.width, image.height, side, longest)
+        return [0, 0, [_bytes(image.resize(size, resample))]]
     image = image.resize(_scaled(image.width, image.height, longest), resample)
     return _tiles(image, side, resample) if cuts else [0, 0, [_bytes(image.resize((side, side), resample))]]
 
@@ -82,6 +86,14 @@ def _of_area(width: int, height: int, step: int, least: int, most: int) -> tuple
         grow = math.sqrt(least / (height * width))
         across, down = (math.ceil(side * grow / step) for side in (width, height))
     return across * step, down * step
+
+
+def _within(width: int, height: int, step: int, longest: int) -> tuple[int, int]:
+    """Returns the next larger multiples of `step` of the picture's size, after no side is longer than `longest`."""
+    ratio = max(height / longest, width / longest)
+    if ratio > 1:
+        width, height = (max(1, math.floor(side / ratio)) for side in (width, height))
+    return math.ceil(width / step) * step, math.ceil(height / step) * step
 
 
 def _whole_tiles(width: int, height: int, side: int) -> tuple[int, int]:

@@ -60,7 +60,7 @@ def shown_text(text: str, mark: str, pictures: Sequence[Decoded], seen: PictureF
 
     def shown(_: re.Match[str]) -> str:
         one = next(following)
-        return seen.shown(one.rows, one.columns, seen.tokens_of(*one.tiles[0][:2]))
+        return seen.shown(one.rows, one.columns, *one.tiles[0][:2])
 
     return own.sub(shown, text)
 
@@ -75,11 +75,13 @@ def placed(
     placeholder = tokenizer.ids_of({seen.token: ""})
     tiles = [tile for one in pictures for tile in one.tiles]
     digests = [digest for one in pictures for digest in one.digests]
-    places = [place for place, id in enumerate(ids) if id in placeholder]
+    row_end = tokenizer.ids_of({seen.row_end: ""}) if seen.row_end else ()
+    places = [place for place, id in enumerate(ids) if id in placeholder or id in row_end]
     counts = [seen.tokens_of(height, width) for height, width, _ in tiles]
     starts = [places[before] for before in accumulate(counts, initial=0) if before < len(places)]
     if len(places) != sum(counts) or any(
-        ids[start : start + count].count(ids[start]) != count for start, count in zip(starts, counts, strict=True)
+        places[before + count - 1] != start + count - 1
+        for before, start, count in zip(accumulate(counts, initial=0), starts, counts, strict=False)
     ):
         raise Unprocessable(
             f"the tokenizer does not make a token of each {seen.token}, so the model cannot see pictures",

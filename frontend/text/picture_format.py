@@ -14,7 +14,7 @@ from shared.pictures.limits import MAX_PATCHES
 
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers, which preprocessor_config.json has, too
 MOST_SIDE = 1 << 14
-Kind = Literal["square", "tiles", "any"]
+Kind = Literal["square", "tiles", "any", "within"]
 Config = Mapping[str, Any]
 
 
@@ -26,7 +26,9 @@ class PictureFormat:
         square: one tile of `side` x `side` pixels
         tiles: several tiles of this size, and one more with the whole picture
         any: one tile of about the picture's own shape, whose height and width are multiples of `side`
-    tokens: how many the prompt has for each tile; of the kind `any`, for each square of `side` x `side` pixels
+        within: the same, of the picture's own size unless a side is longer than `longest`
+    tokens: how many the prompt has for each tile; of the kinds `any` and `within`, for each square of `side` x `side`
+        pixels
     longest: of the kind `tiles`, the longest side of the picture before it is cut; otherwise 0
     cuts: whether pictures of the kind `tiles` are cut; else the same steps make one tile of each
     placeholder: what the chat template writes for a picture
@@ -45,18 +47,22 @@ class PictureFormat:
     before: str = ""
     after: str = ""
     area: tuple[int, int] = (0, 0)  # any: the least and the most pixels
+    row_end: str = ""  # the text of the token between two rows of squares
 
     def tokens_of(self, height: int, width: int) -> int:
-        """Returns how many tokens a tile of so many pixels has in the prompt."""
-        return self.tokens * (height // self.side) * (width // self.side)
+        """Returns how many tokens a tile of so many pixels has in the prompt, those between its rows included."""
+        rows = height // self.side
+        return self.tokens * rows * (width // self.side) + (rows - 1 if self.row_end else 0)
 
-    def shown(self, rows: int, columns: int, tokens_each: int) -> str:
+    def shown(self, rows: int, columns: int, height: int, width: int) -> str:
         """Returns what the prompt has for a picture.
 
         rows, columns: of the tiles that it is cut into; 0: it is not cut
-        tokens_each: how many tokens a tile has
+        height, width: of a tile in pixels
         """
-        tokens = self.token * tokens_each
+        down = height // self.side if self.row_end else 1
+        ends = down - 1 if self.row_end else 0
+        tokens = self.row_end.join([self.token * ((self.tokens_of(height, width) - ends) // down)] * down)
         if self.kind != "tiles":
             return f"{self.before}{tokens}{self.after}"
         lines = "".join(
@@ -77,6 +83,8 @@ def picture_format(folder: Path, config: Config, named_tokens: Mapping[str, str]
     try:
         found = make(config, vision, _processor(folder), named_tokens)
     except (TypeError, ValueError, KeyError, ZeroDivisionError, AttributeError):  # the worker says what is wrong
+        return None
+    if found is None:
         return None
     fits = 0 < found.side <= MOST_SIDE and found.longest <= MOST_SIDE and found.tokens > 0
     return found if fits and (found.kind != "any" or 0 < found.area[0] <= found.area[1]) else None
@@ -119,8 +127,22 @@ def _qwen2_5(config: Config, vision: Config, processor: Config, named: Mapping[s
     return _qwen(config, {"patch_size": 14, **vision}, processor, named)
 
 
-FORMATS: Mapping[str, Callable[[Config, Config, Config, Mapping[str, str]], PictureFormat]] = {
-    "gemma3": _gemma3, "idefics3": _idefics3, "qwen2_5_vl": _qwen2_5, "qwen3_5": _qwen, "qwen3_5_moe": _qwen,
+def _pixtral(config: Config, vision: Config, processor: Config, named: Mapping[str, str]) -> PictureFormat | None:
+    """Pixtral and what Mistral made after it. The worker encodes no more patches than MAX_PATCHES."""
+    if vision.get("model_type") != "pixtral":  # a LLaVA with another tower
+        return None
+    merge = config.get("spatial_merge_size", 2) if config.get("model_type") == "mistral3" else 1
+    patch, size = vision.get("patch_size", 16), processor.get("size") or {}
+    longest = size.get("longest_edge") or size.get("height", 1024)
+    return PictureFormat(
+        "within", patch * merge, 1, min(longest, isqrt(MAX_PATCHES) * patch), False,
+        processor.get("resample", BICUBIC), "[IMG]", "[IMG]", after="[IMG_END]", row_end="[IMG_BREAK]",
+    )  # fmt: skip
+
+
+FORMATS: Mapping[str, Callable[[Config, Config, Config, Mapping[str, str]], PictureFormat | None]] = {
+    "gemma3": _gemma3, "idefics3": _idefics3, "llava": _pixtral, "mistral3": _pixtral,
+    "qwen2_5_vl": _qwen2_5, "qwen3_5": _qwen, "qwen3_5_moe": _qwen,
     "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen, "smolvlm": _idefics3,
 }  # fmt: skip
 

@@ -86,8 +86,11 @@ def _problem(picture: Picture, prompt: list[int], spec: VisionSpec) -> str:
     end = picture.start + picture.tokens
     if picture.start < 0 or end > len(prompt):
         return "its tokens are not in the prompt"
-    if prompt[picture.start : end].count(spec.placeholder) != picture.tokens:
+    places = spec.places_of(picture.height, picture.width) + picture.start
+    if any(prompt[place] != spec.placeholder for place in places):
         return f"its tokens are not all the placeholder {spec.placeholder}"
+    if len(places) + prompt[picture.start : end].count(spec.placeholder) != 2 * len(places):
+        return f"the token between two of its rows is the placeholder {spec.placeholder}"
     if picture.digest != picture_digest(picture.height, picture.width, picture.pixels):
         return "its digest is not that of its pixels"
     return ""

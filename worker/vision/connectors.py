@@ -18,7 +18,8 @@ FEW_ELEMENTS = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class ConnectorWeights:
-    """projection: to the text model's width. norm [H]: of an average. before: a linear before the projection.
+    """projection: to the text model's width. norm [H]: of an average, or of each patch. before: a linear before the
+    projection. joined: a linear of the patches of a square together, before that.
 
     joined_norm [2, side * side * H]: a layer norm of the patches of a square together. What a connector lacks is None.
     """
@@ -27,6 +28,7 @@ class ConnectorWeights:
     norm: Tensor | None = None
     before: PackedLinear | None = None
     joined_norm: Tensor | None = None
+    joined: PackedLinear | None = None
 
 
 def _joined(squares: Tensor) -> Tensor:
@@ -44,11 +46,15 @@ def shuffle(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Op
 
 
 def merge(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Operations) -> Tensor:
-    """Gives the patches of a square together to an MLP, whose activation is the exact GELU. Qwen3.5."""
+    """Gives the patches of a square together to an MLP, whose activation is the exact GELU. Qwen3.5, Mistral 3."""
     assert weights.before is not None
+    if weights.norm is not None:
+        squares = do.rms_norm(squares.flatten(0, 3), weights.norm, spec.connector_eps).view_as(squares)
     x = _joined(squares)
     if weights.joined_norm is not None:
         x = do.rms_norm(x, weights.joined_norm, spec.norm_eps)
+    if weights.joined is not None:
+        x = do.linear(x, weights.joined)
     wide = do.linear(x, weights.before)
     few = max(1, FEW_ELEMENTS // wide.shape[1])
     parts = [gelu(wide[first : first + few]) for first in range(0, len(wide), few)]

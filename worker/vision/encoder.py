@@ -46,14 +46,17 @@ class EncoderWeights:
     """patches: the convolution over patches as a linear
 
     positions [P, H]: one for each patch, or a grid to stretch; None: queries and keys are rotated instead
+    norm: behind the last layer, if there is one
+    first_norm [H]: an RMS norm of the patches before the first layer
     """
 
     patches: PackedLinear
     positions: Tensor | None
     layers: list[EncoderLayer]
-    norm: Tensor
+    norm: Tensor | None
     connector: ConnectorWeights
     deepstack: list[ConnectorWeights]  # behind the layers of VisionSpec.deepstack
+    first_norm: Tensor | None = None
 
 
 class Encoder:
@@ -62,7 +65,8 @@ class Encoder:
     def __init__(self, spec: VisionSpec, weights: EncoderWeights, operations: Operations, started: c_uint64) -> None:
         """started: counts the layers of all pictures, which shows that a long step makes progress."""
         self.spec, self.weights, self._do, self._started = spec, weights, operations, started
-        self._table = level_table(spec).to(weights.norm.device).to(weights.norm.dtype)
+        like = weights.layers[0].before_mlp
+        self._table = level_table(spec).to(like.device).to(like.dtype)
 
     @torch.inference_mode()
     def encode(self, picture: Picture) -> Tensor:
@@ -84,6 +88,8 @@ class Encoder:
         x = do.linear(patches_of(picture, spec, self._table), weights.patches)  # [N, H]
         if weights.positions is not None:
             x = x + self._positions(weights.positions, rows, columns)
+        if weights.first_norm is not None:
+            x = do.rms_norm(x, weights.first_norm, spec.norm_eps)
         tables = self._tables(rows, columns)
         if spec.window:
             order, windows = in_windows(rows, columns, spec.window)
@@ -111,10 +117,11 @@ class Encoder:
         spec = self.spec
         if not spec.rotary_theta:
             return None
-        return rotary_tables(rows, columns, spec.hidden_size // spec.heads, spec.rotary_theta, self._table.device)
+        head_dim, alternate = spec.hidden_size // spec.heads, spec.rotary_alternate
+        return rotary_tables(rows, columns, head_dim, spec.rotary_theta, self._table.device, alternate=alternate)
 
     def _layer(
-        self, layer: EncoderLayer, norm: Tensor, h: Tensor, x: Tensor, seen: Windows, tables: Tables | None
+        self, layer: EncoderLayer, norm: Tensor | None, h: Tensor, x: Tensor, seen: Windows, tables: Tables | None
     ) -> Generator[int, None, tuple[Tensor, Tensor]]:
         """Returns the normed rows for the next layer and the residual stream. h, x: the same of this layer, [N, H]
 

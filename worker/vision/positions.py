@@ -33,18 +33,22 @@ def _neighbours(count: int, side: int) -> tuple[Tensor, Tensor]:
     return around.clamp(max=side - 1), torch.stack([1 - share, share], dim=1)
 
 
-def rotary_tables(rows: int, columns: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_tables(
+    rows: int, columns: int, head_dim: int, theta: float, device: torch.device, *, alternate: bool = False
+) -> tuple[Tensor, Tensor]:
     """Returns cos and sin for each patch, [rows * columns, head_dim] float32, in the order of rows.
 
     In each half of a head, the first half rotates by the patch's row and the second by its column.
+    alternate: whether frequencies, from high to low, belong to rows and columns in turn; else both have the same
     """
-    half = head_dim // 2
-    frequencies = 1.0 / (theta ** (torch.arange(0, half, 2, dtype=torch.float32) / half))
-    angles = torch.arange(max(rows, columns), dtype=torch.float32)[:, None] * frequencies
+    powers = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    of_rows, of_columns = powers[0::2], powers[1::2] if alternate else powers[0::2]
     row = torch.arange(rows).repeat_interleave(columns)
     column = torch.arange(columns).repeat(rows)
+    places = torch.arange(max(rows, columns), dtype=torch.float32)[:, None]
+    by_row, by_column = (places * (1.0 / theta**each) for each in (of_rows, of_columns))
 
-    def table(values: Tensor) -> Tensor:
-        return torch.cat([values[row], values[column]], dim=1).repeat(1, 2).to(device)
+    def table(rows_of: Tensor, columns_of: Tensor) -> Tensor:
+        return torch.cat([rows_of[row], columns_of[column]], dim=1).repeat(1, 2).to(device)
 
-    return table(angles.cos()), table(angles.sin())
+    return table(by_row.cos(), by_column.cos()), table(by_row.sin(), by_column.sin())

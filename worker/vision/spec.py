@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shared.pictures.limits import MAX_PATCHES
 from worker.kernels.rowwise.activate import Activation
 
-Layout = Literal["siglip", "qwen3", "qwen2_5"]
+Layout = Literal["siglip", "qwen3", "qwen2_5", "pixtral"]
 Connector = Literal["shuffle", "pool", "merge"]
 
 
@@ -37,12 +40,16 @@ class VisionSpec:
     frames: int = 1  # how often a patch is repeated, as a film that stands still
     position_side: int = 0  # height and width of the grid of positions that is stretched over any picture; 0: none is
     rotary_theta: float = 0.0  # of rotary embeddings by row and column of a patch; 0: there are none
+    rotary_alternate: bool = False  # whether rows and columns take the frequencies in turn; else both take the same
     sections: tuple[int, int, int] | None = None  # M-RoPE: pairs of a head that rotate by time, row and column
     sections_alternate: bool = True  # whether these pairs alternate; else those of a section stand together
     gated: bool = False  # whether the MLPs have a gate
     window: int = 0  # patches along a side of the windows in which patches see each other; 0: they see the picture
     whole_layers: tuple[int, ...] = ()  # layers in which they see the picture in spite of windows
     layout: Layout = "siglip"  # of the names of tensors
+    connector_eps: float = 0.0  # of a norm before the connector "merge"; 0: there is none
+    connector_biased: bool = True  # whether the linears of the connector "merge" have biases
+    row_ends: bool = False  # whether a token of the text stands between two rows of a picture's tokens
     deepstack: tuple[int, ...] = ()  # after these layers a connector makes vectors for the text model's first layers
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
@@ -50,14 +57,21 @@ class VisionSpec:
         return height // self.patch_size, width // self.patch_size
 
     def squares_of(self, height: int, width: int) -> tuple[int, int]:
-        """Returns how many rows and columns of tokens a picture has."""
+        """Returns how many rows and columns of vectors a picture has."""
         rows, columns = self.grid_of(height, width)
         return rows // self.side, columns // self.side
 
     def tokens_of(self, height: int, width: int) -> int:
-        """Returns the number of tokens that a picture fills in a prompt."""
+        """Returns the number of tokens that a picture fills in a prompt, those between its rows included."""
         rows, columns = self.squares_of(height, width)
-        return rows * columns
+        return rows * columns + (rows - 1 if self.row_ends else 0)
+
+    def places_of(self, height: int, width: int) -> NDArray[np.int64]:
+        """Returns where in a picture's tokens its vectors stand, in order; the rest are tokens between rows."""
+        rows, columns = self.squares_of(height, width)
+        step = columns + 1 if self.row_ends else columns
+        places: NDArray[np.int64] = (np.arange(rows)[:, None] * step + np.arange(columns)).ravel()
+        return places
 
     def size_problem(self, height: int, width: int) -> str:
         """Returns why no picture may have this size, or ""."""

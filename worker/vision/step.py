@@ -20,9 +20,9 @@ def with_pictures(inputs: ForwardInputs, chunks: Sequence[Chunk], vision: Vision
     visible_to = (inputs.positions + 1).int() if vision.spec.bidirectional else None
     begins = accumulate((chunk.length for chunk in chunks), initial=0)
     for begin, chunk in zip(begins, chunks, strict=False):
-        for first, end, rows in _vectors_of(chunk, vision):
-            own = slice(begin + first, begin + first + len(rows))
-            indices.append(torch.arange(own.start, own.stop))
+        for places, end, rows in _vectors_of(chunk, vision):
+            own = begin + places
+            indices.append(own)
             vectors.append(rows)
             if visible_to is not None:
                 visible_to[own] = end
@@ -52,10 +52,10 @@ def _positions_of(chunk: Chunk) -> NDArray[np.int64]:
     return found
 
 
-def _vectors_of(chunk: Chunk, vision: Vision) -> list[tuple[int, int, Tensor]]:
-    """Returns, for each picture of which some is in a chunk, the first row there, the picture's end, and its vectors.
+def _vectors_of(chunk: Chunk, vision: Vision) -> list[tuple[Tensor, int, Tensor]]:
+    """Returns, for each picture of which some is in a chunk, the rows of its vectors there, its end, and these vectors.
 
-    The first row counts in the chunk, the end is a position, and the vectors are those in the chunk.
+    The rows count in the chunk, and the end is a position.
     """
     if chunk.sequence.pictures is None:
         return []
@@ -63,6 +63,9 @@ def _vectors_of(chunk: Chunk, vision: Vision) -> list[tuple[int, int, Tensor]]:
     for picture in chunk.sequence.pictures.within(chunk.start, end):
         after = picture.start + picture.tokens
         first, last = max(chunk.start, picture.start), min(end, after)
-        rows = vision.rows(picture)[first - picture.start : last - picture.start]
-        found.append((first - chunk.start, after, rows))
+        places = vision.spec.places_of(picture.height, picture.width) + picture.start
+        begin, stop = np.searchsorted(places, (first, last))
+        if begin < stop:  # else the chunk has no more of the picture than a token between two rows
+            rows = vision.rows(picture)[begin:stop]
+            found.append((torch.from_numpy(places[begin:stop] - chunk.start), after, rows))
     return found

@@ -14,6 +14,10 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -52,7 +56,7 @@ from worker.vision.vision import Vision
 
 CPU = torch.device("cpu")
 LONGEST = 512
-PLACEHOLDER = 7
+PLACEHOLDER, ROW_END = 7, 5
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
 
 TEXT = {
@@ -144,7 +148,31 @@ def _qwen2_5_vl(**changes: Any) -> PreTrainedModel:
     return Qwen2_5_VLForConditionalGeneration(config)
 
 
+def _of_pixtral(**changes: Any) -> dict[str, Any]:
+    """What configs of both models with this tower have. The heads are as wide as their rotary frequencies need."""
+    vision = {
+        **TOWER, "model_type": "pixtral", "image_size": 64, "hidden_act": "silu", "rope_theta": 100.0, "head_dim": 16,
+        **changes,
+    }  # fmt: skip
+    return {"vision_config": vision, "image_token_index": PLACEHOLDER, "tie_word_embeddings": False}
+
+
+def _mistral3(**changes: Any) -> PreTrainedModel:
+    text = {**TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": None, "rms_norm_eps": 1e-3}
+    return Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, **_of_pixtral(**changes)))
+
+
+def _llava(**changes: Any) -> PreTrainedModel:
+    text = {**TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": None}
+    config = LlavaConfig(
+        text_config=text, vision_feature_layer=-1, vision_feature_select_strategy="full", **_of_pixtral(**changes)
+    )
+    return LlavaForConditionalGeneration(config)
+
+
+PIXTRALS = ("mistral3", "llava")
 MODELS = {
+    "mistral3": _mistral3, "llava": _llava,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl_moe": _qwen3_vl_moe,
     "idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3, "qwen3_5": _qwen3_5, "qwen3_vl": _qwen3_vl,
@@ -201,7 +229,8 @@ def prompt_with(pictures: int, spec: VisionSpec, seed: int = 0) -> tuple[list[in
         height, width = (spec.image_size or squares * step for squares in SQUARES[index])
         tokens = spec.tokens_of(height, width)
         found.append(picture_of(len(prompt), tokens, height, width, draw.randbytes(3 * height * width)))
-        prompt += [PLACEHOLDER] * tokens
+        row = [PLACEHOLDER] * spec.squares_of(height, width)[1] + [ROW_END] * spec.row_ends
+        prompt += (row * tokens)[:tokens]
     return prompt + [draw.randrange(8, VOCAB) for _ in range(9)], found
 
 

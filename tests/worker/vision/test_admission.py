@@ -115,6 +115,16 @@ def test_equal_pictures_of_several_requests_are_in_memory_once(tower: Tower) -> 
     assert all(one.pixels is other.pixels for one, other in pairs)
 
 
+def test_token_between_two_rows_is_no_placeholder(towers: dict[str, Path]) -> None:
+    spec = served(towers["mistral3"]).vision.spec
+    prompt, pictures = prompt_with(2, spec)
+    admit(Tower(spec), submit(prompt, pictures))
+    between = pictures[1].start + spec.squares_of(pictures[1].height, pictures[1].width)[1]
+    prompt[between] = PLACEHOLDER
+    with pytest.raises(Refused, match=f"picture 1: the token between two of its rows is the placeholder {PLACEHOLDER}"):
+        admit(Tower(spec), submit(prompt, pictures))
+
+
 def test_sizes_of_a_model_that_sees_any(towers: dict[str, Path]) -> None:
     spec = served(towers["qwen3_5"]).vision.spec
     prompt, pictures = prompt_with(3, spec)

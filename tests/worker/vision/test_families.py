@@ -40,6 +40,21 @@ QWEN2_5_VL_7B: dict[str, Any] = {  # flat, and with the names of older releases
 }  # fmt: skip
 
 
+MISTRAL_SMALL_3_1: dict[str, Any] = {
+    "model_type": "mistral3", "image_token_index": 10, "spatial_merge_size": 2, "vision_feature_layer": -1,
+    "multimodal_projector_bias": False, "projector_hidden_act": "gelu",
+    "vision_config": {
+        "model_type": "pixtral", "hidden_size": 1024, "intermediate_size": 4096, "image_size": 1540, "patch_size": 14,
+        "num_hidden_layers": 24, "num_attention_heads": 16, "head_dim": 64, "hidden_act": "silu", "rope_theta": 10000.0,
+    },
+}  # fmt: skip
+PIXTRAL_12B: dict[str, Any] = {
+    "model_type": "llava", "image_token_index": 10, "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full", "projector_hidden_act": "gelu",
+    "vision_config": {**MISTRAL_SMALL_3_1["vision_config"], "image_size": 1024, "patch_size": 16},
+}  # fmt: skip
+
+
 def changed(config: dict[str, Any], **vision: Any) -> dict[str, Any]:
     return {**config, "vision_config": {**config["vision_config"], **vision}}
 
@@ -53,6 +68,10 @@ def test_sizes_of_published_models(tmp_path: Path) -> None:
     qwen = vision_spec(tmp_path, QWEN3_VL_4B, 2560)
     assert qwen is not None and qwen.tokens_of(448, 640) == 14 * 20 and qwen.deepstack == (5, 11, 17)
     assert (qwen.layers, qwen.sections, qwen.position_side, qwen.patch_width) == (24, (24, 20, 20), 48, 1536)
+    mistral = vision_spec(tmp_path, MISTRAL_SMALL_3_1, 5120)
+    assert mistral is not None and mistral.tokens_of(280, 560) == 10 * 21 - 1 and mistral.connector_eps == 1e-5
+    pixtral = vision_spec(tmp_path, PIXTRAL_12B, 5120)
+    assert pixtral is not None and pixtral.tokens_of(160, 32) == 10 * 3 - 1 and pixtral.connector_biased
     older = vision_spec(tmp_path, QWEN2_5_VL_7B, 3584)
     assert older is not None and older.tokens_of(448, 644) == 16 * 23 and older.whole_layers == (7, 15, 23, 31)
     assert (older.window, older.sections, older.sections_alternate, older.gated) == (8, (16, 24, 24), False, True)
@@ -108,6 +127,13 @@ def test_families_and_checkpoints_without_a_served_tower(config: dict[str, Any],
         ({**changed(QWEN2_5_VL_7B, out_hidden_size=2560, window_size=1 << 15)}, "window_size 32768"),
         ({**changed(QWEN2_5_VL_7B, out_hidden_size=2560, fullatt_block_indexes=["7"])}, "fullatt_block_indexes"),
         ({**changed(QWEN2_5_VL_7B, out_hidden_size=2560, hidden_act="gelu_pytorch_tanh")}, "hidden_act"),
+        (changed(MISTRAL_SMALL_3_1, hidden_act="gelu"), "hidden_act 'gelu'"),
+        (changed(MISTRAL_SMALL_3_1, head_dim=128), "head_dim 128"),
+        ({**MISTRAL_SMALL_3_1, "vision_feature_layer": [-2, -1]}, "vision_feature_layer"),
+        ({**MISTRAL_SMALL_3_1, "projector_hidden_act": "relu"}, "projector_hidden_act 'relu'"),
+        ({**MISTRAL_SMALL_3_1, "spatial_merge_size": 65}, "spatial_merge_size 65"),
+        (changed(PIXTRAL_12B, model_type="clip_vision_model"), "'clip_vision_model' is not supported"),
+        ({**PIXTRAL_12B, "vision_feature_select_strategy": "default"}, "select_strategy 'default'"),
         ({**QWEN3_VL_4B, "text_config": {"num_hidden_layers": 3}}, "as many as the text model has layers"),
         ({**QWEN3_VL_4B, "text_config": {"rope_scaling": {"mrope_section": [24, 20]}}}, "mrope_section"),
         ({**QWEN3_VL_4B, "text_config": {"rope_scaling": {"mrope_section": 24}}}, "wrong type"),

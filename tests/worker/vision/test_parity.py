@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import pad
 
 from shared.messages import Picture
 from tests.worker.vision.harness import (
     MODELS,
+    PIXTRALS,
     PLACEHOLDER,
     Asked,
     Bench,
@@ -31,6 +33,11 @@ def inputs_of(kind: str, pictures: list[Picture], shows: torch.Tensor, patch: in
     pixels = [normalized(each) for each in pictures]
     if kind == "gemma3":
         return {"pixel_values": torch.stack(pixels), "token_type_ids": shows.long()}
+    if kind in PIXTRALS:  # shorter and narrower pictures of a batch are padded
+        high, wide = max(each.shape[1] for each in pixels), max(each.shape[2] for each in pixels)
+        padded = [pad(each, (0, wide - each.shape[2], 0, high - each.shape[1])) for each in pixels]
+        sizes = torch.tensor([each.shape[1:] for each in pixels])
+        return {"pixel_values": torch.stack(padded), "image_sizes": sizes}
     if not kind.startswith("qwen"):
         return {"pixel_values": torch.stack(pixels)[None]}
     grids = [(1, each.height // patch, each.width // patch) for each in pictures]

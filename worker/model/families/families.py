@@ -43,6 +43,7 @@ TEXT_MODELS = {
     "gemma3": "gemma3_text", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text", "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text", "qwen2_5_vl": "qwen2_5_vl_text", "idefics3": "llama", "smolvlm": "llama",
+    "llava": "llama",
 }  # fmt: skip
 TIED_OUTSIDE = ("idefics3", "smolvlm")  # whose own tie_word_embeddings holds, not that of their text model
 GENERATORS = ("forcausallm", "forconditionalgeneration")  # the names of classes that generate text end so

@@ -13,6 +13,7 @@ from typing import Any
 from shared.pictures.limits import MAX_PATCHES
 from worker.kernels.rowwise.activate import Activation
 from worker.model.checkpoint.checkpoint import UnsupportedModel
+from worker.vision.checkpoint.pixtral import pixtral_fields
 from worker.vision.spec import Connector, Layout, VisionSpec
 
 Config = Mapping[str, Any]
@@ -63,7 +64,8 @@ class VisionFamily:
     gated: bool = False
     sections: tuple[int, int, int] = (11, 11, 10)  # VisionSpec.sections that a config may leave out
     sections_alternate: bool = True
-    rotary: bool = False  # patches of pictures of any size rotate, and so do tokens, by M-RoPE
+    rotary: bool = False  # patches of pictures of any size rotate
+    fields: Callable[[Config, Config], dict[str, Any]] | None = None  # of such a family whose tokens have no M-RoPE
 
 
 _BASE = {"patch_size": 16, "num_hidden_layers": 12, "intermediate_size": 3072, "hidden_act": "gelu_pytorch_tanh",
@@ -100,9 +102,20 @@ QWEN2_5_VL = VisionFamily(
 QWEN3_VL = replace(
     QWEN3_5, default_placeholder=151655, defaults={**QWEN3_5.defaults, "deepstack_visual_indexes": (8, 16, 24)}
 )
+PIXTRAL = VisionFamily(
+    "merge", lambda config, grid: 1, ("image_token_index", "image_token_id"), 32000,
+    {
+        "patch_size": 16, "num_hidden_layers": 24, "intermediate_size": 4096, "hidden_act": "gelu", "num_channels": 3,
+        "image_size": 0, "layer_norm_eps": 1e-5, "hidden_size": 1024, "num_attention_heads": 16,
+    },
+    rotary=True, layout="pixtral", activation="silu", gated=True, fields=pixtral_fields,
+)  # fmt: skip
+MISTRAL3 = replace(PIXTRAL, side=lambda config, grid: _size(config, "spatial_merge_size", 2), default_placeholder=10)
 FAMILIES: Mapping[str, VisionFamily] = {  # by the model_type of config.json
     "gemma3": GEMMA3,
     "idefics3": IDEFICS3,
+    "llava": PIXTRAL,
+    "mistral3": MISTRAL3,
     "qwen2_5_vl": QWEN2_5_VL,
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": QWEN3_5,
@@ -134,8 +147,11 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
     vision |= {common: vision[own] for common, own in family.names.items()}
     _check(vision, family)
     processor = _processor(folder)
+    if family.fields is not None:
+        own = family.fields(config, vision)
+    else:
+        own = _of_any_size(family, config, vision, text_size) if family.rotary else {}
     spec = VisionSpec(
-        image_size=vision["image_size"],
         patch_size=vision["patch_size"],
         hidden_size=vision["hidden_size"],
         intermediate_size=vision["intermediate_size"],
@@ -147,14 +163,16 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
         layout=family.layout,
         connector=family.connector,
         bucketed=family.bucketed,
-        side=family.side({**config, "vision_config": vision}, vision["image_size"] // vision["patch_size"]),
+        side=family.side(
+            {**config, "vision_config": vision}, 0 if family.rotary else vision["image_size"] // vision["patch_size"]
+        ),
         text_size=text_size,
         placeholder=next(
             (_size(config, name, 0) for name in family.placeholder if config.get(name) is not None),
             family.default_placeholder,
         ),
         bidirectional=family.bidirectional,
-        **(_of_any_size(family, config, vision, text_size) if family.rotary else {}),
+        **{"image_size": vision["image_size"], **own},
         rescale=float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0,
         mean=_channels(processor, "image_mean", HALF, (0.0, 0.0, 0.0)),
         std=_channels(processor, "image_std", HALF, (1.0, 1.0, 1.0)),

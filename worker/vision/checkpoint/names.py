@@ -10,7 +10,8 @@ from worker.vision.spec import Connector, Layout
 class TowerNames:
     """Each field names a module or tensor; those of a layer stand behind `layers` and its index.
 
-    positions: "" if a tower has none. biased: whether the convolution over patches has a bias
+    positions, first_norm, last_norm: "" if a tower has none
+    biased, layers_biased: whether the convolution over patches has a bias, and whether the linears of layers have
     rms: whether norms are RMS norms, which have no bias
     projections: the linears of the connector, in order, found by these endings anywhere in the checkpoint; the names of
     tensors if `bare`, else of modules with a weight and a bias.
@@ -28,6 +29,8 @@ class TowerNames:
     bare: bool
     projections: tuple[str, ...] = ()
     biased: bool = True
+    layers_biased: bool = True
+    first_norm: str = ""
     rms: bool = False
     deepstack: str = ""  # what stands before the index of a connector behind a layer, which has a norm
     unread: tuple[str, ...] = ()  # what belongs to the tower but not to a model that generates text
@@ -54,10 +57,18 @@ NAMES: Mapping[Layout, TowerNames] = {
         **_QWEN, positions="", up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj",  # type: ignore[arg-type]
         last_norm="merger.ln_q", projections=("merger.mlp.0", "merger.mlp.2"), biased=False, rms=True,
     ),
+    "pixtral": TowerNames(
+        patches="patch_conv", first_norm="ln_pre", positions="", layers="transformer.layers.",
+        norms=("attention_norm", "ffn_norm"), qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        out="attention.o_proj", up=("feed_forward.gate_proj", "feed_forward.up_proj"), down="feed_forward.down_proj",
+        last_norm="", bare=False, rms=True, biased=False, layers_biased=False,
+        projections=("multi_modal_projector.linear_1", "multi_modal_projector.linear_2"),
+    ),
 }  # fmt: skip
 APART = ("attn.q", "attn.k", "attn.v")  # of Qwens in GGUF files, where older ones have no "attn.qkv"
 FRAMES = (".weight", ".weight.1")  # of the convolution over patches in these files, which have a tensor for each frame
 PROJECTIONS: Mapping[Connector, tuple[str, ...]] = {  # of connectors whose towers have other connectors, too
     "shuffle": ("modality_projection.proj.weight",), "pool": ("mm_input_projection_weight",),
 }  # fmt: skip
+MERGER, MERGER_NORM = "patch_merger.merging_layer.weight", "multi_modal_projector.norm.weight"  # before "merge"
 SOFT_NORM = "mm_soft_emb_norm.weight"  # of the average that "pool" projects

@@ -6,6 +6,7 @@ The tower is found by its patch embedding, and the connector by its projections:
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.model.checkpoint.expected_tensors import check_tensors
 from worker.model.checkpoint.stored_weight import PLAIN, PlainWeight, Shape, StoredTensors, StoredWeight, WeightSource
 from worker.model.source import open_source
-from worker.vision.checkpoint.names import APART, FRAMES, NAMES, PROJECTIONS, SOFT_NORM
+from worker.vision.checkpoint.names import APART, FRAMES, MERGER, MERGER_NORM, NAMES, PROJECTIONS, SOFT_NORM
 from worker.vision.connectors import ConnectorWeights
 from worker.vision.encoder import EncoderLayer, EncoderWeights
 from worker.vision.spec import VisionSpec
@@ -68,6 +69,7 @@ class _Loader:
         projections = self._names.projections or PROJECTIONS[spec.connector]
         self._projections = [self._found(name + end).removesuffix(end) for name in projections]
         self._soft_norm = self._found(SOFT_NORM) if spec.connector == "pool" else ""
+        self._merger = [self._found(name) for name in (MERGER_NORM, MERGER)] if spec.connector_eps else []
 
     def _found(self, ending: str) -> str:
         before = _before(self._source.tensors, ending)
@@ -86,7 +88,8 @@ class _Loader:
             patches=self._patches(read),
             positions=self._positions(read) if names.positions else None,
             layers=[self._layer(f"{self._prefix}{names.layers}{index}.", read) for index in range(self._spec.layers)],
-            norm=self._norm(self._prefix + names.last_norm, read),
+            norm=self._norm(self._prefix + names.last_norm, read) if names.last_norm else None,
+            first_norm=self._norm(self._prefix + names.first_norm, read) if names.first_norm else None,
             connector=self._connector(self._projections, read),
             deepstack=[self._connector(names, read, norm) for norm, *names in self._stacked()],
         )
@@ -113,9 +116,10 @@ class _Loader:
         linears |= {**dict.fromkeys(names.up, (wide, hidden)), names.down: (hidden, wide)}
         for layer in (f"{prefix}{names.layers}{index}." for index in range(spec.layers)):
             for name, shape in linears.items():
-                shapes |= {f"{layer}{name}.weight": shape, f"{layer}{name}.bias": shape[:1]}
+                shapes |= _linear_shapes(layer + name, shape, biased=names.layers_biased)
             shapes |= self._norm_shapes((layer + norm for norm in names.norms), hidden)
-        return shapes | self._norm_shapes([prefix + names.last_norm], hidden) | self._shapes_of_connector()
+        norms = (prefix + name for name in (names.first_norm, names.last_norm) if name)
+        return shapes | self._norm_shapes(norms, hidden) | self._shapes_of_connector()
 
     def _shapes_of_connector(self) -> dict[str, Shape]:
         spec, joined = self._spec, self._spec.hidden_size * self._spec.side**2
@@ -125,10 +129,16 @@ class _Loader:
         if spec.connector == "pool":
             return {first: (spec.hidden_size, spec.text_size), self._soft_norm: (spec.hidden_size,)}
         shapes: dict[str, Shape] = {}
+        if self._merger:
+            shapes |= zip(self._merger, ((spec.hidden_size,), (spec.hidden_size, joined)), strict=True)
+        if spec.layout == "pixtral":
+            linears = ((spec.text_size, spec.hidden_size), (spec.text_size, spec.text_size))
+        else:
+            linears = ((joined, joined), (spec.text_size, joined))
         stacked = self._stacked()
         for names in (self._projections, *(names for _, *names in stacked)):
-            for name, outputs in zip(names, (joined, spec.text_size), strict=True):
-                shapes |= {f"{name}.weight": (outputs, joined), f"{name}.bias": (outputs,)}
+            for name, shape in zip(names, linears, strict=True):
+                shapes |= _linear_shapes(name, shape, biased=spec.connector_biased)
         return shapes | self._norm_shapes((norm for norm, *_ in stacked), joined)
 
     def _norm_shapes(self, names: Iterable[str], hidden: int) -> dict[str, Shape]:
@@ -187,11 +197,12 @@ class _Loader:
 
     def _layer(self, prefix: str, read: Read) -> EncoderLayer:
         names = self._names
+        linear = partial(_linear, biased=names.layers_biased)
         before_attention, before_mlp = (self._norm(prefix + name, read) for name in names.norms)
         return EncoderLayer(
-            before_attention=before_attention, qkv=_linear([prefix + name for name in names.qkv], read),
-            o=_linear([prefix + names.out], read), before_mlp=before_mlp,
-            up=_linear([prefix + name for name in names.up], read), down=_linear([prefix + names.down], read),
+            before_attention=before_attention, qkv=linear([prefix + name for name in names.qkv], read),
+            o=linear([prefix + names.out], read), before_mlp=before_mlp,
+            up=linear([prefix + name for name in names.up], read), down=linear([prefix + names.down], read),
         )  # fmt: skip
 
     def _connector(self, names: list[str], read: Read, norm: str = "") -> ConnectorWeights:
@@ -201,7 +212,18 @@ class _Loader:
         if self._spec.connector == "pool":
             return ConnectorWeights(pack(read(first).T.contiguous(), invariant=True), norm=read(self._soft_norm))
         joined_norm = self._norm(norm, read) if norm else None
-        return ConnectorWeights(_linear(others, read), before=_linear([first], read), joined_norm=joined_norm)
+        linear = partial(_linear, biased=self._spec.connector_biased)
+        found = ConnectorWeights(linear(others, read), before=linear([first], read), joined_norm=joined_norm)
+        if not self._merger:
+            return found
+        of_patch, merging = map(read, self._merger)
+        # Its columns are by channel, and for each channel by patch; rows of patches come one patch after another.
+        by_patch = merging.view(len(merging), self._spec.hidden_size, -1).mT.flatten(1).contiguous()
+        return replace(found, norm=of_patch, joined=pack(by_patch, invariant=True))
+
+
+def _linear_shapes(name: str, shape: Shape, *, biased: bool) -> dict[str, Shape]:
+    return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if biased else {})
 
 
 def _linear(names: Iterable[str], read: Read, *, biased: bool = True) -> PackedLinear:
