@@ -23,7 +23,7 @@ class Finish(enum.StrEnum):
     STOP = "stop"
     LENGTH = "length"
     POOLED = "pooled"  # its vector is here
-    CHECKED = "checked"  # the answer that it checks goes on, or differs in its last token; see shared.messages.Submit
+    CHECKED = "checked"  # its tokens were compared with a given answer, up to the first that differs
 
 
 @dataclass(frozen=True, slots=True)

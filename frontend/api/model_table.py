@@ -189,7 +189,7 @@ class ModelTable:
         return None
 
     def load(self, name: str) -> None:
-        """Has the launcher load a model. Where models are always loaded, nobody calls this, nor `keep`."""
+        """Has the launcher load a model. Only called, like `keep`, where models are loaded on demand."""
         raise NotImplementedError
 
     def keep(self, name: str, seconds: float | None) -> None:

@@ -44,7 +44,7 @@ class Host:
             _ip(*namespace, "neigh", "del", other, "dev", device)
 
     def _ends(self) -> list[tuple[list[str], str, str]]:
-        """For each end of the server's link: `ip`'s namespace options, the address of the other end, the device."""
+        """Returns, for each end of the server's link, `ip`'s namespace options, the other end's address, the device."""
         wire = self.server
         return [([], wire.there, wire.device), (["-n", self.name], wire.here, "server")]
 

@@ -1,4 +1,4 @@
-"""A worker with bad intent and a frontend: Welcome, Step and Status which are cut, changed, extreme, or random bytes.
+"""A hostile worker sends a frontend messages that are cut, changed, extreme, or random bytes: Welcome, Step, Status.
 
 The frontend is a process of its own, which also has the honest worker of the server.
 """

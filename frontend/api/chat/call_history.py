@@ -36,8 +36,8 @@ def call(id: str, name: str, arguments: Any) -> ChatMessage:
 def left_open(messages: Sequence[ChatMessage], generate: bool | None = None) -> bool:
     """Whether the conversation ends with a text of the assistant, which the answer then continues, as in llama.cpp.
 
-    generate: the client's wish that the assistant's turn is opened; None if it states none. Only then may a text be
-    continued here.
+    generate: whether the client asks for the start of an assistant's turn; None if it does not say. A text is
+    continued only for None.
 
     Raises Unprocessable if two of the assistant's messages are at the end: the answer cannot be a part of both.
     """

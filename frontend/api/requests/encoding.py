@@ -6,9 +6,10 @@ import msgspec
 
 
 def to_json(value: Any) -> bytes:
-    """Encodes a value in one line, also for Python's `str.splitlines`, by which httpx' `iter_lines` reads streams.
+    """Encodes a value as JSON in one line.
 
-    To it, three characters above ASCII end a line. In JSON they stand in strings only, where an escape says the same.
+    Three characters above ASCII end a line for Python's `str.splitlines`, with which httpx reads streams. They can only
+    be in strings, so they are written as escapes.
     """
     data = _encode(value)
     if data.isascii():

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 from frontend.api.requests.request_types import GenerationFields
 from frontend.errors import Unprocessable
 
-ANY_PLACES = 20  # so many may be reported in any number of places: no more than OpenAI's API allows
+ANY_PLACES = 20  # up to this number per place, places are not limited: OpenAI's API allows no more
 MOST = 1 << 20  # of all places together: 8 MiB in a worker, and about 0.3 GB in a frontend that writes one answer
 
 

@@ -89,6 +89,6 @@ def granite_moe(values: Hyperparameters, config: Config) -> Config:
 
 
 def _same_size(values: Hyperparameters, config: Config) -> Config:
-    """The size of an expert stands where a dense model has the size of its feed-forward."""
+    """Checks a config whose `intermediate_size` is the size of one expert."""
     values.expect("expert_feed_forward_length", config["intermediate_size"])
     return {}

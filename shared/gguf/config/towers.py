@@ -169,7 +169,7 @@ def _area(least: int, most: int) -> Callable[[Container, Config], Config]:
     return size
 
 
-# Files of Gemma 3 may have the vocabulary of the text model alone; its last token is one that no text has.
+# A Gemma 3 file may lack the tokens for pictures. Then the last token of its vocabulary, which no text has, is used.
 PROJECTORS: Mapping[str, Projector] = {
     "idefics3": Projector({"llama": "idefics3"}, ("<image>",), _idefics3, _longest),
     "gemma3": Projector(

@@ -1,4 +1,4 @@
-"""The events of the output parser: what they are, joined, does not depend on how the text was cut."""
+"""The output parser's events, joined, are the same however the text was cut into pieces."""
 
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, ReasoningText
 from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat

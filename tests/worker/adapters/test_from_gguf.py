@@ -1,4 +1,4 @@
-"""A GGUF adapter is the PEFT adapter of which it was made."""
+"""A GGUF adapter gives the same bits as the PEFT adapter that it was converted from."""
 
 from pathlib import Path
 from typing import Any

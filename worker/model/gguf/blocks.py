@@ -147,7 +147,7 @@ def _iq4_xs(blocks: Tensor) -> Parts:
 
 
 def _mxfp4(blocks: Tensor) -> Parts:
-    """The scale is a power of two (e8m0). ggml halves it, and doubles what the codes mean."""
+    """The scale is a power of two (e8m0). (ggml halves the scale and doubles the codes' values: the same product.)"""
     scale = torch.ldexp(torch.ones(len(blocks), 1, device=blocks.device), blocks[:, :1].int() - 127)
     return _nibbles(blocks[:, 1:], 16), scale, None
 

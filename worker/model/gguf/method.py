@@ -74,7 +74,7 @@ class BlockWeight:
 
 @dataclass(frozen=True, slots=True)
 class GgufMethod:
-    """Any weight may be in any block format. stored: a summary. tiled_heads: see shared/gguf/index.py."""
+    """Any weight may be in any block format. stored: names the format. tiled_heads: see shared/gguf/index.py."""
 
     stored: StoredQuantization
     tiled_heads: TiledHeads | None = None

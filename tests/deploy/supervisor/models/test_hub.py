@@ -1,4 +1,4 @@
-"""Models of the table that come from the hub: which these are, and that a process fetches them."""
+"""The table tells models on the hub from local ones, and a process of its own fetches them."""
 
 from pathlib import Path
 

@@ -144,7 +144,7 @@ static int multiply(Call *c, const Weight *weights, const char *x, long k, char 
     long jobs = 0;
     for (long expert = 0, begin = 0; expert < c->e->count; begin = c->ends[expert++]) {
         long rows = c->ends[expert] - begin;
-        const char *from = x ? x + begin * k * c->size : c->h; /* without x, h has the only row */
+        const char *from = x ? x + begin * k * c->size : c->h; /* without x, the one row is in h */
         if (rows) c->jobs[jobs++] = (GemmJob){&weights[expert], from, out + begin * row_bytes, rows};
     }
     return c->kernels->gemm(c->jobs, jobs, out_bf16, c->threads);

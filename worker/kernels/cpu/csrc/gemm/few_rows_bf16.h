@@ -6,7 +6,7 @@
 #pragma once
 #include "gemm/unpack_bf16.h"
 
-#define FEW_ROWS 4 /* more rows are faster with unpacked pairs, which are loaded once for all of them */
+#define FEW_ROWS 4 /* from 5 rows on, it is faster to unpack pairs of weights once for all rows */
 
 /* The sums of every row, in half of the columns of a panel. */
 typedef struct {

@@ -8,7 +8,7 @@
 #include "gemm/amx/amx_rows.h"
 #include "gemm/integer/integer_few_rows.h"
 
-/* A block of rows as integers in tiles: [rows / 32][k-steps][32 rows][32], and what 1 stands for: [blocks of inputs][rows]. */
+/* A block of rows as integers, tiles [rows / 32][k-steps][32 rows][32], with their scales [blocks of inputs][rows]. */
 typedef struct {
     char *tiles;
     float *scales;
