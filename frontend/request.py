@@ -122,7 +122,7 @@ class Extras(msgspec.Struct, gc=False):
     before: Sequence[str] = ()  # in the first delta, if the output goes on from another: the texts of its tokens
     prompt_logprobs: list[TokenLogprob] | None = None  # NaN for the first token
     output: list[int] | None = None  # all ids of the output, for a receipt
-    scores: Sequence[Logprobs] = ()  # the log-probabilities of the prompt as they came
+    scores: Sequence[Logprobs] = ()  # the log-probabilities of the prompt, as the worker sent them
     vector: bytes = b""  # packed float32
     predicted: tuple[int, int] | None = None  # drafts of an expected output: accepted, and rejected
 

@@ -1,4 +1,4 @@
-"""Parses output whose reasoning stays in its text, tags and all, as a client may ask; calls are found after it only."""
+"""Parses output for clients that want reasoning and its tags left in the text. Tool calls are found behind it only."""
 
 from typing import Protocol
 

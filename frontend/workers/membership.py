@@ -178,7 +178,7 @@ class Membership:
     # compatibility
 
     def check_compatible(self) -> None:
-        """Checks that all workers serve the same as the first. When none of its kind is left, the next one decides."""
+        """Checks that all workers serve the same as the first one, or as the next if no such worker is left."""
         usable = [
             connection.welcome
             for connection in self.connections

@@ -1,4 +1,4 @@
-"""The hash of a picture. Two pictures with equal hashes are the same picture wherever one could stand for the other."""
+"""The hash of a picture. Caches treat pictures with equal hashes as the same picture."""
 
 import hashlib
 

@@ -44,7 +44,8 @@ FEW_BITS = (
 )  # fmt: skip
 
 
-BELOW = [(which, torch.bfloat16) for which in HERE if which != TIERS[MOST]]  # the full matrix runs at TIERS[MOST]
+# A few rows run with each lower instruction set; the full matrix runs with the best one.
+BELOW = [(which, torch.bfloat16) for which in HERE if which != TIERS[MOST]]
 BELOW += [("avx2", torch.float32)] if TIERS.index("avx2") < MOST else []
 
 

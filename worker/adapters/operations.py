@@ -23,7 +23,7 @@ from worker.schedule.sequence import Chunk
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """The rows of an adapter with a scale. of_all: among the T rows of a step; of_logits: among its R with logits"""
+    """The rows of a step that use an adapter. of_all: indices among all T rows; of_logits: among the R with logits"""
 
     adapter: LoadedAdapter
     scale: float

@@ -53,7 +53,7 @@ class LogitsUse:
 
 
 def lay_out(chunks: Seq[Chunk], page_size: int) -> tuple[StepLayout, LogitsUse]:
-    """Lays out any chunks."""
+    """Returns where the tokens of chunks of any length stand in a step, and which rows need logits."""
     lengths = np.array([chunk.length for chunk in chunks], np.int64)
     starts = np.array([chunk.start for chunk in chunks], np.int64)
     query_start_loc = np.zeros(len(chunks) + 1, np.int32)

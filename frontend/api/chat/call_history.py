@@ -61,7 +61,7 @@ def merge_same_role(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 
 
 def _merged(role: str, several: Sequence[ChatMessage]) -> ChatMessage:
-    """Joins messages of one role. From the first calls or thoughts on, an empty text adds no line."""
+    """Joins messages of one role. Empty texts add lines only before the first tool calls or reasoning."""
     calls: list[ChatMessage] = []
     thoughts: list[str] = []
     lines: list[str] = []

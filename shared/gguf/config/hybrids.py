@@ -109,7 +109,7 @@ def granite_hybrid(values: Hyperparameters, config: Config) -> Config:
 
 
 def lfm2(values: Hyperparameters, config: Config) -> Config:
-    """LFM2. The file states the width that the feed-forward has; config.json need not compute it."""
+    """LFM2. The file has the final size of the feed-forward, so the config turns its adjustment off."""
     return whole_heads(values, config) | {
         "conv_L_cache": values.integer("shortconv.l_cache"),
         "block_auto_adjust_ff_dim": False,

@@ -15,7 +15,7 @@ from worker.kernels.cpu import bindings
 from worker.kernels.rowwise.qkv_rope_write import qkv_rope_write_torch
 
 KERNELS = Path(forms.__file__).parent
-# These call forms in gpu/ and cpu/. All other modules beside them are definitions in plain PyTorch.
+# Modules that choose between the Triton and C forms. All others beside them define operations in plain PyTorch.
 CHOOSING = ("forms", "operations", "linear", "experts", "sample", "library_products")
 UPWARD = {"gpu/experts/experts.py": {"experts", "linear"}}  # the router is a product of any kind
 

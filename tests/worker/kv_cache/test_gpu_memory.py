@@ -13,7 +13,7 @@ DEVICE = torch.device("cuda:0")
 
 @dataclass
 class FakeCuda:
-    """The allocator reserves and frees bytes of a device of 100."""
+    """A device of 100 bytes with an allocator that reserves and frees some of them."""
 
     used: int = 30
     reserved: int = 0

@@ -27,7 +27,7 @@ class PredictedDrafter:
         self._after = {length: _places(self._ids, length) for length in range(SHORTEST_MATCH, LONGEST_MATCH + 1)}
 
     def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
-        """See Drafter. Follows the new tokens first."""
+        """Matches the new tokens with the prediction, then proposes what follows there. See Drafter."""
         if self._stopped:
             return ()
         self._follow(tokens)

@@ -14,7 +14,7 @@ from deploy.supervisor.models import spare as spares
 from deploy.supervisor.models.spare import MOST_BYTES, PREFIX, Spare
 from tests.frontend.serving import until
 
-# `sluice worker` reads both from its environment, and names them in its error.
+# With SLUICE_ISA in its environment, this command ends with an error that names the variable.
 WORDS = [*PREFIX, "deploy.cli.main", "worker", "--model=/no/such/model", "--run-dir=/tmp", "--device=cpu"]
 
 

@@ -186,7 +186,7 @@ async def test_cached_tokens_are_reported_if_cache_control_is_set(tokenizer: Tok
 
 
 def test_text_blocks_of_one_message_are_joined_in_linear_time() -> None:
-    """A message of 8 MB: half a second is ten times as long as it takes."""
+    """Joining a message of 8 MB usually takes a tenth of the allowed half second."""
     blocks = [TextBlock(text="x" * 800) for _ in range(10_000)]
     begun = time.perf_counter()
     (joined,) = UserMessage(content=[*blocks]).chat_messages()

@@ -175,7 +175,7 @@ SHOWN const char *emulated_fault(void) {
     return last;
 }
 
-/* Since the last look: configurations, zeros, loads, stores, dots, cache lines of loads. */
+/* Returns the counts since the last call: configurations, zeros, loads, stores, dots, cache lines of loads. */
 SHOWN void emulated_counts(long *to) {
     memcpy(to, &counts, sizeof counts);
     memset(&counts, 0, sizeof counts);

@@ -6,7 +6,7 @@
 INLINE vf int8_values(const char *p) {
     return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
-INLINE vf e4m3_values(const char *p) { /* as fp16, whose exponent means less: packed_weight.py corrects the factor */
+INLINE vf e4m3_values(const char *p) { /* read as fp16, 2^8 times too small: packed_weight.py corrects the factor */
     __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
     __m256i sign = _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16((short)0x8000));
     __m256i rest = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(0x3f80));
