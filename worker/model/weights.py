@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shared.allocator import kept_free_memory
 from shared.hf_hub import Progress
 from worker.kernels.cpu.huge_pages import Pieces
-from worker.kernels.cpu.malloc import kept_free_memory
 from worker.kernels.experts import PackedExperts, pack_experts, pack_quantized_experts
 from worker.kernels.linear import PackedLinear, pack_quantized, pack_stacked
 from worker.kernels.weights.quantized_weight import QuantizedWeight

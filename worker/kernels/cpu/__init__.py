@@ -5,7 +5,6 @@ instruction_set     the instruction sets, and the variable that caps them
 library             chooses the functions for this processor's instruction set
 limits              the largest sizes that the library's arrays hold
 huge_pages          memory that is read without TLB misses
-malloc              keeps freed memory while weights are loaded
 packed_weight       packs weights, plain or quantized, for the matmul
 packed_experts      packs the weights of all experts of a layer
 bindings            the functions of the library, for tensors

@@ -36,7 +36,7 @@ FLAT = re.compile(r".*\.mamba\.(A_log|D|norm\.weight)")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """rows, columns: for each row or column in Hugging Face's order, its index in the file; None: the order is the same.
+    """rows, columns: index in the file of each row or column in Hugging Face's order; None: the order is the same.
 
     undo: computes the numbers of Hugging Face from float32 numbers of the file.
     """

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class SequenceStates:
-    """The slots of a sequence. A step that begins at position `start` reads slot `at[start]` and writes slot `free[-1]`."""
+    """The slots of a sequence. A step from position `start` on reads slot `at[start]`, and writes slot `free[-1]`."""
 
     at: dict[int, int] = field(default_factory=dict)  # number of tokens → slot of the recurrent state after them
     free: list[int] = field(default_factory=list)  # its other slots

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from worker.kernels.cpu.malloc import kept_free_memory
+from shared.allocator import kept_free_memory
 
 NBYTES = 64 << 20
 
