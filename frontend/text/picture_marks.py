@@ -33,7 +33,7 @@ def base64_source(data: str, kind: str = "image/*") -> Source:
 
 
 def found_in(parts: Iterable[Any]) -> dict[str, Any]:
-    """Returns what a message has besides its text if some of its parts are pictures: those with a `source`."""
+    """Returns the field of a message that holds the sources of its pictures by their marks; {} if it has no picture."""
     sources = [source for part in parts if (source := getattr(part, "source", None)) is not None]
     return {PICTURES: {source.mark: source for source in sources}} if sources else {}
 

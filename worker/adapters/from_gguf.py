@@ -17,7 +17,7 @@ from worker.spec import ModelSpec
 
 # families that llama.cpp calls by the architecture of another one
 CONVERTED_AS = {"mistral": ("llama",), "mixtral": ("llama",), "ministral3": ("mistral3",)}
-TILED = ("qwen35", "qwen35moe")  # recurrent layers, whose rows the converter reorders for models by the number of heads
+TILED = ("qwen35", "qwen35moe")  # the converter reorders rows of their recurrent layers, depending on the heads
 
 
 def products_of_gguf(files: AdapterFiles, spec: ModelSpec, max_rank: int) -> Mapping[str, StoredProduct]:

@@ -1,4 +1,4 @@
-"""A request as its frontend knows it: its sequence, and what was sent besides tokens, so that it can be sent again."""
+"""A request, its sequence, and what its frontend was told besides tokens, so that this can be told again."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING

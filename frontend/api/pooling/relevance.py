@@ -55,7 +55,7 @@ class Judged:
 
     pairs: Pairs
     top: int = 0  # how many of the most relevant documents are reported; 0: all
-    shown: bool = False  # with their texts
+    shown: bool = False  # whether the answer repeats the documents' texts
     bare: bool = False  # the answer is an array
 
 

@@ -1,4 +1,4 @@
-"""An output that is parsed from a place on, at every place of it."""
+"""An output is parsed from any token on as it is from its beginning."""
 
 import pytest
 

@@ -28,7 +28,7 @@ class Shapes(ctypes.Structure):
 
 
 def shape(*tiles: tuple[int, int], palette: int = 1) -> None:
-    """(rows, bytes of a row) each."""
+    """Configures the emulated tiles. tiles: rows and bytes per row of each."""
     shapes = Shapes(palette=palette)
     for i, (rows, size) in enumerate(tiles):
         shapes.rows[i], shapes.bytes[i] = rows, size

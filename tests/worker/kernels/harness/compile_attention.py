@@ -108,7 +108,7 @@ def way_of_a_row(made: Any) -> list[tuple[str, str]]:
 
 
 def complaints(made: Any) -> str:
-    """The assembler's: products that it has to do one after another, as something else touches their sums meanwhile."""
+    """Returns what the assembler prints. It warns of products that it cannot overlap, because others use their sums."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
         ptx.write(made.asm["ptx"])
         ptx.flush()

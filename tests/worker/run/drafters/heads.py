@@ -52,7 +52,7 @@ class Head(nn.Module):
         self.join = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
-                if not name.startswith("model."):  # of which some are not initialized
+                if not name.startswith("model."):  # the modules of transformers leave some of them uninitialized
                     values = torch.randn_like(parameter) * 0.15
                     parameter.copy_(values + (parameter if parameter.dim() == 1 else 0))
             for name, buffer in self.layer.named_buffers():

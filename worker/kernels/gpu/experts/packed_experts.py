@@ -28,7 +28,7 @@ class ExpertCodes:
 
     @property
     def padded_rows(self) -> int:
-        """The rows of an expert with those that fill its last tile."""
+        """How many rows an expert has, padded to whole tiles."""
         return self.packed.padded_rows // self.count
 
     def expert(self, number: int) -> PackedCodes:

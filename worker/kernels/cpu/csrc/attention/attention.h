@@ -52,7 +52,7 @@ typedef struct {
     SoftmaxState total;
     _Alignas(64) char q[16 * MAX_HEAD_DIM * 4]; /* queries in the kernel's layout */
     float weights[BLOCK_KEYS * 16];
-    int32_t position[16], last[16]; /* last: of the visible keys. Entries beyond `rows` repeat the last row's */
+    int32_t position[16], last[16]; /* last: the last visible key. Entries from `rows` on are copies of the last row's */
     int head, row, rows;
 } Tile;
 
