@@ -35,7 +35,7 @@ def cache_folder() -> Path:
 
 
 def private_cache() -> Path:
-    """Returns the cache folder, which is made with mode 0700 if needed. What it holds, such as compiled code, is used.
+    """Returns the cache folder, made with mode 0700 if needed. Processes run compiled code that lies in it.
 
     Raises OSError if it cannot be made, if somebody else owns it or the link to it, or if others can write to it.
     """

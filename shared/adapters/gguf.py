@@ -38,7 +38,7 @@ def read_gguf(files: AdapterFiles, max_rank: int = 0) -> GgufAdapter:
     """Reads a GGUF file. Raises AdapterError. max_rank: the highest rank that is accepted; 0: any"""
     try:
         fields, factors = _header(files.weights)
-    except (struct.error, UnicodeDecodeError, OverflowError):  # the last: a place beyond any file
+    except (struct.error, UnicodeDecodeError, OverflowError):  # OverflowError: an offset beyond any file
         raise AdapterError("the GGUF file is not complete") from None
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         if fields.get(key) != wanted:

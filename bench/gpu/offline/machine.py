@@ -63,7 +63,7 @@ class Machine:
         self.findings.append(f"{what} at {where()}")
 
     def wait(self, what: str, until: int | None = None) -> None:
-        """The host waits for all that was asked for before `until`."""
+        """Makes the host wait for all operations that were started before operation number `until`."""
         self.waits[f"{what} at {where()}"] += 1
         if self.recording:
             self.find(f"{what} inside a recording")

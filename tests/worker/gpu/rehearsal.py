@@ -123,7 +123,7 @@ def steady(served: Served, machine: Machine) -> Counter[str]:
 
 
 class Heard(logging.Handler):
-    """What the worker warns of: that it does not use what it could, say."""
+    """Collects the worker's warnings, for example of a feature that it leaves unused."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

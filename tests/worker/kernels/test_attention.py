@@ -79,7 +79,7 @@ def run_triton(
 
 
 def sinks_of(heads: int) -> Tensor:
-    """Their rounding to bf16 changes nothing. The last one is larger than all scores."""
+    """Returns sinks that bf16 holds exactly. The last one is larger than all scores."""
     sinks = torch.linspace(-4, 2, heads).bfloat16().float()
     sinks[-1] = 9.0
     return sinks

@@ -105,7 +105,7 @@ async def test_completion_stream_folds_to_the_complete_response(tokenizer: Token
 
 
 def fold(chunks: list[Any]) -> dict[str, Any]:
-    """What a client makes of a stream."""
+    """Joins the chunks of a stream to the whole response, as a client does."""
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for piece in chunk["choices"]:

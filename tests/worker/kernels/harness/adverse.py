@@ -155,7 +155,7 @@ class Launch:
 
 
 def _distinct(given: Tensor) -> Tensor:
-    """Every element once, where some dimension repeats them."""
+    """Returns a view without the dimensions along which an expanded tensor repeats its elements."""
     shape = [1 if stride == 0 else n for n, stride in zip(given.shape, given.stride(), strict=True)]
     return given.as_strided(shape, given.stride())
 
