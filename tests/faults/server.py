@@ -75,7 +75,7 @@ class ServerUnderTest:
     proxy: Proxy | None = None
     host: Host | None = None  # the other host, which has the last of `urls`
     hold: Hold | None = None  # holds or slows its workers, if the plan asks for it
-    restart: Callable[[], None] | None = None  # starts a process again that has no launcher
+    restart: Callable[[], None] | None = None  # restarts a process that no launcher restarts
 
     @property
     def url(self) -> str:

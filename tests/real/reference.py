@@ -108,7 +108,7 @@ class Reference:
         return torch.as_tensor(self.model(torch.tensor([ids]), logits_to_keep=last).logits[0])
 
     def score(self, prompt: list[int], answer: list[int]) -> Scored:
-        """Returns what transformers finds of each token of `answer` after what comes before it."""
+        """Returns transformers' verdict on each token of `answer`, given all tokens before it."""
         logits = self.logits(prompt + answer[:-1], len(answer))
         best, chosen = logits.argmax(-1), torch.tensor(answer)
         own = logits.gather(1, chosen[:, None])[:, 0]

@@ -28,7 +28,7 @@ Changes = dict[str, Adapter | None]  # by name: what it was loaded as, or None i
 
 
 class Default(msgspec.Struct, frozen=True):
-    """The adapter of requests that name none, by its name: a replaced adapter stays the default."""
+    """The name of the adapter for requests that name none. An adapter that is replaced stays the default."""
 
     name: str
     scale: float

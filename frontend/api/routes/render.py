@@ -152,7 +152,7 @@ def paths(post: Callable[..., dict[str, Any]], error: dict[str, str]) -> dict[st
     """Returns the description of the routes for /openapi.json. post: describes a route"""
     text = post("Show the token ids of a text", "CompletionRequest", "RenderedPrompts", error, operation="RenderText")
     answers = text["post"]["responses"]
-    answers["404"] = answers.pop("422")  # an error has the statuses of chats
+    answers["404"] = answers.pop("422")  # errors have the status codes of chat
     answers["404"]["description"] = "The model of that name is not served"
     return {
         "/v1/completions/render": text,

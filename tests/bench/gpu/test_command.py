@@ -135,7 +135,7 @@ def test_floors_count_the_parameters_that_transformers_counts(model: str) -> Non
 
     with torch.device("meta"):
         whole = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CONFIGS[model]))
-        whole.tie_weights()  # which transformers 5.0 has not done for models of no device
+        whole.tie_weights()  # transformers 5.0 does not tie weights on the meta device
     named = whole.named_parameters()  # a tied head counts once
     count = sum(part.numel() for name, part in named if part.dim() > 1 and "bias" not in name)
     spec = spec_of(model)

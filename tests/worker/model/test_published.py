@@ -1,4 +1,4 @@
-"""Configs of well-known checkpoints in either spelling: small models with their traits have transformers' logits."""
+"""Small models with the configs of well-known checkpoints, in both spellings, have transformers' logits."""
 
 import json
 from collections.abc import Callable
