@@ -19,7 +19,9 @@ class Placement:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._homes: dict[Stream, WorkerConnection | None] = {}
-        self._groups: dict[int, tuple[WorkerConnection, int]] = {}  # group → its worker, and how many of its requests run
+        self._groups: dict[
+            int, tuple[WorkerConnection, int]
+        ] = {}  # group → its worker and its number of running requests
         self._loads: dict[WorkerConnection, int] = {}
         self._saved: dict[Stream, int] = {}
         self._clock = clock
