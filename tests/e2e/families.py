@@ -44,7 +44,7 @@ def mistral(folder: Path) -> Path:
 
 
 def gpt_oss(folder: Path) -> Path:
-    """It likes to end messages: at every second token or so, where its grammar allows."""
+    """Writes a gpt-oss whose weights make it end messages at about every second token, where its grammar allows."""
     made = _speaking("gpt-oss", folder, HARMONY, [AddedToken(mark, normalized=False, special=True) for mark in MARKS])
     ids = json.loads((made / "tokenizer.json").read_text())["added_tokens"]
     end, *ends = [next(one["id"] for one in ids if one["content"] == text) for text in MARKS[:3]]

@@ -162,7 +162,7 @@ def test_twin_in_half_precision(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_torch_reads_an_fp8_cache_in_the_query_dtype(dtype: torch.dtype) -> None:
-    """By the public function, for the C kernels know no such cache."""
+    """Calls the public function, which uses PyTorch here, because the C kernels cannot read such a cache."""
     case = in_fp8(batch(MIXED, 4, 2, 64, 16, dtype))
     got = forms.attention(case.q, case.cache_k, case.cache_v, *case.fields, scale=0.125, window=24)
     close(got, one_by_one(case, 0.125, 24))

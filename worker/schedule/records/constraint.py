@@ -6,7 +6,7 @@ from worker.schedule.sequence import Sequence
 
 
 class Constraint(Protocol):
-    """What the output of a sequence must keep to, and its state in that; `worker/grammar` implements it."""
+    """A rule for the output of a sequence, and how far the output has got in it. `worker/grammar` implements rules."""
 
     def accept(self, token: int) -> bool:
         """Adds a sampled token to the output. Called once for each token that is kept.

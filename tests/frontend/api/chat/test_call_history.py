@@ -94,7 +94,7 @@ async def test_tools_for_a_template_that_knows_none(tmp_path: Path, system: bool
 
 
 def test_messages_of_one_role_are_joined_in_linear_time() -> None:
-    """A conversation of 10 MB: half a second is ten times as long as it takes, and a third of what pairs took."""
+    """10 MB take a tenth of the allowed half second. Joining pair after pair took three times the allowed time."""
     begun = time.perf_counter()
     (joined,) = merge_same_role([chat_message("user", "x" * 1000) for _ in range(10_000)])
     assert time.perf_counter() - begun < 0.5

@@ -61,7 +61,7 @@ def bias_of(entries: list[tuple[int, int, float]]) -> Bias:
 
 
 def moved_to(record: Record, device: str) -> Record:
-    """A dataclass with all the tensors in it, however deep, on the device."""
+    """Returns the dataclass with its tensors, and those of dataclasses in it, moved to the device."""
     values = ((f.name, getattr(record, f.name)) for f in fields(record))
     moved: dict[str, Any] = {
         name: value.to(device) if isinstance(value, Tensor) else moved_to(value, device)
