@@ -40,9 +40,17 @@ async def test_chat_stream_transcript(tokenizer: Tokenizer) -> None:
         '"logprobs":null,"finish_reason":null}]}\n\n',
         f'data: {HEAD},"choices":[{{"index":0,"delta":{{"content":"b"}},"logprobs":null,"finish_reason":null}}]}}\n\n'
         f'data: {HEAD},"choices":[{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"stop",'
-        '"stop_reason":null,"seed":7}]}\n\n',
+        '"stop_reason":null,"matched_stop":null,"seed":7}]}\n\n',
         "data: [DONE]\n\n",
     ]
+
+
+async def test_stream_and_whole_answer_name_the_matched_stop(tokenizer: Tokenizer) -> None:
+    for matched in (265, "END", None):
+        *_, chunk, _ = await streamed(tokenizer, [last(matched_stop=matched)])
+        assert chunk["choices"][0]["matched_stop"] == matched
+        whole = json.loads(await chat.complete(asked(tokenizer), FakeDeltas([last(matched_stop=matched)])))
+        assert whole["choices"][0]["matched_stop"] == matched
 
 
 async def test_chat_usage_chunk_has_no_choices(tokenizer: Tokenizer) -> None:
