@@ -142,6 +142,7 @@ class Delta(msgspec.Struct, gc=False):
     texts: list[str]
     finish: Finish | None = None
     stop: str | int | None = None
+    matched_stop: str | int | None = None  # the same; the last token if the model or a grammar ended it
     usage: Usage | None = None  # of this choice so far
     logprobs: list[TokenLogprob] | None = None
     timings: Timings | None = None  # set together with `finish`, and in the first one if the request asks for the start

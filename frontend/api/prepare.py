@@ -124,13 +124,13 @@ async def _grammar(reading: Reading, prompts: int, begins: Reasoning, context: M
 
 def _parser_config(reading: Reading, begins: Reasoning, context: ModelContext) -> ParserConfig | None:
     """Returns how to parse the output; None if it is plain text."""
-    tool_choice = reading.tool_choice
-    if tool_choice is None:
+    choice, asks = reading.tool_choice, partial(getattr, reading.fields)
+    if choice is None:
         return None
     found = context.style.parser_config(
-        begins, tool_choice.callable_functions, must_call=tool_choice.mode is Mode.REQUIRED, specials=_specials(context)
+        begins, choice.callable_functions, must_call=choice.mode is Mode.REQUIRED, specials=_specials(context)
     )
-    return with_reasoning(found, getattr(reading.fields, "separate_reasoning", True))
+    return with_reasoning(found, asks("separate_reasoning", True), asks("stream_reasoning", True))
 
 
 def _specials(context: ModelContext) -> dict[str, int]:

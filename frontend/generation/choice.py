@@ -80,6 +80,7 @@ class Choice:
         delta.timings = self.timings(end)
         delta.usage = self.usage(delta.timings.cached_tokens)
         delta.seed = self.stream.seed
+        delta.matched_stop = next(reversed(self.stream.output), None) if delta.finish is Finish.EOS else delta.stop
 
     def usage(self, cached_tokens: int = 0) -> Usage:
         """Returns what has been used so far."""

@@ -219,6 +219,7 @@ class ParserConfig:
     must_call: the output is calls and nothing else, after its reasoning
     kinds: the kinds of values that each function's parameters may have
     shown: special tokens whose spelling the parser must see
+    reasoning_in_pieces: a stream has reasoning as it is generated; else each block of it in one piece, at its end
     """
 
     reasoning: Reasoning = Reasoning.DONE
@@ -229,6 +230,7 @@ class ParserConfig:
     must_call: bool = False
     kinds: Mapping[str, Mapping[str, Kind]] = field(default_factory=dict, hash=False)
     shown: frozenset[str] = field(default_factory=frozenset)
+    reasoning_in_pieces: bool = True
 
     @property
     def marks(self) -> Mapping[str, str]:
@@ -236,6 +238,9 @@ class ParserConfig:
         return MARKS.get(self.tool_format) or {spelling: spelling for spelling in self.shown}
 
 
-def with_reasoning(parser_config: ParserConfig | None, separate: bool) -> ParserConfig | None:
+def with_reasoning(parser_config: ParserConfig | None, separate: bool, in_pieces: bool) -> ParserConfig | None:
     """Returns how to parse an output whose reasoning stands beside its text or, unless `separate`, in it."""
-    return parser_config if parser_config is None or separate else replace(parser_config, reasoning_is_text=True)
+    if parser_config is None or (separate and in_pieces):
+        return parser_config
+    is_text = parser_config.reasoning_is_text or not separate
+    return replace(parser_config, reasoning_is_text=is_text, reasoning_in_pieces=in_pieces)

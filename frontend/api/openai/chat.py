@@ -157,6 +157,7 @@ class _Choice:
             logprobs=types.ChatLogprobs(content=self._scores) if scored else None,
             finish_reason=reason,
             stop_reason=end.stop,
+            matched_stop=end.matched_stop,
             seed=end.seed,
             receipt=receipt_of(self._context, end),
             token_ids=output_ids(self._context, self._ids),

@@ -42,6 +42,7 @@ from frontend.api.requests.request_types import (
     Positive,
     Refused,
     SeparateReasoning,
+    StreamReasoning,
     TemplateArguments,
     Text,
     TokenDetailFields,
@@ -182,6 +183,7 @@ class ChatRequest(TokenDetailFields):
     thinking_token_budget: OtherBudgetName = None
     include_reasoning: IncludeReasoning = True
     separate_reasoning: SeparateReasoning = True
+    stream_reasoning: StreamReasoning = True
     prediction: PredictionField = None
     audio: Refused = None
     moderation: Refused = None

@@ -82,6 +82,7 @@ class ParsedChunkWriter(ChunkWriter):
             self._totals.reasoning_tokens = self._reasoning_tokens
         if delta.finish is not None:
             events += choice.parser.finish()
+        events = choice.joined(events, delta.finish is not None)
         data = b"".join([self._chunk(delta.index, self._delta(delta.index, event)) for event in events])
         return data if delta.finish is None else data + self._rest_of(choice, delta) + self._finish(delta)
 
@@ -137,6 +138,28 @@ class _Choice:
         self.has_output = False  # text or a tool call
         self.scores: list[TokenLogprob] = []
         self.ids: list[int] = []
+        self._in_pieces = parser_config.reasoning_in_pieces
+        self._thought: list[str] = []  # reasoning that waits for its end; empty if it is sent in pieces
+
+    def joined(self, events: list[Event], ended: bool) -> list[Event]:
+        """Returns the events to send now: each block of reasoning as one event, at its end, unless it goes in pieces.
+
+        ended: no more events will follow
+        """
+        if self._in_pieces:
+            return events
+        sent: list[Event] = []
+        for event in events:
+            if isinstance(event, ReasoningText):
+                self._thought.append(event.text)
+            else:
+                sent += [*self._whole_thought(), event]
+        return sent + self._whole_thought() if ended or self.parser.reasoning is Reasoning.DONE else sent
+
+    def _whole_thought(self) -> list[Event]:
+        text = "".join(self._thought)
+        self._thought.clear()
+        return [ReasoningText(text)] if text else []
 
     def add_details(self, delta: Delta, with_ids: bool) -> None:
         """Keeps what the next chunk tells of the tokens besides their text."""

@@ -238,7 +238,9 @@ class ChunkWriter:
 def _extras(context: ResponseContext, delta: Delta) -> bytes:
     """Encodes additions to OpenAI's format: which stop ended the choice, the seed that reproduces it, and a receipt."""
     receipt = receipt_field(context, delta)
-    return b',"stop_reason":%s,"seed":%s%s' % (to_json(delta.stop), to_json(delta.seed), receipt)
+    return b',"stop_reason":%s,"matched_stop":%s,"seed":%s%s' % (
+        to_json(delta.stop), to_json(delta.matched_stop), to_json(delta.seed), receipt,
+    )  # fmt: skip
 
 
 class _Choice:
@@ -276,6 +278,7 @@ class _Choice:
             logprobs=self._logprobs,
             finish_reason=FINISH[end.finish],
             stop_reason=end.stop,
+            matched_stop=end.matched_stop,
             seed=end.seed,
             receipt=receipt_of(self._context, end),
             token_ids=output_ids(self._context, self._ids),

@@ -41,7 +41,8 @@ _Off = Annotated[bool, Meta(extra_json_schema={"enum": [False]})]
 
 class CompletionRequest(TokenDetailFields):
     ONLY: ClassVar = {
-        **TokenDetailFields.ONLY, **dict.fromkeys(("include_reasoning", "separate_reasoning"), (True,)),
+        **TokenDetailFields.ONLY,
+        **dict.fromkeys(("include_reasoning", "separate_reasoning", "stream_reasoning"), (True,)),
     }  # fmt: skip
 
     model: Annotated[Text | None, doc("A served name, see `/v1/models`; absent: the served model")] = None

@@ -1,7 +1,8 @@
 """The responses of OpenAI's text and chat completions, complete and in chunks.
 
-Fields that OpenAI does not have: `stop_reason` (the stop string or id), `seed` (reproduces the answer), `timings`, and
-`reasoning` under the names that DeepSeek, vLLM and OpenRouter use.
+Fields that OpenAI does not have: `stop_reason` (the stop string or id), `matched_stop` (SGLang's name; it also has the
+end token), `seed` (reproduces the answer), `timings`, and `reasoning` under the names that DeepSeek, vLLM and
+OpenRouter use.
 """
 
 from typing import Annotated, Literal
@@ -89,6 +90,7 @@ class CompletionChoice(ResponseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None
+    matched_stop: str | int | None
     seed: Count | None
     receipt: Receipt | UnsetType = UNSET
     token_ids: list[Count] | UnsetType = UNSET
@@ -108,6 +110,7 @@ class CompletionChunkChoice(ResponseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET
+    matched_stop: str | int | UnsetType | None = UNSET
     seed: Count | UnsetType | None = UNSET
     receipt: Receipt | UnsetType = UNSET
     token_ids: list[Count] | UnsetType = UNSET
@@ -179,6 +182,7 @@ class ChatChoice(ResponseModel):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
     stop_reason: str | int | None
+    matched_stop: str | int | None
     seed: Count | None
     receipt: Receipt | UnsetType = UNSET
     token_ids: list[Count] | UnsetType = UNSET
@@ -221,6 +225,7 @@ class ChatChunkChoice(ResponseModel):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET
+    matched_stop: str | int | UnsetType | None = UNSET
     seed: Count | UnsetType | None = UNSET
     receipt: Receipt | UnsetType = UNSET
     token_ids: list[Count] | UnsetType = UNSET

@@ -208,6 +208,7 @@ class ResponseCountRequest(RequestModel):
 class ResponseRequest(OpenAIFields):
     ONLY: ClassVar = {
         **OpenAIFields.ONLY, **_COUNT_ONLY, "background": (False,), "context_management": ([],),
+        "stream_reasoning": (True,),
         **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), (False,)),
     }  # fmt: skip
 

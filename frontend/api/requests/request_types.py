@@ -67,6 +67,7 @@ ModelName = Annotated[str | None, doc("A served name, see `/v1/models`; absent o
 TemplateArguments = Annotated[dict[str, Any] | None, doc("Variables that are passed to the model's chat template")]
 IncludeReasoning = Annotated[bool, doc("false: the answer is without its reasoning, which usage counts all the same")]
 SeparateReasoning = Annotated[bool, doc("false: reasoning stays in the text, as the model wrote it")]
+StreamReasoning = Annotated[bool, doc("false: a stream has reasoning in one piece, at its end")]
 TopLogprobs = Annotated[
     Rivals | None,
     doc("The number of the likeliest tokens with each, up to `--max-logprobs`; -1: all; a chat needs `logprobs`, too"),
@@ -173,7 +174,6 @@ class OpenAIFields(GenerationFields):
     # Features of other servers that are not supported, with the values that leave them off.
     ONLY: ClassVar = {
         **dict.fromkeys(("use_beam_search", "early_stopping"), (False,)),
-        "stream_reasoning": (True,),
         "logits_processors": ([],),
         "length_penalty": (1.0,),
         "detokenize": (True,),

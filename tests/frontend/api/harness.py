@@ -84,7 +84,7 @@ def fold_chat(chunks: list[Any]) -> dict[str, Any]:
         if piece["logprobs"]:
             found = (choice["logprobs"] or {"content": []})["content"] + piece["logprobs"]["content"]
             choice["logprobs"] = {"content": found, "refusal": None}
-        choice |= {key: piece[key] for key in ("finish_reason", "stop_reason", "seed") if key in piece}
+        choice |= {key: piece[key] for key in ("finish_reason", "stop_reason", "matched_stop", "seed") if key in piece}
     head = {key: chunks[0][key] for key in ("id", "created", "model", "system_fingerprint")}
     ordered = [choices[i] for i in sorted(choices)]
     return head | {"object": "chat.completion", "choices": ordered, "usage": chunks[-1]["usage"]}

@@ -27,7 +27,15 @@ async def test_completion_without_stream_is_one_json_object(tokenizer: Tokenizer
     body = answer.json()
     assert body["id"].startswith("cmpl-") and body["object"] == "text_completion" and body["model"] == MODEL
     assert body["choices"] == [
-        {"index": 0, "text": "hello", "logprobs": None, "finish_reason": "length", "stop_reason": None, "seed": 77}
+        {
+            "index": 0,
+            "text": "hello",
+            "logprobs": None,
+            "finish_reason": "length",
+            "stop_reason": None,
+            "matched_stop": None,
+            "seed": 77,
+        }
     ]
     assert body["usage"]["completion_tokens"] == len(tokenizer.encode_now(["hello"], False)[0])
 

@@ -40,7 +40,7 @@ async def test_poll_with_a_stop_string_ends_the_choice_and_aborts_its_stream(tok
     pool.send_tokens(stream, ids("NDless"))
     (last,) = await anext(deltas)
     assert pool.aborted == [stream.id]
-    assert (last.text, last.finish, last.stop) == ("", Finish.STOP, "END")
+    assert (last.text, last.finish, last.stop, last.matched_stop) == ("", Finish.STOP, "END", "END")
     assert last.usage is not None and last.usage.completion_tokens == len(ids("some END"))
     assert await anext(deltas, None) is None
     assert service.generations == set()

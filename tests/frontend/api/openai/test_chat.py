@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.api.openai import chat
-from frontend.output_parser.formats import ParserConfig
+from frontend.output_parser.formats import ParserConfig, Reasoning
 from frontend.request import Delta, Finish, TokenLogprob, Usage
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
@@ -40,9 +40,32 @@ async def test_chat_stream_transcript(tokenizer: Tokenizer) -> None:
         '"logprobs":null,"finish_reason":null}]}\n\n',
         f'data: {HEAD},"choices":[{{"index":0,"delta":{{"content":"b"}},"logprobs":null,"finish_reason":null}}]}}\n\n'
         f'data: {HEAD},"choices":[{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"stop",'
-        '"stop_reason":null,"seed":7}]}\n\n',
+        '"stop_reason":null,"matched_stop":null,"seed":7}]}\n\n',
         "data: [DONE]\n\n",
     ]
+
+
+async def test_stream_and_whole_answer_name_the_matched_stop(tokenizer: Tokenizer) -> None:
+    for matched in (265, "END", None):
+        *_, chunk, _ = await streamed(tokenizer, [last(matched_stop=matched)])
+        assert chunk["choices"][0]["matched_stop"] == matched
+        whole = json.loads(await chat.complete(asked(tokenizer), FakeDeltas([last(matched_stop=matched)])))
+        assert whole["choices"][0]["matched_stop"] == matched
+
+
+async def test_reasoning_that_is_not_streamed_comes_whole_at_its_end(tokenizer: Tokenizer) -> None:
+    texts = ["<think>", "I ", "see", ".</think>", "Yes", "."]
+    for pieces, cut in ((texts, False), (texts[:3], True)):  # the second ends within its reasoning
+        for in_pieces in (True, False):
+            parser_config = ParserConfig(Reasoning.UNDECIDED, reasoning_in_pieces=in_pieces)
+            story = [[Delta(0, [5], [text])] for text in pieces]
+            chunks = await streamed(tokenizer, *story, [last()], parser_config=parser_config)
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+            thoughts = [delta["reasoning_content"] for delta in deltas if "reasoning_content" in delta]
+            assert "".join(thoughts) == ("I see" if cut else "I see.") and (len(thoughts) == 1) is not in_pieces
+            assert "".join(delta.get("content") or "" for delta in deltas) == ("" if cut else "Yes.")
+            said = [name for delta in deltas for name in ("reasoning_content", "content") if delta.get(name)]
+            assert said == sorted(said, reverse=True)  # the reasoning stands before the answer
 
 
 async def test_chat_usage_chunk_has_no_choices(tokenizer: Tokenizer) -> None:

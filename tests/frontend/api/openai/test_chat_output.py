@@ -49,6 +49,18 @@ async def whole_or_streamed(sdk: openai.AsyncOpenAI, streamed: bool, **fields: A
         return (await stream.get_final_completion()).choices[0]
 
 
+async def test_request_has_its_reasoning_streamed_in_one_piece(qwen: Model) -> None:
+    thoughts = []
+    for in_pieces in (True, False):
+        qwen.says = ["<think>\nHm, let me see.\n</think>\n\nSunny."]
+        async with qwen.served() as url, httpx.AsyncClient() as http:
+            body = ASKED | {"stream": True, "stream_reasoning": in_pieces}
+            sent = chunks(await http.post(f"{url}/v1/chat/completions", json=body))
+        deltas = [choice["delta"] for chunk in sent for choice in chunk["choices"]]
+        thoughts.append([delta["reasoning_content"] for delta in deltas if "reasoning_content" in delta])
+    assert len(thoughts[0]) > 1 and thoughts[1] == ["".join(thoughts[0])]
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_chat_loop_of_calls_and_results(qwen: Model, streamed: bool) -> None:
     qwen.says = [SAID, "<think>\nGood.\n</think>\n\nSunny."]

@@ -28,7 +28,7 @@ async def test_completion_stream_transcript(tokenizer: Tokenizer) -> None:
         f'data: {HEAD},"choices":[{{"index":0,"text":" \\"é\\"\\n","logprobs":null,"finish_reason":null}}]}}\n\n',
         f'data: {HEAD},"choices":[{{"index":0,"text":"b","logprobs":null,"finish_reason":null}}]}}\n\n'
         f'data: {HEAD},"choices":[{{"index":0,"text":"","logprobs":null,"finish_reason":"stop",'
-        '"stop_reason":null,"seed":7}]}\n\n',
+        '"stop_reason":null,"matched_stop":null,"seed":7}]}\n\n',
         "data: [DONE]\n\n",
     ]
 
@@ -114,7 +114,9 @@ def fold(chunks: list[Any]) -> dict[str, Any]:
             for key, values in (piece["logprobs"] or {}).items():
                 choice["logprobs"] = choice["logprobs"] or {}
                 choice["logprobs"].setdefault(key, []).extend(values)
-            choice |= {key: piece[key] for key in ("finish_reason", "stop_reason", "seed") if key in piece}
+            choice |= {
+                key: piece[key] for key in ("finish_reason", "stop_reason", "matched_stop", "seed") if key in piece
+            }
     head = {key: chunks[0][key] for key in ("id", "object", "created", "model", "system_fingerprint")}
     return head | {"choices": [choices[i] for i in sorted(choices)], "usage": chunks[-1]["usage"]}
 
