@@ -13,9 +13,11 @@ MAPPINGS = 1 << 16  # glibc's default
 def _set(values: dict[int, int]) -> bool:
     """Sets parameters of mallopt. Returns False where it does not exist."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    for parameter, value in values.items() if mallopt is not None else ():
+    if mallopt is None:
+        return False
+    for parameter, value in values.items():
         mallopt(parameter, value)
-    return mallopt is not None
+    return True
 
 
 def map_large_buffers() -> None:
