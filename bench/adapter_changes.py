@@ -33,7 +33,7 @@ SIZE = 0.1  # deviation of the numbers of adapters: enough for answers of their 
 
 @dataclass(frozen=True)
 class Client:
-    """Asks the server at `url`. folder: of all adapters"""
+    """Sends requests to the server at `url`. folder: holds all adapters"""
 
     url: str
     folder: Path

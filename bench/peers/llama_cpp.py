@@ -31,7 +31,7 @@ ANY_WEIGHTS = (*WEIGHTS, "mxfp4", "q4_1")  # mxfp4: of experts; q4_1: of the pac
 
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """One instruction set on both sides: the value of SLUICE_ISA, and the CPU whose library llama.cpp loads."""
+    """One instruction set for both sides: the value of SLUICE_ISA, and the name of llama.cpp's library for it."""
 
     sluice: str
     llama_cpp: str
@@ -96,7 +96,7 @@ def gguf(folder: Path, weights: str) -> Path:
 
 
 def requantize(root: Path, source: Path, folder: Path) -> list[Command]:
-    """Returns the command that widens a file of any weights to the bf16 file of a checkpoint, unless that is there."""
+    """Returns the command that converts a GGUF file to the bf16 file of a checkpoint; none if that file exists."""
     to = gguf(folder, "bf16")
     quantize = str(programs(root) / "llama-quantize")
     return [] if to.exists() else [[quantize, "--allow-requantize", str(source), str(to), "BF16", threads()]]

@@ -18,7 +18,7 @@ def flip(tensor: Any) -> None:
 
 
 def make_breakable(file: Path) -> None:
-    """Of the rank of this process."""
+    """Patches this process, which is a rank, so that a test can break it with a file."""
     from worker import follower
     from worker.ranks.part import PartDecoder
 

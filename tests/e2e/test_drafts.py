@@ -108,7 +108,7 @@ def headed(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.mark.parametrize("method", ["mtp", "eagle3"])
 def test_head_changes_no_byte_also_when_its_worker_is_killed(method: str, headed: Headed, tmp_path: Path) -> None:
-    """Random heads are never right by themselves; with a bias, few tokens remain, of which the same ones are drawn."""
+    """Random heads never guess right. A bias leaves few tokens to choose from, so that some guesses are right."""
     config: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
     if method == "eagle3":
         config["model"] = str(headed.eagle)

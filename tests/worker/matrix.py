@@ -90,7 +90,7 @@ DRAFTING_PAIRS = [DRAFTING_MODES[3 * meeting + (meeting // 3 + meeting) % 3] for
 
 @dataclass
 class Recorder:
-    """Stands in for the sampling call: keeps one request's rows, then samples as ever."""
+    """Takes the place of the sampling call: records one request's rows, then samples as usual."""
 
     rows: dict[int, Tensor] = field(default_factory=dict)
     agree: bool = True
@@ -104,7 +104,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Reading:
-    """Stands in for a head: reads hidden states, and keeps none. See Reader."""
+    """Takes the place of a head that proposes drafts: reads hidden states, and does nothing with them. See Reader."""
 
     states: HiddenStates
 
@@ -205,7 +205,7 @@ def _sequence(owner: bytes, id: int, length: int, seed: int, vocab: int) -> Sequ
 
 
 def _crowd(target: Sequence, vocab: int) -> list[Sequence]:
-    """Others of many lengths, some of which begin like the target, so that pages are shared."""
+    """Returns sequences of many lengths, some of which share pages with the target."""
     crowd = [_sequence(b"other", i, 1 + 7 * i % 90, 100 + i, vocab) for i in range(CROWD)]
     for sequence in crowd[::3]:
         shared = min(sequence.prompt_len, 40)

@@ -51,7 +51,7 @@ BELOW += [("avx2", torch.float32)] if TIERS.index("avx2") < MOST else []
 
 @pytest.fixture(autouse=True)
 def return_pages_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU's kernels read no key before the first visible one; without this, short sequences return no page."""
+    """CPU kernels read no key before the first visible one. Without this, short sequences would return no page."""
     monkeypatch.setattr(window, "KEY_BLOCK", 1)
 
 

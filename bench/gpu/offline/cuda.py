@@ -25,7 +25,7 @@ TO = Tensor.to
 
 
 class Generator(torch.Generator):
-    """One that says it is on the device."""
+    """A generator on the host that claims to be on the device."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         return super().__new__(cls)
@@ -125,7 +125,7 @@ def _cuda(machine: Machine) -> dict[str, Any]:
 
 @contextmanager
 def _no_guard() -> Iterator[None]:
-    """To choose a device that is not there does nothing, as for the host."""
+    """Takes the place of a guard that chooses a device. It does nothing, because there is no device."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * 2).in_dll(library, GUARDS)
     before, guards[1] = guards[1], guards[0]
@@ -161,7 +161,7 @@ def gpu(capability: int = 90) -> Iterator[Machine]:
 
 
 def _to(tensor: Tensor, *args: Any, **how: Any) -> Tensor:
-    """Adds the number of a device that has none: else torch would ask the host for the current device."""
+    """Adds an index to a device without one; otherwise torch would ask the host for the current device."""
     numbered: list[Any] = [torch.device("cuda:0") if str(one) == "cuda" else one for one in args]
     return TO(tensor, *numbered, **how)
 

@@ -1,4 +1,4 @@
-"""Runs every operation on host tensors, and computes only the shapes of those on tensors of the fake GPU."""
+"""Runs operations on host tensors; of operations on the fake GPU's tensors, it computes only the shapes."""
 
 import time
 from collections.abc import Callable

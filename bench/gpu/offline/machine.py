@@ -105,7 +105,7 @@ class Machine:
                     self.given[memory._cdata] = StorageWeakRef(memory)  # type: ignore[no-untyped-call]
 
     def makes(self, *tensors: Tensor) -> None:
-        """Notes new memory. A recording takes it from memory of its own, which others may use afterwards."""
+        """Notes new memory. A recording has memory of its own, which other operations may use once it has ended."""
         if self.recording:
             for memory in (tensor.untyped_storage() for tensor in tensors):
                 if memory._cdata not in self.given:

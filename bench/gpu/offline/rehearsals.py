@@ -95,7 +95,7 @@ def bench_environment(folder: Path, models: tuple[str, ...], sizes: Sizes = BRIE
 
 
 def run_task(machine: Machine, task: Task, env: Environment) -> tuple[list[Row], list[str]]:
-    """Runs a task of the bench with models of few layers. Returns its rows, and what a GPU would not forgive."""
+    """Runs a task of the bench with models of few layers. Returns its rows, and what would be an error on a GPU."""
     module, function = task.section.call.split(":")
     loaded = import_module(module)
     machine.findings[:] = []

@@ -26,7 +26,7 @@ SIZES = replace(
 
 
 def run(machine: Machine, task: Task, env: Environment) -> list[str]:
-    """What went wrong."""
+    """Runs a task on the fake GPU, and returns the errors that it found."""
     begun = len(machine.launches.compilations)
     rows, findings = run_task(machine, task, env)
     notes = [str(row["note"]) for row in rows if "note" in row]

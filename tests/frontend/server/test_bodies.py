@@ -142,5 +142,5 @@ async def test_a_hundred_hostile_clients_take_bounded_memory(
 
 
 def resident() -> int:
-    """Returns the bytes of this process in memory."""
+    """Returns how many bytes of memory this process uses."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

@@ -23,7 +23,7 @@ CHECKED_WITH = {"uvicorn": "0.54.0", "sse-starlette": "3.7.0"}  # the versions w
 
 
 def test_pinned_versions_are_those_that_were_checked() -> None:
-    """uvicorn documents neither its protocol nor its server. Read their next version, and then raise CHECKED_WITH."""
+    """uvicorn documents neither its protocol nor its server: read both in a new version, then raise CHECKED_WITH."""
     assert {name: PINNED[name] for name in CHECKED_WITH} == CHECKED_WITH
 
 

@@ -25,7 +25,7 @@ ME, EPOCH = b"frontend", 3
 
 @dataclass
 class Worker:
-    """Counts up for each stream; every frame and Status it sends waits in `wire`."""
+    """A worker that sends counting tokens to each stream; its frames and statuses collect in `wire`."""
 
     lengths: dict[int, int]
     sent_tokens: dict[int, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Worker:
 
 
 class Socket:
-    """Takes requests, and has no events."""
+    """A socket that takes requests, and never has events."""
 
     def __init__(self) -> None:
         self.sent: list[m.Request] = []
@@ -156,7 +156,7 @@ def status(state: WorkerState = WorkerState.READY, age: float = 0.0, epoch: int 
 
 
 class Silent(Listener):
-    """Hears of connections only."""
+    """A listener that ignores everything except connections."""
 
     def connected(self, connection: WorkerConnection) -> None: ...
     def connection_lost(self, connection: WorkerConnection) -> None: ...

@@ -18,7 +18,7 @@ PROMPTS = prompts_of([40, 100])
 
 
 def saved(config: Config, folder: Path) -> Any:
-    """transformers' model of it, its checkpoint in `folder` with a config as transformers 5 writes it."""
+    """Returns transformers' model of a config. Saves it to `folder`, with a config as transformers 5 writes it."""
     torch.manual_seed(1)
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What clients write into a chat makes no special token, and any other chat has the ids of its whole text."""
+"""Clients' texts in a chat never become special tokens. A chat that spells none has the ids of its rendered text."""
 
 import json
 import re

@@ -43,7 +43,7 @@ def tokenizer_of(folder: Path, special: list[str]) -> Tokenizer:
 
 
 def accepts(tokenizer: Tokenizer, grammar: str, text: str) -> bool:
-    """Whether the grammar accepts `text` as ids; a mark is one id where it is a special token."""
+    """Whether the grammar accepts the ids of `text`, in which a special token is one id."""
     source = tokenizer._engine.to_str()
     matcher = LLMatcher(LLTokenizer(source, eos_token=list(tokenizer.eos_ids) or None), grammar, log_level=0)
     (ids,) = tokenizer.encode_now([text], False)

@@ -180,7 +180,7 @@ def test_tokenizer_of_gemma4_equals_the_original() -> None:
 
 
 def test_hostile_texts_tell_the_patterns_apart() -> None:
-    """Otherwise the comparisons above could pass with a wrong pattern."""
+    """The texts tell all patterns apart; otherwise the comparisons above could pass with a wrong pattern."""
     texts, vocabularies = hostile(3000), {}
     for pre, original in ORIGINALS.items():
         parts = original()

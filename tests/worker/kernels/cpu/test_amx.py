@@ -1,4 +1,4 @@
-"""The emulated AMX (emulated.py) itself, against the manual's words; and what the AMX tier asks of it."""
+"""The emulated AMX (harness/emulated_amx.py) against Intel's manual, and what the AMX tier executes on it."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ def stored(tile: int, rows: int, columns: int) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def machine() -> Iterator[None]:
-    """One with AMX, whose system was asked for it."""
+    """Emulates a processor with AMX whose system has been asked to allow it."""
     emulated_amx.library().emulated_machine(1, 1)
     assert emulated_amx.library().supports(AMX)
     emulated_amx.fault()

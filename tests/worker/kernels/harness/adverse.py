@@ -28,11 +28,11 @@ NAMES = {LOADED: "loaded", STORED: "stored", ATOMIC: "changed atomically"}
 
 
 class Fault(Exception):
-    """A kernel does what a GPU would not forgive."""
+    """A kernel does something that is an error on a GPU."""
 
 
 class Area:
-    """One tensor in a place of its own, and what a launch has done with each element so far."""
+    """One tensor in memory of its own, and how a launch has accessed each element so far."""
 
     def __init__(self, given: Tensor) -> None:
         self._given = _distinct(given)
@@ -60,7 +60,7 @@ class Area:
             self._own = own.numpy()
 
     def access(self, offsets: NDArray[np.int64], how: int) -> None:
-        """At these bytes, each once."""
+        """Notes an access to these bytes. Raises Fault if they are not the tensor's, or two accesses have no order."""
         at, rest = np.divmod(offsets, self.size)
         if rest.any() or at.min() < 0 or at.max() >= len(self._done) or not self._owns(at):
             raise Fault(f"outside of the {tuple(self.moved.shape)} {self.moved.dtype} nearest to it is {NAMES[how]}")
@@ -73,14 +73,14 @@ class Area:
         self._recent.append((at, before, how))
 
     def barrier(self) -> None:
-        """Forgets what this program has done, until its end."""
+        """Lets this program access again what it accessed before the barrier. Other programs still may not."""
         for at, before, how in reversed(self._recent):
             self._done[at] = before
             self._ordered.append((at, how))
         self._recent.clear()
 
     def synchronize(self) -> None:
-        """This program makes an atomic: releases what it did before a barrier, and acquires what others released."""
+        """Notes an atomic: it releases what this program did before a barrier, and acquires what others released."""
         for at, how in self._ordered:
             self._released[at] |= how
         self._ordered.clear()
@@ -102,7 +102,7 @@ class Area:
 
 
 class Launch:
-    """One of a kernel: its tensors, and the order of its programs."""
+    """One launch of a kernel: its tensors, and the order of its programs."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -128,7 +128,7 @@ class Launch:
             random.Random(len(self._programs)).shuffle(self._programs)
 
     def instead(self, x: int, y: int, z: int) -> tuple[int, int, int]:
-        """The program that runs next."""
+        """Returns which program runs in the place of (x, y, z)."""
         for area in self._areas.values():
             area.end_program()
         return self._programs[(x * self._dim[1] + y) * self._dim[2] + z]

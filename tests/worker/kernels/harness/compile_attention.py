@@ -95,7 +95,7 @@ def compiled(variant: Variant) -> Any:
 
 
 def way_of_a_row(made: Any) -> list[tuple[str, str]]:
-    """Each product's step, and over how many groups of four warps its columns are spread."""
+    """Returns each product's instruction shape, and over how many groups of four warps its columns are spread."""
     assert max(copies(made)) == 16
     assert all(step.startswith("m64n") for step in tensor_core_steps(made))
     assert "serialized" not in complaints(made), complaints(made)
@@ -108,7 +108,7 @@ def way_of_a_row(made: Any) -> list[tuple[str, str]]:
 
 
 def complaints(made: Any) -> str:
-    """Returns what the assembler prints. It warns of products that it cannot overlap, because others use their sums."""
+    """Returns the assembler's messages. It warns if products cannot overlap because something else uses their sums."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
         ptx.write(made.asm["ptx"])
         ptx.flush()
@@ -117,7 +117,7 @@ def complaints(made: Any) -> str:
 
 
 def check_overlap(shape: tuple[int, int, int]) -> None:
-    """Most weights of a block are computed during the next one's product, by the instructions of the plain form."""
+    """With overlap, most weights of a block are computed during the next block's product, by the same instructions."""
     variant = attend(attention._prefill_kernel, *shape, sequences=200)
     plain, made = (
         replace(variant, constants=variant.constants | {"OVERLAP": overlap}).compiled() for overlap in (False, True)

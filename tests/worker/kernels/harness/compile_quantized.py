@@ -109,7 +109,7 @@ def check() -> None:
 
 
 def small(one: Variant) -> Any:
-    """Compiled, and seen to need no more than a multiprocessor has."""
+    """Compiles a kernel. Asserts that it uses no stack, and no more shared memory than a multiprocessor has."""
     compiled = one.compiled()
     used = usage(compiled)
     print(one.kernel.__name__, one.capability, used)

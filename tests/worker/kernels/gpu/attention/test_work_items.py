@@ -41,7 +41,7 @@ def _items_kernel(
 
 
 def begins() -> list[int]:
-    """Where splits begin: 4 of 16 positions, 3 of 64, then of 256."""
+    """Returns where splits begin: 4 splits of 16 positions, 3 of 64, the rest of 256."""
     return [*range(0, 64, 16), *range(64, 256, 64), *range(256, 16 * 41, 256)]
 
 

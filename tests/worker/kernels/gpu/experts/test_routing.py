@@ -1,4 +1,4 @@
-"""The choice of experts against plain PyTorch, and every slot in exactly one tile of its expert."""
+"""The choice of experts against plain PyTorch. Every slot is in exactly one tile of its expert."""
 
 from typing import Any
 

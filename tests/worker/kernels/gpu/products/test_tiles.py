@@ -86,7 +86,7 @@ def test_expert_tiles_have_the_rows_of_their_groups(rows: int, dtype: torch.dtyp
 
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
 def test_products_of_up_to_256_rows_have_a_program_for_every_multiprocessor(capability: int) -> None:
-    """Where K has several chains: qkv, o and down of models of 3B to 8B parameters."""
+    """These products have several chains along K: qkv, o and down of models of 3B to 8B parameters."""
     device = DeviceKind("", capability)
     for columns, depth in ((5120, 3072), (3072, 8192), (2560, 4096), (2560, 9728), (6144, 4096), (4096, 14336)):
         chains = cdiv(depth, chain_length(columns, depth))
