@@ -82,7 +82,7 @@ def write(
 
 
 def _stored(weights: dict[str, torch.Tensor], config: Metadata) -> dict[tuple[str, str], torch.Tensor]:
-    """Returns what is stored under which names of Hugging Face and GGUF, as views of `weights`.
+    """Returns the stored tensors, views of `weights`, with their names in Hugging Face and in GGUF.
 
     The weights of experts become views of one tensor per layer.
     """

@@ -1,7 +1,7 @@
 """llama.cpp as data: how it is built for every instruction set, its files in every weight format, its commands.
 
-One build has a library for each kind of CPU, of which the programs load the best that lies beside them and runs here.
-So a folder with links to the programs and one of these libraries is llama.cpp for one instruction set.
+One build has a library for each kind of CPU. A program loads the best library that lies beside it and runs on this
+CPU. So a folder with links to the programs and to one library is llama.cpp for one instruction set.
 """
 
 import os

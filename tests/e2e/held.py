@@ -40,9 +40,9 @@ class Hold:
 
     @contextmanager
     def at(self, tokens: int, step_s: float | None = None) -> Iterator[None]:
-        """No worker goes on with a sequence of so many output tokens before the end of the `with`, or release().
+        """Holds a worker once one of its sequences has `tokens` output tokens, until the `with` ends or release().
 
-        With `step_s` it goes on, but takes at least so long for each token.
+        With `step_s`, the worker is only slowed down: each further token takes at least so long.
         """
         self.reached.unlink(missing_ok=True)
         written = self.file.with_suffix(".new")

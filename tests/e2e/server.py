@@ -108,7 +108,7 @@ def serving(
     held: bool = False,
     name: str = "m",
 ) -> Iterator[Server]:
-    """`sluice serve` on a free port, ready; afterwards SIGTERM, exit code 0 and no process left.
+    """Runs `sluice serve` on a free port until it gets SIGTERM; asserts exit code 0 and that no process is left.
 
     With `trust`, over https to a certificate that this context trusts; `entry` is what Python runs. With `held` the
     test can hold its workers (held.py). Without a `name`, the model has that of its folder; without a model, `flags`

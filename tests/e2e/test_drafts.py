@@ -118,7 +118,7 @@ def test_head_changes_no_byte_also_when_its_worker_is_killed(method: str, headed
     with serving(headed.folder, tmp_path / "log", *flags, held=True) as on:
         for body in (*biased[::2], *BODIES[1::4]):
             assert ask(on, body) == ask(headed.off, body)
-        on.until(lambda stats: speculation(stats)[0] > 0)  # how many there are depends on the times of so small a model
+        on.until(lambda stats: speculation(stats)[0] > 0)  # their number depends on measured times
         check_killed_worker(on, headed.off, logit_bias=few)
 
 

@@ -1,4 +1,4 @@
-"""A tiny random gpt-oss: conversations with reasoning, a call, its result and an answer, in all dialects.
+"""A tiny random gpt-oss: conversations with reasoning, a call, its result and an answer, in all API formats.
 
 The grammar alone makes its messages well-formed, as in test_tools.py.
 """

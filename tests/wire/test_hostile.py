@@ -1,4 +1,4 @@
-"""A frontend with a valid key and bad intent: the worker goes on, for others too, at a proportionate cost.
+"""A hostile frontend with a valid key: the worker goes on serving all others, at a proportionate cost.
 
 Every request is well typed, so it passes the decoder or is refused by it.
 """
@@ -116,7 +116,7 @@ def test_hostile_requests_harm_neither_worker_nor_other_frontends(requests: list
     bench = BENCH[0]
     bench.say(OTHER, m.Submit(7, pack_u32([5, 6, 7]), SOUND))
     bench.say(ME, *(one for one in passed(requests) if not isinstance(one, m.Hello | m.Lease)))
-    bench.say(ME, m.Abort((7,)), m.Resync(7, 0))  # somebody else's
+    bench.say(ME, m.Abort((7,)), m.Resync(7, 0))  # another frontend's requests
     bench.finish()
     bench.say(ME, FrontendGone())
     bench.worker.scheduler.check()
@@ -161,7 +161,7 @@ def test_endless_nesting_is_the_same_error() -> None:
             decode_request(bytes(frame) + nested)
 
 
-LIMIT_S = 10.0  # for what takes milliseconds, and would take minutes if it were done for each
+LIMIT_S = 10.0  # of work that takes milliseconds, and would take minutes if it were done for each item
 MANY = tuple(range(1_000_000))
 
 

@@ -36,7 +36,7 @@ from worker.schedule.sequence import Plan, Row, Sequence
 
 PROMPT, NEW, CROWD = 70, 12, 16
 CHECKPOINTS = 8  # slots for recurrent states besides those of running sequences: too few for all, so some are evicted
-FEW = 5  # others, beside whom there are rows left for drafts
+FEW = 5  # other sequences: so few that a step has rows left for drafts
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ def drafting_modes() -> Iterator[Mode]:
 
 
 MODES, DRAFTING_MODES = list(modes()), list(drafting_modes())
-# in which every two of batching, pool and company meet; each half has every company with every batching and every pool
+# Modes in which each pair of batching, pool and company occurs; each half has every company with each of the others.
 PAIRS = [MODES[3 * meeting + (meeting // 7 + meeting) % 3] for meeting in range(42)]
 HALVES = PAIRS[::2], PAIRS[1::2]
-# in which every two of pool, company and number of drafts meet
+# Modes in which each pair of a pool, a company and a number of drafts occurs.
 DRAFTING_PAIRS = [DRAFTING_MODES[3 * meeting + (meeting // 3 + meeting) % 3] for meeting in range(9)]
 
 
@@ -121,8 +121,8 @@ def run(
     *,
     graphs: bool = False,
 ) -> tuple[list[int], dict[int, Tensor]]:
-    """The target's output ids and the logits each was sampled from. A grammar is the target's and every other's; of
-    what is foretold, and of what is not, its drafts are made."""
+    """Returns the target's output ids, and the logits from which each was sampled. grammar: of all sequences.
+    foretold: the output from which right and wrong drafts are made."""
     page_size = mode.page or MAX_SEQ_LEN
     pages = 1 + (CROWD + 2) * -(-MAX_SEQ_LEN // page_size)
     dtype = decoder.weights.embed.dtype

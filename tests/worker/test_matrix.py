@@ -1,6 +1,6 @@
 """The same request gives the same bits: every legal mode, chunking, pool, cache and company, dense and with experts.
 
-So it does with drafts, true and false ones. A run steps the real scheduler and runner and keeps the logits of each
+The same holds with drafts, right and wrong ones. A run steps the real scheduler and runner and keeps the logits of each
 position that one request sampled from; all of them are compared bitwise with those of the request alone in the default
 mode. test_gpu_matrix.py does the same on a GPU.
 """

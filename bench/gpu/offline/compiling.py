@@ -14,7 +14,7 @@ from bench.gpu.offline.devices import DEVICES
 from bench.gpu.offline.launches import Compilation
 from bench.gpu.offline.triton_offline import Usage, tensor_core_kinds, usage
 
-SPILLED = 32  # bytes a thread that do not matter
+SPILLED = 32  # bytes that each thread may spill
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Binary:
     key: str
     capability: int
     seconds: float
-    cached_s: float = 0.0  # to find it in the cache again
+    cached_s: float = 0.0  # seconds to find it in the cache again
     used: Usage | None = None
     kinds: tuple[str, ...] = ()
     error: str = ""

@@ -154,7 +154,7 @@ def gpu(capability: int = 90) -> Iterator[Machine]:
         stack.enter_context(patch.object(Tensor, "pin_memory", lambda self: machine.pin(self.clone())))
         stack.enter_context(patch.object(Tensor, "to", _to))
         stack.enter_context(patch.object(FakeTensor, "data_ptr", address))
-        stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))  # a real one's
+        stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))  # would start CUDA
         stack.enter_context(machine.launches.caught())
         stack.enter_context(Dispatch(machine))
         yield machine

@@ -46,7 +46,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs, machine = dict(kwargs or {}), self._machine
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        if _composite(func):  # whole only in inference mode
+        if _composite(func):  # appears as one operation in inference mode only
             with self:
                 return func.decompose(*args, **kwargs)
         pinned, wanted = kwargs.pop("pin_memory", False), kwargs.get("device")

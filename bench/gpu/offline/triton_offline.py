@@ -26,7 +26,7 @@ class Variant:
     types: list[str]
     constants: dict[str, Any]
     options: dict[str, Any] = field(default_factory=dict)
-    odd: tuple[str, ...] = ()  # arguments that no 16 divides: the launcher finds the others so
+    odd: tuple[str, ...] = ()  # arguments that are no multiples of 16
     product: bool = False  # must use Hopper's tensor-core instruction and copy 16 bytes at a time
     capability: int = 90  # compute capability of the GPU: 80 for an A100, 89 for Ada, 90 for Hopper
 

@@ -1,4 +1,4 @@
-"""`sluice bench gpu`'s sections on a GPU that is not there: that each runs to its end and asks for nothing impossible.
+"""`sluice bench gpu`'s sections on a fake GPU: each runs to its end, without what would be an error on a real one.
 
 `python -m tests.bench.gpu.rehearsal [--compile] [SECTION ...]`: a line for each task. Those that start processes of
 their own are left out. In a process of its own, because the tests' process has Triton in interpreter mode.

@@ -169,7 +169,7 @@ async def test_worker_that_was_cut_off_aborts_streams_that_moved(two: tuple[Work
         mend = cut(pool.membership.connections[0])
         await until(lambda: at(pool, 1) == 8)
         assert all(len(stream.deaths) == (stream.submit.crashes > 0) for stream in streams)
-        assert sum(stream.submit.crashes for stream in streams) == 4  # for all we know
+        assert sum(stream.submit.crashes for stream in streams) == 4  # the pool cannot know that the worker lives
         pool.abort([stream for stream in streams if stream.deaths][:1])
         assert not idle(a)
         mend()
@@ -304,7 +304,7 @@ async def test_worker_of_another_protocol_version_is_incompatible(
 async def test_request_in_flight_at_two_deaths_is_not_tried_again(tmp_path: Path) -> None:
     with ExitStack() as stack:
         workers = [stack.enter_context(Worker(tmp_path / name)) for name in "abc"]
-        for worker in workers:  # they hear, and die before they have pool a token
+        for worker in workers:  # they receive requests, and die before they send a token
             worker.stopped = True
             worker.thread.join()
         async with pool_of(*workers) as pool:

@@ -1,4 +1,4 @@
-"""The whole of a worker's life on a GPU that is not there: load, warm up, record, serve; and what that has compiled.
+"""A worker's whole life on a fake GPU: load, warm up, record, serve; and which kernels it compiles.
 
 `python -m tests.worker.gpu.rehearsal [--compile] [MODEL ...]`: a line for each model and each way to serve it. In a
 process of its own, because the tests' process has Triton in interpreter mode.

@@ -418,7 +418,7 @@ def test_divide_work_launches_few_programs_and_splits_short_pieces(
     """With a 3B model's heads on an H200: few programs for each multiprocessor, and partial results fit in memory."""
     from worker.kernels.gpu.attention import attention
 
-    monkeypatch.undo()  # the memory of the other tests
+    monkeypatch.undo()  # undoes the small limits that the other tests need
     tokens, sequences, heads, kv_heads, size = sum(rows for rows, _ in lengths), len(lengths), 24, 8, 128
     tiles = attention.choose_tiles(size, 3, torch.bfloat16, 227 << 10)
     splits = attention.count_splits(bound, 0, attention.SPLIT_SIZE, attention.SHORT_SPLITS)

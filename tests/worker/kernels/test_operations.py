@@ -122,7 +122,7 @@ def on_triton(model: Decoder) -> Decoder:
 def test_triton_decoder_agrees_with_the_torch_decoder(spec: ModelSpec, scheme: str) -> None:
     model = few_bits(decoder_of(spec), scheme)
     expected, got = (logits(how, [one(), *others()]) for how in (model, on_triton(model)))
-    if "dynamic" in scheme:  # what is rounded one step further is so in all that follows
+    if "dynamic" in scheme:  # one number that is rounded to the next step changes all that follows
         assert float((got - expected).norm() / expected.norm()) < 5e-3
     else:
         close(got, expected)

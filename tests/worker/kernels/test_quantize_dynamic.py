@@ -95,7 +95,7 @@ def test_quantize_tokens_keeps_zero_rows_and_isolates_non_finite_rows(kind: Kind
         near(got[[0, 4]], linear_quantized_torch(x[[0, 4]], *eight, None, dynamic=True))
 
 
-@pytest.mark.usefixtures("dot_in_order")  # tiles of split K have another shape, for which a library adds otherwise
+@pytest.mark.usefixtures("dot_in_order")  # tiles with split K have another shape, for which NumPy adds in another order
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ class Oracle:
     def choices(self, prompt: list[int], answer: list[int]) -> list[int]:
         """The greedy id in each place of an answer, after the ids before it, by one pass over prompt and answer.
 
-        They are the answer exactly if it is the one that `greedy` gives, by induction.
+        By induction, they equal the answer exactly if it is the one that `greedy` gives.
         """
         return self.logits(prompt + answer[:-1]).argmax(-1).tolist()[len(prompt) - 1:]  # fmt: skip
 

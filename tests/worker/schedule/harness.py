@@ -183,7 +183,7 @@ class Rig:
         return updates
 
     def finish(self, steps: int) -> set[Sequence]:
-        """Runs at most `steps` until nothing is left, at the scheduler's own times; returns the expired sequences."""
+        """Runs up to `steps` steps until nothing is left, at times that the scheduler asks for. Returns the expired."""
         late: set[Sequence] = set()
         for _ in range(steps):
             late.update(self.scheduler.expire(self.now))

@@ -79,7 +79,7 @@ class Machine(RuleBasedStateMachine):
         spare_windows: int,
         slots: int,
     ) -> None:
-        self.small = ExitStack()  # as these prompts are
+        self.small = ExitStack()  # sizes that suit these small prompts
         self.small.enter_context(patch.multiple(step_time, MIN_PREFILL_TOKENS=floor, TILE=1))
         self.small.enter_context(patch.object(window, "KEY_BLOCK", key_block))
         if page_size == 0:  # contiguous: a page is a whole sequence

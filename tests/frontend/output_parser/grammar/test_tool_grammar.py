@@ -1,4 +1,4 @@
-"""The grammar of tool calls in every format: it accepts what the parser finds calls in, and no other call.
+"""The grammar of tool calls in every format: it accepts exactly the calls that the parser finds.
 
 Each format is tried with tags that are special tokens of the vocabulary, and with tags that are text.
 """

@@ -297,8 +297,8 @@ KERNELS: dict[Run, set[str]] = {
 }  # fmt: skip
 
 
-# Programs of these meet in atomics, so these run in every order. Of all others, the accesses that `adverse` looks at in
-# one order show that no program reads what another one writes.
+# Programs of these launches meet in atomics, so these run in every order. For all others one order is enough: there,
+# `adverse` shows that no program reads what another one writes.
 ATOMIC: dict[Run, str] = {
     attentions: "split_attention", experts: "routing", products_with_norms: "linear_norm", samples: "top_k_top_p",
 }  # fmt: skip
@@ -377,7 +377,7 @@ def _count_before_all_threads_stored(x_ptr, y_ptr, size, BARRIER: tl.constexpr =
 )  # fmt: skip
 def test_adverse_interpreter_reports_faults(kernel: Any, fault: str) -> None:
     x = random(20)
-    with adverse("backwards"), pytest.raises(Exception, match=fault):  # the interpreter's, around it
+    with adverse("backwards"), pytest.raises(Exception, match=fault):  # the interpreter raises its own from it
         kernel[(3,)](x[::3], random(4).zero_(), 3)
 
 

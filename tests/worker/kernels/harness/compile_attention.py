@@ -1,8 +1,8 @@
 """The attention kernels in bfloat16, and over a cache of eight bits, as compiled for Hopper.
 
 Checks what the interpreter cannot see: Hopper's own products, keys and values copied 16 bytes at a time, two programs
-that split at once on a multiprocessor, nothing spilled in the loop over keys, and that what a row goes through is the
-same in both kernels.
+that split at once on a multiprocessor, nothing spilled in the loop over keys, and that both kernels compute a row in
+the same way.
 """
 
 import re
@@ -29,7 +29,7 @@ from worker.kernels.gpu.attention import attention
 X, F, N, F8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
 KV_HEADS = 8
 FEW_BYTES = 32  # a thread may spill, outside of the loop over keys
-MULTIPROCESSOR, SYSTEM = 228 << 10, 1 << 10  # bytes of shared memory; SYSTEM's part of a program
+MULTIPROCESSOR, SYSTEM = 228 << 10, 1 << 10  # bytes of shared memory; the system takes SYSTEM for each program
 # arguments that the compiler may not assume to be multiples of 16
 UNKNOWN = ("page_table_stride", "max_rows", "max_splits", "sequences", "window")
 SHAPES = [(64, 4, 16), (64, 8, 16), (128, 3, 32), (256, 4, 64)]  # head, query heads of a group, page

@@ -225,7 +225,7 @@ def products(variants: list[Variant], wanted: str) -> list[Any]:
     """Compiles products. Asserts that all use tensor-core instructions with the wanted step along K."""
     found = [light(variant) for variant in variants]
     for variant, compiled in zip(variants, found, strict=True):
-        if variant.product:  # weights to be widened come to shared memory as their way from there wants it
+        if variant.product:  # weights that are widened are copied 8 bytes at a time, too
             assert copies(compiled) == ({8, 16} if variant.constants["FORMAT"] else {16}), copies(compiled)
         used = tensor_core_steps(compiled)
         assert used and all(step.startswith("m64n") for step in used)

@@ -1,7 +1,7 @@
 """The kernels of a decode with programmatic dependent launch.
 
 Checks what the interpreter cannot see: every program lets the next kernel start and then waits for those before it,
-ahead of anything that it loads, but for the weights that products prefetch. No loop's first loads are ahead of that.
+ahead of anything that it loads, but for the weights that products prefetch. No loop's first loads come before the wait.
 """
 
 from dataclasses import replace
