@@ -9,10 +9,10 @@ has follows the share that was accepted, as with a draft model. This shows the g
 whose own time is zero. With --head, an MTP head of the model's sizes computes as many drafts, so that its time
 counts: its head over the vocabulary is that of the model, or a copy in four bits.
 
-Without it, three texts: the model's greedy text; the same with drafts that are all wrong, which shows the cost; and
-text at temperature 1, where a model with random weights never repeats itself. The demo model's prompts begin stories,
-and its outputs end with the stories; other models ignore end tokens. Times are CPU time of the thread, so that other
-processes disturb little. Outputs are compared.
+Without --acceptance, there are three texts: the model's greedy text; the same with drafts that are all wrong, which
+shows the cost; and text at temperature 1, where a model with random weights never repeats itself. The demo model's
+prompts begin stories, and its outputs end with the stories; other models ignore end tokens. Times are CPU time of the
+thread, so that other processes disturb little. Outputs are compared.
 """
 
 import argparse

@@ -121,8 +121,8 @@ def run(
     *,
     graphs: bool = False,
 ) -> tuple[list[int], dict[int, Tensor]]:
-    """Returns the target's output ids, and the logits from which each was sampled. grammar: of all sequences.
-    foretold: the output from which right and wrong drafts are made."""
+    """Returns the target's output ids, and the logits from which each was sampled. grammar: of the target and every
+    second other one. foretold: the output from which right and wrong drafts are made."""
     page_size = mode.page or MAX_SEQ_LEN
     pages = 1 + (CROWD + 2) * -(-MAX_SEQ_LEN // page_size)
     dtype = decoder.weights.embed.dtype

@@ -109,7 +109,7 @@ async def test_log_probabilities_are_those_of_the_text(qwen: Model) -> None:
     qwen.says = ["Well."]
     (message,) = (await post(qwen, top_logprobs=1))["output"]
     scores = message["content"][0]["logprobs"]
-    assert [len(entry["top_logprobs"]) for entry in scores] == [2] * 5  # a rival and, as it is another one, the token
+    assert [len(entry["top_logprobs"]) for entry in scores] == [2] * 5  # the likeliest token and the chosen one
     joined = bytes(byte for entry in entries for byte in entry["bytes"]).decode()
     assert joined.endswith("Well.") and "Hm" not in joined and len(entries[0]["top_logprobs"]) == 3
 

@@ -37,8 +37,8 @@ def torch_logits(h: Tensor, layer: Experts) -> Tensor:
 
 
 def kinds(device: str) -> list[tuple[Format, int, torch.dtype, int]]:
-    """Each format with an intermediate size that is one of whole tiles and one that is not, one of them with few rows,
-    whose slots are tiles, and the other with as many as have to be grouped; the next format exchanges them."""
+    """Returns each format with two intermediate sizes, one of them a multiple of the tile. One size has few rows, whose
+    slots are tiles; the other has as many rows as have to be grouped. The next format exchanges the two."""
     dtypes = [torch.float16, torch.float32] if device == "cpu" else [torch.float16, torch.bfloat16]
     return [
         (format, inner, dtypes[(at // 2 + part) % 2], sizes[(at + part) % 2])
