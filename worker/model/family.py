@@ -184,7 +184,7 @@ def nothing(config: Config) -> Config:
 def granite_hybrid_settings(config: Config) -> Config:
     """Files have older names of layer types, and may leave sizes open that follow from others.
 
-    Models without experts have only what is the shared expert of the others.
+    In a model without experts, the MLP has the settings of the shared expert.
     """
     names = {"mamba": LINEAR, "attention": FULL}
     types = config["layer_types"] or [LINEAR] * config["num_hidden_layers"]
