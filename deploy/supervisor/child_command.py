@@ -1,4 +1,4 @@
-"""The command lines and environments of child processes, and the folder of the model that they share."""
+"""The command lines and environments of child processes, and the model's folder, which all of them share."""
 
 import os
 import sys

@@ -55,7 +55,7 @@ def full_every_nth(config: Config) -> list[str]:
 
 
 def conv_but_listed(config: Config) -> list[str]:
-    """The layers `full_attn_idxs` have attention, if it is null all; the others are short convolutions (LFM2)."""
+    """The layers in `full_attn_idxs` have attention, all if it is null. The others are short convolutions (LFM2)."""
     count, listed = config["num_hidden_layers"], config["full_attn_idxs"]
     return [FULL if listed is None or i in listed else CONV for i in range(count)]
 

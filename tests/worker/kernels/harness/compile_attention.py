@@ -1,8 +1,8 @@
 """The attention kernels in bfloat16, and over a cache of eight bits, as compiled for Hopper.
 
-Checks what the interpreter cannot see: Hopper's own products, keys and values copied 16 bytes at a time, two programs
-that split at once on a multiprocessor, nothing spilled in the loop over keys, and that both kernels compute a row in
-the same way.
+Checks what the interpreter cannot see: Hopper's own products, keys and values copied 16 bytes at a time, no register
+spilled in the loop over keys, room for two programs of the split kernel on a multiprocessor, and that both kernels
+compute a row in the same way.
 """
 
 import re
@@ -39,9 +39,8 @@ def attend(
     kernel: Any, head: int, group: int, page: int, cache: str = X, extended: bool = False, gpu: int = 90,
     sequences: int = 1, merges: bool = False, spans: bool = False,
 ) -> Variant:  # fmt: skip
-    """extended: with sinks and a soft cap. gpu: its compute capability. merges: the last program of a tile does.
-
-    spans: rows may see keys after their own position.
+    """extended: with sinks and a soft cap. gpu: its compute capability. merges: whether a tile's last program
+    merges the splits. spans: whether rows may see keys after their own position.
     """
     tiles = attention.choose_tiles(head, group, torch.bfloat16, SHARED[gpu])
     split = kernel is attention._split_kernel

@@ -1,7 +1,7 @@
 """Products with weights in few bits, in bfloat16, with the shapes of Llama-3.2-3B and Qwen3-4B.
 
-Checks what the interpreter cannot see: that no register is spilled, that the tensor core's steps are those of products
-with plain weights, and that the weights go from registers to the tensor core.
+Checks what the interpreter cannot see: that no register is spilled, that tensor cores take the same steps as in
+products with plain weights, and that weights go to them from registers.
 """
 
 from dataclasses import replace
