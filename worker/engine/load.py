@@ -45,6 +45,7 @@ from worker.schedule.scheduler import Scheduler
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.ranks.hosts.rendezvous import Hosts
     from worker.vision.vision import Tower, Vision
 
 log = logging.getLogger("sluice.load")
@@ -86,10 +87,12 @@ def load_engine(
     on_download: Progress = lambda done, total: None,
     *,
     prefer_cache: bool = False,
+    hosts: "Hosts | None" = None,
 ) -> Engine:
     """Loads the model and builds an engine that is ready to compute.
 
-    prefer_cache: use the checkpoint in the cache, even if the hub has a newer one.
+    prefer_cache: use the checkpoint in the cache, even if the hub has a newer one. hosts: where the other processes of
+    --rank-group come together.
 
     Raises, each with a message of one sentence:
         ConfigError: the flags do not fit the model or the machine.
@@ -105,7 +108,7 @@ def load_engine(
         from worker.engine.features.drafters import find_drafter
 
         drafter = find_drafter(files, model, worker)
-    loaded = load_model(files, model, worker, on_progress, drafter.nbytes if drafter else 0)
+    loaded = load_model(files, model, worker, on_progress, drafter.nbytes if drafter else 0, hosts)
     engine = build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1))
     if drafter is not None and engine.scheduler.speculation is not None:
         drafter.add_to(engine.runner, engine.scheduler.speculation, loaded.weights, engine.size.max_seq_len)
