@@ -66,7 +66,16 @@ def follow(settings: Settings, hosts: Hosts) -> None:
     except (EOFError, OSError, RankLost) as error:
         if stop.requested:
             return
-        raise RankLost(str(error) or "rank 0 has ended") from error
+        raise RankLost(_why(error)) from error
+
+
+def _why(error: Exception) -> str:
+    match error:
+        case EOFError():
+            return "rank 0 has ended"
+        case OSError():
+            return f"the connection to rank 0 has broken: {error.strerror}"
+    return str(error)
 
 
 @contextlib.contextmanager
