@@ -166,7 +166,7 @@ def strike(url: str, ranks: int, number: int, signals: Sequence[signal.Signals])
 
 
 def measure(asked: argparse.Namespace) -> Seen:
-    flags = ("--threads", str(asked.ranks), "--stall-timeout", str(asked.stall_timeout))
+    flags: tuple[str, ...] = ("--threads", str(asked.ranks), "--stall-timeout", str(asked.stall_timeout))
     unused = Seen()
     with serving(asked.model, flags) as url, ThreadPoolExecutor(asked.streams) as pool:
         expected = list(pool.map(lambda seed: ask(url, seed, asked.tokens, unused), range(asked.streams)))

@@ -115,6 +115,16 @@ def test_streams_go_on_when_the_rank_of_a_host_is_killed(
     assert "rank 0 has ended" in host.log.read_text() or rank == 1
 
 
+def test_rank_that_is_to_end_computes_until_rank_0_ends(hosts: tuple[Server, Host], expected: list[list[int]]) -> None:
+    """SIGTERM reaches all ranks at once, where they are stopped together, and rank 0 still has answers to finish."""
+    server, host = hosts
+    before, codes = pids(server), len(host.codes)
+    in_the_middle(server, expected, lambda: os.kill(before[1], signal.SIGTERM))
+    assert pids(server) == before
+    os.kill(before[0], signal.SIGKILL)
+    assert not {*before} & {*pids(server)} and host.codes[codes] == 0
+
+
 def test_rank_with_another_checkpoint_is_told_so_and_not_waited_with(
     hosts: tuple[Server, Host], checkpoints: Checkpoints, tmp_path: Path
 ) -> None:

@@ -72,19 +72,27 @@ def together(tasks: list[Callable[[], Any]]) -> list[Any]:
     return found
 
 
-def until(seconds: float) -> Callable[[], None]:
-    """Returns what ends the wait of rank 0 after so many seconds."""
-    end = time.monotonic() + seconds
+def gather(count: int, port: int) -> Gathered:
+    return hosts(0, count, port).gather(FACTS, WORKER, lambda: None)
 
-    def on_progress() -> None:
-        if time.monotonic() > end:
+
+def refused(port: int, joins: Hosts, facts: dict[str, str]) -> str:
+    """Returns why a rank does not join a rank 0 that goes on waiting."""
+    done = threading.Event()
+
+    def leave() -> None:
+        if done.is_set():
             raise TimeoutError
 
-    return on_progress
+    def join() -> None:
+        try:
+            joins.join(facts)
+        finally:
+            done.set()
 
-
-def gather(count: int, port: int, seconds: float = PATIENCE_S) -> Gathered:
-    return hosts(0, count, port).gather(FACTS, WORKER, until(seconds))
+    waited, error = together([partial(hosts(0, 2, port).gather, FACTS, WORKER, leave), join])
+    assert isinstance(waited, TimeoutError) and isinstance(error, ConfigError)
+    return str(error)
 
 
 def test_three_ranks_are_connected_each_with_each() -> None:
@@ -109,13 +117,11 @@ def test_another_key_is_told_to_who_connects_and_another_fact_names_both_values(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     port, other = free_ports(2), FACTS | {"--dtype": "bfloat16"}
-    keys = [partial(hosts(1, 2, port, b"stolen").join, FACTS), partial(hosts(1, 2, port).join, other)]
     with caplog.at_level(logging.WARNING):
-        first = together([partial(gather, 2, port, 1.5), keys[0]])
-        second = together([partial(gather, 2, port, 1.5), keys[1]])
-    assert isinstance(first[0], TimeoutError) and isinstance(second[0], TimeoutError)
-    assert isinstance(first[1], ConfigError) and "does not have the worker's key of --curve-dir" in str(first[1])
-    assert str(second[1]) == "rank 1 has --dtype bfloat16, and rank 0 has float32"
+        key = refused(port, hosts(1, 2, port, b"stolen"), FACTS)
+        fact = refused(port, hosts(1, 2, port), other)
+    assert key == f"the rank at 127.0.0.1:{port} does not have the worker's key of --curve-dir"
+    assert fact == "rank 1 has --dtype bfloat16, and rank 0 has float32"
     assert "refused a rank at 127.0.0.1" in caplog.text
 
 
@@ -172,7 +178,6 @@ def test_rank_that_goes_before_all_have_come_is_waited_for_again() -> None:
                 time.sleep(0.05)
                 continue
             send(link, Introduction(1, FACTS))
-            time.sleep(0.5)
             link.close()
             return
 
