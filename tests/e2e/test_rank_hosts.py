@@ -5,6 +5,8 @@ behind a cable that a test can unplug.
 """
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,29 +124,52 @@ def test_rank_that_is_to_end_computes_until_rank_0_ends(hosts: tuple[Server, Hos
     in_the_middle(server, expected, lambda: os.kill(before[1], signal.SIGTERM))
     assert pids(server) == before
     os.kill(before[0], signal.SIGKILL)
-    assert not {*before} & {*pids(server)} and host.codes[codes] == 0
+    server.until(lambda stats: len(host.codes) > codes)
+    assert host.codes[codes] == 0 and not {*before} & {*pids(server)}
 
 
-def test_rank_with_another_checkpoint_is_told_so_and_not_waited_with(
-    hosts: tuple[Server, Host], checkpoints: Checkpoints, tmp_path: Path
-) -> None:
-    """And with other variables than torchrun's, it does not start at all: one sentence, exit code 2."""
+@contextmanager
+def workers(folder: Path, *models: Path) -> "Iterator[list[subprocess.Popen[bytes]]]":
+    """Ranks without a launcher, which start together, each with its own checkpoint."""
     port = free_ports(2)
     words = [sys.executable, "-m", "deploy.cli.main", "worker", "--threads", "1", *FLAGS[:2], *HOSTS]
-
-    def start(rank: int, model: str) -> "subprocess.Popen[bytes]":
-        variables = os.environ | environment(rank, "127.0.0.1", port)
-        command = [*words, "--run-dir", str(tmp_path), str(checkpoints(model))]
-        return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=variables)
-
-    leader, other = start(0, "llama"), start(1, "qwen3")
+    started = [
+        subprocess.Popen(
+            [*words, "--run-dir", str(folder), str(model)], cwd=ROOT, stderr=subprocess.PIPE,
+            env=os.environ | environment(rank, "127.0.0.1", port),
+        )
+        for rank, model in enumerate(models)
+    ]  # fmt: skip
     try:
-        _, told = other.communicate(timeout=PATIENCE_S)
-        assert other.returncode == 2 and "sluice worker: rank 1 has the checkpoint fp_" in told.decode()
-        assert leader.poll() is None, "it waits for the right one"
+        yield started
     finally:
-        leader.kill()
-        leader.communicate()
+        for one in started:
+            one.kill()
+            one.communicate()
+
+
+def end_of(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
+    _, told = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, told.decode().splitlines()[-1]
+
+
+def test_rank_with_another_checkpoint_is_told_so_and_not_waited_with(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    with workers(tmp_path, checkpoints("llama"), checkpoints("qwen3")) as (leader, other):
+        code, told = end_of(other)
+        assert code == 2 and told.startswith("sluice worker: rank 1 has the checkpoint fp_")
+        assert leader.poll() is None, "it waits for the right one"
+
+
+def test_rank_whose_weights_have_another_bit_ends_rank_0_before_it_serves(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(checkpoints("llama"), tmp_path / "m"))
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+    with workers(tmp_path, checkpoints("llama"), folder) as (leader, other):
+        assert end_of(leader) == (2, "sluice worker: --model: rank 1 has read other weights than rank 0")
+        assert end_of(other) == (1, "sluice worker: rank 0 has ended")
 
 
 @pytest.mark.parametrize(
@@ -224,4 +249,5 @@ def test_streams_go_on_when_the_link_between_two_hosts_was_broken(
             in_the_middle(server, expected, broken)
             assert host.codes[0] == 1 and not {*before} & {*pids(server)}
             assert "the connection to rank 0 has broken" in host.log.read_text()
-            assert "the connection to rank 1 has broken" in server.log.read_text(), "long before --stall-timeout"
+            told = server.log.read_text()
+            assert re.search(r"connection( to rank 1)? has broken: ", told) and "worker hangs" not in told
