@@ -39,8 +39,8 @@ BEYOND_DRAIN_S = 5.0
 def follow(settings: Settings, hosts: Hosts) -> None:
     """Computes for rank 0 until one of them ends. Returns if this process was asked to end before.
 
-    Raises ConfigError and CheckpointError if this rank does not fit rank 0, or cannot load the model; RankLost if the
-    others have gone.
+    Raises Refused if this rank does not fit rank 0, ConfigError and CheckpointError if it cannot load the model, and
+    RankLost if the others have gone.
     """
     group, worker = hosts.group, settings.worker
     stay_on_node(group.place, group.here)

@@ -94,12 +94,13 @@ def _follow(settings: Settings, hosts: "Hosts") -> int:
     from worker.host_follower import follow
     from worker.kernels.cpu.ranks_c import RankLost
     from worker.model.checkpoint.checkpoint import CheckpointError
+    from worker.ranks.hosts.rendezvous import Refused
 
     try:
         follow(with_local_model(settings), hosts)
     except CheckpointError as error:
         raise CliError(error, 3) from error
-    except RankLost as error:
+    except (RankLost, Refused) as error:  # another start may find the others as they should be
         raise CliError(error, 1) from error
     return 0
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shared.config import ConfigError, WorkerConfig
+from shared.config import WorkerConfig
 from worker.kernels.cpu.ranks_c import RankLost
 from worker.ranks.frames import receive, send
 from worker.ranks.hosts.door import Door, Guest
@@ -35,6 +35,10 @@ MOST_BYTES = 1 << 20  # of a frame of the rendezvous
 
 Facts = Mapping[str, str]
 Frame = TypeVar("Frame")
+
+
+class Refused(Exception):
+    """This rank does not fit rank 0, or they have different keys. It may fit when the other host was changed, too."""
 
 
 class Introduction(msgspec.Struct, frozen=True):
@@ -117,7 +121,7 @@ class Hosts:
     def join(self, facts: Facts) -> Joined:
         """Comes together with rank 0 and all others, however long it takes. Called by another rank.
 
-        Raises ConfigError if this rank does not fit rank 0.
+        Raises Refused, and ConfigError if it cannot listen.
         """
         group, told = self.group, 0.0
         with Door(group.port + group.rank, self.secret) as door:
@@ -138,7 +142,7 @@ class Hosts:
             try:
                 links.append(connect(host, port, self.secret, Caller(purpose, group.rank, name)))
             except WrongKey:
-                raise ConfigError(f"the rank at {host}:{port} does not have the worker's key of --curve-dir") from None
+                raise Refused(f"the rank at {host}:{port} does not have the worker's key of --curve-dir") from None
             return links[-1]
 
         try:
@@ -207,7 +211,7 @@ def _introduced(guest: Guest, group: Group, facts: Facts) -> Member | None:
 def _welcome(orders: socket.socket) -> Welcome:
     answer: Welcome | Refusal = msgspec.msgpack.decode(receive(orders, MOST_BYTES), type=Welcome | Refusal)
     if isinstance(answer, Refusal):
-        raise ConfigError(answer.reason)
+        raise Refused(answer.reason)
     return answer
 
 

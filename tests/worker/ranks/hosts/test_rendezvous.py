@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from shared.config import ConfigError, WorkerConfig
+from shared.config import WorkerConfig
 from tests.patience import PATIENCE_S
 from worker.ranks.frames import receive, send
 from worker.ranks.hosts.door import Door
 from worker.ranks.hosts.group import Group
 from worker.ranks.hosts.handshake import GREETING, NONCE, ORDERS, PROOF, PROTOCOL, Caller, WrongKey
 from worker.ranks.hosts.links import connect, wait_for_end
-from worker.ranks.hosts.rendezvous import Gathered, Hosts, Introduction, Joined, difference
+from worker.ranks.hosts.rendezvous import Gathered, Hosts, Introduction, Joined, Refused, difference
 
 FACTS, SECRET, WORKER = {"the version": "1", "--dtype": "float32"}, b"of the worker", WorkerConfig(max_step_tokens=77)
 
@@ -91,7 +91,7 @@ def refused(port: int, joins: Hosts, facts: dict[str, str]) -> str:
             done.set()
 
     waited, error = together([partial(hosts(0, 2, port).gather, FACTS, WORKER, leave), join])
-    assert isinstance(waited, TimeoutError) and isinstance(error, ConfigError)
+    assert isinstance(waited, TimeoutError) and isinstance(error, Refused)
     return str(error)
 
 
