@@ -25,6 +25,7 @@ from worker.engine.load_model import ModelFiles, find_model
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import huge_pages
 from worker.kernels.cpu.ranks_c import RanksC
+from worker.kv_cache.sizing import WeightsSize
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.device import threads_of
@@ -67,17 +68,25 @@ def compute(part: PartDecoder, orders: socket.socket) -> NoReturn:
 
 
 def load_part(
-    files: ModelFiles, worker: WorkerConfig, orders: socket.socket, ranks: RanksC, content: Callable[[], str] = str
+    files: ModelFiles,
+    worker: WorkerConfig,
+    orders: socket.socket,
+    ranks: RanksC,
+    content: Callable[[], str] = str,
+    on_size: Callable[[WeightsSize], None] = lambda size: None,
+    on_weights: Callable[[], None] = lambda: None,
 ) -> PartDecoder:
     """Loads the part of this rank, and tells rank 0 when it is ready. Raises CheckpointError and CannotShare.
 
     content: returns the hash of the files of weights that rank 0 compares with its own; empty if both read the same.
+    on_size: see load() of worker/model/weights.py. on_weights: called when the weights are loaded.
     """
     share, device, formats = Share(ranks.rank, ranks.count), files.device, files.formats
     weights = load(
         files.folder, files.spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
-        share=share,
+        on_size=on_size, share=share,
     )  # fmt: skip
+    on_weights()
     size = msgspec.msgpack.decode(receive(orders), type=Sizes).size
     spec = share.spec(files.spec)
     cache = KVCache(

@@ -19,14 +19,16 @@ from types import FrameType
 import torch
 
 from shared.config import ConfigError, Settings
+from shared.machine import available_bytes, memory
 from worker.engine.load_model import content_of, explain_out_of_memory, find_model
 from worker.follower import compute, load_part
 from worker.kernels.cpu.ranks_c import RankLost, RanksC, shared_bytes
+from worker.kv_cache.host_memory import check_host_of_several
 from worker.model.checkpoint.checkpoint import CheckpointError, weight_files
 from worker.model.checkpoint.content_hash import ContentHashes
 from worker.model.device import pick_device, threads_of
 from worker.model.share import CannotShare, check
-from worker.ranks.frames import Loaded, send
+from worker.ranks.frames import Free, Loaded, send
 from worker.ranks.hosts.rendezvous import Hosts
 from worker.ranks.leader import round_bytes
 from worker.ranks.nodes import stay_on_node
@@ -55,12 +57,16 @@ def follow(settings: Settings, hosts: Hosts) -> None:
     hashes = ContentHashes(weight_files(files.folder), worker.weights_cache)
     joined = hosts.join(files.facts(worker))
     stop = _Stop.install(worker.drain_timeout)
-    memory = mmap.mmap(-1, shared_bytes(round_bytes(files.spec, joined.worker.max_step_tokens)))
-    ranks = RanksC(memory, group.rank, group.count, joined.rows)
+    room = mmap.mmap(-1, shared_bytes(round_bytes(files.spec, joined.worker.max_step_tokens)))
+    ranks = RanksC(room, group.rank, group.count, joined.rows)
     log.info("rank %d of %d has found all others", group.rank, group.count)
     try:
         with _told(joined.orders):
-            part = load_part(files, joined.worker, joined.orders, ranks, partial(content_of, hashes))
+            part = load_part(
+                files, joined.worker, joined.orders, ranks, partial(content_of, hashes),
+                lambda size: check_host_of_several(size, 0, group.machines, memory()),
+                lambda: send(joined.orders, Free(available_bytes() // group.here)),
+            )  # fmt: skip
         log.info("rank %d is ready", group.rank)
         compute(part, joined.orders)
     except (EOFError, OSError, RankLost) as error:

@@ -127,7 +127,9 @@ def test_rank_that_is_to_end_computes_until_rank_0_ends(hosts: tuple[Server, Hos
     assert pids(server) == before
     os.kill(before[0], signal.SIGKILL)
     server.until(lambda stats: len(host.codes) > codes)
-    assert host.codes[codes] == 0 and not {*before} & {*pids(server)}
+    assert host.codes[codes] == 0
+    server.until(lambda stats: before[0] not in [rank["pid"] for rank in stats["workers"][0]["ranks"]])
+    assert not {*before} & {*pids(server)}
 
 
 @contextmanager

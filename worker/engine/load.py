@@ -175,7 +175,8 @@ def _fit_into_memory(
 ) -> tuple[Decoder, KVCache, PoolSize, bool]:
     """Returns a decoder and its cache, with the sizes of the pools, and whether --batch-invariant holds here."""
     spec, formats, weights, gpu = loaded.files.spec, loaded.files.formats, loaded.weights, loaded.gpu
-    size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, on_progress)
+    free = None if loaded.ranks is None else loaded.ranks.free(on_progress)
+    size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, on_progress, free)
     if loaded.ranks is not None:
         spec = loaded.part
         decoder = Decoder(spec, weights, size.max_seq_len)
@@ -297,14 +298,17 @@ def size_pool_and_decoder(
     worker: WorkerConfig,
     gpu: GpuMemoryReader | None,
     on_progress: Callable[[], None],
+    free: int | None = None,
 ) -> tuple[PoolSize, Decoder]:
     """Returns the sizes of the K/V pools, and a decoder for the longest sequences that the pools can hold.
+
+    free: see configured_budget.
 
     On a GPU the kernels are chosen and compiled first, which shows how much memory they leave for the pool.
     """
     device = weights.embed.device
     if gpu is None:
-        size = size_pool(spec, kv_dtype, device, configured_budget(worker), model, worker, weights.embed.dtype)
+        size = size_pool(spec, kv_dtype, device, configured_budget(worker, free), model, worker, weights.embed.dtype)
         warn_if_capped(size, worker)
         return size, Decoder(spec, weights, size.max_seq_len)
     log.info("preparing kernels for %s", gpu.name)

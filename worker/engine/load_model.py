@@ -137,13 +137,13 @@ def load_model(
         elsewhere = None
         if hosts is not None:
             gather = partial(hosts.gather, files.facts(worker), worker, partial(on_progress, 0, 1))
-            elsewhere = Elsewhere(gather, partial(content_of, hashes))
+            elsewhere = Elsewhere(gather, partial(content_of, hashes), hosts.group.here)
         ranks = Leader(files.stored(worker), device, model, worker, elsewhere)
     share = None if ranks is None else ranks.share
     with explain_out_of_memory(gpu):
         weights = load_weights(
             files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress, share,
-            _tower_bytes(files), drafter,
+            _tower_bytes(files), drafter, 1 if hosts is None else hosts.group.machines,
         )  # fmt: skip
         tower = _tower(files, weights)
     return LoadedModel(files, weights, gpu, hashes, ranks, tower)

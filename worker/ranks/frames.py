@@ -40,7 +40,13 @@ class Sizes(msgspec.Struct, frozen=True):
     size: PoolSize
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class Free(msgspec.Struct, frozen=True, tag=True):
+    """What a rank on another host says when it has loaded its weights: how many bytes of memory are left for it."""
+
+    nbytes: int
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
     """The answer: this rank is ready. Checksums of its slices and of those of the next rank (checks.py); or none.
 
     content: a hash of the files of weights, from a rank that has files of its own. problem: why it cannot load them.

@@ -17,15 +17,16 @@ import torch
 from torch import Tensor
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.machine import available_bytes
 from worker.kernels.cpu.ranks_c import RankLost, RanksC, shared_bytes
 from worker.kernels.operations import Operations
 from worker.kv_cache.sizing import PoolSize
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.share import CannotShare, Share, check, largest_inner
+from worker.model.share import CannotShare, Share, check, largest_inner, parts_of_kv
 from worker.ranks.checks import RankDiffers, Stored, check_slices, checksums, checksums_from_checkpoint
-from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Loaded, Sizes, order, receive, send
+from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Free, Loaded, Sizes, order, receive, send
 from worker.ranks.hosts.links import wait_for_end
 from worker.ranks.hosts.rendezvous import Gathered
 from worker.ranks.nodes import stay_on_node
@@ -53,11 +54,13 @@ class Follower:
 class Elsewhere:
     """How to find the other ranks if they are on other hosts (hosts/).
 
-    gather: waits for them. content: returns the hash of this rank's files of weights; they must have the same.
+    gather: waits for them. content: returns the hash of this rank's files of weights; they must have the same. here:
+        how many ranks share the memory of this machine.
     """
 
     gather: Callable[[], Gathered]
     content: Callable[[Callable[[], None]], str]
+    here: int
 
 
 class Leader:
@@ -106,6 +109,21 @@ class Leader:
     def pids(self) -> tuple[int, ...]:
         """The processes of the ranks, in order."""
         return os.getpid(), *(follower.pid for follower in self._followers)
+
+    def free(self, on_progress: Callable[[], None]) -> int | None:
+        """Returns how many bytes a pool may take on all hosts together, when all have loaded their weights.
+
+        Returns None if all ranks are on this machine. Raises ConfigError if another rank cannot load its weights, and
+        RankLost if it has ended.
+        """
+        if self._elsewhere is None:
+            return None
+        nbytes = [available_bytes() // self._elsewhere.here]
+        for follower in self._followers:
+            answer = self._answer(follower, on_progress)
+            assert isinstance(answer, Free)
+            nbytes.append(answer.nbytes)
+        return min(nbytes) * parts_of_kv(self._stored.spec, self.share.count)
 
     def model(self, decoder: Decoder, cache: KVCache, size: PoolSize, on_progress: Callable[[], None]) -> "SharedModel":
         """Returns the model for the runner, when all ranks have loaded their parts.
@@ -188,15 +206,20 @@ class Leader:
             raise RankLost(f"a process that computes a part of the model does not listen: {error.strerror}") from error
 
     def _wait_until_ready(self, follower: Follower, on_progress: Callable[[], None]) -> Loaded:
+        answer = self._answer(follower, on_progress)
+        assert isinstance(answer, Loaded)
+        return answer
+
+    def _answer(self, follower: Follower, on_progress: Callable[[], None]) -> Free | Loaded:
         while not select.select([follower.orders], [], [], POLL_S)[0]:
             on_progress()
         try:
-            loaded = msgspec.msgpack.decode(receive(follower.orders), type=Loaded)
+            answer: Free | Loaded = msgspec.msgpack.decode(receive(follower.orders), type=Free | Loaded)
         except (EOFError, OSError):
             raise RankLost(f"rank {follower.rank}: {follower.wait_for_end()} while it loaded") from None
-        if loaded.problem:
-            raise ConfigError(f"rank {follower.rank}: {loaded.problem}")
-        return loaded
+        if isinstance(answer, Loaded) and answer.problem:
+            raise ConfigError(f"rank {follower.rank}: {answer.problem}")
+        return answer
 
     def _watch(self, follower: Follower) -> None:
         how = follower.wait_for_end()

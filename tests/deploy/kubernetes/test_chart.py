@@ -240,6 +240,13 @@ def test_groups_are_reached_by_their_leaders_alone_and_begin_anew_as_one() -> No
     for one in (container, group["leaderTemplate"]["spec"]["containers"][0]):
         assert {"--rank-group=lws", "--tensor-parallel-size=4"} <= {*one["args"]}
     assert container["resources"]["requests"]["memory"] == "15Gi", "a quarter of weights and K/V, embeddings in each"
+    scaled = objects(template("--set", "device=cpu,worker.hosts=2,workerAutoscaling.kind=keda"))
+    [target] = [
+        one["spec"]["scaleTargetRef"]
+        for one in scaled
+        if one["metadata"]["name"] == "sluice-worker" and "scaleTargetRef" in one["spec"]
+    ]
+    assert target == {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": "sluice-worker"}
     policies = [one for one in rendered("groups") if one["kind"] == "NetworkPolicy" and selects(one, rank)]
     assert [policy["spec"]["ingress"][0]["ports"] for policy in policies] == [[{"port": 5558, "endPort": 5560}]]
 

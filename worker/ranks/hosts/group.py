@@ -23,6 +23,11 @@ class Group:
     here: int = 1
     place: int = 0
 
+    @property
+    def machines(self) -> int:
+        """How many machines there are, if all have as many ranks as this one."""
+        return self.count // self.here
+
 
 @dataclass(frozen=True, slots=True)
 class Variables:
