@@ -17,6 +17,7 @@ from frontend.output_parser.formats import ModelFormat, ToolFormat
 from frontend.text.picture_marks import PICTURES
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names of reasoning in templates
+COMMON_ROLES = frozenset({"system", "user", "assistant", "tool"})  # some templates know more
 MISTRALS_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 ChatMessage = dict[str, Any]  # role, content (a text), and what else a template may use of a message
