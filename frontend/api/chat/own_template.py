@@ -10,6 +10,7 @@ from typing import Any
 
 from frontend.api.chat.call_history import COMMON_ROLES, ChatMessage
 from frontend.api.chat.chat_prompt import render
+from frontend.api.chat.continuation_fields import ContinueFrom
 from frontend.api.model_context import ModelContext
 from frontend.errors import Unprocessable
 from frontend.output_parser.formats import ModelFormat
@@ -19,11 +20,15 @@ from frontend.text.chat_template import ChatTemplate, TemplateError
 SHOWN = "\ue001"  # a private-use character; around the number of a message, it shows that a template shows the message
 
 
-def with_template(context: ModelContext, source: str | None) -> ModelContext:
+def with_template(context: ModelContext, source: str | None, continued: ContinueFrom | None = None) -> ModelContext:
     """Returns the context of a request that brings the chat template `source`. The model's output keeps its format.
+
+    continued: what the answer goes on from; with a receipt, the template writes the date of the receipt
 
     Raises Unprocessable if the server does not trust templates of requests.
     """
+    if continued is not None and continued.receipt is not None:
+        context = context.at(continued.receipt.created)
     if source is None:
         return context
     if not context.trusts_templates:
@@ -38,6 +43,8 @@ def with_template(context: ModelContext, source: str | None) -> ModelContext:
     )  # fmt: skip
     sees = context.tokenizer.pictures is not None
     template = _compiled(source, tuple(context.tokenizer.named_tokens.items()), sees)
+    if (seconds := context.template.seconds) is not None:
+        template = template.at(seconds)
     return replace(context, template=template, style=style)
 
 
