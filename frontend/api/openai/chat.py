@@ -60,7 +60,7 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
 
 def _check_together(request: ChatRequest) -> None:
     """Refuses fields that mean nothing without another one, as OpenAI does."""
-    if request.tool_choice not in (None, "none") and not request.tools:
+    if request.tool_choice not in (None, "none", "auto", "required") and not request.tools:
         raise Unprocessable("`tool_choice` needs `tools`", param="tool_choice", code="out_of_range")
     check_stream_options(request, request.stream)
 

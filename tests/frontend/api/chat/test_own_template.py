@@ -52,7 +52,7 @@ async def test_special_tokens_in_a_role_are_text(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(("source", "words", "messages", "at"), [
     (STRICT, "Unexpected role.", [USER, {"role": "ipython", "content": "x"}, {"role": "odd", "content": "x"}], 2),
     (STRICT, "Unexpected role.", [{"role": "odd", "content": "x"}], 0),
-    (QWEN3, "leaves out", [USER, ANSWER, USER, {"role": "context", "content": "x"}, USER], 3),
+    (QWEN3, "leaves such messages out", [USER, ANSWER, USER, {"role": "context", "content": "x"}, USER], 3),
 ])  # fmt: skip
 async def test_role_that_the_template_does_not_know_is_refused_and_named(
     tokenizer: Tokenizer, source: str, words: str, messages: list[Any], at: int
