@@ -17,7 +17,7 @@ LINEARS = (
 
 
 def linears_of(base: Path, targets: Iterable[str] = LINEARS) -> dict[str, tuple[int, int]]:
-    """The shapes [outputs, inputs] of the linears in a checkpoint's layers that have these names, but experts'."""
+    """Returns the shapes [outputs, inputs] of the linears with these names in all layers, without those of experts."""
     with safe_open(base / "model.safetensors", "pt") as file:
         shapes = {name.removesuffix(".weight"): tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     return {

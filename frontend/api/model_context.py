@@ -88,7 +88,7 @@ def check_model(name: str | None, context: ModelContext) -> None:
 
 
 def check_task(what: str, tasks: Sequence[str], context: ModelContext) -> None:
-    """Raises BadRequest if the server's task is none of those that `what`, a route or a method, needs."""
+    """Raises BadRequest unless the server's task is one of `tasks`, which `what`, a route or a method, needs."""
     if context.task.name not in tasks:
         raise BadRequest(
             f"{what} needs a server with --task {' or '.join(tasks)}; this one serves --task {context.task.name}",

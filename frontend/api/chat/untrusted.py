@@ -20,7 +20,7 @@ from frontend.text.tokenizer import AddedTokens
 
 
 class Chat(NamedTuple):
-    """What a template is rendered with. mark: precedes a spelling that must make no token; "" if there is none."""
+    """What a template renders. mark: stands before each spelling that must make no token; "" if there is none."""
 
     messages: Sequence[ChatMessage]
     offered: Sequence[Function]

@@ -35,7 +35,7 @@ def fake() -> FakePool:
 async def checked(
     tokenizer: Tokenizer, outcome: m.Outcome = m.Outcome.EOS, found: list[int] = ANSWER, **changes: Any
 ) -> dict[str, Any]:
-    """Verifies a changed receipt on a worker that now gives another answer."""
+    """Verifies a receipt with some values changed, on a worker that now gives the answer `found`."""
     pool = fake()
     async with http_client(pool, tokenizer) as http:
         receipt = await receipt_of(http, SENT)
