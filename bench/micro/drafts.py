@@ -14,10 +14,10 @@ With --head own, the checkpoint's own MTP head proposes the drafts, as with --sp
 as it is. With --drafts, every step has so many of each sequence, whatever they cost: that shows how many are accepted
 in each place of a step, of all that were computed.
 
-Without both, there are three texts: the model's greedy text; the same with drafts that are all wrong, which shows the cost; and
-text at temperature 1, where a model with random weights never repeats itself. The demo model's prompts begin stories,
-and its outputs end with the stories; other models ignore end tokens. Times are CPU time of the thread, so that other
-processes disturb little; with several threads they are seconds. Outputs are compared.
+Without both, there are three texts: the model's greedy text; the same with drafts that are all wrong, which shows the
+cost; and text at temperature 1, where a model with random weights never repeats itself. The demo model's prompts begin
+stories, and its outputs end with the stories; other models ignore end tokens. Times are CPU time of the thread, so that
+other processes disturb little; with several threads they are seconds. Outputs are compared.
 """
 
 import argparse
