@@ -247,9 +247,9 @@ class NgramIndex(Acceptance):
         self._after: dict[tuple[int, ...], int] = {}  # n-gram → the position after it
 
     def watch(self, place: int, position: int | None) -> None:
-        """Notes a proposal that is not drafted: that the token at `place`, the next one, is the one at `position`.
+        """Notes a guess that is not drafted: the next token, at `place`, will be the same as the one at `position`.
 
-        Whether it is right is then known for nothing, and drafts begin when proposals have become right.
+        Whether it was right is known without any cost, and drafts begin once such guesses are right.
         """
         self._watched = None if position is None else (place, position)
 
