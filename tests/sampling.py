@@ -61,6 +61,7 @@ TESTS = {  # file or function -> how many of all its tests run, after the draw a
     "tests/e2e/test_pictures.py": 1,
     "tests/e2e/test_pool.py": 1,
     "tests/e2e/test_pooling.py": 2,
+    "tests/e2e/test_rank_hosts.py": 1,
     "tests/e2e/test_ranks.py": 1,
     "tests/e2e/test_serve.py": 4,
     "tests/e2e/test_tools.py": 3,

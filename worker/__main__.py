@@ -35,14 +35,18 @@ from worker.transport.server import Identity, WireServer
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
     from worker.adapters.store import AdapterStore
     from worker.kv_events.publisher import KvEventPublisher
+    from worker.ranks.hosts.rendezvous import Hosts
     from worker.ranks.metrics import RankCounter
 
 log = logging.getLogger("sluice.worker")
 
 
-def run(settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = False) -> None:
+def run(
+    settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = False, hosts: "Hosts | None" = None
+) -> None:
     """Serves until SIGTERM or SIGINT, then drains.
 
+    hosts: where the processes of --rank-group come together; None if all are on this machine.
     again: whether this worker replaces one that died. It then prefers the weights in the cache,
         which the dead worker served too, to newer ones on the hub.
 
@@ -51,7 +55,11 @@ def run(settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = F
         DeviceBroken: the device cannot compute any more. Frontends get no End for live requests, so that the
             requests continue in the next worker.
     """
-    torch.set_num_threads(threads_of(settings.worker))
+    torch.set_num_threads(threads_of(settings.worker, 0 if hosts is None else hosts.group.here))
+    if hosts is not None:
+        from worker.ranks.nodes import stay_on_node
+
+        stay_on_node(hosts.group.place, hosts.group.here)
     stop = StopSignal.install()
     reporter = StatusReporter(settings, epoch, heartbeat)
     identity = Identity(epoch, settings.model.name)
@@ -62,8 +70,9 @@ def run(settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = F
     ranks = _rank_counter(settings)
     try:
         engine = load_engine(
-            settings.model, settings.worker, reporter.on_load, reporter.on_download, prefer_cache=again
-        )
+            settings.model, settings.worker, reporter.on_load, reporter.on_download, prefer_cache=again,
+            hosts=hosts,
+        )  # fmt: skip
         engine.runner.check_device()
         stop.serving = True
         _serve(settings, engine, server, reporter, stop, ranks)

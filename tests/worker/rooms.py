@@ -34,6 +34,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "states": ("worker.schedule.features.states",),
     "adapters": (
         "worker.schedule.records.adapter_use", "worker.adapters.store", "worker.adapters.operations",
+        "worker.adapters.experts",
     ),
     "pictures": (
         "worker.schedule.records.pictures", "worker.vision.vision", "worker.vision.step", "worker.vision.admission",

@@ -279,7 +279,10 @@ class _Shares:
         return max(window, min(windows, most)) + chunk_pages(chunk, self.page_size)
 
 
-def configured_budget(worker: WorkerConfig) -> PoolBudget:
-    """Returns the budget that --kv-cache-gb sets; without the flag, a share of the system's free memory (CPU only)."""
-    nbytes = int(worker.kv_cache_gb * GIB) or int(CPU_SHARE * available_bytes())
+def configured_budget(worker: WorkerConfig, free: int | None = None) -> PoolBudget:
+    """Returns the budget that --kv-cache-gb sets; without the flag, a share of the system's free memory (CPU only).
+
+    free: bytes that are free for the pool on all hosts of --rank-group; None if there are no others.
+    """
+    nbytes = int(worker.kv_cache_gb * GIB) or int(CPU_SHARE * (available_bytes() if free is None else free))
     return PoolBudget(nbytes, "raise --kv-cache-gb or lower --max-seq-len")

@@ -166,6 +166,7 @@ def test_longest_sequence_beyond_the_model_raises() -> None:
 def test_configured_budget_is_the_flag() -> None:
     assert configured_budget(WorkerConfig(kv_cache_gb=0.5)).nbytes == GIB // 2
     assert configured_budget(WorkerConfig()).nbytes > 0, "a share of what is free here"
+    assert configured_budget(WorkerConfig(), free=10 * GIB).nbytes == 4 * GIB, "a share of what is free on all hosts"
 
 
 # Recurrent states

@@ -24,6 +24,16 @@ SAID = [
 ]
 
 
+def test_results_are_shown_in_the_order_of_their_calls() -> None:
+    user, said, one, other = SAID
+    style = ModelFormat(ToolFormat.HERMES)
+    again = [said, one, chat_message("user", "Go on."), other]
+    assert as_the_template_shows([user, said, other, one, *again], style) == [*SAID, *again]
+    assert as_the_template_shows([said, other, user, one], style) == [said, one, user, other]
+    lost = [said, other, chat_message("tool", "?") | {"tool_call_id": "z"}, chat_message("assistant", "Hm."), one]
+    assert as_the_template_shows(lost, style) == lost
+
+
 def test_kimis_calls_are_numbered() -> None:
     _, said, one, other = as_the_template_shows(SAID, ModelFormat(ToolFormat.KIMI))
     assert [each["id"] for each in said["tool_calls"]] == ["functions.f:0", "functions.g:1"]
