@@ -227,7 +227,7 @@ def _stopping(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
 
 
 def _kv_events(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
-    """Checks that what publishes the pages of the prefix cache has pages to publish, and ports to do it on."""
+    """Checks that a server that publishes K/V events has a prefix cache, and a port for each socket."""
     worker, last = settings.worker, max(0, settings.launch.workers - 1)
     if worker.kv_events_replay_endpoint and not worker.kv_events_endpoint:
         raise ConfigError("--kv-events-replay-endpoint has no effect without --kv-events-endpoint")

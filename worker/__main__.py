@@ -138,7 +138,7 @@ def _serve(
 
 
 def _rank_counter(settings: Settings) -> "RankCounter | None":
-    """Returns what counts the ranks that differ; None if there is one rank."""
+    """Returns a counter of ranks that differ; None if there is one rank."""
     if settings.worker.tensor_parallel_size == 1:
         return None
     from worker.ranks.metrics import RankCounter
@@ -147,7 +147,7 @@ def _rank_counter(settings: Settings) -> "RankCounter | None":
 
 
 def _adapters(settings: Settings, engine: Engine, server: WireServer, metrics: Metrics) -> "AdapterStore | None":
-    """Returns what keeps LoRA adapters; None if the settings allow none."""
+    """Returns a store of LoRA adapters; None if the settings allow none."""
     model = settings.model
     if not (model.lora_modules or model.allow_runtime_lora) or engine.weights is None:
         return None
@@ -164,7 +164,7 @@ def _adapters(settings: Settings, engine: Engine, server: WireServer, metrics: M
 
 
 def _pictures(settings: Settings, engine: Engine, metrics: Metrics) -> Callable[[Sequence, Submit], None]:
-    """Returns what checks the pictures of requests, and raises Refused."""
+    """Returns a function that checks the pictures of a request, and raises Refused."""
     if engine.tower is None:
         return no_pictures
     from worker.vision.admission import PictureAdmission
@@ -178,7 +178,7 @@ def _pictures(settings: Settings, engine: Engine, metrics: Metrics) -> Callable[
 def _between_steps(
     engine: Engine, request_table: RequestTable, loop: Loop, server: WireServer
 ) -> Callable[[Plan], bool]:
-    """Returns what encodes pictures between steps."""
+    """Returns a function that encodes pictures between steps."""
     from worker.vision.between_steps import BetweenSteps, token_cost
 
     assert engine.runner.vision is not None
@@ -189,7 +189,7 @@ def _between_steps(
 
 
 def _kv_events(settings: Settings, engine: Engine) -> "KvEventPublisher | None":
-    """Returns what publishes the pages of the prefix cache; None if the settings name no endpoint."""
+    """Returns a publisher of the prefix cache's pages; None if the settings name no endpoint."""
     if not settings.worker.kv_events_endpoint:
         return None
     from worker.kv_events.start import start

@@ -264,7 +264,7 @@ def _with_whole_pictures(worker: WorkerConfig, tower: "Tower | None") -> WorkerC
 
 
 def _vision(tower: "Tower | None", decoder: Decoder, worker: WorkerConfig) -> "Vision | None":
-    """Returns what encodes pictures; None if they are not served."""
+    """Returns an encoder of pictures; None if they are not served."""
     if tower is None or tower.spec is None or tower.weights is None:
         return None
     from worker.vision.vision import Vision

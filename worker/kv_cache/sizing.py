@@ -197,9 +197,9 @@ def size_pool(
 
 
 def _typical_lengths(longest: int, *, required: bool) -> Iterator[int]:
-    """Yields lengths of sequences, until with one of them as `typical` the pools hold a sequence of `longest` tokens.
+    """Yields lengths of sequences to try as `typical`; the caller stops once a sequence of `longest` tokens fits.
 
-    required: whether the pools must hold one, even if they have few windows then.
+    required: whether lengths beyond the first are tried, too. Longer ones leave the pools with fewer windows.
     """
     typical = min(TYPICAL_TOKENS, longest)
     yield typical

@@ -1,4 +1,4 @@
-"""Sizes in plain numbers: what a GPU leaves for the pool, and what is message when that is too little."""
+"""Sizes in plain numbers: what a GPU leaves for the pool, and the message if that is too little."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ A_TOKEN = bytes_per_page(SPEC, one_group(SPEC)[0], 1, torch.bfloat16, CPU)
 
 
 def sized(tokens: int, max_seq_len: int = 0, **worker: Any) -> PoolSize:
-    """The pool for a budget that holds so many tokens."""
+    """Returns the pool for a budget of memory that holds so many tokens."""
     return sized_for(SPEC, tokens, max_seq_len, **worker)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from worker.schedule.features.waiting_drafts import Experience, Proposer
 
 NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
-MOST_DRAFTS = TILE - 1  # of one sequence in a step: a row is for the token that they follow
+MOST_DRAFTS = TILE - 1  # of one sequence in a step: one row of a tile is for the token before the drafts
 INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
 
 MARGIN = 1.2  # a draft must pay so many times its cost, since both are estimates, and the best of many is too good
