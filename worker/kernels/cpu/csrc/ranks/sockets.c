@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-/* Tries take about 0.5 us each, and all together longer than a network needs: who sleeps wakes later than the rows come. */
+/* Tries take about 0.5 us each, all together longer than a network needs: who sleeps wakes later than the rows come. */
 enum { TRIES = 400, POLL_MS = 200, MOST_PARTS = 64 };
 
 typedef struct {
