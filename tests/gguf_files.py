@@ -87,7 +87,7 @@ def _stored(weights: dict[str, torch.Tensor], config: Metadata) -> dict[tuple[st
     The weights of experts become views of one tensor per layer.
     """
     names, found = name_map(config), {}
-    for name, weight in _stacked_experts(weights).items():
+    for name, weight in stacked_experts(weights).items():
         if ".act_fn." in name:
             continue
         if "shared_mlp." in name:
@@ -125,7 +125,7 @@ def _interleaved(name: str, weight: torch.Tensor, config: Metadata) -> torch.Ten
     return weight[_by_kind(config).argsort()] if name.endswith("in_proj_qkvz.weight") else weight
 
 
-def _stacked_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def stacked_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns views with the experts of a layer in one tensor [E, N, K], under the names that the converter uses."""
     found, experts = {}, defaultdict(list)
     for name, weight in weights.items():

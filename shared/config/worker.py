@@ -148,8 +148,8 @@ class WorkerConfig:
     overlap: bool = setting(True, "on a GPU, launch the next step before the token ids of the last one are read")
     speculation: str = setting(
         "auto", "speculative decoding; ngram: draft tokens from earlier occurrences of the last ones, verified in "
-        "one step; only tokens that would have been sampled anyway are kept, so answers do not change; auto: ngram on "
-        "the CPU for models of 64 MiB and more; off: never",
+        "one step; only tokens that would have been sampled anyway are kept, so answers do not change; auto: on "
+        "the CPU, for models of 64 MiB and more, ngram and the checkpoint's own MTP head if it has one; off: never",
         choices=("auto", "ngram", "off"),
     )  # fmt: skip
     max_draft_tokens: int = setting(

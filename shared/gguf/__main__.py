@@ -30,7 +30,7 @@ from shared.gguf.tower_file import TowerFile
 
 PLAIN = ("F32", "F16", "BF16")
 OF_BOTH = ("tie_word_embeddings", "dtype", "quantization_config")  # what config.json states for both
-MTP_ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next")  # whose MTP heads are read
+MTP_ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")  # whose MTP heads are read
 TILED_ARCHITECTURES = ("qwen35", "qwen35moe")  # their converter reorders value heads, if key heads have several
 
 

@@ -140,7 +140,8 @@ FIELDS = [
     Row("min_tokens", ALL, GREEDY, {"min_tokens": 15}, lambda was, it: was.tokens < 15 <= it.tokens),
     Row("n", OPENAI, HOT, {"n": 3}, three_choices),
     Row("timings", ALL, GREEDY, {"timings": True}, lambda was, it: same(was, it) and {
-        "queue_ms", "prefill_ms", "decode_ms", "cached_tokens", "inter_token_p50_ms", "inter_token_p99_ms",
+        "queue_ms", "prefill_ms", "decode_ms", "cached_tokens", "draft_tokens", "accepted_draft_tokens",
+        "inter_token_p50_ms", "inter_token_p99_ms",
     } == set(it.told["timings"])),
     Row("no effect", ALL, GREEDY, {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}, same),
     Row("priority, deadline_ms", ALL, GREEDY, {"priority": -3, "deadline_ms": 60_000}, same),

@@ -88,6 +88,15 @@ def test_draft_model_changes_no_byte_also_when_its_worker_is_killed(demo: Server
         check_killed_worker(on, demo)
 
 
+def test_trained_head_changes_no_byte_and_a_request_is_told_its_drafts(demo: Server, tmp_path: Path) -> None:
+    config = json.dumps({"method": "mtp", "num_speculative_tokens": 3})
+    with serving("demo", tmp_path / "log", "--speculative-config", config, held=True) as on:
+        assert [ask(on, body) for body in BODIES[:5]] == [ask(demo, body) for body in BODIES[:5]]
+        body = {"model": "m", "prompt": COUNT, "max_tokens": 200, "ignore_eos": True, "temperature": 0, "timings": True}
+        told = on.client.post("/v1/completions", json=body).json()["timings"]
+        assert told["draft_tokens"] >= told["accepted_draft_tokens"] > 0
+
+
 @dataclass(frozen=True)
 class Headed:
     """A model with recurrent layers and an MTP head, an EAGLE-3 head for it, and a server without drafts."""

@@ -18,9 +18,10 @@ from shared.default_sizes import with_default_sizes
 from shared.hf_hub import Progress
 from shared.messages import Limits
 from shared.task import GENERATE, Task
+from worker.engine.features.drafters import load_with_drafter
 from worker.engine.fingerprint import fingerprint, numerics_of
 from worker.engine.formats import Formats, dtype_name, kernels_name, warn_about_cpu
-from worker.engine.load_model import LoadedModel, explain_out_of_memory, find_model, load_model
+from worker.engine.load_model import LoadedModel, explain_out_of_memory, find_model
 from worker.grammar.compiler import GrammarCompiler
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import huge_pages
@@ -103,12 +104,7 @@ def load_engine(
     worker = _settings_on(device, worker)
     files = find_model(model, worker, device, on_download, prefer_cache=prefer_cache)
     compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
-    drafter = None
-    if worker.speculative_config:
-        from worker.engine.features.drafters import find_drafter
-
-        drafter = find_drafter(files, model, worker)
-    loaded = load_model(files, model, worker, on_progress, drafter.nbytes if drafter else 0, hosts)
+    loaded, drafter = load_with_drafter(files, model, worker, on_progress, hosts)
     engine = build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1))
     if drafter is not None and engine.scheduler.speculation is not None:
         drafter.add_to(engine.runner, engine.scheduler.speculation, loaded.weights, engine.size.max_seq_len)

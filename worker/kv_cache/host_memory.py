@@ -53,7 +53,8 @@ def _remedies(weights: WeightsSize, pool: int, memory: Memory, room: int) -> lis
         left = _tenths(room - weights.int4)
         found = [f"{advice}, with --kv-cache-gb {left}" for advice in weights.fewer_bits(room)]
     if weights.drafter and weights.nbytes - weights.drafter + pool <= room:
-        found.append(f"leave out --speculative-config, which needs {_gib(weights.drafter)} of it")
+        needs = f"drafts of a model need {_gib(weights.drafter)} of it"
+        found.append(f"leave out --speculative-config, or use --speculation ngram: {needs}")
     if weights.nbytes <= memory.total:
         found.append("end other processes")
     return [*found, "serve a smaller model"]

@@ -51,7 +51,13 @@ class FakeDeltas:
 
 
 def last(index: int = 0, ids: tuple[int, ...] = (), texts: tuple[str, ...] = (), **more: Any) -> Delta:
-    settings = {"finish": Finish.EOS, "usage": Usage(3, 4, 2), "seed": 7, "timings": Timings(1.0, 2.0, 3.0, 2), **more}
+    settings = {
+        "finish": Finish.EOS,
+        "usage": Usage(3, 4, 2),
+        "seed": 7,
+        "timings": Timings(1.0, 2.0, 3.0, 2, (7, 5)),
+        **more,
+    }
     return Delta(index, list(ids), list(texts), **settings)
 
 

@@ -44,7 +44,7 @@ def test_a_pool_that_is_too_large_is_told_its_size() -> None:
 def test_drafter_that_does_not_fit_beside_the_model_is_named() -> None:
     size = WeightsSize(18 * GIB, int4=7 * GIB).with_others(GIB, drafter=6 * GIB)
     assert (size.nbytes, size.int4) == (25 * GIB, 14 * GIB)
-    assert "leave out --speculative-config, which needs 6.0 GiB of it" in refusal(size)
+    assert "drafts of a model need 6.0 GiB of it" in refusal(size)
     assert "--speculative-config" not in refusal(size, pool=2 * GIB), "the model would not fit without it either"
 
 

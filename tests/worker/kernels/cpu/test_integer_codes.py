@@ -12,7 +12,7 @@ from worker.kernels.weights.quantized_weight import E2M1, INT4, INT8, IQ4_NL, Co
 pytestmark = pytest.mark.skipif(not CAN_EMULATE, reason="needs AVX-512 with bf16")
 TILES = "amx" if "amx" in HERE else EMULATED
 ROWS = 70
-PARTS = ((0, 1), (3, 5), (4, 8), (0, 7), (0, 16), (2, 19), (0, 33), (9, 41))
+PARTS = ((0, 1), (3, 5), (0, 3), (4, 8), (1, 6), (2, 8), (0, 7), (3, 11), (0, 16), (2, 19), (0, 33), (9, 41))
 
 
 def drawn(code_map: CodeMap, n: int, k: int, group: int, minimum: bool) -> QuantizedWeight:
@@ -51,7 +51,8 @@ def test_tiles_give_the_bits_of_integers(code_map: CodeMap, group: int, minimum:
         if group == 64 and k < group:
             continue
         weight, x = drawn(code_map, n, k, group, minimum), inputs(k)
-        integers, _, _ = product("avx512bf16", weight, x)
+        integers, few_rows, _ = product("avx512bf16", weight, x)
+        assert all(torch.equal(part, integers[a:b]) for part, (a, b) in zip(few_rows, PARTS, strict=True)), (n, k)
         tiles, parts, kind = product(TILES, weight, x)
         assert kind == INTEGER4 or k % 32, (n, k)
         if kind == INTEGER4:
@@ -74,6 +75,8 @@ def test_eight_bits_have_the_same_bits_in_tiles_and_in_few_rows(group: int, mini
 @pytest.mark.parametrize("code_map, group", [(INT4, 128), (INT4, 48), (IQ4_NL, 32), (E2M1, 64)])
 def test_tiles_multiply_values_where_sums_might_be_rounded(code_map: CodeMap, group: int) -> None:
     weight, x = drawn(code_map, 64, 384, group, False), inputs(384)
+    integers, few_rows, _ = product("avx512bf16", weight, x)
+    assert all(torch.equal(part, integers[a:b]) for part, (a, b) in zip(few_rows, PARTS, strict=True))
     tiles, parts, kind = product(TILES, weight, x)
     assert kind == TABLE4
     assert all(torch.equal(part, tiles[a:b]) for part, (a, b) in zip(parts, PARTS, strict=True))
