@@ -115,8 +115,10 @@ def _check_workers(settings: Settings) -> None:
 
 def _check_origins(frontend: FrontendConfig) -> None:
     for origin in words(frontend.cors_origins):
-        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
-            raise ConfigError(f"--cors-origins must be * or like https://example.com, without a path, not {origin!r}")
+        if origin not in ("*", "localhost") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+            raise ConfigError(
+                f"--cors-origins must be *, localhost or like https://example.com, without a path, not {origin!r}"
+            )
 
 
 def _check_hosts(frontend: FrontendConfig) -> None:

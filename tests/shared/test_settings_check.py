@@ -108,7 +108,9 @@ def test_check_is_idempotent() -> None:
 
 @pytest.mark.parametrize("origin", ["example.com", "https://example.com/", "https://a,http://b/c", "https://"])
 def test_origin_that_no_browser_sends_is_refused(origin: str) -> None:
-    assert refuse("--cors-origins", origin).startswith("--cors-origins must be * or like https://example.com")
+    assert refuse("--cors-origins", origin).startswith(
+        "--cors-origins must be *, localhost or like https://example.com"
+    )
 
 
 @pytest.mark.parametrize("host", ["https://example.com", "example.com:8000", "example.com/", "a.*", "*.", "*a.example"])

@@ -224,7 +224,12 @@ async def test_files_are_read_below_the_allowed_folder_only(folders: dict[str, P
         return await asked([{"type": "image_url", "image_url": {"url": f"file://{path}"}}], context)
 
     assert len((await ask(f"{inside}/a%20b.png")).features.pictures) == 1
-    for path in (outside, f"{inside}/../out.png", f"{inside}/link.png", f"{inside}/%2e%2e/out.png"):
+    for path in ("a%20b.png", "//a%20b.png"):  # as llama.cpp's clients name it
+        assert len((await ask(path)).features.pictures) == 1
+    (inside / "deep").mkdir()
+    drawn(20, 20).save(inside / "deep" / "c.png")
+    assert len((await ask("deep/c.png")).features.pictures) == 1
+    for path in (outside, f"{inside}/../out.png", f"{inside}/link.png", f"{inside}/%2e%2e/out.png", "../out.png"):
         with pytest.raises(SluiceError, match="is not below the folder"):
             await ask(str(path))
     for path in (f"{inside}/none.png", str(inside)):
