@@ -146,7 +146,7 @@ def _gemma2() -> PreTrainedModel:
 
 
 def _olmo3() -> PreTrainedModel:
-    """A model with YaRN in the layers without a window. Its magnitude is that of YaRN, which the file states, too."""
+    """A model with YaRN in the layers without a window. The file states its attention factor, YaRN's default."""
     full = YARN_ROPE | {"attention_factor": 0.1 * math.log(4) + 1}
     rope = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
     types = ["sliding_attention", "full_attention"]

@@ -5,19 +5,19 @@ python -m bench.micro.drafts [--model qwen3-0.6b | demo | PATH] [--sequences 1,8
                              [--threads 1]
 
 With --acceptance, the drafts are the tokens of the answer itself, recorded before. Each one is wrong at random: the
-first draft of a step is right with the first probability, and so on. So many drafts are the most of a step, and how
-many there are follows what is accepted, as with a draft model. This shows the gain of a drafter with that acceptance
-that takes no time itself. With --head, an MTP head of the model's sizes computes as many drafts, so that its time
+first draft of a step is right with the first probability, and so on. A step has at most that many drafts; how many it
+has follows the share that was accepted, as with a draft model. This shows the gain of a drafter of this acceptance
+whose own time is zero. With --head, an MTP head of the model's sizes computes as many drafts, so that its time
 counts: its head over the vocabulary is that of the model, or a copy in four bits.
 
 With --head own, the checkpoint's own MTP head proposes the drafts, as with --speculation auto, and is right as often
 as it is. With --drafts, every step has so many of each sequence, whatever they cost: that shows how many are accepted
 in each place of a step, of all that were computed.
 
-Without both, three texts: the model's greedy text; the same with drafts that are all wrong, which shows the cost; and
-text at temperature 1, where a model with random weights never repeats itself. The demo model's prompts begin stories,
-and its outputs end with the stories; other models ignore end tokens. Times are CPU time of the thread, so that other
-processes disturb little; with several threads they are seconds. Outputs are compared.
+Without both, there are three texts: the model's greedy text; the same with drafts that are all wrong, which shows the
+cost; and text at temperature 1, where a model with random weights never repeats itself. The demo model's prompts begin
+stories, and its outputs end with the stories; other models ignore end tokens. Times are CPU time of the thread, so that
+other processes disturb little; with several threads they are seconds. Outputs are compared.
 """
 
 import argparse
@@ -76,7 +76,7 @@ class RecordedDrafter(WaitingDrafts):
 
 
 class RecordedProposer:
-    """Lets a head propose, and then proposes what a RecordedDrafter would: the head's time counts, and not its drafts.
+    """Runs a head, and then proposes the drafts of a RecordedDrafter: only the head's time counts, not its drafts.
 
     drafters: of each sequence, by the id of its key.
     """

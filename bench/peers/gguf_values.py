@@ -10,16 +10,16 @@ import numpy.typing as npt
 Config = Mapping[str, Any]
 
 SCALINGS = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
-# The converter does not write it for these.
+# The converter writes no head size for these.
 WITHOUT_HEAD_DIM = ("granite", "granitemoe", "granitemoehybrid", "olmo2", "olmoe")
-WITH_PATTERN = ("olmo3", "exaone4", "gemma4_text")  # it writes which layers have a window
+WITH_PATTERN = ("olmo3", "exaone4", "gemma4_text")  # for these, it writes which layers have a window
 EPSILONS = {
     "cohere": "layer_norm_eps",
     "cohere2": "layer_norm_eps",
     "starcoder2": "norm_epsilon",
     "nemotron": "norm_eps",
 }
-WITHOUT_WINDOW = ("starcoder2",)  # it does not write it for these
+WITHOUT_WINDOW = ("starcoder2",)  # for these, it writes no window
 
 
 def hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:

@@ -1,4 +1,4 @@
-"""The command lines and environments of child processes, and the folder of the model that they share."""
+"""The command lines and environments of child processes, and the model's folder, which all of them share."""
 
 import os
 import sys
@@ -55,7 +55,7 @@ def with_local_model(settings: Settings) -> Settings:
 
 
 def with_default_model(settings: Settings) -> Settings:
-    """Names the toy if the default model cannot be fetched, and says so on stderr. For a server whose user named none.
+    """For a server without --model: chooses the toy if the default model cannot be fetched, and says so on stderr.
 
     Raises CliError if the toy is missing.
     """

@@ -43,6 +43,18 @@ class WorkerConfig:
         "divide --threads, and answers have the same bytes with any number of them",
         unit="processes", at_least=1, at_most=8,
     )  # fmt: skip
+    rank_group: str = setting(
+        "local", "where the processes of --tensor-parallel-size are; local: on this machine, where the first one "
+        "starts the others; torchrun, lws: on hosts of their own, and each reads which one it is from the variables of "
+        "torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) or of LeaderWorkerSet (LWS_WORKER_INDEX, "
+        "LWS_GROUP_SIZE, LWS_LEADER_ADDRESS)",
+        choices=("local", "torchrun", "lws"),
+    )  # fmt: skip
+    rank_port: int = setting(
+        0, "port on which the first process of --rank-group waits for the others, which have the ports behind it; 0: "
+        "MASTER_PORT, with lws 5557",
+        at_least=0, at_most=65535,
+    )  # fmt: skip
     rank_check_steps: int = setting(
         1, "with several processes for a model: every so many steps they compare checksums of what all of them have "
         "in common, and the worker is restarted if one differs; 0: never",

@@ -96,7 +96,7 @@ def _with_tower(index: Index, file: Path, sight: Sight) -> Index:
 
 
 def _write_text(container: Container, folder: Path, config: dict[str, Any], sight: Sight | None) -> None:
-    """Writes the files with the tokenizer, and config.json with the ends of texts. INDEX completes the folder."""
+    """Writes the tokenizer files, and config.json with the ids that end a text. The caller writes INDEX last."""
     vocabulary = Vocabulary.read(container)
     generation = generation_config_of(vocabulary)
     ends = {name: generation[name] for name in ("bos_token_id", "eos_token_id") if name in generation}

@@ -66,7 +66,7 @@ def experts(values: Hyperparameters, name: str, *, normalized: bool, gating: int
 
 
 def gpt_oss(values: Hyperparameters, config: Config) -> Config:
-    """gpt-oss. Its YaRN keeps the ends of the ramp between dimensions, which no value of the file says."""
+    """gpt-oss. Its YaRN does not round the ends of the ramp to whole dimensions; no value of the file says so."""
     values.expect("rope.freq_base_swa", config["rope_theta"])
     scaling = config["rope_scaling"]
     return whole_heads(values, config) | {

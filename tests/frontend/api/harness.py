@@ -62,7 +62,7 @@ def last(index: int = 0, ids: tuple[int, ...] = (), texts: tuple[str, ...] = (),
 
 
 def lines(writer: Any, story: Iterable[list[Delta]]) -> list[str]:
-    """What a stream's writer writes for each list of deltas, and at the end."""
+    """Returns what a stream's writer writes for each list of deltas, and at the end."""
     return [data.decode() for data in [*map(writer.write, story), writer.end()] if data]
 
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.config.speculation import read_speculative_config
@@ -21,6 +22,9 @@ from worker.model.weights import Loader
 from worker.run.runner import Runner
 from worker.schedule.features.speculation import Speculation
 from worker.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from worker.ranks.hosts.rendezvous import Hosts
 
 log = logging.getLogger("sluice.load")
 
@@ -39,15 +43,15 @@ class FoundDrafter:
 
 
 def load_with_drafter(
-    files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_progress: Progress
+    files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_progress: Progress, hosts: "Hosts | None" = None
 ) -> tuple[LoadedModel, FoundDrafter | None]:
     """Loads the model, and returns it with the model that drafts for it, if there is one and the memory suffices.
 
-    Raises as load_model and find_drafter do.
+    hosts: where the other processes of --rank-group come together. Raises as load_model and find_drafter do.
     """
     drafter = find_drafter(files, model, worker)
     try:
-        return load_model(files, model, worker, on_progress, drafter.nbytes if drafter else 0), drafter
+        return load_model(files, model, worker, on_progress, drafter.nbytes if drafter else 0, hosts), drafter
     except ConfigError as error:
         if drafter is None or not drafter.optional:
             raise

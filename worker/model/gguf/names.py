@@ -77,7 +77,7 @@ SPECIAL: Mapping[str, Mapping[str, str]] = {
     "qwen35": DELTA_NET,
     "qwen35moe": DELTA_NET,
 }  # fmt: skip
-# Tensors that Hugging Face calls by the module alone. Those of all experts of a layer have its names for such tensors.
+# Tensors whose names in Hugging Face lack the ending `.weight` of GGUF: sinks, and the stacked experts of a layer.
 PARAMETERS = {
     "attn_sinks": "self_attn.sinks", "ffn_gate_exps": "mlp.experts.gate_proj", "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj", "ffn_gate_up_exps": "mlp.experts.gate_up_proj",

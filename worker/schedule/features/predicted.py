@@ -21,7 +21,7 @@ class PredictedDrafter:
         self._acceptance = Acceptance(EXPECTED_ACCEPTANCE)
         self._other: Drafter = NgramDrafter()
         self._place: int | None = 0  # in the predicted text, of the next output token; None: not known
-        self._read = output  # the tokens before are followed already
+        self._read = output  # tokens before this index have been matched already
         self._begin = output
         self._own = False  # whether the last proposal was of the predicted text
         self._stopped = False

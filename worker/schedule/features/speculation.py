@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from worker.schedule.features.waiting_drafts import Experience, Proposer
 
 NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
-MOST_DRAFTS = TILE - 1  # of one sequence in a step: a row is for the token that they follow
+MOST_DRAFTS = TILE - 1  # of one sequence in a step: one row of a tile is for the token before the drafts
 INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
 
 MARGIN = 1.2  # a draft must pay so many times its cost, since both are estimates, and the best of many is too good
@@ -265,9 +265,9 @@ class NgramIndex(Acceptance):
         self._after: dict[tuple[int, ...], int] = {}  # n-gram → the position after it
 
     def watch(self, place: int, position: int | None) -> None:
-        """Notes a proposal that is not drafted: that the token at `place`, the next one, is the one at `position`.
+        """Notes a guess that is not drafted: the next token, at `place`, will be the same as the one at `position`.
 
-        Whether it is right is then known for nothing, and drafts begin when proposals have become right.
+        Whether it was right is known without any cost, and drafts begin once such guesses are right.
         """
         self._watched = None if position is None else (place, position)
 

@@ -31,7 +31,7 @@ TOKENS = {"tokenizer.ggml.tokens": ["a", "b", "c"]}
 
 
 def container(architecture: str, change: dict[str, Any] | None = None, **types: str) -> Container:
-    """A file of that architecture with two layers. types: of further tensors, with __ for the dot."""
+    """A file of this architecture with two layers. types: of further tensors, whose names have __ for each dot"""
     values = {
         "block_count": 2, "context_length": 512, "embedding_length": 8, "feed_forward_length": 16,
         "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 4, "attention.value_length": 4,

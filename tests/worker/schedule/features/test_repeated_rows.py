@@ -1,4 +1,4 @@
-"""Drafts of models with a recurrent state: after a rejected one, the right tokens are computed again from the state."""
+"""Drafts of models with a recurrent state: after a rejected draft, the accepted tokens are computed again."""
 
 from typing import Any
 
@@ -97,7 +97,7 @@ def test_preempted_between_two_attempts_starts_anew() -> None:
 
 @pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.8, 0.95])
 def test_number_of_drafts_pays_for_the_rows_that_a_rejection_repeats(acceptance: float) -> None:
-    """The number is the best of all, by the expected rows and tokens of each."""
+    """No other number gains more, by the expected number of rows and tokens."""
     kind, cost, repeats = Acceptance(), 0.07, 3
     kind.acceptance = acceptance
 

@@ -1,4 +1,4 @@
-"""Drafts of a model: how many are asked for follows what is accepted, in the sequence and in those before."""
+"""Drafts of a model: their number follows the share that was accepted, in this and in earlier sequences."""
 
 import random
 
@@ -13,7 +13,7 @@ LIMIT, COST = 7, 0.2
 
 
 def asked(drafter: WaitingDrafts, right: float, steps: int = 100) -> list[int]:
-    """Returns how many drafts are asked for in each step, if each draft is right with this probability."""
+    """Returns how many drafts are asked for in each step if a draft is right with probability `right`."""
     draw, counts = random.Random(3), []
     for _ in range(steps):
         count = drafter.wanted([], LIMIT, COST, COST, 0)

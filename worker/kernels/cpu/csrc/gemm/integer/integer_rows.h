@@ -140,8 +140,8 @@ INLINE float power_of_two(int biased_exponent) {
     return power;
 }
 
-/* Returns what 1 stands for in a block of `length` inputs, and the factor that turns inputs into integers, which have
- * `dropped` bits fewer than 16. */
+/* Returns the number for which 1 stands in a block of `length` inputs, and the factor that turns inputs into integers,
+ * which have `dropped` bits fewer than 16. */
 INLINE float block_scale(const bf16 *x, long length, int dropped, float *factor) {
     bf16 largest = largest_magnitude(x, length);
     int exponent = max_long(largest >> 7, 15), finite = largest < 0x7f80;
