@@ -11,6 +11,7 @@ many_models         a soak of a server with more models than room, while process
 adapter_changes     LoRA adapters that are loaded and unloaded while streams run
 ranks/              several processes that compute one model: faults, and what their checks cost
 model_switch        seconds to the first token when a request needs another model, beside llama.cpp's router
+parsing             what reading a plain request costs, beside another checkout
 micro/              single parts: a frontend's cost per token, a worker step, CPU kernels, features
 checkpoints         random checkpoints in real shapes
 gptq_checkpoint     writes a checkpoint again in GPTQ's layout

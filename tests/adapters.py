@@ -17,7 +17,7 @@ LINEARS = (
 
 
 def linears_of(base: Path, targets: Iterable[str] = LINEARS, experts: bool = False) -> dict[str, tuple[int, int]]:
-    """The shapes [outputs, inputs] of the linears in a checkpoint's layers that have these names.
+    """Returns the shapes [outputs, inputs] of the linears with these names in all layers.
 
     experts: whether those of experts are among them, and then MLPs are not
     """

@@ -2,6 +2,7 @@
 
 tables              all tables
 api                 the tables of docs/api.md
+field_table         the tables of docs/fields.md
 markdown            a table in Markdown
 shapes              the documented shapes of JSON values
 """

@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.cli.commands import COMMANDS, TOOLS
-from deploy.reference import api
+from deploy.reference import api, field_table
 from deploy.reference.markdown import sentence, table
 from deploy.supervisor.child_command import FRONTEND_FLAGS, WORKER_FLAGS
 from frontend.observability.metrics import PrometheusMetrics
@@ -130,6 +130,6 @@ def _first(kind: type) -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    **api.TABLES, "flags": flags, "commands": commands, "frontend metrics": frontend_metrics,
+    **api.TABLES, **field_table.TABLES, "flags": flags, "commands": commands, "frontend metrics": frontend_metrics,
     "worker metrics": worker_metrics, "alerts": alerts, "wire": wire,
 }  # fmt: skip

@@ -49,7 +49,7 @@ from frontend.server.auth import ApiKeys
 from frontend.server.gateway import admission_of
 from frontend.server.hosts import Hosts
 from frontend.server.middleware import RequestMiddleware
-from frontend.server.origins import Origins
+from frontend.server.origins import LOCALHOST, OF_THIS_MACHINE, Origins
 from shared.config import FrontendConfig, words
 from shared.signing import Signer
 
@@ -173,6 +173,7 @@ def _cors(origins: list[str]) -> list[Middleware]:
         Middleware(
             CORSMiddleware,
             allow_origins=origins,
+            allow_origin_regex=OF_THIS_MACHINE if LOCALHOST in origins else None,
             allow_methods=every,
             allow_headers=every,
             expose_headers=every,

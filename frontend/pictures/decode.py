@@ -8,6 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from frontend.pictures.grid import best_grid, is_cut
+
 DECODE = f"{__name__}:decode"
 SECONDS, MEGABYTES = 10.0, 1024  # for one picture
 KINDS = ("PNG", "JPEG", "WEBP", "GIF")
@@ -19,7 +21,7 @@ Tile = tuple[int, int, bytes]  # height, width, uint8 RGB row by row
 
 def decode(
     data: bytes, most_pixels: int, kind: str, side: int, longest: int, cuts: bool, resample: int,
-    area: Sequence[int] = (0, 0),
+    area: Sequence[int] = (0, 0), grid: Sequence[int] = (),
 ) -> list[Any]:  # fmt: skip
     """Returns rows, columns and the tiles of a picture; or ["…"], what is wrong with it.
 
@@ -42,9 +44,11 @@ def decode(
         return [f"is broken: {error}"]
     if kind == "square":
         return [0, 0, [_bytes(image.resize((side, side), resample))]]
-    if kind in ("any", "within"):
+    if kind in ("any", "within", "grid"):
         if max(width, height) > MOST_RATIO * min(width, height):
             return [f"has {width} x {height} pixels; one side may be {MOST_RATIO} times as long as the other at most"]
+        if kind == "grid":
+            return _grid(image, side, cuts, resample, area, grid)
         if kind == "any":
             size = _of_area(image.width, image.height, side, *area)
         else:
@@ -61,9 +65,26 @@ def _tiles(image: Any, side: int, resample: int) -> list[Any]:
         return [f"is cut into {rows} x {columns} tiles; at most {MOST_TILES} are accepted"]
     if rows * columns == 1:
         return [0, 0, [_bytes(image)]]
-    boxes = [(x * side, y * side, (x + 1) * side, (y + 1) * side) for y in range(rows) for x in range(columns)]
-    tiles = [_bytes(image.crop(box)) for box in boxes]
+    tiles = _cut(image, side, rows, columns)
     return [rows, columns, [*tiles, _bytes(image.resize((side, side), resample))]]
+
+
+def _cut(image: Any, side: int, rows: int, columns: int) -> list[Tile]:
+    boxes = [(x * side, y * side, (x + 1) * side, (y + 1) * side) for y in range(rows) for x in range(columns)]
+    return [_bytes(image.crop(box)) for box in boxes]
+
+
+def _grid(image: Any, side: int, cuts: bool, resample: int, area: Sequence[int], grid: Sequence[int]) -> list[Any]:
+    """Returns what decode does, of the kind `grid`. grid: the fields of a Grid"""
+    tile, least, most, above, whole = grid
+    size = _of_area(image.width, image.height, side, *area, fewest=1)
+    if not cuts or not is_cut(image.width, image.height, side, above):
+        return [0, 0, [_bytes(image.resize(size, resample))]]
+    columns, rows = best_grid(image.width, image.height, tile, least, most)
+    tiles = _cut(image.resize((columns * tile, rows * tile), resample), tile, rows, columns)
+    if whole and len(tiles) > 1:
+        tiles.append(_bytes(image.resize(size, resample)))
+    return [rows, columns, tiles] if len(tiles) > 1 else [0, 0, tiles]
 
 
 def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:
@@ -76,9 +97,12 @@ def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:
     return max(1, other + other % 2), longest
 
 
-def _of_area(width: int, height: int, step: int, least: int, most: int) -> tuple[int, int]:
-    """Returns multiples of `step` of about the picture's shape, with `least` to `most` pixels together."""
-    across, down = round(width / step), round(height / step)
+def _of_area(width: int, height: int, step: int, least: int, most: int, *, fewest: int = 0) -> tuple[int, int]:
+    """Returns multiples of `step` of about the picture's shape, with `least` to `most` pixels together.
+
+    fewest: steps of a side when its picture is compared with these bounds
+    """
+    across, down = max(fewest, round(width / step)), max(fewest, round(height / step))
     if across * down * step * step > most:
         shrink = math.sqrt(height * width / most)
         across, down = (max(1, math.floor(side / shrink / step)) for side in (width, height))
@@ -89,7 +113,7 @@ def _of_area(width: int, height: int, step: int, least: int, most: int) -> tuple
 
 
 def _within(width: int, height: int, step: int, longest: int) -> tuple[int, int]:
-    """Returns the next larger multiples of `step` of the picture's size, after no side is longer than `longest`."""
+    """Shrinks the picture until no side is longer than `longest`. Returns the next larger multiples of `step`."""
     ratio = max(height / longest, width / longest)
     if ratio > 1:
         width, height = (max(1, math.floor(side / ratio)) for side in (width, height))

@@ -19,7 +19,7 @@ MAX_WAITING = 64  # pictures
 
 
 class Decoded(NamedTuple):
-    """A picture as the model sees it. The last tile is the whole picture.
+    """A picture as the model sees it. The last tile is the whole picture, unless a grid of tiles is all that it sees.
 
     rows, columns: of the other tiles; 0 if it is not cut
     digests: of the tiles
@@ -98,6 +98,7 @@ class _Children:
                 seen.cuts,
                 seen.resample,
                 seen.area,
+                seen.grid or (),
                 seconds=SECONDS,
             )
             return found

@@ -60,7 +60,7 @@ def shown_text(text: str, mark: str, pictures: Sequence[Decoded], seen: PictureF
 
     def shown(_: re.Match[str]) -> str:
         one = next(following)
-        return seen.shown(one.rows, one.columns, *one.tiles[0][:2])
+        return seen.shown(one.rows, one.columns, [(height, width) for height, width, _ in one.tiles])
 
     return own.sub(shown, text)
 

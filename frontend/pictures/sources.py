@@ -59,9 +59,9 @@ def _own(name: str, url: str) -> bytes:
 def _from_folder(name: str, url: str, allowed: str) -> bytes:
     if not allowed:
         raise refused(name, "is a file, and the server reads none (--allowed-media-path)")
-    parts, root = urlsplit(url), Path(allowed).resolve()
-    file = Path(unquote(parts.path)).resolve()
-    if parts.netloc not in ("", "localhost") or not file.is_relative_to(root):
+    root = Path(allowed).resolve()
+    file = _named(url, root)
+    if not file.is_relative_to(root):
         raise refused(name, "is not below the folder that the server reads pictures from")
     try:
         if not file.is_file():
@@ -70,6 +70,15 @@ def _from_folder(name: str, url: str, allowed: str) -> bytes:
             return opened.read(MAX_BYTES + 1)
     except OSError as error:
         raise refused(name, f"cannot be read: {error.strerror}") from error
+
+
+def _named(url: str, root: Path) -> Path:
+    """Returns the file that a URL names by its whole path or, as llama.cpp's clients do, by its path below `root`."""
+    parts = urlsplit(url)
+    host = parts.netloc if parts.netloc != "localhost" else ""
+    whole = Path(unquote(parts.path)).resolve()
+    below = (root / unquote(f"{host}{parts.path}").lstrip("/")).resolve()
+    return below if host or (below.is_file() and not whole.is_relative_to(root)) else whole
 
 
 def _checked(name: str, data: bytes) -> bytes:

@@ -5,6 +5,7 @@ answers. So requests of foreign pages are refused. Browsers say where a request 
 and no page can change that; other clients send neither header.
 """
 
+import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -12,17 +13,23 @@ from starlette.datastructures import Headers
 
 from frontend.errors import Forbidden
 
+LOCALHOST = "localhost"  # in --cors-origins: every page of this machine, whatever its port
+OF_THIS_MACHINE = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+
 
 class Origins:
-    """allowed: origins such as https://example.com, or *."""
+    """allowed: origins such as https://example.com, localhost, or *."""
 
     def __init__(self, allowed: Collection[str]) -> None:
         self._allowed = frozenset(allowed)
+        self._allows_machine = LOCALHOST in self._allowed
 
     def check(self, method: str, headers: Headers) -> None:
         """Raises Forbidden if a foreign page that is not allowed has sent the request."""
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if (origin is None and site is None) or not self._allowed.isdisjoint(("*", origin)):
+            return
+        if self._allows_machine and re.fullmatch(OF_THIS_MACHINE, origin or ""):
             return
         if _is_own(origin, site, headers.get("host", "")) or _is_navigation(method, headers):
             return

@@ -4,18 +4,28 @@ A family is a row of FORMATS. It does what the family's processor in transformer
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from shared.pictures.limits import MAX_PATCHES
 
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers, which preprocessor_config.json has, too
-MOST_SIDE = 1 << 14
-Kind = Literal["square", "tiles", "any", "within"]
+MOST_SIDE, MOST_TILES = 1 << 14, 64
+Kind = Literal["square", "tiles", "any", "within", "grid"]
 Config = Mapping[str, Any]
+
+
+class Grid(NamedTuple):
+    """How pictures of the kind `grid` are cut."""
+
+    tile: int  # height and width of a tile in pixels
+    least: int  # tiles
+    most: int  # tiles
+    above: int  # pixels, rounded to whole squares; pictures with more are cut
+    whole: bool  # whether the whole picture follows the tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +37,11 @@ class PictureFormat:
         tiles: several tiles of this size, and one more with the whole picture
         any: one tile of about the picture's own shape, whose height and width are multiples of `side`
         within: the same, of the picture's own size unless a side is longer than `longest`
-    tokens: how many the prompt has for each tile; of the kinds `any` and `within`, for each square of `side` x `side`
-        pixels
+        grid: small ones, what `any` makes of them; large ones, tiles, and one of the kind `any` with the whole picture
+    tokens: how many the prompt has for each tile; of the kinds `any`, `within` and `grid`, for each square of
+        `side` x `side` pixels
     longest: of the kind `tiles`, the longest side of the picture before it is cut; otherwise 0
-    cuts: whether pictures of the kind `tiles` are cut; else the same steps make one tile of each
+    cuts: whether pictures of the kinds `tiles` and `grid` are cut; else the same steps make one tile of each
     placeholder: what the chat template writes for a picture
     token: the text of the token that each tile has `tokens` of
     before, after: texts around the tokens of a tile
@@ -46,20 +57,24 @@ class PictureFormat:
     token: str
     before: str = ""
     after: str = ""
-    area: tuple[int, int] = (0, 0)  # any: the least and the most pixels
+    area: tuple[int, int] = (0, 0)  # any, grid: the least and the most pixels
     row_end: str = ""  # the text of the token between two rows of squares
+    grid: Grid | None = None  # of the kind `grid`
 
     def tokens_of(self, height: int, width: int) -> int:
         """Returns how many tokens a tile of so many pixels has in the prompt, those between its rows included."""
         rows = height // self.side
         return self.tokens * rows * (width // self.side) + (rows - 1 if self.row_end else 0)
 
-    def shown(self, rows: int, columns: int, height: int, width: int) -> str:
+    def shown(self, rows: int, columns: int, sizes: Sequence[tuple[int, int]]) -> str:
         """Returns what the prompt has for a picture.
 
         rows, columns: of the tiles that it is cut into; 0: it is not cut
-        height, width: of a tile in pixels
+        sizes: heights and widths in pixels of these tiles, row by row, and of the whole picture
         """
+        if self.kind == "grid":
+            return f"{self.before}{self._in_grid(rows, columns, sizes)}{self.after}"
+        height, width = sizes[0]
         down = height // self.side if self.row_end else 1
         ends = down - 1 if self.row_end else 0
         tokens = self.row_end.join([self.token * ((self.tokens_of(height, width) - ends) // down)] * down)
@@ -70,6 +85,11 @@ class PictureFormat:
             for row in range(1, rows + 1)
         )
         return lines + "\n" * bool(rows) + f"{self.before}<global-img>{tokens}{self.after}"
+
+    def _in_grid(self, rows: int, columns: int, sizes: Sequence[tuple[int, int]]) -> str:
+        names = [f"<|img_row_{row}_col_{column}|>" for row in range(1, rows + 1) for column in range(1, columns + 1)]
+        names += ["<|img_thumbnail|>" if rows else ""] * (len(sizes) - len(names))
+        return "".join(name + self.token * self.tokens_of(*size) for name, size in zip(names, sizes, strict=True))
 
 
 def picture_format(folder: Path, config: Config, named_tokens: Mapping[str, str]) -> PictureFormat | None:
@@ -87,7 +107,12 @@ def picture_format(folder: Path, config: Config, named_tokens: Mapping[str, str]
     if found is None:
         return None
     fits = 0 < found.side <= MOST_SIDE and found.longest <= MOST_SIDE and found.tokens > 0
-    return found if fits and (found.kind != "any" or 0 < found.area[0] <= found.area[1]) else None
+    bounds = found.kind not in ("any", "grid") or 0 < found.area[0] <= found.area[1]
+    return found if fits and bounds and (found.grid is None or _is_possible(found.grid, found.side)) else None
+
+
+def _is_possible(grid: Grid, side: int) -> bool:
+    return side <= grid.tile <= MOST_SIDE and grid.tile % side == 0 and 1 <= grid.least <= grid.most <= MOST_TILES
 
 
 def _idefics3(config: Config, vision: Config, processor: Config, named: Mapping[str, str]) -> PictureFormat:
@@ -140,8 +165,29 @@ def _pixtral(config: Config, vision: Config, processor: Config, named: Mapping[s
     )  # fmt: skip
 
 
+def _lfm2(config: Config, vision: Config, processor: Config, named: Mapping[str, str]) -> PictureFormat | None:
+    """Reads the settings of Lfm2VlImageProcessor. Its `size` has no effect."""
+    if not processor.get("use_image_special_tokens", config.get("use_image_special_tokens", True)):
+        return None
+    patch, join = processor.get("encoder_patch_size", 16), processor.get("downsample_factor", 2)
+    if (patch, join) != (vision.get("patch_size", 16), config.get("downsample_factor", 2)):
+        return None  # the worker would expect other numbers of tokens
+    square = (patch * join) ** 2
+    least, most = (processor.get(f"{name}_image_tokens", count) for name, count in (("min", 64), ("max", 256)))
+    tiles, least_tiles = processor.get("max_tiles", 10), processor.get("min_tiles", 2)
+    cuts = processor.get("do_image_splitting", True) and not least_tiles == tiles == 1
+    above = int(most * square * processor.get("max_pixels_tolerance", 2.0))
+    return PictureFormat(
+        "grid", patch * join, 1, 0, cuts, processor.get("resample", BILINEAR), "<image>",
+        named.get("image_token", "<image>"), named.get("image_start_token", "<|image_start|>"),
+        named.get("image_end_token", "<|image_end|>"),
+        area=(least * square, min(most * square, MAX_PATCHES * patch**2)),
+        grid=Grid(processor.get("tile_size", 512), least_tiles, tiles, above, processor.get("use_thumbnail", True)),
+    )  # fmt: skip
+
+
 FORMATS: Mapping[str, Callable[[Config, Config, Config, Mapping[str, str]], PictureFormat | None]] = {
-    "gemma3": _gemma3, "idefics3": _idefics3, "llava": _pixtral, "mistral3": _pixtral,
+    "gemma3": _gemma3, "idefics3": _idefics3, "lfm2_vl": _lfm2, "llava": _pixtral, "mistral3": _pixtral,
     "qwen2_5_vl": _qwen2_5, "qwen3_5": _qwen, "qwen3_5_moe": _qwen,
     "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen, "smolvlm": _idefics3,
 }  # fmt: skip

@@ -18,7 +18,7 @@ MAX_HEADER_BYTES = 16 << 20
 DTYPES = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of a number
 # names of tensors: the module, which matrix, and the name of the adapter where PEFT has left it in
 FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
-# what would change the formula → values that do not
+# options that would change the formula → their values that do not
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "use_dora": (None, False), "modules_to_save": (None, []), "bias": (None, "none"), "lora_bias": (None, False),
     "fan_in_fan_out": (None, False), "use_qalora": (None, False), "layer_replication": (None, []),

@@ -81,8 +81,8 @@ class FrontendConfig:
         "", "file with the private key (Ed25519, PEM) that signs receipts; empty: receipts are not signed"
     )
     cors_origins: str = setting(
-        "", "origins whose web pages may use this server, such as https://example.com; *: all pages; empty: only the "
-        "server's own page", many=True,
+        "", "origins whose web pages may use this server, such as https://example.com; localhost: all pages of "
+        "this machine; *: all pages; empty: only the server's own page", many=True,
     )  # fmt: skip
     allowed_hosts: str = setting(
         "", "host names that requests may be for, beside those of this machine, such as api.example.com or "

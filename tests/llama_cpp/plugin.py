@@ -14,24 +14,24 @@ import time
 import types
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
 import httpx
 import pytest
-import torch
+import requests
 
-from tests.checkpoints import EOS, KINDS, build
-from tests.embedders import embedder, reranker
 from tests.llama_cpp.command_line import NotOffered, read, serve_arguments
+from tests.llama_cpp.stand_ins import PICTURES, StandIns, made, picture_server
 from tests.llama_cpp.unmet import NOT_OFFERED, OWN_MODEL
 
 ROOT = Path(__file__).parents[2]
 COUNTS = {"n_prompt", "n_tokens", "n_token_output"}  # parameters of tests that count their own model's tokens
 START_S = 60.0
-FRESH = ("cache", "progress", "metrics")  # words in the names of tests that count what a server did before
+FRESH = ("cache", "progress", "metrics", "router")  # words in the names of tests that count what a server did before
+THINKS = {"on": True, "auto": True, "off": False}  # --reasoning -> what llama-server always tells a template
 
 
 class Servers:
@@ -40,14 +40,14 @@ class Servers:
     TimeoutExpired = subprocess.TimeoutExpired
 
     def __init__(self, folder: Path) -> None:
-        self.models = stand_ins(folder)
+        self.stand_ins = made(folder)
         self.log = folder / "server.log"
         self._arguments: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
 
     def Popen(self, command: list[str], **_: Any) -> "Shared":
         try:
-            arguments = serve_arguments(read(command[1:]), self.models, Path.cwd())
+            arguments = serve_arguments(read(command[1:]), self.stand_ins, Path.cwd())
         except NotOffered as missing:
             pytest.skip(f"not offered: {missing}")
         running = self._process is not None and self._process.poll() is None
@@ -95,35 +95,6 @@ class Shared:
     def wait(self, timeout: float | None = None) -> None: ...
 
 
-def stand_ins(folder: Path) -> dict[str, Path]:
-    """Returns a folder for each file or repository that the tests name."""
-    talker = endless(folder / "talker")
-    return {
-        "ggml-org/test-model-stories260K": talker,
-        "ggml-org/test-model-stories260K-infill": talker,
-        "bert-bge-small/ggml-model-f16.gguf": embedder(folder / "embedder"),
-        "jina-reranker-v1-tiny-en/ggml-model-f16.gguf": reranker(folder / "reranker"),
-        "": talker,  # a router, which loads what a request names
-    }
-
-
-def endless(folder: Path) -> Path:
-    """Writes a random model that goes on for ever, as the tests' own does: tokens that are no whole
-    characters, and the token that would end an answer, have a logit of 0, far below the largest.
-    """
-    model, tokenizer = build("llama"), KINDS["llama"].tokenizer()
-    head = model.get_output_embeddings().weight
-    words = [id for id in range(EOS + 1, len(head)) if tokenizer.decode([id]).isprintable()]
-    with torch.no_grad():
-        plain = head[words] * 3
-        head.zero_()
-        head[words] = plain
-    model.config.max_position_embeddings = 8192
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 _results: dict[str, dict[str, str]] = {}
 _servers: list[Servers] = []
 
@@ -141,16 +112,31 @@ def pytest_collection(session: pytest.Session) -> None:
     import utils  # type: ignore[import-not-found]
 
     _servers.append(Servers(Path(os.environ["SLUICE_TEST_STAND_INS"])))
+    pictures = picture_server()
+    plain = requests.get
+    requests.get = lambda url, **more: plain(url.replace(PICTURES, pictures), **more)
+    utils.TMP_DIR = os.environ["SLUICE_TEST_STAND_INS"]
+    utils.download_file = partial(downloaded, _servers[0].stand_ins)
     utils.subprocess = _servers[0]
     utils.match_regex = lambda regex, text: isinstance(text, str)
     utils.ServerPreset.load_all = staticmethod(lambda: None)
     for name in ("make_request", "make_stream_request"):
-        setattr(utils.ServerProcess, name, adapted(getattr(utils.ServerProcess, name)))
+        setattr(utils.ServerProcess, name, adapted(getattr(utils.ServerProcess, name), pictures))
 
 
-def adapted(ask: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that sends a request with the seed and the temperature of the server's flags, which Sluice
-    does not have, and puts a b before the name of the build, which the tests expect there.
+def downloaded(stand_ins: StandIns, url: str, path: str | None = None) -> str:
+    """Takes the place of the tests' function that fetches an adapter or a draft model, and returns where it is."""
+    if url.endswith("moe_shakespeare15M.gguf"):
+        return str(stand_ins.adapter)
+    if url.endswith("stories15M-q4_0.gguf"):
+        return str(stand_ins.models["stories15M_MOE-F16.gguf"])
+    pytest.skip(f"not offered: {url}")
+
+
+def adapted(ask: Callable[..., Any], pictures: str) -> Callable[..., Any]:
+    """Returns a function that sends a request with the seed, the temperature and the reasoning of the server's flags,
+    which Sluice does not have, and puts a b before the name of the build, which the tests expect there. pictures: the
+    URL that takes the place of the hub's
     """
 
     def renamed(body: Any) -> Any:
@@ -162,10 +148,14 @@ def adapted(ask: Callable[..., Any]) -> Callable[..., Any]:
     def asking(server: Any, method: str, path: str, data: Any = None, *more: Any, **named: Any) -> Any:
         if isinstance(data, dict) and path.endswith(("completion", "completions", "infill")):
             data = {"seed": server.seed, "temperature": server.temperature, **data}
+        if isinstance(data, dict) and server.reasoning in THINKS:
+            data = {**data, "chat_template_kwargs": {"enable_thinking": THINKS[server.reasoning]}}
+        data = json.loads(json.dumps(data).replace(PICTURES, pictures))
         answer = ask(server, method, path, data, *more, **named)
         if isinstance(answer, Iterator):
             return map(renamed, answer)
         renamed(answer.body)
+        answer.headers = requests.structures.CaseInsensitiveDict(answer.headers)  # in tests, names are of one spelling
         return answer
 
     return asking

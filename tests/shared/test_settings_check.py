@@ -27,6 +27,8 @@ from tests.shared.harness import parse, refuse
         ("--batching-mode static --target-step-s 0.1", ("--target-step-s", "--batching-mode")),
         ("--scheduler-policy prefill_first --target-step-s 0.1", ("--target-step-s", "--scheduler-policy")),
         ("--tensor-parallel-size 2 --weights-cache here", ("--weights-cache", "--tensor-parallel-size")),
+        ("--rank-group lws", ("--rank-group lws", "--tensor-parallel-size")),
+        ("--rank-group lws --tensor-parallel-size 2 --workers 2", ("--rank-group lws", "one worker")),
         ("--tensor-parallel-size 2 --lora-modules a=b", ("--lora-modules", "--tensor-parallel-size")),
         ("--prefill-chunk-size 600 --max-step-tokens 512", ("--prefill-chunk-size", "--max-step-tokens")),
         ("--max-batch-size 64 --max-step-tokens 32", ("--max-batch-size", "--max-step-tokens")),
@@ -106,7 +108,9 @@ def test_check_is_idempotent() -> None:
 
 @pytest.mark.parametrize("origin", ["example.com", "https://example.com/", "https://a,http://b/c", "https://"])
 def test_origin_that_no_browser_sends_is_refused(origin: str) -> None:
-    assert refuse("--cors-origins", origin).startswith("--cors-origins must be * or like https://example.com")
+    assert refuse("--cors-origins", origin).startswith(
+        "--cors-origins must be *, localhost or like https://example.com"
+    )
 
 
 @pytest.mark.parametrize("host", ["https://example.com", "example.com:8000", "example.com/", "a.*", "*.", "*a.example"])

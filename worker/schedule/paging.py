@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Journal(Protocol):
-    """Is told which pages of a sequence can be found from now on, and that none can."""
+    """Learns which pages of a sequence can be found from now on, or that no page can."""
 
     def stored(self, sequence: Sequence, pages: range) -> None: ...
     def cleared(self) -> None: ...
@@ -177,7 +177,7 @@ class Paging:
         return self.states.pool.find(sequence.prefix.digests[pages - 1]) if self.states is not None and pages else None
 
     def _claimed(self, pool: PagePool, tokens: int, computed: int) -> int:
-        """Returns the number of pages up to the last one that claim() gives to a sequence."""
+        """Returns how many pages a sequence has after claim(), with those before its window."""
         every = pool.pages_for(tokens)
         if not pool.window:
             return every

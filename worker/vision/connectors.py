@@ -46,13 +46,13 @@ def shuffle(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Op
 
 
 def merge(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Operations) -> Tensor:
-    """Gives the patches of a square together to an MLP, whose activation is the exact GELU. Qwen3.5, Mistral 3."""
+    """Gives the patches of a square together to an MLP, whose activation is the exact GELU. Qwen, Mistral 3, LFM2."""
     assert weights.before is not None
     if weights.norm is not None:
         squares = do.rms_norm(squares.flatten(0, 3), weights.norm, spec.connector_eps).view_as(squares)
     x = _joined(squares)
     if weights.joined_norm is not None:
-        x = do.rms_norm(x, weights.joined_norm, spec.norm_eps)
+        x = do.rms_norm(x, weights.joined_norm, spec.joined_eps or spec.norm_eps)
     if weights.joined is not None:
         x = do.linear(x, weights.joined)
     wide = do.linear(x, weights.before)

@@ -19,7 +19,7 @@ from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import Operations
 from worker.vision.attention import Queries
 from worker.vision.connectors import CONNECTORS, ConnectorWeights
-from worker.vision.positions import rotary_tables, stretched
+from worker.vision.positions import resized, rotary_tables, stretched
 from worker.vision.preprocess import level_table, patches_of
 from worker.vision.spec import VisionSpec
 from worker.vision.windows import Windows, in_windows
@@ -110,8 +110,8 @@ class Encoder:
         return torch.cat([first, *more], dim=1) if more else first
 
     def _positions(self, stored: Tensor, rows: int, columns: int) -> Tensor:
-        side = self.spec.position_side
-        return stretched(stored, side, rows, columns).to(stored.dtype) if side else stored
+        side, found = self.spec.position_side, stretched if self.spec.position_corners else resized
+        return found(stored, side, rows, columns).to(stored.dtype) if side else stored
 
     def _tables(self, rows: int, columns: int) -> Tables | None:
         spec = self.spec

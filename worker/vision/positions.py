@@ -12,10 +12,27 @@ def stretched(stored: Tensor, side: int, rows: int, columns: int) -> Tensor:
 
     stored [side * side, H]: positions of a square grid, whose corners are those of the picture
     """
-    (down, down_weights), (across, across_weights) = _neighbours(rows, side), _neighbours(columns, side)
+    return _mixed(stored, side, _neighbours(rows, side), _neighbours(columns, side))
+
+
+def resized(stored: Tensor, side: int, rows: int, columns: int) -> Tensor:
+    """Returns what `stretched` does, but resizes the square grid as `torch.nn.functional.interpolate` does a picture.
+
+    That is bilinear with `align_corners=False` and `antialias=True`: of a smaller grid, a place is a mean of more than
+    four stored ones.
+    """
+    return _mixed(stored, side, _covered(rows, side), _covered(columns, side))
+
+
+def _mixed(stored: Tensor, side: int, by_row: tuple[Tensor, Tensor], by_column: tuple[Tensor, Tensor]) -> Tensor:
+    """Returns the weighted mean of stored positions for each patch. The additions are always in the same order.
+
+    by_row, by_column: the stored places that each row or column reads, and their weights; both [count, places]
+    """
+    (down, down_weights), (across, across_weights) = by_row, by_column
     total: Tensor | None = None
-    for i in range(2):
-        for j in range(2):
+    for i in range(down.shape[1]):
+        for j in range(across.shape[1]):
             index = (down[:, i, None] * side + across[None, :, j]).flatten().to(stored.device)
             weight = (down_weights[:, i, None] * across_weights[None, :, j]).flatten().to(stored.device)
             part = stored[index].float() * weight[:, None]
@@ -31,6 +48,20 @@ def _neighbours(count: int, side: int) -> tuple[Tensor, Tensor]:
     share = places - below
     around = below.long()[:, None] + torch.arange(2)
     return around.clamp(max=side - 1), torch.stack([1 - share, share], dim=1)
+
+
+def _covered(count: int, side: int) -> tuple[Tensor, Tensor]:
+    """Returns, for each of `count` equal parts of an axis, the stored places that its triangle covers, and weights.
+
+    The triangle is as wide as two parts, but never narrower than two stored places.
+    """
+    scale = side / count
+    reach = max(scale, 1.0)
+    centres = scale * (torch.arange(count, dtype=torch.float32) + 0.5)
+    first = (centres - reach + 0.5).clamp(min=0).long()
+    around = first[:, None] + torch.arange(int(2 * reach) + 2)
+    weights = (1 - (around + 0.5 - centres[:, None]).abs() / reach).clamp(min=0) * (around < side)
+    return around.clamp(max=side - 1), weights / weights.sum(dim=1, keepdim=True)
 
 
 def rotary_tables(

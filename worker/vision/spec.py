@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from shared.pictures.limits import MAX_PATCHES
 from worker.kernels.rowwise.activate import Activation
 
-Layout = Literal["siglip", "qwen3", "qwen2_5", "pixtral"]
+Layout = Literal["siglip", "siglip2", "qwen3", "qwen2_5", "pixtral"]
 Connector = Literal["shuffle", "pool", "merge"]
 
 
@@ -39,6 +39,7 @@ class VisionSpec:
     bidirectional: bool = False  # whether the tokens of a picture also see those after them, up to the picture's end
     frames: int = 1  # how often a patch is repeated, as a film that stands still
     position_side: int = 0  # height and width of the grid of positions that is stretched over any picture; 0: none is
+    position_corners: bool = True  # whether its corners are those of the picture; else it is resized as a picture is
     rotary_theta: float = 0.0  # of rotary embeddings by row and column of a patch; 0: there are none
     rotary_alternate: bool = False  # whether rows and columns take the frequencies in turn; else both take the same
     sections: tuple[int, int, int] | None = None  # M-RoPE: pairs of a head that rotate by time, row and column
@@ -49,6 +50,8 @@ class VisionSpec:
     layout: Layout = "siglip"  # of the names of tensors
     connector_eps: float = 0.0  # of a norm before the connector "merge"; 0: there is none
     connector_biased: bool = True  # whether the linears of the connector "merge" have biases
+    connector_size: int = 0  # of the vectors between these linears; 0: as many numbers as the patches of a square have
+    joined_eps: float = 0.0  # of a layer norm of the patches of a square before these linears; 0: there is none
     row_ends: bool = False  # whether a token of the text stands between two rows of a picture's tokens
     deepstack: tuple[int, ...] = ()  # after these layers a connector makes vectors for the text model's first layers
 

@@ -5,8 +5,10 @@
 
 from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
 from frontend.api.model_context import ModelContext
-from frontend.api.requests.request_model import RequestModel
+from frontend.api.requests.request_model import MOST, RequestModel
 from frontend.api.requests.request_types import Count, Positive, doc
 from frontend.errors import Unprocessable
 
@@ -16,7 +18,9 @@ NO_BUDGET: Budget = (None, "")
 MaxThinkingTokens = Annotated[
     Count | None, doc("Most tokens of reasoning; then it is ended, and the answer follows. Usage counts them as any")
 ]
-OtherBudgetName = Annotated[Count | None, doc("Another name of `max_thinking_tokens`")]
+OtherBudgetName = Annotated[
+    Annotated[int, Meta(ge=-1, le=MOST)] | None, doc("Another name of `max_thinking_tokens`; -1: no limit")
+]
 NAMES = ("max_thinking_tokens", "thinking_budget", "thinking_token_budget")  # ours, Qwen's, vLLM's
 
 
@@ -58,7 +62,7 @@ def budget_of(request: RequestModel, nested: int | None) -> Budget:
     nested: the value of `reasoning.max_tokens`
     """
     values = {name: getattr(request, name) for name in NAMES} | {"reasoning.max_tokens": nested}
-    given = {name: value for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None and value >= 0}
     if len({*given.values()}) > 1:
         first, second, *_ = given
         raise Unprocessable(f"`{first}` and `{second}` differ", param=second, code="conflicting_fields")

@@ -43,6 +43,7 @@ class CompletionRequest(TokenDetailFields):
     ONLY: ClassVar = {
         **TokenDetailFields.ONLY,
         **dict.fromkeys(("include_reasoning", "separate_reasoning", "stream_reasoning"), (True,)),
+        "thinking_token_budget": (-1,),
     }  # fmt: skip
 
     model: Annotated[Text | None, doc("A served name, see `/v1/models`; absent: the served model")] = None

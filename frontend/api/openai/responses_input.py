@@ -235,7 +235,9 @@ class ResponseRequest(OpenAIFields):
     include_reasoning: IncludeReasoning = True
     separate_reasoning: SeparateReasoning = True
     text: TextField = None
-    max_tool_calls: Annotated[Positive | None, doc("A limit for built-in tools, of which there are none")] = None
+    max_tool_calls: Annotated[
+        Positive | None, doc("No effect: a limit for built-in tools, of which there are none")
+    ] = None
     client_metadata: Ignored = None
     previous_response_id: Refused = None
     conversation: Refused = None

@@ -3,6 +3,7 @@
 request_model       the base of all request types, and the refusals that name a field
 decoding            decodes a body into its type, or refuses it
 not_json            says what is wrong with a body that is not JSON
+unsupported         why fields of other servers are refused
 unknown_fields      refuses or ignores fields that no type knows, and tells
 request_types       the fields that the formats share, as types
 likely_tokens       how many of the likeliest tokens a request may have reported

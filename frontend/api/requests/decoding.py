@@ -31,6 +31,7 @@ from frontend.api.requests.request_model import (
     type_info,
     wrong_type,
 )
+from frontend.api.requests.unsupported import because
 from frontend.errors import BadRequest, Unprocessable
 
 NODE_KINDS: Mapping[type[nodes.Type], type] = {
@@ -125,7 +126,9 @@ def reader(node: nodes.Type) -> Reader:
 
 
 def _refuse(value: Any, path: str, unknown: OnUnknown) -> Any:
-    raise Unprocessable(f"`{path}` is not supported by this server", param=path, code="unsupported_field")
+    raise Unprocessable(
+        f"`{path}` is not supported by this server{because(path)}", param=path, code="unsupported_field"
+    )
 
 
 def _by_json_type(option: nodes.Type) -> dict[type, Reader]:
@@ -312,6 +315,5 @@ def _check_only(path: str, value: Any, harmless: Sequence[Any]) -> None:
     if value is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in harmless):
         return
     allowed = " or ".join(msgspec.json.encode(one).decode() for one in harmless)
-    raise Unprocessable(
-        f"`{path}` is not supported by this server, except as {allowed}", param=path, code="unsupported_field"
-    )
+    message = f"`{path}` is not supported by this server, except as {allowed}{because(path)}"
+    raise Unprocessable(message, param=path, code="unsupported_field")

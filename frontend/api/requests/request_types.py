@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta
+from msgspec.structs import force_setattr
 
 from frontend.api.requests.request_model import LARGEST, MOST, SMALLEST, FieldError, RequestModel
 from frontend.api.requests.sampler_fields import (
@@ -117,7 +118,8 @@ class GenerationFields(RequestModel):
         doc("`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk"),
     ] = None
     timings: Annotated[
-        bool, doc("Add `timings`: queue, prefill and decode in ms, cached tokens, time between tokens (p50, p99)")
+        bool,
+        doc("Add `timings`: queue, prefill and decode in ms, cached tokens, drafts, time between tokens (p50, p99)"),
     ] = False
     cache_salt: SaltField = None
     priority: Annotated[
@@ -173,12 +175,18 @@ class OpenAIFields(GenerationFields):
 
     # Features of other servers that are not supported, with the values that leave them off.
     ONLY: ClassVar = {
-        **dict.fromkeys(("use_beam_search", "early_stopping"), (False,)),
+        **dict.fromkeys(
+            (
+                "use_beam_search", "early_stopping", "watermarking", "return_hidden_states", "return_token_offsets",
+                "return_prompt_text", "return_routed_experts", "return_cached_tokens_details",
+            ),
+            (False,),
+        ),
+        **dict.fromkeys(("routed_experts_prompt_start", "routed_experts_start_len"), (0,)),
         "logits_processors": ([],),
         "length_penalty": (1.0,),
         "detokenize": (True,),
-        "return_hidden_states": (False,),
-    }
+    }  # fmt: skip
 
     min_p: Annotated[Share | None, doc("Draw from tokens at least this share as likely as the likeliest")] = None
     repetition_penalty: Annotated[Factor | None, doc("Above 1: divides down tokens of the prompt and the answer")] = (
@@ -221,7 +229,18 @@ class OpenAIFields(GenerationFields):
     vllm_xargs: Ignored = None
     custom_params: Ignored = None
     mm_processor_kwargs: Ignored = None
+    media_io_kwargs: Ignored = None
+    return_mm_kwargs: Ignored = None
+    session_id: Ignored = None
+    stream_interval: Ignored = None
+    custom_labels: Ignored = None
     kv_transfer_params: Refused = None
+    ec_transfer_params: Refused = None
+    extra_key: Refused = None
+    images_config: Refused = None
+    ngram_corpus_id: Refused = None
+    routed_dp_rank: Refused = None
+    disagg_prefill_dp_rank: Refused = None
     prompt_embeds: Refused = None
     stop_regex: Refused = None
     lora_path: Refused = None
@@ -250,8 +269,32 @@ class OpenAIFields(GenerationFields):
 
 
 class SamplerFields(OpenAIFields):
-    """The fields of the samplers that llama.cpp's clients ask for. Few requests have one."""
+    """The fields that llama.cpp's clients send to OpenAI's routes, most of them of samplers. Few requests have one."""
 
+    # What llama.cpp's own routes tell, or what has another name here, with the values that ask for nothing.
+    ONLY: ClassVar = {
+        **OpenAIFields.ONLY,
+        **dict.fromkeys(("return_tokens", "post_sampling_probs", "grammar_lazy"), (False,)),
+        **dict.fromkeys(("response_fields", "lora", "grammar_triggers"), ([],)),
+        **dict.fromkeys(("n_probs", "n_indent"), (0,)),
+        "n_cmpl": (1,),
+        "t_max_predict_ms": (0, -1),
+        "adaptive_target": (-1.0,),
+    }
+
+    n_predict: Annotated[
+        Annotated[int, Meta(ge=-2, le=MOST)] | None,
+        doc("Llama.cpp's name of `max_tokens`, before which it goes; -1 and -2: to the context's end"),
+    ] = None
+    cache_prompt: Annotated[bool, doc("No effect: a prompt that is cached gives the same bytes")] = True
+    id_slot: Ignored = None
+    n_keep: Ignored = None
+    n_discard: Ignored = None
+    n_cache_reuse: Ignored = None
+    t_max_prompt_ms: Ignored = None
+    sse_ping_interval: Ignored = None
+    preserved_tokens: Ignored = None
+    adaptive_decay: Ignored = None
     samplers: SamplerOrder = None
     repeat_penalty: Annotated[Factor | None, doc("Llama.cpp's name of `repetition_penalty`")] = None
     dry_multiplier: DryMultiplier = None
@@ -273,6 +316,11 @@ class SamplerFields(OpenAIFields):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.n_predict is not None:
+            if self.n_predict == 0:
+                raise FieldError("n_predict", "must be -2, -1 or at least 1, got 0")
+            limit = self.n_predict if self.n_predict > 0 else None
+            force_setattr(self, "max_tokens", limit)  # both kinds of request have it
         check_samplers(self.samplers)
         check_breakers(self.dry_sequence_breakers)
 

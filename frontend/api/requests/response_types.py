@@ -28,6 +28,8 @@ class Timings(ResponseModel):
     prefill_ms: float
     decode_ms: float
     cached_tokens: Count
+    draft_tokens: Count
+    accepted_draft_tokens: Count
     inter_token_p50_ms: float
     inter_token_p99_ms: float
 
@@ -73,9 +75,18 @@ class Model(ResponseModel):
     ] = None
 
 
+class LlamaCppModel(ResponseModel):
+    """A model as llama.cpp's clients read it. Its capability to see is called multimodal there."""
+
+    name: str
+    model: str
+    capabilities: list[Literal["completion", "embedding", "multimodal"]]
+
+
 class ModelList(ResponseModel):
     object: Literal["list"] = "list"
     data: list[Model]
+    models: Annotated[list[LlamaCppModel], Meta(description="The same for llama.cpp's clients")]
     has_more: bool = False
     first_id: str
     last_id: str

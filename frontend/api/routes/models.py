@@ -1,11 +1,12 @@
 """The list of models: each under each of its names, with OpenAI's and Anthropic's fields."""
 
 from datetime import UTC, datetime
+from typing import Literal
 
 from frontend.api.model_table import ModelTable, ServedModel
 from frontend.api.ollama.models import capabilities
 from frontend.api.recommended import recommended
-from frontend.api.requests.response_types import Model, ModelList, ModelStatus
+from frontend.api.requests.response_types import Capability, LlamaCppModel, Model, ModelList, ModelStatus
 from frontend.errors import NotFound
 from frontend.workers.status import NO_TOKENIZER, ConnectionState
 from shared.models.messages import ModelState
@@ -65,7 +66,17 @@ def model_list(table: ModelTable, created: int) -> ModelList:
         model_of(name, served, created, known=table.state_of(served.name)) for served in table for name in served.names
     ]
     models += [model_of(one.name, one, created, table.first.name) for one in table.adapters]
-    return ModelList(data=models, first_id=models[0].id, last_id=models[-1].id)
+    return ModelList(
+        data=models, models=[_for_llama_cpp(one) for one in models], first_id=models[0].id, last_id=models[-1].id
+    )
+
+
+def _for_llama_cpp(model: Model) -> LlamaCppModel:
+    names: dict[Capability, Literal["completion", "embedding", "multimodal"]] = {
+        "completion": "completion", "embedding": "embedding", "vision": "multimodal",
+    }  # fmt: skip
+    capabilities = [names[one] for one in model.capabilities or () if one in names]
+    return LlamaCppModel(name=model.id, model=model.id, capabilities=capabilities)
 
 
 def find_model(wanted: str, table: ModelTable, created: int) -> Model:

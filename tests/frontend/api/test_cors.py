@@ -10,7 +10,7 @@ from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL
 from tests.frontend.serving import app_over, completing, http_client, serving
 
-PAGE, FOREIGN = "https://app.example", "https://evil.example"
+PAGE, FOREIGN, LOCAL = "https://app.example", "https://evil.example", "http://localhost:3000"
 BODY = {"model": MODEL, "prompt": "abc", "max_tokens": 8}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 ASKS = {
@@ -48,7 +48,10 @@ async def test_own_page_works_without_any_flag(tokenizer: Tokenizer) -> None:
     assert answer.status_code == 200 and "access-control-allow-origin" not in answer.headers
 
 
-@pytest.mark.parametrize(("flag", "told"), [("*", "*"), (f"https://other.example,{PAGE}", PAGE)])
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [("*", "*"), (f"https://other.example,{PAGE}", PAGE), (f"localhost,{PAGE}", PAGE), ("localhost", LOCAL)],
+)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_allowed_page_reads_answers_streams_and_errors(
     tokenizer: Tokenizer, flag: str, told: str, stream: bool, tmp_path: Path
@@ -56,13 +59,14 @@ async def test_allowed_page_reads_answers_streams_and_errors(
     (tmp_path / "keys").write_text("sk-one\n")
     (tmp_path / "keys").chmod(0o600)
     app = app_over(completing(tokenizer), tokenizer, cors_origins=flag, api_keys=str(tmp_path / "keys"))
-    mine = {"Origin": PAGE, "Sec-Fetch-Site": "cross-site", "Authorization": "Bearer sk-one"}
+    page = LOCAL if told == LOCAL else PAGE
+    mine = {"Origin": page, "Sec-Fetch-Site": "cross-site", "Authorization": "Bearer sk-one"}
     async with serving(app, ConnectionLimits()) as url, httpx.AsyncClient(base_url=url) as http:
-        asked = await http.options("/v1/chat/completions", headers=ASKS)
+        asked = await http.options("/v1/chat/completions", headers=ASKS | {"Origin": page})
         answers = [
             await http.post("/v1/chat/completions", json=CHAT | {"stream": stream}, headers=mine),
             await http.post("/v1/chat/completions", json=CHAT | {"temperature": -1}, headers=mine),
-            await http.post("/v1/chat/completions", json=CHAT, headers={"Origin": PAGE}),
+            await http.post("/v1/chat/completions", json=CHAT, headers={"Origin": page}),
             await http.get("/nowhere", headers=mine),
         ]
     assert [answer.status_code < 300 for answer in answers] == [True, False, False, False]

@@ -18,6 +18,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from frontend.pictures.decode import decode
+from frontend.pictures.grid import best_grid, is_cut
+from tests.pictures import LFM2_GRIDS
 
 SIDE = 28
 MOST = 1 << 22
@@ -90,6 +92,32 @@ def test_picture_of_any_size_is_that_of_the_processor(size: tuple[int, int], are
     assert tile[:2] == (4 * rows, 4 * columns)
     patches = pixels(tile).reshape(rows // 2, 2, 4, columns // 2, 2, 4, 3).transpose(0, 3, 1, 4, 6, 2, 5)
     assert np.abs(patches.reshape(rows * columns, -1).astype(float) - found["pixel_values"]).max() <= 1
+
+
+@pytest.mark.parametrize("size", LFM2_GRIDS)
+@pytest.mark.parametrize(("cuts", "whole"), [(True, True), (True, False), (False, True)])
+def test_tiles_and_sizes_are_those_of_the_processor_of_lfm2(size: tuple[int, int], cuts: bool, whole: bool) -> None:
+    grid = (16, 2, 4, 2048, whole)
+    rows, columns, tiles = decode(encoded(drawn(*size)), MOST, "grid", 8, 0, cuts, 2, (128, 1024), grid)
+    down, across, shape = LFM2_GRIDS[size]
+    if not cuts or down * across == 1:
+        assert (rows, columns) == (0, 0) and [tile[:2] for tile in tiles] == [shape]
+    else:
+        assert (rows, columns) == (down, across)
+        assert [tile[:2] for tile in tiles] == [(16, 16)] * (rows * columns) + [shape] * whole
+
+
+# What Lfm2VlImageProcessor does with its default settings, by width and height: rows and columns
+PUBLISHED = {
+    (640, 480): None, (200, 2000): None, (10, 1900): None, (3000, 30): None, (724, 724): (2, 2), (1500, 750): (2, 4),
+    (3000, 1400): (2, 4), (1440, 1152): (3, 3), (1170, 2532): (4, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_large_pictures_are_cut_as_the_processor_of_lfm2_cuts_them(size: tuple[int, int]) -> None:
+    cut = is_cut(*size, 32, 2 * 256 * 32 * 32)
+    assert (best_grid(*size, 512, 2, 10)[::-1] if cut else None) == PUBLISHED[size]
 
 
 @pytest.mark.parametrize("size", [(201, 1), (1, 201), (3, 1), (1, 1), (200, 1)])

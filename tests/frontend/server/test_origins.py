@@ -7,7 +7,10 @@ from frontend.errors import Forbidden
 from frontend.server.origins import Origins
 
 HOST, FOREIGN = "localhost:8000", "https://evil.example"
-POLICIES = {"none": Origins([]), "one": Origins(["https://app.example"]), "all": Origins(["*"])}
+POLICIES = {
+    "none": Origins([]), "one": Origins(["https://app.example"]), "all": Origins(["*"]),
+    "machine": Origins(["localhost"]),
+}  # fmt: skip
 
 
 def allows(policy: str, method: str = "POST", **headers: str) -> bool:
@@ -72,3 +75,17 @@ def test_link_to_the_page_works_from_everywhere() -> None:
     followed = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
     assert allows("none", "GET", **followed) and allows("none", "HEAD", **followed)
     assert not allows("none", "POST", **followed)
+
+
+@pytest.mark.parametrize(
+    "page", ["http://localhost", "https://localhost:8443", "http://127.0.0.1:3000", "http://[::1]:80"]
+)
+def test_pages_of_this_machine_may_send_requests_if_localhost_is_allowed(page: str) -> None:
+    assert allows("machine", origin=page, sec_fetch_site="cross-site")
+
+
+@pytest.mark.parametrize(
+    "page", [FOREIGN, "http://notlocalhost", "http://localhost.evil.com", "http://localhost:1@evil.com"]
+)
+def test_no_other_pages_may_then(page: str) -> None:
+    assert not allows("machine", origin=page, sec_fetch_site="cross-site")

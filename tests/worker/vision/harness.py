@@ -14,6 +14,8 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
+    Lfm2VlConfig,
+    Lfm2VlForConditionalGeneration,
     LlavaConfig,
     LlavaForConditionalGeneration,
     Mistral3Config,
@@ -170,9 +172,20 @@ def _llava(**changes: Any) -> PreTrainedModel:
     return LlavaForConditionalGeneration(config)
 
 
+def _lfm2_vl(**changes: Any) -> PreTrainedModel:
+    """Its positions are a grid of 5 x 5, so that pictures have more patches than positions, and fewer."""
+    vision = {**TOWER, "model_type": "siglip2_vision_model", "num_patches": 25, "vision_use_head": False, **changes}
+    text = {**TEXT, "model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-5}
+    config = Lfm2VlConfig(
+        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, projector_hidden_size=72,
+        downsample_factor=2,
+    )  # fmt: skip
+    return Lfm2VlForConditionalGeneration(config)
+
+
 PIXTRALS = ("mistral3", "llava")
 MODELS = {
-    "mistral3": _mistral3, "llava": _llava,
+    "mistral3": _mistral3, "llava": _llava, "lfm2_vl": _lfm2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl_moe": _qwen3_vl_moe,
     "idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3, "qwen3_5": _qwen3_5, "qwen3_vl": _qwen3_vl,

@@ -55,6 +55,15 @@ PIXTRAL_12B: dict[str, Any] = {
 }  # fmt: skip
 
 
+LFM2_VL_450M: dict[str, Any] = {
+    "model_type": "lfm2_vl", "image_token_id": 396, "projector_hidden_size": 2560, "downsample_factor": 2,
+    "vision_config": {
+        "model_type": "siglip2_vision_model", "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
+        "intermediate_size": 3072, "num_patches": 256, "patch_size": 16,
+    },
+}  # fmt: skip
+
+
 def changed(config: dict[str, Any], **vision: Any) -> dict[str, Any]:
     return {**config, "vision_config": {**config["vision_config"], **vision}}
 
@@ -72,6 +81,9 @@ def test_sizes_of_published_models(tmp_path: Path) -> None:
     assert mistral is not None and mistral.tokens_of(280, 560) == 10 * 21 - 1 and mistral.connector_eps == 1e-5
     pixtral = vision_spec(tmp_path, PIXTRAL_12B, 5120)
     assert pixtral is not None and pixtral.tokens_of(160, 32) == 10 * 3 - 1 and pixtral.connector_biased
+    liquid = vision_spec(tmp_path, LFM2_VL_450M, 1024)
+    assert liquid is not None and liquid.tokens_of(512, 512) == 256 and liquid.tokens_of(416, 576) == 13 * 18
+    assert (liquid.position_side, liquid.connector_size, liquid.joined_eps) == (16, 2560, 1e-5)
     older = vision_spec(tmp_path, QWEN2_5_VL_7B, 3584)
     assert older is not None and older.tokens_of(448, 644) == 16 * 23 and older.whole_layers == (7, 15, 23, 31)
     assert (older.window, older.sections, older.sections_alternate, older.gated) == (8, (16, 24, 24), False, True)
@@ -134,6 +146,12 @@ def test_families_and_checkpoints_without_a_served_tower(config: dict[str, Any],
         ({**MISTRAL_SMALL_3_1, "spatial_merge_size": 65}, "spatial_merge_size 65"),
         (changed(PIXTRAL_12B, model_type="clip_vision_model"), "'clip_vision_model' is not supported"),
         ({**PIXTRAL_12B, "vision_feature_select_strategy": "default"}, "select_strategy 'default'"),
+        (changed(LFM2_VL_450M, num_patches=200), "num_patches 200"),
+        (changed(LFM2_VL_450M, model_type="siglip_vision_model"), "'siglip_vision_model' is not supported"),
+        ({**LFM2_VL_450M, "vision_feature_layer": -2}, "vision_feature_layer -2"),
+        ({**LFM2_VL_450M, "projector_hidden_act": "relu"}, "projector_hidden_act 'relu'"),
+        ({**LFM2_VL_450M, "projector_hidden_size": 0}, "projector_hidden_size 0"),
+        ({**LFM2_VL_450M, "downsample_factor": 65}, "downsample_factor 65"),
         ({**QWEN3_VL_4B, "text_config": {"num_hidden_layers": 3}}, "as many as the text model has layers"),
         ({**QWEN3_VL_4B, "text_config": {"rope_scaling": {"mrope_section": [24, 20]}}}, "mrope_section"),
         ({**QWEN3_VL_4B, "text_config": {"rope_scaling": {"mrope_section": 24}}}, "wrong type"),

@@ -38,6 +38,15 @@ def inputs_of(kind: str, pictures: list[Picture], shows: torch.Tensor, patch: in
         padded = [pad(each, (0, wide - each.shape[2], 0, high - each.shape[1])) for each in pixels]
         sizes = torch.tensor([each.shape[1:] for each in pixels])
         return {"pixel_values": torch.stack(padded), "image_sizes": sizes}
+    if kind == "lfm2_vl":  # patches of shorter pictures of a batch are padded
+        cut = [each.unfold(1, patch, patch).unfold(2, patch, patch).permute(1, 2, 3, 4, 0) for each in pixels]
+        rows = [each.reshape(-1, 3 * patch * patch) for each in cut]
+        most = max(map(len, rows))
+        return {
+            "pixel_values": torch.stack([pad(each, (0, 0, 0, most - len(each))) for each in rows]),
+            "spatial_shapes": torch.tensor([each.shape[:2] for each in cut]),
+            "pixel_attention_mask": torch.tensor([[1] * len(each) + [0] * (most - len(each)) for each in rows]),
+        }
     if not kind.startswith("qwen"):
         return {"pixel_values": torch.stack(pixels)[None]}
     grids = [(1, each.height // patch, each.width // patch) for each in pictures]

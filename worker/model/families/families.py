@@ -43,9 +43,10 @@ TEXT_MODELS = {
     "gemma3": "gemma3_text", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text", "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text", "qwen2_5_vl": "qwen2_5_vl_text", "idefics3": "llama", "smolvlm": "llama",
-    "llava": "llama",
+    "llava": "llama", "lfm2_vl": "lfm2",
 }  # fmt: skip
-TIED_OUTSIDE = ("idefics3", "smolvlm")  # whose own tie_word_embeddings holds, not that of their text model
+# whose own tie_word_embeddings holds, not that of their text model, and its default
+TIED_OUTSIDE = {"idefics3": False, "smolvlm": False, "lfm2_vl": True}
 GENERATORS = ("forcausallm", "forconditionalgeneration")  # the names of classes that generate text end so
 
 
@@ -72,7 +73,8 @@ def spec_from_config(config: Config, task: Task = GENERATE) -> ModelSpec:
         _check_generates(config.get("architectures") or ())
     stated = {**COMMON, **family.defaults, **config, **inner}
     if model_type in TIED_OUTSIDE:
-        stated["tie_word_embeddings"] = config.get("tie_word_embeddings", False)
+        tied = config.get("tie_word_embeddings", TIED_OUTSIDE[model_type])
+        stated["tie_word_embeddings"] = stated["tie_embedding"] = config.get("tie_embedding", tied)
     check_values(stated)
     try:
         stated |= {common: stated[own] for common, own in family.names.items()}

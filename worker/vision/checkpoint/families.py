@@ -13,6 +13,7 @@ from typing import Any
 from shared.pictures.limits import MAX_PATCHES
 from worker.kernels.rowwise.activate import Activation
 from worker.model.checkpoint.checkpoint import UnsupportedModel
+from worker.vision.checkpoint.lfm2 import lfm2_fields
 from worker.vision.checkpoint.pixtral import pixtral_fields
 from worker.vision.spec import Connector, Layout, VisionSpec
 
@@ -25,7 +26,8 @@ SIZES = {  # the most that a config may state
     "image_size": 1 << 14, "patch_size": 1 << 10, "hidden_size": 1 << 16, "intermediate_size": 1 << 18,
     "num_hidden_layers": 1 << 10, "num_attention_heads": 1 << 10, "scale_factor": 64, "spatial_merge_size": 64,
     "mm_tokens_per_image": 1 << 14, "temporal_patch_size": 16, "num_position_embeddings": 1 << 20,
-    "out_hidden_size": 1 << 18, "window_size": 1 << 14, "image_token_id": 1 << 31, "image_token_index": 1 << 31,
+    "out_hidden_size": 1 << 18, "downsample_factor": 64, "window_size": 1 << 14, "image_token_id": 1 << 31,
+    "image_token_index": 1 << 31,
 }  # fmt: skip
 OF_TOWER = tuple(SIZES)[:6]
 MAX_HEAD = 512
@@ -64,7 +66,7 @@ class VisionFamily:
     gated: bool = False
     sections: tuple[int, int, int] = (11, 11, 10)  # VisionSpec.sections that a config may leave out
     sections_alternate: bool = True
-    rotary: bool = False  # patches of pictures of any size rotate
+    any_size: bool = False  # whether pictures may have any size that is whole squares of patches
     fields: Callable[[Config, Config], dict[str, Any]] | None = None  # of such a family whose tokens have no M-RoPE
 
 
@@ -86,7 +88,7 @@ QWEN3_5 = VisionFamily(
         "num_position_embeddings": 2304, "spatial_merge_size": 2, "out_hidden_size": 3584,
     },
     names={"num_hidden_layers": "depth", "num_attention_heads": "num_heads", "num_channels": "in_channels"},
-    rotary=True, layout="qwen3",
+    any_size=True, layout="qwen3",
 )  # fmt: skip
 QWEN2_5_VL = VisionFamily(
     "merge", _merged, ("image_token_id",), 151655,
@@ -96,7 +98,7 @@ QWEN2_5_VL = VisionFamily(
         "num_position_embeddings": 0, "spatial_merge_size": 2, "out_hidden_size": 3584, "window_size": 112,
         "fullatt_block_indexes": (7, 15, 23, 31),
     },
-    names=QWEN3_5.names, rotary=True, layout="qwen2_5", activation="silu", gated=True, sections=(16, 24, 24),
+    names=QWEN3_5.names, any_size=True, layout="qwen2_5", activation="silu", gated=True, sections=(16, 24, 24),
     sections_alternate=False,
 )  # fmt: skip
 QWEN3_VL = replace(
@@ -108,12 +110,18 @@ PIXTRAL = VisionFamily(
         "patch_size": 16, "num_hidden_layers": 24, "intermediate_size": 4096, "hidden_act": "gelu", "num_channels": 3,
         "image_size": 0, "layer_norm_eps": 1e-5, "hidden_size": 1024, "num_attention_heads": 16,
     },
-    rotary=True, layout="pixtral", activation="silu", gated=True, fields=pixtral_fields,
+    any_size=True, layout="pixtral", activation="silu", gated=True, fields=pixtral_fields,
 )  # fmt: skip
 MISTRAL3 = replace(PIXTRAL, side=lambda config, grid: _size(config, "spatial_merge_size", 2), default_placeholder=10)
+LFM2_VL = VisionFamily(
+    "merge", lambda config, grid: _size(config, "downsample_factor", 2), ("image_token_id",), 396,
+    {**_BASE, "hidden_size": 768, "num_attention_heads": 12, "image_size": 0},
+    any_size=True, layout="siglip2", fields=lfm2_fields,
+)  # fmt: skip
 FAMILIES: Mapping[str, VisionFamily] = {  # by the model_type of config.json
     "gemma3": GEMMA3,
     "idefics3": IDEFICS3,
+    "lfm2_vl": LFM2_VL,
     "llava": PIXTRAL,
     "mistral3": MISTRAL3,
     "qwen2_5_vl": QWEN2_5_VL,
@@ -150,7 +158,7 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
     if family.fields is not None:
         own = family.fields(config, vision)
     else:
-        own = _of_any_size(family, config, vision, text_size) if family.rotary else {}
+        own = _of_any_size(family, config, vision, text_size) if family.any_size else {}
     spec = VisionSpec(
         patch_size=vision["patch_size"],
         hidden_size=vision["hidden_size"],
@@ -164,7 +172,7 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
         connector=family.connector,
         bucketed=family.bucketed,
         side=family.side(
-            {**config, "vision_config": vision}, 0 if family.rotary else vision["image_size"] // vision["patch_size"]
+            {**config, "vision_config": vision}, 0 if family.any_size else vision["image_size"] // vision["patch_size"]
         ),
         text_size=text_size,
         placeholder=next(
@@ -178,7 +186,7 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
         std=_channels(processor, "image_std", HALF, (1.0, 1.0, 1.0)),
     )
     grid = spec.image_size // spec.patch_size
-    if not family.rotary and (not 1 <= spec.side <= grid or grid % spec.side):
+    if not family.any_size and (not 1 <= spec.side <= grid or grid % spec.side):
         raise UnsupportedModel(
             f"vision_config: {grid} patches along a side cannot be joined by {spec.side}, so pictures have no "
             "whole number of tokens"
@@ -228,7 +236,7 @@ def _windows(vision: Config) -> dict[str, Any]:
 
 
 def _check(vision: Config, family: VisionFamily) -> None:
-    any_size = family.rotary
+    any_size = family.any_size
     for name in OF_TOWER[any_size:]:
         _size(vision, name, 0)
     if vision["hidden_act"] != family.activation:

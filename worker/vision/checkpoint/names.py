@@ -28,10 +28,12 @@ class TowerNames:
     last_norm: str
     bare: bool
     projections: tuple[str, ...] = ()
+    joined_norm: str = ""  # a norm of the patches of a square before these, if VisionSpec.joined_eps says so
     biased: bool = True
     layers_biased: bool = True
     first_norm: str = ""
     rms: bool = False
+    colours_last: bool = False  # whether the convolution over patches is a linear that has the three colours last
     deepstack: str = ""  # what stands before the index of a connector behind a layer, which has a norm
     unread: tuple[str, ...] = ()  # what belongs to the tower but not to a model that generates text
 
@@ -40,14 +42,18 @@ _SIGLIP = {
     "patches": "embeddings.patch_embedding", "positions": "embeddings.position_embedding.weight",
     "layers": "encoder.layers.", "norms": ("layer_norm1", "layer_norm2"),
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "out": "self_attn.out_proj",
-    "up": ("mlp.fc1",), "down": "mlp.fc2", "last_norm": "post_layernorm", "bare": True, "unread": ("head.",),
+    "up": ("mlp.fc1",), "down": "mlp.fc2", "last_norm": "post_layernorm", "unread": ("head.",),
 }  # fmt: skip
 _QWEN = {
     "patches": "patch_embed.proj", "layers": "blocks.", "norms": ("norm1", "norm2"), "qkv": ("attn.qkv",),
     "out": "attn.proj", "bare": False,
 }  # fmt: skip
 NAMES: Mapping[Layout, TowerNames] = {
-    "siglip": TowerNames(**_SIGLIP),  # type: ignore[arg-type]
+    "siglip": TowerNames(**_SIGLIP, bare=True),  # type: ignore[arg-type]
+    "siglip2": TowerNames(
+        **_SIGLIP, bare=False, colours_last=True, joined_norm="multi_modal_projector.layer_norm",  # type: ignore[arg-type]
+        projections=("multi_modal_projector.linear_1", "multi_modal_projector.linear_2"),
+    ),
     "qwen3": TowerNames(
         **_QWEN, positions="pos_embed.weight", up=("mlp.linear_fc1",), down="mlp.linear_fc2",  # type: ignore[arg-type]
         last_norm="merger.norm", projections=("merger.linear_fc1", "merger.linear_fc2"),

@@ -70,6 +70,8 @@ class _Loader:
         self._projections = [self._found(name + end).removesuffix(end) for name in projections]
         self._soft_norm = self._found(SOFT_NORM) if spec.connector == "pool" else ""
         self._merger = [self._found(name) for name in (MERGER_NORM, MERGER)] if spec.connector_eps else []
+        weight = f"{self._names.joined_norm}.weight"
+        self._joined_norm = self._found(weight).removesuffix(".weight") if spec.joined_eps else ""
 
     def _found(self, ending: str) -> str:
         before = _before(self._source.tensors, ending)
@@ -90,7 +92,7 @@ class _Loader:
             layers=[self._layer(f"{self._prefix}{names.layers}{index}.", read) for index in range(self._spec.layers)],
             norm=self._norm(self._prefix + names.last_norm, read) if names.last_norm else None,
             first_norm=self._norm(self._prefix + names.first_norm, read) if names.first_norm else None,
-            connector=self._connector(self._projections, read),
+            connector=self._connector(self._projections, read, self._joined_norm),
             deepstack=[self._connector(names, read, norm) for norm, *names in self._stacked()],
         )
 
@@ -102,9 +104,8 @@ class _Loader:
         spec, prefix, names = self._spec, self._prefix, self._names
         hidden, wide, patch = spec.hidden_size, spec.intermediate_size, (spec.patch_size, spec.patch_size)
         stored = spec.position_side or spec.grid_of(spec.image_size, 0)[0]
-        shapes: dict[str, Shape] = {
-            prefix + names.patches + FRAMES[0]: (hidden, 3, *([spec.frames] if spec.frames > 1 else []), *patch),
-        }
+        of_patch = (spec.patch_width,) if names.colours_last else (3, *([spec.frames] * (spec.frames > 1)), *patch)
+        shapes: dict[str, Shape] = {prefix + names.patches + FRAMES[0]: (hidden, *of_patch)}
         if self._by_frame:
             shapes |= {prefix + names.patches + kind: (hidden, 3, *patch) for kind in FRAMES}
         if names.biased:
@@ -134,12 +135,14 @@ class _Loader:
         if spec.layout == "pixtral":
             linears = ((spec.text_size, spec.hidden_size), (spec.text_size, spec.text_size))
         else:
-            linears = ((joined, joined), (spec.text_size, joined))
+            between = spec.connector_size or joined
+            linears = ((between, joined), (spec.text_size, between))
         stacked = self._stacked()
         for names in (self._projections, *(names for _, *names in stacked)):
             for name, shape in zip(names, linears, strict=True):
                 shapes |= _linear_shapes(name, shape, biased=spec.connector_biased)
-        return shapes | self._norm_shapes((norm for norm, *_ in stacked), joined)
+        norms = [self._joined_norm] if self._joined_norm else []
+        return shapes | self._norm_shapes((*norms, *(norm for norm, *_ in stacked)), joined)
 
     def _norm_shapes(self, names: Iterable[str], hidden: int) -> dict[str, Shape]:
         kinds = ("weight",) if self._names.rms else ("weight", "bias")
@@ -190,10 +193,15 @@ class _Loader:
     def _patches(self, read: Read) -> PackedLinear:
         """Reads the convolution over patches. GGUF files have a tensor of it for each of two frames."""
         name = self._prefix + self._names.patches
-        if not self._by_frame:
-            return _linear([name], read, biased=self._names.biased)
-        weight = torch.stack([read(name + kind) for kind in FRAMES], dim=2)
-        return pack(weight.flatten(1), read(f"{name}.bias") if self._names.biased else None, invariant=True)
+        if self._by_frame:
+            weight = torch.stack([read(name + kind) for kind in FRAMES], dim=2)
+        else:
+            weight = read(name + FRAMES[0])
+        if self._names.colours_last:
+            weight = weight.view(len(weight), -1, 3).mT
+        return pack(
+            weight.flatten(1).contiguous(), read(f"{name}.bias") if self._names.biased else None, invariant=True
+        )
 
     def _layer(self, prefix: str, read: Read) -> EncoderLayer:
         names = self._names

@@ -60,5 +60,5 @@ def test_constant_fields_are_written() -> None:
         fingerprint=None,
         status=ModelStatus(value="loaded"),
     )
-    listing = msgspec.to_builtins(ModelList(data=[model], first_id="m", last_id="m"))
+    listing = msgspec.to_builtins(ModelList(data=[model], models=[], first_id="m", last_id="m"))
     assert listing["object"] == "list" and listing["data"][0]["object"] == "model" and listing["has_more"] is False

@@ -21,8 +21,9 @@ async def test_models_lists_the_served_model(tokenizer: Tokenizer) -> None:
         listing = (await http.get("/v1/models")).json()
         one = (await http.get(f"/v1/models/{MODEL}")).json()
         other = await http.get("/v1/models/org/other")
+    theirs = {"name": MODEL, "model": MODEL, "capabilities": ["completion"]}  # llama.cpp's clients
     ends = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
-    assert listing == {"object": "list", "data": [one], **ends}
+    assert listing == {"object": "list", "data": [one], "models": [theirs], **ends}
     assert (one["id"], one["object"], one["max_model_len"]) == (MODEL, "model", 512)
     assert one["capabilities"] == ["completion", "tools"]
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")

@@ -1,0 +1,110 @@
+"""Measures what a frontend needs to read a plain request: from the bytes of its body to the tokens of its prompt.
+
+    python -m bench.parsing [--against FOLDER]
+
+FOLDER is another checkout of Sluice, which is measured beside this one: a process for each of them, in rounds that
+alternate. Reading the JSON is also measured apart. The tokenizer is the demo model's.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+ROUNDS, REQUESTS = 61, 300
+BODIES = {
+    "completion": b'{"model":"demo","prompt":"The capital of France is","max_tokens":64,"temperature":0,"stream":true}',
+    "chat": b'{"model":"demo","messages":[{"role":"system","content":"You are a helpful assistant."},{"role":"user",'
+    b'"content":"What is the capital of France?"}],"max_tokens":64,"temperature":0.7,"stream":true}',
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.parsing", description=__doc__)
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout to measure beside this one")
+    asked = parser.parse_args()
+    folders = [ROOT, *([asked.against.resolve()] if asked.against else [])]
+    processes = [_Process(folder) for folder in folders]
+    for process in processes:
+        process.measure()  # not counted: imports, caches
+    rounds = [[process.measure() for process in processes] for _ in range(ROUNDS)]
+    print(f"µs a request, median of {ROUNDS} rounds of {REQUESTS} requests")
+    for index, name in enumerate(work for kind in BODIES for work in (f"{kind}, JSON alone", kind)):
+        columns = [[measured[index] for measured in column] for column in zip(*rounds, strict=True)]
+        line = f"{name:24}" + "".join(f"{statistics.median(column):8.2f}" for column in columns)
+        if asked.against:
+            ratios = sorted(mine / other for mine, other in zip(*columns, strict=True))
+            line += f"   ratio {statistics.median(ratios):.3f} (quartiles {ratios[ROUNDS // 4]:.3f} to "
+            line += f"{ratios[3 * ROUNDS // 4]:.3f})"
+        print(line)
+    return 0
+
+
+class _Process:
+    """A process that measures the frontend of a checkout, each time it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve())], cwd=folder, env=os.environ | {"PYTHONPATH": str(folder)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def measure(self) -> list[float]:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return [float(word) for word in self._process.stdout.readline().split()]
+
+
+async def _serve() -> None:
+    """In a process of its own: answers each line of the input with the µs of each kind of work."""
+    works = await _works()
+    while sys.stdin.readline():
+        print(*[f"{await work():.4f}" for work in works], flush=True)
+
+
+async def _works() -> list[Callable[[], Any]]:
+    from frontend.api.model_context import ModelContext
+    from frontend.api.openai import chat, completions
+    from frontend.api.openai.chat_input import ChatRequest
+    from frontend.api.openai.completions_input import CompletionRequest
+    from frontend.api.requests.decoding import decode
+    from frontend.text.chat_template import ChatTemplate
+    from frontend.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(Path.cwd() / "deploy" / "demo" / "model")
+    template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens)
+    context = ModelContext("demo", 512, 4096, tokenizer, template)
+
+    def works_of(body: bytes, kind: Any, parse: Callable[[Any, Any], Any]) -> list[Callable[[], Any]]:
+        async def json_alone() -> float:
+            begun = time.perf_counter()
+            for _ in range(REQUESTS):
+                decode(body, kind)
+            return (time.perf_counter() - begun) / REQUESTS * 1e6
+
+        async def whole() -> float:
+            begun = time.perf_counter()
+            for _ in range(REQUESTS):
+                await parse(decode(body, kind), context)
+            return (time.perf_counter() - begun) / REQUESTS * 1e6
+
+        return [json_alone, whole]
+
+    of_completions = works_of(BODIES["completion"], CompletionRequest, completions.parse)
+    return of_completions + works_of(BODIES["chat"], ChatRequest, chat.parse)
+
+
+if __name__ == "__main__":
+    if __spec__ is None:  # run as a file: by another process
+        sys.path.pop(0)
+        asyncio.run(_serve())
+    else:
+        sys.exit(main())

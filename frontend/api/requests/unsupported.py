@@ -1,0 +1,109 @@
+"""Why fields that other servers have are not supported here. Refusals and the documentation say it by these words."""
+
+from collections.abc import Mapping
+
+_COMPLETION = "/completion has it"
+_EXPERTS = "the choice of experts stays in the worker"
+_ONE_SERVER = "the server keeps no conversations"
+_DISAGGREGATED = "a worker computes prompt and answer itself"
+_VECTORS = "vectors and scores come as the checkpoint says"
+_WHOLE = "a text that is too long is refused, never cut"
+_NO_BEAMS = "answers are sampled, not searched for with beams"
+_OLDER = "`tools` and `tool_choice` replace it"
+_AS_IT_IS = "the text of a completion is sent as the model wrote it"
+_TEXT_ONLY = "answers are text"
+_TRIGGERS = "a grammar holds from the first token on"
+
+WHY: Mapping[str, str] = {
+    "activation": _VECTORS,
+    "adaptive_target": "there is no such sampler",
+    "add_special_tokens": "a chat template writes all special tokens itself",
+    "audio": _TEXT_ONLY,
+    "background": "a response is answered on its own connection",
+    "bootstrap_host": _DISAGGREGATED,
+    "bootstrap_port": _DISAGGREGATED,
+    "bootstrap_room": _DISAGGREGATED,
+    "container": "the server runs no code",
+    "context_management": "the server never shortens a conversation",
+    "conversation": _ONE_SERVER,
+    "custom_logit_processor": "requests bring no code",
+    "data_parallel_rank": "the frontend chooses the worker",
+    "detokenize": "answers always have their text",
+    "disagg_prefill_dp_rank": _DISAGGREGATED,
+    "early_stopping": _NO_BEAMS,
+    "ec_transfer_params": _DISAGGREGATED,
+    "embed_dtype": "vectors are float32",
+    "endianness": "vectors in base64 are little-endian",
+    "extra_key": "`cache_salt` keeps the cache of some requests apart",
+    "function_call": _OLDER,
+    "functions": _OLDER,
+    "grammar_lazy": _TRIGGERS,
+    "grammar_triggers": _TRIGGERS,
+    "images_config": _TEXT_ONLY,
+    "include_reasoning": _AS_IT_IS,
+    "kv_transfer_params": _DISAGGREGATED,
+    "length_penalty": _NO_BEAMS,
+    "logits_processors": "requests bring no code",
+    "logprob_token_ids": "`logprobs` tells the likeliest tokens, and /v1/logprobs scores given ones",
+    "logprobs": "Ollama's format is served without log-probabilities",
+    "lora": "an adapter is chosen by its name as the `model`",
+    "lora_path": "an adapter is chosen by its name as the `model`",
+    "max_chunks_per_doc": _WHOLE,
+    "max_tokens_per_doc": _WHOLE,
+    "mcp_servers": "the server calls no tools",
+    "modalities": _TEXT_ONLY,
+    "moderation": "the server judges no contents",
+    "multimodal_data": "pictures are in chats",
+    "n_cmpl": "`n` does it",
+    "n_indent": "the number of leading blanks cannot be enforced",
+    "n_probs": "`logprobs` does it",
+    "ngram_corpus_id": "drafts come from the request itself",
+    "normalize": _VECTORS,
+    "penalize_newline": "penalties hold for line breaks as for all tokens",
+    "post_sampling_probs": _COMPLETION,
+    "previous_response_id": _ONE_SERVER,
+    "prompt": "the server keeps no prompts",
+    "prompt_embeds": "prompts are texts or token ids",
+    "prompt_logprobs": "/v1/completions and /v1/chat/completions tell them",
+    "rank_fields": "a document has one text",
+    "raw_scores": "scores are between 0 and 1",
+    "repetition_detection": "penalties and DRY act against repetitions; none ends an answer",
+    "response_fields": _COMPLETION,
+    "return_cached_tokens_details": "`usage` always tells how many tokens were cached",
+    "return_hidden_states": "hidden states stay in the worker; /v1/embeddings has vectors",
+    "return_prompt_text": "/apply-template tells the text of a prompt",
+    "return_routed_experts": _EXPERTS,
+    "return_token_ids": "/v1/completions and /v1/chat/completions tell them",
+    "return_token_offsets": "a prompt is not mapped back to its text",
+    "return_tokens": "`return_token_ids` does it",
+    "return_tokens_as_token_ids": "/v1/completions and /v1/chat/completions do it",
+    "routed_dp_rank": "the frontend chooses the worker",
+    "routed_experts_prompt_start": _EXPERTS,
+    "routed_experts_start_len": _EXPERTS,
+    "separate_reasoning": _AS_IT_IS,
+    "session_params": _ONE_SERVER,
+    "softmax": _VECTORS,
+    "speed": "there is one speed",
+    "stop_regex": "`stop` takes texts; `guided_regex` gives a whole answer its form",
+    "stream_reasoning": "reasoning is streamed as it comes",
+    "t_max_predict_ms": _COMPLETION,
+    "template": "the template of the model is used; `raw` goes without",
+    "tfs_z": "there is no such sampler",
+    "thinking_token_budget": _AS_IT_IS,
+    "thread": _ONE_SERVER,
+    "top_logprobs": "Ollama's format is served without log-probabilities",
+    "truncate": _WHOLE,
+    "truncate_prompt_tokens": _WHOLE,
+    "truncation": "a conversation that is too long is refused, never cut",
+    "use_activation": _VECTORS,
+    "use_beam_search": _NO_BEAMS,
+    "verbosity": "a model here has no such setting",
+    "watermarking": "answers have no watermark",
+    "web_search_options": "the server searches nothing",
+}
+
+
+def because(path: str) -> str:
+    """Returns why the field at a path (`text.verbosity`) is not supported, with a colon before it, if that is known."""
+    reason = WHY.get(path.rpartition(".")[2])
+    return f": {reason}" if reason else ""
