@@ -147,7 +147,10 @@ def _product(
         stored_parts.append((b, at, ranks, begin))
         at += ranks
     a = _packed(torch.cat(stacked), dtype, device, memory)  # before B: memory is read in this order
-    parts = tuple(Part(_packed(b, dtype, device, memory), *place, len(b)) for b, *place in stored_parts)
+    parts = tuple(
+        Part(_packed(b, dtype, device, memory), first_rank, ranks, column, len(b))
+        for b, first_rank, ranks, column in stored_parts
+    )
     factors = factors.to(device)
     return Product(a, parts, factors, _table(a, factors, parts) if device.type == "cuda" else None)
 
