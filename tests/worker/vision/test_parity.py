@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from shared.messages import Picture
 from tests.worker.vision.harness import (
+    GEMMA4S,
     MODELS,
     PIXTRALS,
     PLACEHOLDER,
@@ -38,6 +39,16 @@ def inputs_of(kind: str, pictures: list[Picture], shows: torch.Tensor, patch: in
         padded = [pad(each, (0, wide - each.shape[2], 0, high - each.shape[1])) for each in pixels]
         sizes = torch.tensor([each.shape[1:] for each in pixels])
         return {"pixel_values": torch.stack(padded), "image_sizes": sizes}
+    if kind in GEMMA4S:  # patches have their colours last, and beside them their column and row
+        cut = [each.unfold(1, patch, patch).unfold(2, patch, patch).permute(1, 2, 3, 4, 0) for each in pixels]
+        rows = [each.reshape(-1, 3 * patch * patch) for each in cut]
+        places = [torch.cartesian_prod(*map(torch.arange, each.shape[:2])).flip(1) for each in cut]
+        most = max(map(len, rows))
+        return {
+            "pixel_values": torch.stack([pad(each, (0, 0, 0, most - len(each))) for each in rows]),
+            "image_position_ids": torch.stack([pad(each, (0, 0, 0, most - len(each)), value=-1) for each in places]),
+            "mm_token_type_ids": shows.int(),
+        }
     if kind == "lfm2_vl":  # patches of shorter pictures of a batch are padded
         cut = [each.unfold(1, patch, patch).unfold(2, patch, patch).permute(1, 2, 3, 4, 0) for each in pixels]
         rows = [each.reshape(-1, 3 * patch * patch) for each in cut]
