@@ -183,8 +183,8 @@ def _lfm2(config: Config, vision: Config, processor: Config, named: Mapping[str,
     """Reads the settings of Lfm2VlImageProcessor. Its `size` has no effect."""
     if not processor.get("use_image_special_tokens", config.get("use_image_special_tokens", True)):
         return None
-    patch, join = processor.get("encoder_patch_size", 16), processor.get("downsample_factor", 2)
-    if (patch, join) != (vision.get("patch_size", 16), config.get("downsample_factor", 2)):
+    patch, join = vision.get("patch_size", 16), config.get("downsample_factor", 2)
+    if (processor.get("encoder_patch_size", patch), processor.get("downsample_factor", join)) != (patch, join):
         return None  # the worker would expect other numbers of tokens
     square = (patch * join) ** 2
     least, most = (processor.get(f"{name}_image_tokens", count) for name, count in (("min", 64), ("max", 256)))

@@ -5,7 +5,6 @@ Heads of queries, keys and values are normed, scores are not scaled, and numbers
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 
 import torch
@@ -68,13 +67,12 @@ class SandwichLayer:
             yield 3 * h[part].numel() * spec.hidden_size
         queries = Queries.of(torch.cat(qkv), spec.heads, seen, do, tables, scale=1.0)
         normed, streams = [], []
-        add = partial(do.add_rms_norm, eps=eps)
         for part in parts:
             mixed = self.o.of(queries.attend(part, do), do)
-            mixed, stream = add(mixed, x[part], self.before_mlp, x_norm=self.after_attention)
+            mixed, stream = do.add_rms_norm(mixed, x[part], self.before_mlp, eps, x_norm=self.after_attention)
             wide = torch.cat([self.gate.of(mixed, do), self.up.of(mixed, do)], dim=1)
             down = self.down.of(do.act_and_mul(wide, spec.activation), do)
-            mixed, stream = add(down, stream, norm, x_norm=self.after_mlp)
+            mixed, stream = do.add_rms_norm(down, stream, norm, eps, x_norm=self.after_mlp)
             normed.append(mixed)
             streams.append(stream)
             linears = spec.hidden_size + 3 * spec.intermediate_size

@@ -60,6 +60,8 @@ class _Loader:
         self._source, self._found = reader.source, reader.found
         apart = f"{prefix}{names.layers}0.{APART[0]}.weight" in self._source.tensors
         self._names = replace(names, qkv=APART) if apart else names
+        stored = self._source.tensors.shape(prefix + names.patches + FRAMES[0])
+        self._colours_last = names.colours_last and len(stored) == 2  # GGUF files have a convolution
         self._by_frame = prefix + names.patches + FRAMES[1] in self._source.tensors
         end = "" if self._names.bare else ".weight"
         projections = self._names.projections or PROJECTIONS[spec.connector]
@@ -94,7 +96,7 @@ class _Loader:
         spec, prefix, names = self._spec, self._prefix, self._names
         hidden, wide, patch = spec.hidden_size, spec.intermediate_size, (spec.patch_size, spec.patch_size)
         stored = spec.position_side or spec.grid_of(spec.image_size, 0)[0]
-        of_patch = (spec.patch_width,) if names.colours_last else (3, *([spec.frames] * (spec.frames > 1)), *patch)
+        of_patch = (spec.patch_width,) if self._colours_last else (3, *([spec.frames] * (spec.frames > 1)), *patch)
         shapes: dict[str, Shape] = {prefix + names.patches + FRAMES[0]: (hidden, *of_patch)}
         if self._by_frame:
             shapes |= {prefix + names.patches + kind: (hidden, 3, *patch) for kind in FRAMES}
@@ -170,7 +172,7 @@ class _Loader:
             weight = torch.stack([read(name + kind) for kind in FRAMES], dim=2)
         else:
             weight = read(name + FRAMES[0])
-        if self._names.colours_last:
+        if self._colours_last:
             weight = weight.view(len(weight), -1, 3).mT
         return pack(
             weight.flatten(1).contiguous(), read(f"{name}.bias") if self._names.biased else None, invariant=True
