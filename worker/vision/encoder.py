@@ -87,6 +87,10 @@ class EncoderWeights:
     deepstack: list[ConnectorWeights]  # behind the layers of VisionSpec.deepstack
     first_norm: Tensor | None = None
 
+    def encoder(self, spec: VisionSpec, operations: Operations, started: c_uint64) -> "Encoder":
+        """Returns what encodes with these weights. started: see Encoder"""
+        return Encoder(spec, self, operations, started)
+
 
 class Encoder:
     """A tower that is ready to run."""

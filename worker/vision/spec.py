@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from shared.pictures.limits import MAX_PATCHES
 from worker.kernels.rowwise.activate import Activation
 
-Layout = Literal["siglip", "siglip2", "qwen3", "qwen2_5", "pixtral", "gemma4"]
-Connector = Literal["shuffle", "pool", "merge", "scaled_pool"]
+Layout = Literal["siglip", "siglip2", "qwen3", "qwen2_5", "pixtral", "gemma4", "gemma4_unified"]
+Connector = Literal["shuffle", "pool", "merge", "scaled_pool", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

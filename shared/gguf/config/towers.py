@@ -158,7 +158,11 @@ def _pixtral(tower: Container, vision: Config) -> Config:
     biased = {"multimodal_projector_bias": BIAS in tower.tensors, "vision_feature_layer": -1}
     if MERGER not in tower.tensors:
         return {"model_type": "llava", "vision_feature_select_strategy": "full", **biased}
-    return {"model_type": "mistral3", "spatial_merge_size": tower.integer("clip.vision.spatial_merge_size", 2), **biased}
+    return {
+        "model_type": "mistral3",
+        "spatial_merge_size": tower.integer("clip.vision.spatial_merge_size", 2),
+        **biased,
+    }
 
 
 def _lfm2(tower: Container, vision: Config) -> Config:

@@ -14,6 +14,8 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForConditionalGeneration,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Lfm2VlConfig,
@@ -153,7 +155,33 @@ def _gemma4_dense(**changes: Any) -> PreTrainedModel:
     return _gemma4(text, {"standardize": True, "pooling_kernel_size": 3, **changes})
 
 
-GEMMA4S = ("gemma4_small", "gemma4_dense")
+def _gemma4_unified(**changes: Any) -> PreTrainedModel:
+    """No tower (12B)."""
+    sizes = {name: one for name, one in GEMMA4_SIZES.items() if not name.endswith("per_layer_input")}
+    text = {
+        **sizes, "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, FULL], "max_position_embeddings": LONGEST,
+        "use_bidirectional_attention": "vision", "pad_token_id": 2,
+    }  # fmt: skip
+    vision = {
+        "patch_size": 4,
+        "pooling_kernel_size": 3,
+        "mm_embed_dim": 48,
+        "output_proj_dims": 48,
+        "mm_posemb_size": 9,
+    }
+    config = Gemma4UnifiedConfig(
+        text_config=text, vision_config={**vision, **changes}, image_token_id=PLACEHOLDER, video_token_id=6,
+        audio_token_id=5,
+    )  # fmt: skip
+    model = Gemma4UnifiedForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("q_norm.weight"):
+                weight.fill_(0.3)
+    return model
+
+
+GEMMA4S = ("gemma4_small", "gemma4_dense", "gemma4_unified")
 
 
 def _qwen3_5(**changes: Any) -> PreTrainedModel:
@@ -236,6 +264,7 @@ PIXTRALS = ("mistral3", "llava")
 MODELS = {
     "mistral3": _mistral3, "llava": _llava, "lfm2_vl": _lfm2_vl,
     "gemma4_small": _gemma4_small, "gemma4_dense": _gemma4_dense,
+    "gemma4_unified": _gemma4_unified,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl_moe": _qwen3_vl_moe,
     "idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3, "qwen3_5": _qwen3_5, "qwen3_vl": _qwen3_vl,

@@ -64,6 +64,10 @@ GEMMA4_31B: dict[str, Any] = {
         "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
     },
 }  # fmt: skip
+GEMMA4_12B: dict[str, Any] = {
+    "model_type": "gemma4_unified", "text_config": {"use_bidirectional_attention": "vision"},
+    "vision_config": {"model_type": "gemma4_unified_vision", "mm_embed_dim": 3840, "output_proj_dims": 3840},
+}  # fmt: skip
 LFM2_VL_450M: dict[str, Any] = {
     "model_type": "lfm2_vl", "image_token_id": 396, "projector_hidden_size": 2560, "downsample_factor": 2,
     "vision_config": {
@@ -94,6 +98,8 @@ def test_sizes_of_published_models(tmp_path: Path) -> None:
     assert large is not None and large.tokens_of(768, 816) == 16 * 17 and large.largest_whole == 280
     assert "would be 289 tokens" in large.size_problem(816, 816) and not large.size_problem(768, 816)
     assert (large.position_axes, large.rotary_theta, large.standardized, large.clamped) == (10240, 100.0, True, False)
+    unified = vision_spec(tmp_path, GEMMA4_12B, 3840)
+    assert unified is not None and unified.tokens_of(768, 816) == 16 * 17 and unified.largest_whole == 280
     liquid = vision_spec(tmp_path, LFM2_VL_450M, 1024)
     assert liquid is not None and liquid.tokens_of(512, 512) == 256 and liquid.tokens_of(416, 576) == 13 * 18
     assert (liquid.position_side, liquid.connector_size, liquid.joined_eps) == (16, 2560, 1e-5)
@@ -165,6 +171,8 @@ def test_families_and_checkpoints_without_a_served_tower(config: dict[str, Any],
         (changed(GEMMA4_31B, position_embedding_size=0), "position_embedding_size 0"),
         (changed(GEMMA4_31B, pooling_kernel_size=65), "pooling_kernel_size 65"),
         (changed(GEMMA4_31B, rope_parameters={"rope_type": "yarn"}), "rope_type 'yarn'"),
+        (changed(GEMMA4_12B, patch_size=0), "patch_size 0"),
+        (changed(GEMMA4_12B, output_proj_dims=64), "output_proj_dims 64"),
         (changed(LFM2_VL_450M, num_patches=200), "num_patches 200"),
         (changed(LFM2_VL_450M, model_type="siglip_vision_model"), "'siglip_vision_model' is not supported"),
         ({**LFM2_VL_450M, "vision_feature_layer": -2}, "vision_feature_layer -2"),

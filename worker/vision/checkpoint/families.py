@@ -14,6 +14,7 @@ from shared.pictures.limits import MAX_PATCHES
 from worker.kernels.rowwise.activate import Activation
 from worker.model.checkpoint.checkpoint import UnsupportedModel
 from worker.vision.checkpoint.gemma4 import gemma4_fields
+from worker.vision.checkpoint.gemma4_unified import unified_fields
 from worker.vision.checkpoint.lfm2 import lfm2_fields
 from worker.vision.checkpoint.pixtral import pixtral_fields
 from worker.vision.spec import Connector, Layout, VisionSpec
@@ -70,6 +71,7 @@ class VisionFamily:
     any_size: bool = False  # whether pictures may have any size that is whole squares of patches
     # of such a family whose tokens have no M-RoPE; from config.json, its vision_config and the processor's settings
     fields: Callable[[Config, Config, Config], dict[str, Any]] | None = None
+    towerless: bool = False  # whether there is no tower; then `fields` returns all that configs decide
 
 
 _BASE = {"patch_size": 16, "num_hidden_layers": 12, "intermediate_size": 3072, "hidden_act": "gelu_pytorch_tanh",
@@ -125,6 +127,10 @@ GEMMA4 = VisionFamily(
     names={"hidden_act": "hidden_activation", "layer_norm_eps": "rms_norm_eps"}, any_size=True, layout="gemma4",
     gated=True, fields=gemma4_fields,
 )  # fmt: skip
+GEMMA4_UNIFIED = VisionFamily(
+    "none", lambda config, grid: 1, ("image_token_id",), 258880, {}, layout="gemma4_unified", fields=unified_fields,
+    towerless=True,
+)  # fmt: skip
 LFM2_VL = VisionFamily(
     "merge", lambda config, grid: _size(config, "downsample_factor", 2), ("image_token_id",), 396,
     {**_BASE, "hidden_size": 768, "num_attention_heads": 12, "image_size": 0},
@@ -133,6 +139,7 @@ LFM2_VL = VisionFamily(
 FAMILIES: Mapping[str, VisionFamily] = {  # by the model_type of config.json
     "gemma3": GEMMA3,
     "gemma4": GEMMA4,
+    "gemma4_unified": GEMMA4_UNIFIED,
     "idefics3": IDEFICS3,
     "lfm2_vl": LFM2_VL,
     "llava": PIXTRAL,
@@ -164,10 +171,23 @@ def vision_spec(folder: Path, config: Config, text_size: int) -> VisionSpec | No
 
 
 def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, text_size: int) -> VisionSpec:
+    processor = _processor(folder)
+    common: dict[str, Any] = {
+        "text_size": text_size, "activation": ACTIVATIONS[family.activation], "gated": family.gated,
+        "layout": family.layout, "connector": family.connector,
+        "placeholder": next(
+            (_size(config, name, 0) for name in family.placeholder if config.get(name) is not None),
+            family.default_placeholder,
+        ),
+        "rescale": float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0,
+        "mean": _channels(processor, "image_mean", HALF, (0.0, 0.0, 0.0)),
+        "std": _channels(processor, "image_std", HALF, (1.0, 1.0, 1.0)),
+    }  # fmt: skip
+    if family.towerless and family.fields is not None:
+        return VisionSpec(**common, **family.fields(config, stated, processor))
     vision = {**family.defaults, **stated}
     vision |= {common: vision[own] for common, own in family.names.items()}
     _check(vision, family)
-    processor = _processor(folder)
     if family.fields is not None:
         own = family.fields(config, vision, processor)
     else:
@@ -179,23 +199,12 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
         layers=vision["num_hidden_layers"],
         heads=vision["num_attention_heads"],
         norm_eps=float(vision["layer_norm_eps"]),
-        activation=ACTIVATIONS[family.activation],
-        gated=family.gated,
-        layout=family.layout,
-        connector=family.connector,
         bucketed=family.bucketed,
         side=family.side(
             {**config, "vision_config": vision}, 0 if family.any_size else vision["image_size"] // vision["patch_size"]
         ),
-        text_size=text_size,
-        placeholder=next(
-            (_size(config, name, 0) for name in family.placeholder if config.get(name) is not None),
-            family.default_placeholder,
-        ),
         **{"image_size": vision["image_size"], "bidirectional": family.bidirectional, **own},
-        rescale=float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0,
-        mean=_channels(processor, "image_mean", HALF, (0.0, 0.0, 0.0)),
-        std=_channels(processor, "image_std", HALF, (1.0, 1.0, 1.0)),
+        **common,
     )
     grid = spec.image_size // spec.patch_size
     if not family.any_size and (not 1 <= spec.side <= grid or grid % spec.side):

@@ -3,7 +3,7 @@
 The tower is found by its patch embedding, and the connector by its projections: layouts differ in what stands before.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -18,14 +18,18 @@ from worker.model.checkpoint.expected_tensors import check_tensors
 from worker.model.checkpoint.stored_weight import Shape, WeightSource
 from worker.model.source import open_source
 from worker.vision.checkpoint.gemma4 import PATCHES, Gemma4Weights
+from worker.vision.checkpoint.gemma4_unified import PIXELS, UnifiedWeights
 from worker.vision.checkpoint.names import APART, FRAMES, MERGER, MERGER_NORM, NAMES, PROJECTIONS, SOFT_NORM
 from worker.vision.checkpoint.reading import Read, TowerReader, before
 from worker.vision.connectors import ConnectorWeights
+from worker.vision.embedder import EmbedderWeights
 from worker.vision.encoder import EncoderLayer, EncoderWeights
-from worker.vision.spec import VisionSpec
+from worker.vision.spec import Layout, VisionSpec
 
 
-def load_tower(folder: Path, spec: VisionSpec, dtype: torch.dtype, device: torch.device) -> EncoderWeights | None:
+def load_tower(
+    folder: Path, spec: VisionSpec, dtype: torch.dtype, device: torch.device
+) -> EncoderWeights | EmbedderWeights | None:
     """Loads the tower in `dtype` on a device; None if the checkpoint has no tower, as a file of text weights alone.
 
     Raises CheckpointError when a tensor is missing, misshaped or stored in few bits, or a file is broken.
@@ -44,12 +48,10 @@ def tower_bytes(folder: Path, spec: VisionSpec, dtype: torch.dtype) -> int:
 
 def _loader(
     source: WeightSource, spec: VisionSpec, dtype: torch.dtype, device: torch.device
-) -> "_Loader | Gemma4Weights | None":
-    reader, sandwich = TowerReader(source, dtype, device), spec.layout == "gemma4"
-    prefix = before(source.tensors, PATCHES if sandwich else NAMES[spec.layout].patches + ".weight")
-    if prefix is None:
-        return None
-    return (Gemma4Weights if sandwich else _Loader)(reader, spec, prefix)
+) -> "_Loader | Gemma4Weights | UnifiedWeights | None":
+    first, make = LOADERS.get(spec.layout) or (NAMES[spec.layout].patches + ".weight", _Loader)
+    prefix = before(source.tensors, first)
+    return None if prefix is None else make(TowerReader(source, dtype, device), spec, prefix)
 
 
 class _Loader:
@@ -217,3 +219,9 @@ def _linear(names: Iterable[str], read: Read, *, biased: bool = True) -> PackedL
     )
     assert weight is not None
     return pack(weight.flatten(1), bias, invariant=True)
+
+
+# What the name of the first tensor ends with, by which a tower is found, and who loads it; _Loader loads the others.
+LOADERS: Mapping[Layout, tuple[str, type[Gemma4Weights] | type[UnifiedWeights]]] = {
+    "gemma4": (PATCHES, Gemma4Weights), "gemma4_unified": (PIXELS, UnifiedWeights),
+}  # fmt: skip
