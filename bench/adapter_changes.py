@@ -25,7 +25,7 @@ from bench.micro.adapters import write_adapter
 from bench.ranks.faults import DEMO, REQUEST_S, Seen, read, serving
 
 MODELS = ("m", "one", "two")  # of the streams: the base, and the adapters of --lora-modules
-CHANGING, OTHERS = "changing", ("a", "b", "c")  # a name, and the folders of what is loaded under it
+CHANGING, OTHERS = "changing", ("a", "b", "c")  # the name that changes, and the folders that are loaded under it
 SHORT = 8  # tokens of an answer with a changing adapter
 SEED = 5
 SIZE = 0.1  # deviation of the numbers of adapters: enough for answers of their own
@@ -33,7 +33,7 @@ SIZE = 0.1  # deviation of the numbers of adapters: enough for answers of their 
 
 @dataclass(frozen=True)
 class Client:
-    """Asks the server at `url`. folder: of all adapters"""
+    """Sends requests to the server at `url`. folder: holds all adapters"""
 
     url: str
     folder: Path

@@ -73,7 +73,7 @@ def gptq(weight: Tensor, group: int = GROUP) -> dict[str, Tensor]:
 
 
 def packed(codes: Tensor, dim: int) -> Tensor:
-    """Returns codes, int64, as int32: those along `dim`, of size CODES, share one, the first in its lowest bits."""
+    """Packs int64 codes into int32: one int32 has all CODES codes along `dim`, the first in its lowest bits."""
     words = sum(part << BITS * i for i, part in enumerate(codes.unbind(dim)))
     assert isinstance(words, Tensor)
     return _int32(words)

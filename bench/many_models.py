@@ -77,7 +77,7 @@ def wait_until_ready(url: str) -> None:
 
 
 def ask(url: str, model: str, prompt: int, counts: Counter[str]) -> str:
-    """Returns the text of one answer, after as many refusals and broken connections as there are."""
+    """Returns the text of one answer; asks again after a refusal or a broken connection."""
     body = {"model": model, "prompt": f"Once upon a time {prompt}", "max_tokens": 16, "temperature": 0}
     deadline = time.monotonic() + REQUEST_S
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""How long a switch between two models takes that have room for one: seconds from a request to its first token.
+"""Measures how long a switch of models takes, if only one fits: the seconds from a request to its first token.
 
     python -m bench.model_switch MODEL.gguf OTHER.gguf --llama-server PATH
 
@@ -27,7 +27,7 @@ START_S, ANSWER_S = 120.0, 300.0
 
 @dataclass(frozen=True)
 class Server:
-    """A server to measure. stored: the folder in which it keeps what it makes of a model's files"""
+    """A server to measure. stored: the folder in which it caches converted models"""
 
     name: str
     command: list[str]
@@ -100,7 +100,7 @@ def forget(files: Sequence[Path]) -> None:
 def measure(server: Server, url: str, models: dict[str, Path], rounds: int, pause: float) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {"cold": [], "warm": [], "loaded": []}
     for name in models:
-        first_token_s(url, name)  # what is made once, is made now
+        first_token_s(url, name)  # fills the caches of the server
     for _ in range(rounds):
         for kind in ("cold", "warm"):
             for name, file in models.items():

@@ -155,11 +155,11 @@ class Delta(msgspec.Struct, gc=False):
 
     @property
     def extras(self) -> Extras:
-        """What features have added, to read."""
+        """What features have added. For reading only."""
         return self.added or NO_EXTRAS
 
     def add(self) -> Extras:
-        """Returns what features have added, to add to it."""
+        """Returns what features have added, for the caller to add to."""
         if self.added is None:
             self.added = Extras()
         return self.added

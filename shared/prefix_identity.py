@@ -17,9 +17,9 @@ class PrefixIdentity:
     """The identity of the prefixes of a request. Requests share prefixes only if their identities have equal texts.
 
     A value that changes the K/V of every token belongs here, as the hash of an adapter: as one more field, and as a
-    line of the text before the others. No text of a request without this value may be one with it. A value that belongs
-    to some positions only, such as the digest of a picture, does not belong here, but to the pages of these
-    positions, whose tokens PrefixCache.extend hashes.
+    line of the text before the others. The text of a request with the value must differ from all texts without it. A
+    value that belongs to some positions only, such as the digest of a picture, does not belong here, but to the pages
+    of these positions, whose tokens PrefixCache.extend hashes.
     """
 
     salt: str = ""  # what the request says

@@ -39,7 +39,7 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
         raise ConfigError("--record-text needs --record FILE")
     if settings.frontend.objectives and not settings.frontend.gateway_headers:
         raise ConfigError("--objectives has no effect without --gateway-headers")
-    if settings.worker.tensor_parallel_size > 1:
+    if settings.worker.tensor_parallel_size > 1 or settings.worker.rank_group != "local":
         _check_ranks(settings)
     for rule in (_static, _contiguous, _chunks, _target, _budget, _speculation, _stopping, _ports, _kv_events):
         settings = with_values(settings, rule(settings, explicit))
@@ -55,6 +55,12 @@ def _check_ranks(settings: Settings) -> None:
     }  # fmt: skip
     if wrong := next((flag for flag, value in given.items() if value), ""):
         raise ConfigError(f"{wrong} does not work with --tensor-parallel-size above 1")
+    if worker.rank_group == "local":
+        return
+    if worker.tensor_parallel_size == 1:
+        raise ConfigError(f"--rank-group {worker.rank_group} needs --tensor-parallel-size, the number of all processes")
+    if settings.launch.workers != 1 or settings.many:
+        raise ConfigError(f"--rank-group {worker.rank_group} is for a server with one worker and one model")
 
 
 def _check_values(settings: Settings) -> None:
@@ -221,7 +227,7 @@ def _stopping(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
 
 
 def _kv_events(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
-    """Checks that what publishes the pages of the prefix cache has pages to publish, and ports to do it on."""
+    """Checks that a server that publishes K/V events has a prefix cache, and a port for each socket."""
     worker, last = settings.worker, max(0, settings.launch.workers - 1)
     if worker.kv_events_replay_endpoint and not worker.kv_events_endpoint:
         raise ConfigError("--kv-events-replay-endpoint has no effect without --kv-events-endpoint")

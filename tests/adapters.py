@@ -16,13 +16,17 @@ LINEARS = (
 )  # fmt: skip
 
 
-def linears_of(base: Path, targets: Iterable[str] = LINEARS) -> dict[str, tuple[int, int]]:
-    """The shapes [outputs, inputs] of the linears in a checkpoint's layers that have these names, but experts'."""
+def linears_of(base: Path, targets: Iterable[str] = LINEARS, experts: bool = False) -> dict[str, tuple[int, int]]:
+    """Returns the shapes [outputs, inputs] of the linears with these names in all layers.
+
+    experts: whether those of experts are among them, and then MLPs are not
+    """
     with safe_open(base / "model.safetensors", "pt") as file:
         shapes = {name.removesuffix(".weight"): tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     return {
         name: shape for name, shape in shapes.items()
-        if name.rpartition(".")[2] in targets and len(shape) == 2 and ".experts." not in name
+        if name.rpartition(".")[2] in targets and len(shape) == 2
+        and (".experts." in name) == (experts and (".mlp." in name or ".feed_forward." in name))
     }  # fmt: skip
 
 
@@ -36,12 +40,14 @@ def draw_adapter(
     dtype: torch.dtype = torch.float32,
     size: float = 0.3,
     ranks: Mapping[str, int] | None = None,
+    experts: bool = False,
     **config: Any,
 ) -> Path:
-    """Writes an adapter whose numbers follow from the seed. ranks: of modules by the end of their names"""
+    """Writes an adapter whose numbers follow from the seed. ranks: of modules by the end of their names;
+    experts: whether experts are changed, instead of MLPs"""
     draw = torch.Generator().manual_seed(seed)
     tensors = {}
-    for module, (outputs, inputs) in sorted(linears_of(base, targets).items()):
+    for module, (outputs, inputs) in sorted(linears_of(base, targets, experts).items()):
         rank = next((rank for end, rank in (ranks or {}).items() if module.endswith(f".{end}")), r)
         for name, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
             drawn = torch.randn(shape, generator=draw) * size / shape[1] ** 0.5

@@ -25,7 +25,7 @@ torch.set_num_threads(1)  # tiny models: a second thread costs more than it save
 
 @pytest.fixture(scope="session", autouse=True)
 def _certificates_are_read_once() -> Iterator[None]:
-    """Clients share what httpx makes of the system's certificates: reading them takes each client 28 ms."""
+    """Clients share one SSL context: reading the system's certificates would take each client 28 ms."""
     with pytest.MonkeyPatch.context() as patch:
         with suppress(ImportError):  # tests for a GPU do without httpx
             from httpx._transports import default

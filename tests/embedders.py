@@ -25,7 +25,7 @@ def embedder(
 ) -> Path:
     """Writes a checkpoint as sentence-transformers does: bare tensor names, no head; its tokenizer ends every text.
 
-    default: the name of the prompt that stands before texts unasked.
+    default: the name of the prompt that is put before texts whose requests name none.
     """
     build(kind).base_model.save_pretrained(folder)
     tokenizer: PreTrainedTokenizerFast = KINDS[kind].tokenizer()

@@ -83,7 +83,7 @@ class FakePool:
 
     @property
     def membership(self) -> Self:
-        """The membership of the pool, which the fake implements itself."""
+        """Returns the fake itself, which has the methods of a membership, too."""
         return self
 
     @property
@@ -102,7 +102,7 @@ class FakePool:
 
     @property
     def connections(self) -> list[Self]:
-        """The one worker, which the fake implements itself, too."""
+        """Returns the fake itself as the connection to its one worker."""
         return [self]
 
     def reset_prefix_cache(self, nonce: int) -> None:

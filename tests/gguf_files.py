@@ -82,12 +82,12 @@ def write(
 
 
 def _stored(weights: dict[str, torch.Tensor], config: Metadata) -> dict[tuple[str, str], torch.Tensor]:
-    """Returns what is stored under which names of Hugging Face and GGUF, as views of `weights`.
+    """Returns the stored tensors, views of `weights`, with their names in Hugging Face and in GGUF.
 
     The weights of experts become views of one tensor per layer.
     """
     names, found = name_map(config), {}
-    for name, weight in _stacked_experts(weights).items():
+    for name, weight in stacked_experts(weights).items():
         if ".act_fn." in name:
             continue
         if "shared_mlp." in name:
@@ -112,7 +112,7 @@ def _of_shared_mlp(name: str, weight: torch.Tensor, config: Metadata) -> list[tu
 
 
 def _by_kind(config: Metadata) -> torch.Tensor:
-    """Returns the order that puts Qwen3-Next's queries, keys, values and gates of all key heads next to each other."""
+    """Returns an order of Qwen3-Next's rows: the queries of all key heads, then their keys, values and gates."""
     heads, key_dim = config["linear_num_key_heads"], config["linear_key_head_dim"]
     values = config["linear_num_value_heads"] // heads * config["linear_value_head_dim"]
     sizes = (key_dim, key_dim, values, values)
@@ -121,11 +121,11 @@ def _by_kind(config: Metadata) -> torch.Tensor:
 
 
 def _interleaved(name: str, weight: torch.Tensor, config: Metadata) -> torch.Tensor:
-    """Undoes what _stored has done to a weight of Qwen3-Next."""
+    """Undoes the reordering by _stored of a weight of Qwen3-Next."""
     return weight[_by_kind(config).argsort()] if name.endswith("in_proj_qkvz.weight") else weight
 
 
-def _stacked_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def stacked_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns views with the experts of a layer in one tensor [E, N, K], under the names that the converter uses."""
     found, experts = {}, defaultdict(list)
     for name, weight in weights.items():
@@ -213,7 +213,7 @@ def _rope_factors(writer: gguf.GGUFWriter, config: Metadata) -> None:
 
 
 def llama3_factors(rope: Metadata, head_dim: int) -> npt.NDArray[np.float32]:
-    """Returns by how much Llama 3's scaling divides each frequency."""
+    """Returns the divisor of each frequency in Llama 3's scaling."""
     frequencies = rope["rope_theta"] ** (-np.arange(0, head_dim, 2) / head_dim)
     turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]

@@ -30,6 +30,8 @@ from transformers import (
     Gemma4TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -144,7 +146,7 @@ def _gemma2() -> PreTrainedModel:
 
 
 def _olmo3() -> PreTrainedModel:
-    """A model with YaRN in the layers without a window. Its magnitude is that of YaRN, which the file states, too."""
+    """A model with YaRN in the layers without a window. The file states its attention factor, YaRN's default."""
     full = YARN_ROPE | {"attention_factor": 0.1 * math.log(4) + 1}
     rope = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
     types = ["sliding_attention", "full_attention"]
@@ -168,6 +170,18 @@ def _ministral3() -> PreTrainedModel:
 def _glm4() -> PreTrainedModel:
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
     return Glm4ForCausalLM(Glm4Config(**SIZES, attention_bias=True, rope_parameters=rope))
+
+
+def _glm4_moe() -> PreTrainedModel:
+    """A model whose first layer has no experts."""
+    experts = {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "n_shared_experts": 2}
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+    return Glm4MoeForCausalLM(
+        Glm4MoeConfig(
+            **SIZES | {"num_hidden_layers": 3}, **experts, routed_scaling_factor=1.7, first_k_dense_replace=1,
+            norm_topk_prob=True, attention_bias=True, use_qk_norm=True, rope_parameters=rope,
+        )
+    )  # fmt: skip
 
 
 def _exaone4() -> PreTrainedModel:
@@ -299,6 +313,7 @@ KINDS = {
     "olmo2": Kind("olmo2", lambda: Olmo2ForCausalLM(Olmo2Config(**SIZES))),
     "olmo3": Kind("olmo2", _olmo3),
     "glm4": Kind("glm4", _glm4),
+    "glm4-moe": Kind("glm4moe", _glm4_moe),
     "granite": Kind("granite", lambda: GraniteForCausalLM(GraniteConfig(**_granite()))),
     "ministral3": Kind("mistral3", _ministral3),
     "mistral-small": Kind("mistral3", lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None))),
@@ -355,5 +370,5 @@ KINDS = {
 
 MIXTURES = (
     "qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss", "olmoe", "granite-moe", "granite-hybrid-moe", "qwen3_5-moe",
-    "qwen3-next",
+    "qwen3-next", "glm4-moe",
 )  # fmt: skip

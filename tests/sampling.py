@@ -61,6 +61,7 @@ TESTS = {  # file or function -> how many of all its tests run, after the draw a
     "tests/e2e/test_pictures.py": 1,
     "tests/e2e/test_pool.py": 1,
     "tests/e2e/test_pooling.py": 2,
+    "tests/e2e/test_rank_hosts.py": 1,
     "tests/e2e/test_ranks.py": 1,
     "tests/e2e/test_serve.py": 4,
     "tests/e2e/test_tools.py": 3,
@@ -107,7 +108,7 @@ def left_out(names: Sequence[str], day: str, cases: Mapping[str, int], tests: Ma
 
 
 def _drawn(names: Sequence[str], day: str, table: Mapping[str, int], key: Callable[[str], str]) -> list[str]:
-    """`names` in order, of each group that has one key as many as the table's row for that key keeps."""
+    """Draws names from each group with the same key, as many as the table says for the group. Returns them in order."""
     kept: list[str] = []
     for group, members in groupby(sorted(names, key=key), key=key):
         together = list(members)
@@ -122,7 +123,7 @@ def _function(name: str) -> str:
 
 
 def _row(name: str, table: Mapping[str, int]) -> str | None:
-    """The longest key of the table that names this test, its function, file or a folder above."""
+    """Returns the longest key of the table that names this test, its function, its file or a folder above it."""
     return max(
         (key for key in table if f"{name}/".startswith((f"{key}/", f"{key}::", f"{key}["))), key=len, default=None
     )

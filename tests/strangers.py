@@ -9,7 +9,7 @@ STRANGER = 54321
 
 
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes a file another user's: really if we may, else by pretending to be another user."""
+    """Gives a file to another user: by chown as root, else by pretending that we are another user."""
     if os.geteuid() == 0:
         os.lchown(path, STRANGER, -1)
     else:

@@ -160,9 +160,9 @@ CIRCLES = {
 
 
 def node_of(path: Path) -> str:
-    """Returns what stands for a file in the search for circles: its folder, or the file itself beside other folders.
+    """Returns the node of a file in the search for circles: its folder, or the file itself if folders lie beside it.
 
-    Of the files beside folders, some are what these folders share, and others use the folders.
+    Such files are nodes of their own because some are shared by the folders beside them, and others use these folders.
     """
     folder = path.parent
     has_folders = any((inner / "__init__.py").exists() for inner in folder.iterdir())

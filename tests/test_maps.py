@@ -54,7 +54,7 @@ def test_architecture_page_names_existing_files(named: str) -> None:
 
 
 def test_no_folder_has_more_files_than_a_reader_takes_in() -> None:
-    """The page and its fonts aside, which are no Python."""
+    """Only Python files are counted."""
     folders = {path.parent for top in MAPPED for path in (ROOT / top).rglob("*.py")}
     sizes = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
     assert {name: size for name, size in sizes.items() if size > MOST_FILES} == {}

@@ -5,6 +5,7 @@ transport/          the ZeroMQ sockets, on an I/O thread
 engine/             loads the model; the compute loop, the request table, the crash journal
 ranks/              several processes that compute one model together
 follower            one of these processes
+host_follower       one of them on a host of its own
 spec                describes a model as data: sizes, norms, biases, layers
 schedule/           decides which tokens the next step computes; works on plain integers
 kv_cache/           K/V pages: owners, prefix cache, tensors, sizes

@@ -35,14 +35,18 @@ from worker.transport.server import Identity, WireServer
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
     from worker.adapters.store import AdapterStore
     from worker.kv_events.publisher import KvEventPublisher
+    from worker.ranks.hosts.rendezvous import Hosts
     from worker.ranks.metrics import RankCounter
 
 log = logging.getLogger("sluice.worker")
 
 
-def run(settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = False) -> None:
+def run(
+    settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = False, hosts: "Hosts | None" = None
+) -> None:
     """Serves until SIGTERM or SIGINT, then drains.
 
+    hosts: where the processes of --rank-group come together; None if all are on this machine.
     again: whether this worker replaces one that died. It then prefers the weights in the cache,
         which the dead worker served too, to newer ones on the hub.
 
@@ -51,7 +55,11 @@ def run(settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = F
         DeviceBroken: the device cannot compute any more. Frontends get no End for live requests, so that the
             requests continue in the next worker.
     """
-    torch.set_num_threads(threads_of(settings.worker))
+    torch.set_num_threads(threads_of(settings.worker, 0 if hosts is None else hosts.group.here))
+    if hosts is not None:
+        from worker.ranks.nodes import stay_on_node
+
+        stay_on_node(hosts.group.place, hosts.group.here)
     stop = StopSignal.install()
     reporter = StatusReporter(settings, epoch, heartbeat)
     identity = Identity(epoch, settings.model.name)
@@ -62,8 +70,9 @@ def run(settings: Settings, epoch: int, heartbeat: Heartbeat, *, again: bool = F
     ranks = _rank_counter(settings)
     try:
         engine = load_engine(
-            settings.model, settings.worker, reporter.on_load, reporter.on_download, prefer_cache=again
-        )
+            settings.model, settings.worker, reporter.on_load, reporter.on_download, prefer_cache=again,
+            hosts=hosts,
+        )  # fmt: skip
         engine.runner.check_device()
         stop.serving = True
         _serve(settings, engine, server, reporter, stop, ranks)
@@ -129,7 +138,7 @@ def _serve(
 
 
 def _rank_counter(settings: Settings) -> "RankCounter | None":
-    """Returns what counts the ranks that differ; None if there is one rank."""
+    """Returns a counter of ranks that differ; None if there is one rank."""
     if settings.worker.tensor_parallel_size == 1:
         return None
     from worker.ranks.metrics import RankCounter
@@ -138,7 +147,7 @@ def _rank_counter(settings: Settings) -> "RankCounter | None":
 
 
 def _adapters(settings: Settings, engine: Engine, server: WireServer, metrics: Metrics) -> "AdapterStore | None":
-    """Returns what keeps LoRA adapters; None if the settings allow none."""
+    """Returns a store of LoRA adapters; None if the settings allow none."""
     model = settings.model
     if not (model.lora_modules or model.allow_runtime_lora) or engine.weights is None:
         return None
@@ -155,7 +164,7 @@ def _adapters(settings: Settings, engine: Engine, server: WireServer, metrics: M
 
 
 def _pictures(settings: Settings, engine: Engine, metrics: Metrics) -> Callable[[Sequence, Submit], None]:
-    """Returns what checks the pictures of requests, and raises Refused."""
+    """Returns a function that checks the pictures of a request, and raises Refused."""
     if engine.tower is None:
         return no_pictures
     from worker.vision.admission import PictureAdmission
@@ -169,7 +178,7 @@ def _pictures(settings: Settings, engine: Engine, metrics: Metrics) -> Callable[
 def _between_steps(
     engine: Engine, request_table: RequestTable, loop: Loop, server: WireServer
 ) -> Callable[[Plan], bool]:
-    """Returns what encodes pictures between steps."""
+    """Returns a function that encodes pictures between steps."""
     from worker.vision.between_steps import BetweenSteps, token_cost
 
     assert engine.runner.vision is not None
@@ -180,7 +189,7 @@ def _between_steps(
 
 
 def _kv_events(settings: Settings, engine: Engine) -> "KvEventPublisher | None":
-    """Returns what publishes the pages of the prefix cache; None if the settings name no endpoint."""
+    """Returns a publisher of the prefix cache's pages; None if the settings name no endpoint."""
     if not settings.worker.kv_events_endpoint:
         return None
     from worker.kv_events.start import start

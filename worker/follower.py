@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import msgspec
 import torch
@@ -24,6 +25,7 @@ from worker.engine.load_model import ModelFiles, find_model
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import huge_pages
 from worker.kernels.cpu.ranks_c import RanksC
+from worker.kv_cache.sizing import WeightsSize
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.device import threads_of
@@ -42,12 +44,18 @@ def main(orders: socket.socket, memory: int) -> None:
     begin = msgspec.msgpack.decode(receive(orders), type=Beginning)
     stay_on_node(begin.rank, begin.count)
     torch.set_num_threads(threads_of(begin.worker))
-    part = _load(begin, orders, RanksC(mmap.mmap(memory, begin.memory), begin.rank, begin.count))
+    files = find_model(begin.model, begin.worker, torch.device("cpu"), prefer_cache=True)
+    ranks = RanksC(mmap.mmap(memory, begin.memory), begin.rank, begin.count)
+    compute(load_part(files, begin.worker, orders, ranks), orders)
+
+
+def compute(part: PartDecoder, orders: socket.socket) -> NoReturn:
+    """Computes what rank 0 orders. Raises EOFError when rank 0 has ended, and RankLost."""
 
     def hidden(given: Order) -> Tensor:
         return part.hidden(inputs_of(given), checked=given.checked)
 
-    compute: dict[str, Callable[[Order], object]] = {
+    by_name: dict[str, Callable[[Order], object]] = {
         HIDDEN: hidden,
         LOGITS: lambda given: part.logits(rows_of(given)),
         BOTH: lambda given: part.logits(hidden(given)),
@@ -56,17 +64,29 @@ def main(orders: socket.socket, memory: int) -> None:
     with torch.inference_mode():
         while True:
             given = decoder.decode(receive(orders))
-            compute[given.compute](given)
+            by_name[given.compute](given)
 
 
-def _load(begin: Beginning, orders: socket.socket, ranks: RanksC) -> PartDecoder:
-    share, device = Share(begin.rank, begin.count), torch.device("cpu")
-    files = find_model(begin.model, begin.worker, device, prefer_cache=True)
-    formats = files.formats
+def load_part(
+    files: ModelFiles,
+    worker: WorkerConfig,
+    orders: socket.socket,
+    ranks: RanksC,
+    content: Callable[[], str] = str,
+    on_size: Callable[[WeightsSize], None] = lambda size: None,
+    on_weights: Callable[[], None] = lambda: None,
+) -> PartDecoder:
+    """Loads the part of this rank, and tells rank 0 when it is ready. Raises CheckpointError and CannotShare.
+
+    content: returns the hash of the files of weights that rank 0 compares with its own; empty if both read the same.
+    on_size: see load() of worker/model/weights.py. on_weights: called when the weights are loaded.
+    """
+    share, device, formats = Share(ranks.rank, ranks.count), files.device, files.formats
     weights = load(
-        files.folder, files.spec, formats.dtype, device, invariant=begin.worker.batch_invariant, memory=formats.memory,
-        share=share,
+        files.folder, files.spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
+        on_size=on_size, share=share,
     )  # fmt: skip
+    on_weights()
     size = msgspec.msgpack.decode(receive(orders), type=Sizes).size
     spec = share.spec(files.spec)
     cache = KVCache(
@@ -76,7 +96,7 @@ def _load(begin: Beginning, orders: socket.socket, ranks: RanksC) -> PartDecoder
         huge_pages(tensor)
     cache.prefault_ahead(bindings.touch_pages)
     part = PartDecoder(Decoder(spec, weights, size.max_seq_len), cache, ranks)
-    send(orders, _loaded(files, begin.worker, weights, share))
+    send(orders, msgspec.structs.replace(_loaded(files, worker, weights, share), content=content()))
     return part
 
 

@@ -1,18 +1,23 @@
 """Measures gain and cost of drafts: the same requests with and without them, alternating, in one process and thread.
 
 python -m bench.micro.drafts [--model qwen3-0.6b | demo | PATH] [--sequences 1,8] [--new 64] [--rounds 3]
-                             [--acceptance 0.8,0.65,0.5 [--head full | int4]]
+                             [--acceptance 0.8,0.65,0.5 [--head full | int4]] [--head own [--drafts 4]]
+                             [--threads 1]
 
 With --acceptance, the drafts are the tokens of the answer itself, recorded before. Each one is wrong at random: the
-first draft of a step is right with the first probability, and so on. So many drafts are the most of a step, and how
-many there are follows what is accepted, as with a draft model. This shows the gain of a drafter with that acceptance
-that takes no time itself. With --head, an MTP head of the model's sizes computes as many drafts, so that its time
+first draft of a step is right with the first probability, and so on. A step has at most that many drafts; how many it
+has follows the share that was accepted, as with a draft model. This shows the gain of a drafter of this acceptance
+whose own time is zero. With --head, an MTP head of the model's sizes computes as many drafts, so that its time
 counts: its head over the vocabulary is that of the model, or a copy in four bits.
 
-Without it, three texts: the model's greedy text; the same with drafts that are all wrong, which shows the cost; and
-text at temperature 1, where a model with random weights never repeats itself. The demo model's prompts begin stories,
-and its outputs end with the stories; other models ignore end tokens. Times are CPU time of the thread, so that other
-processes disturb little. Outputs are compared.
+With --head own, the checkpoint's own MTP head proposes the drafts, as with --speculation auto, and is right as often
+as it is. With --drafts, every step has so many of each sequence, whatever they cost: that shows how many are accepted
+in each place of a step, of all that were computed.
+
+Without both, there are three texts: the model's greedy text; the same with drafts that are all wrong, which shows the
+cost; and text at temperature 1, where a model with random weights never repeats itself. The demo model's prompts begin
+stories, and its outputs end with the stories; other models ignore end tokens. Times are CPU time of the thread, so that
+other processes disturb little; with several threads they are seconds. Outputs are compared.
 """
 
 import argparse
@@ -29,6 +34,7 @@ from tokenizers import Tokenizer
 
 from bench.checkpoints import checkpoint
 from deploy.supervisor.child_command import DEMO_MODEL
+from shared.arguments import positive_int
 from shared.config import ModelConfig, WorkerConfig
 from shared.gguf.translated import translated
 from shared.messages import Sampling
@@ -36,9 +42,10 @@ from worker.engine.load import Engine, load_engine
 from worker.kernels.linear import pack_stacked
 from worker.model.decoder import Decoder
 from worker.model.layer import Weights
+from worker.model.quantization.in_memory import AS_STORED
 from worker.run.drafters import few_bits
 from worker.run.drafters.head_drafter import HeadDrafter
-from worker.run.drafters.mtp_head import MtpHead
+from worker.run.drafters.mtp_head import MtpHead, load_head
 from worker.schedule.features.speculation import Drafter, NgramDrafter
 from worker.schedule.features.waiting_drafts import Experience, WaitingDrafts
 from worker.schedule.policy import SchedulerConfig
@@ -59,7 +66,7 @@ class RecordedDrafter(WaitingDrafts):
         self._draw = random.Random(recorded[0])
 
     def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
-        return self.recorded(len(tokens), self.wanted(min(limit, len(self._right)), cost, repeats))
+        return self.recorded(len(tokens), self.wanted(tokens, min(limit, len(self._right)), cost, cost, repeats))
 
     def recorded(self, at: int, count: int) -> tuple[int, ...]:
         """Returns `count` drafts at most, of the tokens from `at` on."""
@@ -69,7 +76,7 @@ class RecordedDrafter(WaitingDrafts):
 
 
 class RecordedProposer:
-    """Lets a head propose, and then proposes what a RecordedDrafter would: the head's time counts, and not its drafts.
+    """Runs a head, and then proposes the drafts of a RecordedDrafter: only the head's time counts, not its drafts.
 
     drafters: of each sequence, by the id of its key.
     """
@@ -78,9 +85,24 @@ class RecordedProposer:
         self._head, self._drafters = head, drafters
         self.forget = head.forget
 
+    @property
+    def seconds(self) -> float:
+        return self._head.seconds
+
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
         self._head.propose(wanted)
         return [self._drafters[sequence.key[1]].recorded(len(sequence.tokens), count) for sequence, count in wanted]
+
+
+class AlwaysDrafting(WaitingDrafts):
+    """Asks the model for the same number of drafts in every step."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(Experience())
+        self._count = count
+
+    def wanted(self, tokens: list[int], limit: int, text_cost: float, cost: float, repeats: int) -> int:
+        return min(limit, self._count)
 
 
 class WrongDrafter(NgramDrafter):
@@ -96,9 +118,11 @@ class Text:
     name: str
     temperature: float
     drafter: Callable[[list[int]], Drafter] = lambda recorded: NgramDrafter()  # recorded: the tokens of the sequence
-    head: Callable[[Engine], HeadDrafter] | None = None  # proposes what `drafter` does
+    head: Callable[[Engine], HeadDrafter] | None = None  # proposes what a RecordedDrafter does, or drafts of its own
+    always: int = 0  # how many drafts of its own there are in every step; 0: as many as pay
 
 
+TEMPERATURES = {"greedy": 0.0, "temperature 0.7": 0.7, "temperature 1": 1.0}
 TEXTS = (
     Text("greedy", 0.0),
     Text("greedy, all drafts wrong", 0.0, lambda recorded: WrongDrafter()),
@@ -112,6 +136,7 @@ class Run:
     tokens: list[list[int]]
     drafted: int
     accepted: int
+    places: list[str]  # the share of drafts that were accepted, by their place in a step
 
 
 def prompts(folder: Path, vocab: int, count: int) -> list[list[int]]:
@@ -143,19 +168,31 @@ def decode(
                 scheduler.speculation.drafters[sequences[-1]] = drafter
             elif isinstance(drafter, RecordedDrafter):
                 recorded_drafters.append(drafter)
+                scheduler.speculation.drafters[sequences[-1]] = WaitingDrafts(Experience())  # none of the text
+            elif text.always:
+                scheduler.speculation.drafters[sequences[-1]] = AlwaysDrafting(text.always)
         scheduler.submit(sequences[-1], 0.0)
     if scheduler.speculation is not None and text.head is not None:
         head = text.head(engine)
-        engine.runner.hidden_reader, scheduler.speculation.proposer = head, RecordedProposer(head, recorded_drafters)
+        engine.runner.hidden_reader = head
+        scheduler.speculation.proposer = RecordedProposer(head, recorded_drafters) if recorded_drafters else head
     while not all(sequence.output_len for sequence in sequences):
         run_step(engine, scheduler)
-    begun = time.thread_time()
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    begun = clock()
     while scheduler.has_work:
         run_step(engine, scheduler)
-    seconds = time.thread_time() - begun
+    seconds = clock() - begun
     engine.runner.hidden_reader = None
     outputs = [sequence.tokens[sequence.prompt_len :] for sequence in sequences]
-    return Run(seconds, outputs, scheduler.status.draft_tokens, scheduler.status.accepted_tokens)
+    return Run(seconds, outputs, scheduler.status.draft_tokens, scheduler.status.accepted_tokens, _places(scheduler))
+
+
+def _places(scheduler: Scheduler) -> list[str]:
+    if scheduler.speculation is None:
+        return []
+    both = zip(scheduler.speculation.accepted_at, scheduler.speculation.drafted_at, strict=True)
+    return [f"{accepted / drafted:.0%}" for accepted, drafted in both if drafted]
 
 
 def run_step(engine: Engine, scheduler: Scheduler) -> None:
@@ -178,7 +215,8 @@ def compare(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int
     drafted, accepted = drafting[0].drafted, drafting[0].accepted
     return (
         f"| {text.name}, {len(prompt_tokens)} | {speed:.1f} | {statistics.median(ratios):.3f} ({min(ratios):.3f} to "
-        f"{max(ratios):.3f}) | {drafted / tokens:.2f} | {accepted / max(1, drafted):.0%} |"
+        f"{max(ratios):.3f}) | {drafted / tokens:.2f} | {accepted / max(1, drafted):.0%}"
+        f"{': ' + ', '.join(drafting[0].places) if text.always else ''} |"
     )
 
 
@@ -193,11 +231,30 @@ def mtp_head(engine: Engine, *, in_few_bits: bool) -> HeadDrafter:
     assert weights is not None
     at = max(index for index, layer in enumerate(spec.layers) if layer.mixer == ATTENTION)
     dtype, hidden = weights.embed.dtype, spec.hidden_size
-    join = pack_stacked([torch.randn(hidden, 2 * hidden).to(dtype)], dtype=dtype, invariant=True)
+    made = torch.randn(hidden, 2 * hidden).to(dtype)
+    quantized = in_few_bits and spec.stored is not None  # a file of four bits has the head's own linears so, too
+    join = few_bits.pack(made, dtype) if quantized else pack_stacked([made], dtype=dtype, invariant=True)
     vocabulary = few_bits.pack(weights.embed, dtype) if in_few_bits else weights.head
     own = Weights(weights.embed, [weights.layers[at]], weights.norm, vocabulary)
     decoder = Decoder(replace(spec, layers=(spec.layers[at],)), own, engine.limits.max_seq_len)
     return HeadDrafter(MtpHead(decoder, join, weights.norm, weights.norm), spec, 1 << 28)
+
+
+def _own_texts(always: int) -> tuple[Text, ...]:
+    """Returns the texts whose drafts the checkpoint's own head proposes."""
+    return tuple(
+        Text(f"{name}, own head", temperature, head=_own_head, always=always)
+        for name, temperature in TEMPERATURES.items()
+    )
+
+
+def _own_head(engine: Engine) -> HeadDrafter:
+    assert engine.weights is not None
+    return HeadDrafter(
+        load_head(engine.folder, engine.spec, engine.weights, AS_STORED, engine.limits.max_seq_len),
+        engine.spec,
+        1 << 28,
+    )
 
 
 def _folder(model: str) -> Path:
@@ -211,12 +268,16 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--acceptance", default="")
-    parser.add_argument("--head", default="", choices=("", "full", "int4"))
+    parser.add_argument("--head", default="", choices=("", "full", "int4", "own"))
+    parser.add_argument("--drafts", type=int, choices=range(1, 8), default=0)
+    parser.add_argument("--threads", type=positive_int, default=1)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     folder = DEMO_MODEL if args.model == "demo" else _folder(args.model)
-    texts = [_simulated(tuple(map(float, args.acceptance.split(","))), args.head)] if args.acceptance else TEXTS
-    engine = load_engine(ModelConfig(model=str(folder)), WorkerConfig(device="cpu", kv_cache_gb=1.0))
+    texts = _own_texts(args.drafts) if args.head == "own" else TEXTS
+    if args.acceptance:
+        texts = (_simulated(tuple(map(float, args.acceptance.split(","))), args.head),)
+    engine = load_engine(ModelConfig(model=str(folder)), WorkerConfig(device="cpu", kv_cache_gb=1.0, speculation="off"))
     print("| text, sequences | tokens/s without | speedup with drafts | drafts per token | accepted |")
     print("|---|--:|--:|--:|--:|")
     for sequences in map(int, args.sequences.split(",")):

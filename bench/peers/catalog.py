@@ -137,7 +137,7 @@ def in_weights(peer: Peer, weights: str, isa: str, safetensors: bool) -> Peer:
         return peer
 
     def serve(root: Path, folder: Path, port: int) -> Command:
-        """The last --model wins."""
+        """Repeats the flag --model, of which the last one counts."""
         return [*peer.serve(root, folder, port), *sluice_flags(folder, weights, safetensors)]
 
     return replace(peer, serve=serve, environment={"SLUICE_ISA": ISAS[isa].sluice})

@@ -21,14 +21,14 @@ from bench.peers.gguf_values import hyperparameters, rotary_factors
 ARCHITECTURES = {  # model_type → architecture, where they differ
     "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
     "gemma3_text": "gemma3", "gemma4_text": "gemma4", "ministral3": "mistral3", "olmo3": "olmo2",
-    "qwen3_next": "qwen3next", "cohere": "command-r", "hunyuan_v1_dense": "hunyuan-dense",
+    "glm4_moe": "glm4moe", "qwen3_next": "qwen3next", "cohere": "command-r", "hunyuan_v1_dense": "hunyuan-dense",
     "granitemoehybrid": "granitehybrid",
     "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen2_5_vl_text": "qwen2vl",
     "qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe",
 }  # fmt: skip
 RENAMED = {  # ends of names that the converter changes before it looks them up
     ".dt_bias": ".dt_proj.bias", ".layer_scalar": ".layer_scalar.weight", ".router.scale": ".router.proj.scale",
-    ".router.per_expert_scale": ".experts.down_proj.scale",
+    ".router.per_expert_scale": ".experts.down_proj.scale", ".e_score_correction_bias": ".e_score_correction.bias",
 }  # fmt: skip
 
 Config = Mapping[str, Any]

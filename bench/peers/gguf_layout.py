@@ -86,6 +86,6 @@ def _column_order(name: str, config: Config) -> npt.NDArray[np.int64] | None:
 
 
 def _tiled(config: Config, size: int) -> npt.NDArray[np.int64]:
-    """Returns for each row of the file which one it is in Hugging Face. size: rows of one value head."""
+    """Returns, for each row of the file, its index in the Hugging Face weight. size: rows of one value head."""
     key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     return np.arange(value_heads * size).reshape(key_heads, -1, size).swapaxes(0, 1).ravel()

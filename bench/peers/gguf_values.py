@@ -10,16 +10,16 @@ import numpy.typing as npt
 Config = Mapping[str, Any]
 
 SCALINGS = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
-# The converter does not write it for these.
+# The converter writes no head size for these.
 WITHOUT_HEAD_DIM = ("granite", "granitemoe", "granitemoehybrid", "olmo2", "olmoe")
-WITH_PATTERN = ("olmo3", "exaone4", "gemma4_text")  # it writes which layers have a window
+WITH_PATTERN = ("olmo3", "exaone4", "gemma4_text")  # for these, it writes which layers have a window
 EPSILONS = {
     "cohere": "layer_norm_eps",
     "cohere2": "layer_norm_eps",
     "starcoder2": "norm_epsilon",
     "nemotron": "norm_eps",
 }
-WITHOUT_WINDOW = ("starcoder2",)  # it does not write it for these
+WITHOUT_WINDOW = ("starcoder2",)  # for these, it writes no window
 
 
 def hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:
@@ -141,7 +141,7 @@ def _windows(writer: gguf.GGUFWriter, config: Config) -> None:
 
 
 def _experts(writer: gguf.GGUFWriter, config: Config) -> None:
-    count = config.get("num_local_experts") or config.get("num_experts")
+    count = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
     if not count:
         return
     writer.add_expert_count(count)
@@ -151,6 +151,12 @@ def _experts(writer: gguf.GGUFWriter, config: Config) -> None:
         writer.add_expert_feed_forward_length(size)
     if shared := config.get("shared_expert_intermediate_size") or config.get("shared_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(shared)
+    if config.get("n_routed_experts"):
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
 
 
 def _recurrent(writer: gguf.GGUFWriter, config: Config) -> None:

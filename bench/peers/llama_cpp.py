@@ -1,7 +1,7 @@
 """llama.cpp as data: how it is built for every instruction set, its files in every weight format, its commands.
 
-One build has a library for each kind of CPU, of which the programs load the best that lies beside them and runs here.
-So a folder with links to the programs and one of these libraries is llama.cpp for one instruction set.
+One build has a library for each kind of CPU. A program loads the best library that lies beside it and runs on this
+CPU. So a folder with links to the programs and to one library is llama.cpp for one instruction set.
 """
 
 import os
@@ -31,7 +31,7 @@ ANY_WEIGHTS = (*WEIGHTS, "mxfp4", "q4_1")  # mxfp4: of experts; q4_1: of the pac
 
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """One instruction set on both sides: the value of SLUICE_ISA, and the CPU whose library llama.cpp loads."""
+    """One instruction set for both sides: the value of SLUICE_ISA, and the name of llama.cpp's library for it."""
 
     sluice: str
     llama_cpp: str
@@ -96,7 +96,7 @@ def gguf(folder: Path, weights: str) -> Path:
 
 
 def requantize(root: Path, source: Path, folder: Path) -> list[Command]:
-    """Returns the command that widens a file of any weights to the bf16 file of a checkpoint, unless that is there."""
+    """Returns the command that converts a GGUF file to the bf16 file of a checkpoint; none if that file exists."""
     to = gguf(folder, "bf16")
     quantize = str(programs(root) / "llama-quantize")
     return [] if to.exists() else [[quantize, "--allow-requantize", str(source), str(to), "BF16", threads()]]

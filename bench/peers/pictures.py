@@ -76,7 +76,7 @@ def picture(side: int, seed: int) -> str:
 
 
 def first_token(url: str, model: str, shown: str, question: str) -> float:
-    """Returns the seconds until the answer begins, and reads all of it. Raises BenchError for an answer without any."""
+    """Returns the seconds until the answer begins, and reads all of it. Raises BenchError if it has no token."""
     parts = [{"type": "image_url", "image_url": {"url": shown}}, {"type": "text", "text": question}]
     body = {"model": model, "messages": [{"role": "user", "content": parts}], "max_tokens": 2, "stream": True}
     headers = {"Content-Type": "application/json"}
@@ -96,7 +96,7 @@ def first_token(url: str, model: str, shown: str, question: str) -> float:
 
 
 def begins(chunk: dict[str, Any]) -> bool:
-    """Whether a chunk of a stream has the first token: its text, or that the answer ends with it."""
+    """Whether a chunk of a stream shows that the first token has arrived: it has text, or ends the answer."""
     return any(one["delta"].get("content") or one.get("finish_reason") for one in chunk.get("choices", ()))
 
 

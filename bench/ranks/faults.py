@@ -1,11 +1,14 @@
 """Kills and stops the ranks of a worker, again and again, while streams run.
 
-    python -m bench.ranks.faults --ranks 2 --faults 20 --streams 16
+    python -m bench.ranks.faults --ranks 2 --faults 20 --streams 16 [--hosts]
 
 Each client asks for answers one after another, sampled with its own seeds. In turns, a rank gets SIGKILL or SIGSTOP in
 the middle of all streams. Every answer is compared with the one that a server without faults gave. A request that no
 worker has admitted when a worker dies is answered with 503, and asked again; that counts as refused, not as lost.
 The exit code is 1 if an answer is wrong or a stream is lost.
+
+With --hosts, the ranks find each other as those of several hosts do, and exchange rows by TCP. All get SIGKILL only: on
+another host, nobody here could end a stopped process.
 """
 
 import argparse
@@ -17,9 +20,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,19 +49,51 @@ class Seen:
 
 
 @contextmanager
-def serving(model: str, flags: Sequence[str]) -> Iterator[str]:
+def serving(model: str, flags: Sequence[str], variables: Mapping[str, str] | None = None) -> Iterator[str]:
     port = free_port()
     command = [sys.executable, "-m", "deploy.cli.main", "serve", "--model", model, "--served-model-name", "m"]
     command += ["--device", "cpu", "--port", str(port), "--worker-metrics-port", "0", "--kv-cache-gb", "0.2", *flags]
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(variables or {})}
+        )
         try:
             ready(url)
             yield url
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
+
+
+@contextmanager
+def other_hosts(model: str, ranks: int, flags: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Keeps all ranks but 0 running, as something on their hosts would. Yields the variables of rank 0."""
+    group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-m", "deploy.cli.main", "worker", "--model", model, "--device", "cpu", *flags]
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    stop = threading.Event()
+
+    def keep(rank: int) -> None:
+        while not stop.is_set():
+            variables = {**os.environ, **group, "RANK": str(rank)}
+            running[rank] = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=variables
+            )
+            running[rank].wait()
+
+    keepers = [threading.Thread(target=keep, args=(rank,)) for rank in range(1, ranks)]
+    for keeper in keepers:
+        keeper.start()
+    try:
+        yield group | {"RANK": "0"}
+    finally:
+        stop.set()
+        for keeper in keepers:
+            while keeper.is_alive():
+                for process in running.values():
+                    process.kill()
+                keeper.join(NAP_S)
 
 
 def ready(url: str) -> dict[str, Any]:
@@ -119,10 +154,10 @@ def client(url: str, seed: int, tokens: int, expected: list[int], seen: Seen, st
         seen.wrong += found != expected
 
 
-def strike(url: str, ranks: int, number: int) -> tuple[int, str, float]:
+def strike(url: str, ranks: int, number: int, signals: Sequence[signal.Signals]) -> tuple[int, str, float]:
     """Sends a signal to a rank. Returns the rank, the signal, and the seconds until the next worker is ready."""
     pids = [rank["pid"] for rank in ready(url)["ranks"]]
-    victim, sent = number % ranks, SIGNALS[number // ranks % len(SIGNALS)]
+    victim, sent = number % ranks, signals[number // ranks % len(signals)]
     begun = time.monotonic()
     os.kill(pids[victim], sent)
     while {rank["pid"] for rank in ready(url)["ranks"]} & {*pids}:
@@ -131,22 +166,36 @@ def strike(url: str, ranks: int, number: int) -> tuple[int, str, float]:
 
 
 def measure(asked: argparse.Namespace) -> Seen:
-    flags = ("--threads", str(asked.ranks), "--stall-timeout", str(asked.stall_timeout))
+    flags: tuple[str, ...] = ("--threads", str(asked.ranks), "--stall-timeout", str(asked.stall_timeout))
     unused = Seen()
     with serving(asked.model, flags) as url, ThreadPoolExecutor(asked.streams) as pool:
         expected = list(pool.map(lambda seed: ask(url, seed, asked.tokens, unused), range(asked.streams)))
     seen, stop = Seen(), threading.Event()
-    with (
-        serving(asked.model, (*flags, "--tensor-parallel-size", str(asked.ranks))) as url,
-        ThreadPoolExecutor(asked.streams) as pool,
-    ):
+    flags = (*flags, "--tensor-parallel-size", str(asked.ranks))
+    with ExitStack() as stack:
+        variables: dict[str, str] = {}
+        if asked.hosts:
+            there = ("--rank-group", "torchrun", "--insecure", "--threads", "1")
+            variables = stack.enter_context(other_hosts(asked.model, asked.ranks, (*there, *flags[-2:])))
+            flags = (*flags, *there)
+        url = stack.enter_context(serving(asked.model, flags, variables))
+        strike_all(asked, url, expected, seen, stop)
+    return seen
+
+
+def strike_all(
+    asked: argparse.Namespace, url: str, expected: Sequence[list[int]], seen: Seen, stop: threading.Event
+) -> None:
+    """Strikes the ranks of a server while clients ask."""
+    signals = SIGNALS[:1] if asked.hosts else SIGNALS
+    with ThreadPoolExecutor(asked.streams) as pool:
         clients = [
             pool.submit(client, url, seed, asked.tokens, expected[seed], seen, stop) for seed in range(asked.streams)
         ]
         try:
             for number in range(asked.faults):
                 time.sleep(asked.between)
-                rank, name, took = strike(url, asked.ranks, number)
+                rank, name, took = strike(url, asked.ranks, number, signals)
                 print(
                     f"{number + 1:3}: {name} of rank {rank}; the next worker was ready after {took:.1f} s", flush=True
                 )
@@ -154,13 +203,13 @@ def measure(asked: argparse.Namespace) -> Seen:
             stop.set()
         for one in clients:
             one.result()
-    return seen
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.ranks.faults", description=__doc__)
     parser.add_argument("--model", default=str(DEMO), help="a checkpoint's folder; by default the demo model")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--hosts", action="store_true", help="ranks as on hosts of their own, by TCP")
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=600, help="of each answer")

@@ -166,7 +166,7 @@ def _model(given: Path | None) -> Path:
 
 
 def _prepare_llama_cpp(files: Files, isas: Sequence[str], text: str, ids: list[int]) -> None:
-    """Builds llama.cpp, and says whether it finds the same tokens in the text. It is given ours in any case."""
+    """Builds llama.cpp, and says whether its tokens of the text are ours. It is given our tokens in any case."""
 
     def link(root: Path, folder: Path) -> list[Command]:
         return [command for isa in isas for command in llama_cpp.link(root, isa)]

@@ -23,7 +23,7 @@ Window = list[int]  # token ids
 
 
 def first_predicted(window: int) -> int:
-    """Returns the index of the token whose logits are the first that count; they predict the token behind it."""
+    """Returns the index of the first token whose logits are scored. They predict the token after it."""
     return window // 2
 
 
@@ -66,7 +66,7 @@ class BaseFile:
 
 
 def without_tail(log_probabilities: Tensor) -> Tensor:
-    """Returns them with a probability of 0 for tokens that are left out, as llama.cpp does to compute KL."""
+    """Sets the probability of tokens that were left out to 0, as llama.cpp does to compute KL."""
     return log_probabilities.masked_fill(log_probabilities <= -RANGE, LEFT_OUT)
 
 

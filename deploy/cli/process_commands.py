@@ -23,6 +23,8 @@ from shared.processes.heartbeat import Heartbeat
 if TYPE_CHECKING:
     from socket import socket
 
+    from worker.ranks.hosts.rendezvous import Hosts
+
 
 def serve(settings: Settings, namespace: argparse.Namespace) -> int:
     if settings.launch.workers:
@@ -37,6 +39,11 @@ def serve(settings: Settings, namespace: argparse.Namespace) -> int:
     if not settings.many:
         settings = with_local_model(settings if "model" in given else with_default_model(settings))
     check_before_start(settings)
+    if settings.worker.rank_group != "local":
+        from worker.ranks.hosts.group import read_group
+
+        if rank := read_group(settings.worker, os.environ).rank:
+            raise ConfigError(f"this is rank {rank}, which serves nobody: start it with `sluice worker`")
     allow_interrupts()
     try:
         return launch.serve(settings, given)
@@ -47,10 +54,13 @@ def serve(settings: Settings, namespace: argparse.Namespace) -> int:
 def worker(settings: Settings, namespace: argparse.Namespace) -> int:
     require_worker_packages()
     _check_instruction_set()
-    settings = _prepare(settings, namespace)
     from worker.kernels.cpu.openmp import spin_briefly
 
     spin_briefly()
+    hosts = _hosts(settings)
+    if hosts is not None and hosts.group.rank:
+        return _follow(settings, hosts)
+    settings = _prepare(settings, namespace)
     _share_metrics(namespace)
     from worker.__main__ import run
     from worker.model.checkpoint.checkpoint import CheckpointError
@@ -58,10 +68,39 @@ def worker(settings: Settings, namespace: argparse.Namespace) -> int:
 
     try:
         epoch = os.environ.get("SLUICE_EPOCH", "")  # the launcher counts it, if there is one
-        run(settings, int(epoch or time.time()), _heartbeat(namespace), again=epoch not in ("", "1"))
+        run(settings, int(epoch or time.time()), _heartbeat(namespace), again=epoch not in ("", "1"), hosts=hosts)
     except CheckpointError as error:
         raise CliError(error, 3) from error
     except DeviceBroken as error:
+        raise CliError(error, 1) from error
+    return 0
+
+
+def _hosts(settings: Settings) -> "Hosts | None":
+    """Returns where the processes of --rank-group come together; None if all are on this machine."""
+    if settings.worker.rank_group == "local":
+        return None
+    from shared.wire.curve import keys_for
+    from worker.ranks.hosts.group import read_group
+    from worker.ranks.hosts.rendezvous import Hosts
+
+    group = read_group(settings.worker, os.environ)
+    keys = keys_for(f"tcp://{group.leader}:{group.port}", settings.wire, worker=True)
+    return Hosts(group, b"" if keys is None else keys.secret)
+
+
+def _follow(settings: Settings, hosts: "Hosts") -> int:
+    set_up(settings.frontend.log_level, as_json=settings.frontend.log_format == "json")
+    from worker.host_follower import follow
+    from worker.kernels.cpu.ranks_c import RankLost
+    from worker.model.checkpoint.checkpoint import CheckpointError
+    from worker.ranks.hosts.rendezvous import Refused
+
+    try:
+        follow(with_local_model(settings), hosts)
+    except CheckpointError as error:
+        raise CliError(error, 3) from error
+    except (RankLost, Refused) as error:  # another start may find the others as they should be
         raise CliError(error, 1) from error
     return 0
 

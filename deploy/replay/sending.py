@@ -1,7 +1,8 @@
 """Sends recorded requests to a server, several at a time, and measures how long the answers take.
 
 A request is sent with the seeds that were drawn for it. One seed cannot always express them: several prompts that came
-without a seed got unrelated ones. Then each choice is sent as a request of its own.
+without a seed got unrelated ones. Then each choice is sent as a request of its own. A chat is sent with the time at
+which it was recorded, as some chat templates write the date.
 """
 
 import time
@@ -17,6 +18,8 @@ from deploy.supervisor.child_command import CliError
 from shared.logs.record import RecordedRequest
 
 OLLAMA = "/api/"
+CONVERSATION = {"messages", "input"}  # the fields of chats and of responses
+VARIABLES = "chat_template_kwargs"
 LATE_S = 1.0
 SEEDS = 1 << 64
 
@@ -96,7 +99,7 @@ def _at(choice: int, path: str) -> str:
 
 def bodies_of(request: RecordedRequest) -> Iterator[tuple[int | None, dict[str, Any]]]:
     """Yields the bodies to send, each with the number of the choice that it asks for; None: it asks for all choices."""
-    body, seeds = request.request, request.seeds
+    body, seeds = with_time(request), request.seeds
     if all(seed == (seeds[0] + i % request.n) % SEEDS for i, seed in enumerate(seeds)):
         yield None, with_seed(request.route, body, seeds[0])
         return
@@ -105,6 +108,14 @@ def bodies_of(request: RecordedRequest) -> Iterator[tuple[int | None, dict[str, 
         own = {} if prompts is None else {"prompt": prompts[choice // request.n]}
         one = {name: value for name, value in body.items() if name not in ("n", "n_cmpl", "best_of")}
         yield choice, with_seed(request.route, one | own, seed)
+
+
+def with_time(request: RecordedRequest) -> dict[str, Any]:
+    """Returns the body with the time for the chat template, if the request has messages or stands for some."""
+    body: dict[str, Any] = request.request
+    if not (request.route.startswith(OLLAMA) or body.keys() & CONVERSATION):
+        return body
+    return body | {VARIABLES: {"strftime_now": request.began} | (body.get(VARIABLES) or {})}
 
 
 def with_seed(route: str, body: dict[str, Any], seed: int) -> dict[str, Any]:

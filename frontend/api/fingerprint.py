@@ -7,7 +7,7 @@ from frontend.output_parser.formats import ModelFormat
 from frontend.text.tokenizer import Tokenizer
 from shared.fingerprint import fingerprint_of
 
-TEXT_VERSION = 2  # raise it with every change after which the same request may get another prompt or another answer
+TEXT_VERSION = 3  # raise it with every change after which the same request may get another prompt or another answer
 
 
 def text_fingerprint(

@@ -62,6 +62,12 @@ class ModelContext:
         base = combined(worker, self.text_fingerprint) if worker else ""
         return combined(base, self.adapter.identity) if base and self.adapter is not None else base
 
+    def at(self, seconds: float) -> Self:
+        """Returns the context of a request that was read at this time (seconds since 1970): templates may write it."""
+        if not (self.template.writes_date or self.trusts_templates):
+            return self
+        return replace(self, template=self.template.at(seconds))
+
     def within(self, limits: Limits | None) -> Self:
         """Returns the context with a worker's limits; unchanged if no worker has reported them."""
         if limits is None:
@@ -82,7 +88,7 @@ def check_model(name: str | None, context: ModelContext) -> None:
 
 
 def check_task(what: str, tasks: Sequence[str], context: ModelContext) -> None:
-    """Raises BadRequest if the server's task is none of those that `what`, a route or a method, needs."""
+    """Raises BadRequest unless the server's task is one of `tasks`, which `what`, a route or a method, needs."""
     if context.task.name not in tasks:
         raise BadRequest(
             f"{what} needs a server with --task {' or '.join(tasks)}; this one serves --task {context.task.name}",

@@ -137,7 +137,7 @@ class ModelTable:
         return [*self._adapters.values()]
 
     def scaled(self, scales: Mapping[int, float]) -> ServedModel:
-        """Returns the first model with the adapter that has a scale other than 0, by its place among all; or without.
+        """Returns the first model with the adapter whose scale is not 0, or without one. scales: by adapter's place.
 
         Raises Unprocessable for an adapter that is not there, and for several.
         """
@@ -249,7 +249,7 @@ class ModelTable:
 
 
 def scaled_adapter(known: Sequence[Adapter], scales: Mapping[int, float], field: str) -> Adapter | None:
-    """Returns the one adapter with a scale other than 0, by its place among all; None if there is none.
+    """Returns the adapter whose scale is not 0; None if there is none. scales: by place among the adapters
 
     field: of the request, for errors. Raises Unprocessable for an adapter that is not there, and for several.
     """

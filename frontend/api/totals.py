@@ -64,6 +64,8 @@ class Totals:
             prefill_ms=self._slowest("prefill_ms"),
             decode_ms=self._slowest("decode_ms"),
             cached_tokens=sum(self._cached.values()),
+            draft_tokens=sum(timings.drafts[0] for timings in self._timings),
+            accepted_draft_tokens=sum(timings.drafts[1] for timings in self._timings),
             inter_token_p50_ms=round(gaps[len(gaps) // 2], 3),
             inter_token_p99_ms=round(gaps[len(gaps) * 99 // 100], 3),
         )

@@ -6,7 +6,7 @@ from frontend.errors import Unprocessable
 
 
 def before_truncation(kept: int | None, context: ModelContext) -> ModelContext:
-    """Returns the context in which a prompt is read that `truncated` shortens: any length is right."""
+    """Returns the context for reading a prompt that `truncated` will shorten: without a limit on its length."""
     return context if kept is None else context.unlimited
 
 

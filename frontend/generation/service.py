@@ -129,7 +129,7 @@ class Service:
         return generation
 
     def _outputs(self, request: GenerationRequest) -> list[tuple[OutputText, list[Extra]]]:
-        """Returns for each choice what makes text of its tokens, and its extras; nothing is submitted yet."""
+        """Returns the text builder and the extras of each choice. Submits nothing yet."""
         tokenizer, shown = self.tokenizer, self._shown_specials(request)
         stops, searched = Stops(request.stops) if request.stops else None, searched_text(request.parser_config)
         outputs = []

@@ -187,7 +187,7 @@ def stats(pools: Sequence[Pool], draining: bool) -> Stats:
 
 
 def _common(fingerprints: Sequence[str]) -> str:
-    """Returns what all are; empty if they differ."""
+    """Returns the fingerprint that all of them have; empty if they differ."""
     return fingerprints[0] if len(set(fingerprints)) == 1 else ""
 
 

@@ -172,7 +172,7 @@ class BatchRunner:
         return job
 
     def vectors(self, read: ReadRequest) -> Job[tuple[GenerationRequest, list[bytes]]]:
-        """Returns a job that emits a request for vectors, and those of its prompts, as packed float32."""
+        """Returns a job that reads a request, and emits it with the vectors of its prompts, as packed float32."""
 
         async def job(emit: Emit[tuple[GenerationRequest, list[bytes]]]) -> None:
             request = await read(self.contexts.of)

@@ -67,7 +67,7 @@ class LoopThread(Generic[R]):
         """Yields the items that `job` emits, for a caller that may block."""
         outbox: SimpleQueue[Any] = SimpleQueue()
         future = self._submit(job, outbox.put)
-        future.add_done_callback(outbox.put)  # the future follows all items
+        future.add_done_callback(outbox.put)  # the future comes last, after all items
         try:
             while (item := outbox.get()) is not future:
                 yield item

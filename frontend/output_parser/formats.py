@@ -239,7 +239,7 @@ class ParserConfig:
 
 
 def with_reasoning(parser_config: ParserConfig | None, separate: bool, in_pieces: bool) -> ParserConfig | None:
-    """Returns how to parse an output whose reasoning stands beside its text or, unless `separate`, in it."""
+    """Returns how to parse an output: with reasoning in a field of its own, or in the text if `separate` is False."""
     if parser_config is None or (separate and in_pieces):
         return parser_config
     is_text = parser_config.reasoning_is_text or not separate

@@ -127,7 +127,7 @@ def _fitted(width: int, height: int, step: int, most: int) -> tuple[int, int]:
 
 
 def _within(width: int, height: int, step: int, longest: int) -> tuple[int, int]:
-    """Returns the next larger multiples of `step` of the picture's size, after no side is longer than `longest`."""
+    """Shrinks the picture until no side is longer than `longest`. Returns the next larger multiples of `step`."""
     ratio = max(height / longest, width / longest)
     if ratio > 1:
         width, height = (max(1, math.floor(side / ratio)) for side in (width, height))

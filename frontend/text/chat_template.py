@@ -5,9 +5,9 @@ The environment is the one Hugging Face templates are written for (sandboxed, tr
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from frontend.errors import BadRequest
 from frontend.text.picture_marks import parts_of
 from shared.config import ConfigError
+
+DATE = "strftime_now"  # the function with which templates write the date
 
 
 class TemplateError(BadRequest):
@@ -54,7 +56,18 @@ def _to_json(
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
+    return datetime.now(UTC).strftime(pattern)  # in UTC: the prompt of a request depends on no server's time zone
+
+
+def _strftime_at(time: object) -> Callable[[str], str]:
+    """Returns the template's function for a time that a client gives."""
+    try:
+        return datetime.fromisoformat(time if isinstance(time, str) else "").strftime
+    except ValueError:
+        raise TemplateError(
+            f"`chat_template_kwargs.{DATE}` must be a date or a time in ISO 8601, such as 2026-11-27",
+            param=f"chat_template_kwargs.{DATE}",
+        ) from None
 
 
 def _environment() -> jinja2.Environment:
@@ -63,7 +76,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["tojson"] = _to_json  # Jinja's own filter escapes HTML
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals[DATE] = _strftime_now
     return environment
 
 
@@ -98,6 +111,8 @@ class ChatTemplate:
         self._compiled: dict[str, jinja2.Template] = {}
         self._environment = _environment()
         self._specials: dict[str, object] = dict(specials)
+        self.seconds: float | None = None  # the time at which it renders; None: now
+        self.writes_date = self.mentions(DATE)
 
     def __bool__(self) -> bool:
         """Whether the model has a template."""
@@ -111,7 +126,8 @@ class ChatTemplate:
     def at(self, seconds: float) -> "ChatTemplate":
         """Returns the template as it renders at a time, in seconds since 1970: some write the date."""
         other = copy(self)
-        other._specials = {**self._specials, "strftime_now": datetime.fromtimestamp(seconds).strftime}
+        other.seconds = seconds
+        other._specials = {**self._specials, DATE: datetime.fromtimestamp(seconds, UTC).strftime}
         return other
 
     def mentions(self, variable: str) -> bool:
@@ -129,7 +145,8 @@ class ChatTemplate:
         """Renders the prompt for `messages`, special tokens included: encode it without adding any.
 
         kwargs: variables of the template (`enable_thinking=False`); they replace anything but the messages, so that a
-            client's `chat_template_kwargs` can be passed on unchecked
+            client's `chat_template_kwargs` can be passed on unchecked. `strftime_now` is the time to render at, in
+            ISO 8601
 
         Raises TemplateError with the template's own words when it refuses the messages.
         """
@@ -140,6 +157,8 @@ class ChatTemplate:
         }  # fmt: skip
         if self.takes_parts:
             messages = [{**one, "content": parts_of(one.get("content"))} for one in messages]
+        if DATE in kwargs:
+            kwargs[DATE] = _strftime_at(kwargs[DATE])
         variables = {**self._specials, **defaults, **kwargs, "messages": messages}
         template = self._choose(variables["tools"] is not None)
         try:

@@ -3,7 +3,7 @@
 import { access, get } from "./api.js";
 import { showRecommended } from "./knobs.js";
 
-const EVERY_MS = 5000; // how often a list that changes is read again: of models that are loaded on demand
+const EVERY_MS = 5000; // how often the list is read again, if models are loaded on demand
 const chooser = document.getElementById("chooser");
 const select = document.getElementById("model");
 let known = false;

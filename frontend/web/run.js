@@ -27,7 +27,7 @@ export class Run {
     this.#controller.abort();
   }
 
-  // Runs to the end, whichever it is: the turn's state tells.
+  // Never throws: the turn's state says whether it is done, stopped or failed.
   async go() {
     const { turn } = this;
     turn.clock.sent ||= now();

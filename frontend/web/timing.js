@@ -18,6 +18,7 @@ export function timingLine({ state, clock, taken, end: { finish, stop, seed, usa
   if (clock.first) parts.push(`TTFT ${milliseconds(clock.first - clock.sent)}`);
   if (usage) parts.push(...counts(taken ? 0 : clock.last - clock.first, usage));
   if (timings) parts.push(...["queue", "prefill", "decode"].map((name) => `${name} ${milliseconds(timings[`${name}_ms`])}`));
+  if (timings?.draft_tokens) parts.push(`${timings.accepted_draft_tokens} of ${timings.draft_tokens} drafts accepted`);
   if (seed) parts.push(`seed ${seed}`);
   return parts.join(" · ");
 }

@@ -9,7 +9,7 @@ const FORMAT = "sluice-conversations";
 const VERSION = 1;
 
 const USAGE = { prompt_tokens: number, completion_tokens: number, prompt_tokens_details: { cached_tokens: number } };
-const TIMINGS = { queue_ms: number, prefill_ms: number, decode_ms: number };
+const TIMINGS = { queue_ms: number, prefill_ms: number, decode_ms: number, draft_tokens: maybe(number), accepted_draft_tokens: maybe(number) };
 const TURN = {
   id,
   parent: maybe(id),

@@ -1,4 +1,5 @@
-"""Reads the files of an adapter, and hashes them: two in a folder of PEFT, or one in GGUF. Knows not what they mean.
+"""Reads the files of an adapter, and hashes them: two in a folder of PEFT, or one in GGUF. It does not know what they
+mean.
 
 A hash stands for the content: if the files have changed, they are another adapter under the same name.
 """

@@ -18,14 +18,15 @@ MAX_HEADER_BYTES = 16 << 20
 DTYPES = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of a number
 # names of tensors: the module, which matrix, and the name of the adapter where PEFT has left it in
 FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
-# what would change the formula → values that do not
+# options that would change the formula → their values that do not
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "use_dora": (None, False), "modules_to_save": (None, []), "bias": (None, "none"), "lora_bias": (None, False),
     "fan_in_fan_out": (None, False), "use_qalora": (None, False), "layer_replication": (None, []),
-    "trainable_token_indices": (None, [], {}), "target_parameters": (None, []), "alora_invocation_tokens": (None, []),
+    "trainable_token_indices": (None, [], {}), "alora_invocation_tokens": (None, []),
     "megatron_config": (None,), "arrow_config": (None,), "use_bdlora": (None, False),
 }  # fmt: skip
-REASONS = {"target_parameters": ": only linears get products, and not the experts of a mixture"}
+EXPERTS, INNER = ".experts", ".base_layer"  # how names of modules end whose parameters are the weights of all experts
+STACKED = ("gate_up_proj", "down_proj")  # these parameters, in the order in which PEFT wraps a module for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +41,26 @@ class StoredFactor:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """The product of a module. a: [rank, inputs]; b: [outputs, rank]."""
+    """The product of a module. a: [rank, inputs]; b: [outputs, rank].
+
+    experts: of how many experts the file has the products together, a [experts * rank, inputs] and
+        b [outputs, rank * experts]; 0: the module is one linear
+    """
 
     a: StoredFactor
     b: StoredFactor
     scale: float
+    experts: int = 0
 
     @property
     def rank(self) -> int:
-        return self.a.shape[0]
+        return self.a.shape[0] // max(self.experts, 1)
 
 
 def low_rank_modules(files: AdapterFiles, max_rank: int = 0) -> dict[str, LowRank]:
     """Returns the products by the names of their modules, as the base model spells these. Raises AdapterError.
 
+    The products of all experts of a layer have the name of the parameter that holds the weights of all of them.
     max_rank: the highest rank that is accepted; 0: any
     """
     config, header = _config(files.config or b""), _header(files.weights)
@@ -62,7 +69,8 @@ def low_rank_modules(files: AdapterFiles, max_rank: int = 0) -> dict[str, LowRan
         matched = FACTOR.fullmatch(name)
         if matched is None:
             raise AdapterError(f"{WEIGHTS} has the tensor {name!r}, which is not the A or B of a LoRA on a linear")
-        factors.setdefault(matched["module"], {})[matched["which"]] = factor
+        module = _with_parameter(matched["module"], config["target_parameters"])
+        factors.setdefault(module, {})[matched["which"]] = factor
     if not factors:
         raise AdapterError(f"{WEIGHTS} has no tensors")
     return {module: _low_rank(module, pair, config, max_rank) for module, pair in factors.items()}
@@ -73,13 +81,23 @@ def _low_rank(module: str, pair: dict[str, StoredFactor], config: dict[str, Any]
         raise AdapterError(f"{WEIGHTS} has only one of lora_A and lora_B of {module}")
     a, b = pair["A"], pair["B"]
     rank, alpha = _of(module, config, "rank_pattern", "r"), _of(module, config, "alpha_pattern", "lora_alpha")
-    if a.shape[0] != rank or b.shape[1] != rank:
+    experts = a.shape[0] // rank if module.endswith(tuple(f"{EXPERTS}.{name}" for name in STACKED)) else 0
+    if not a.shape[0] == b.shape[1] == max(experts, 1) * rank:
         raise AdapterError(
             f"{module}: lora_A is {[*a.shape]} and lora_B {[*b.shape]}, but {CONFIG} gives it the rank {rank:g}"
         )
     if max_rank and rank > max_rank:
         raise AdapterError(f"{module} has the rank {rank:g}, above --max-lora-rank {max_rank}")
-    return LowRank(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+    return LowRank(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), int(experts))
+
+
+def _with_parameter(module: str, parameters: list[str]) -> str:
+    """Returns the name of the parameter of a module of experts that is changed; the name itself of another module."""
+    experts = module.removesuffix(INNER)
+    if not parameters or not experts.endswith(EXPERTS):
+        return module
+    inner = experts != module
+    return f"{experts}.{parameters[0 if inner else -1]}"
 
 
 def _of(module: str, config: dict[str, Any], pattern: str, default: str) -> float:
@@ -105,7 +123,8 @@ def _config(content: bytes) -> dict[str, Any]:
         raise AdapterError(f"{CONFIG}: peft_type {str(config.get('peft_type'))[:80]!r} is not supported, only LORA")
     for key, harmless in UNSUPPORTED.items():
         if config.get(key) not in harmless:
-            raise AdapterError(f"{CONFIG}: {key} {str(config[key])[:80]} is not supported{REASONS.get(key, '')}")
+            raise AdapterError(f"{CONFIG}: {key} {str(config[key])[:80]} is not supported")
+    config["target_parameters"] = _parameters(config.get("target_parameters") or [])
     for key in ("rank_pattern", "alpha_pattern"):
         config[key] = config.get(key) or {}
         if not isinstance(config[key], dict) or len(config[key]) > 10_000:
@@ -113,6 +132,16 @@ def _config(content: bytes) -> dict[str, Any]:
     for key in ("r", "lora_alpha"):
         config[key] = _number(config.get(key), key)
     return config
+
+
+def _parameters(names: Any) -> list[str]:
+    """Returns which of STACKED an adapter changes."""
+    ends = {str(name).rpartition(".")[2] for name in names} if isinstance(names, list) else {str(names)}
+    if ends - {*STACKED}:
+        raise AdapterError(
+            f"{CONFIG}: target_parameters {str(names)[:80]} is not supported, only experts' {' and '.join(STACKED)}"
+        )
+    return [name for name in STACKED if name in ends]
 
 
 def _number(value: Any, key: str) -> float:

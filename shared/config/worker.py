@@ -43,6 +43,18 @@ class WorkerConfig:
         "divide --threads, and answers have the same bytes with any number of them",
         unit="processes", at_least=1, at_most=8,
     )  # fmt: skip
+    rank_group: str = setting(
+        "local", "where the processes of --tensor-parallel-size are; local: on this machine, where the first one "
+        "starts the others; torchrun, lws: on hosts of their own, and each reads which one it is from the variables of "
+        "torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) or of LeaderWorkerSet (LWS_WORKER_INDEX, "
+        "LWS_GROUP_SIZE, LWS_LEADER_ADDRESS)",
+        choices=("local", "torchrun", "lws"),
+    )  # fmt: skip
+    rank_port: int = setting(
+        0, "port on which the first process of --rank-group waits for the others, which have the ports behind it; 0: "
+        "MASTER_PORT, with lws 5557",
+        at_least=0, at_most=65535,
+    )  # fmt: skip
     rank_check_steps: int = setting(
         1, "with several processes for a model: every so many steps they compare checksums of what all of them have "
         "in common, and the worker is restarted if one differs; 0: never",
@@ -136,8 +148,8 @@ class WorkerConfig:
     overlap: bool = setting(True, "on a GPU, launch the next step before the token ids of the last one are read")
     speculation: str = setting(
         "auto", "speculative decoding; ngram: draft tokens from earlier occurrences of the last ones, verified in "
-        "one step; only tokens that would have been sampled anyway are kept, so answers do not change; auto: ngram on "
-        "the CPU for models of 64 MiB and more; off: never",
+        "one step; only tokens that would have been sampled anyway are kept, so answers do not change; auto: on "
+        "the CPU, for models of 64 MiB and more, ngram and the checkpoint's own MTP head if it has one; off: never",
         choices=("auto", "ngram", "off"),
     )  # fmt: skip
     max_draft_tokens: int = setting(

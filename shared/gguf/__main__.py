@@ -30,7 +30,7 @@ from shared.gguf.tower_file import TowerFile
 
 PLAIN = ("F32", "F16", "BF16")
 OF_BOTH = ("tie_word_embeddings", "dtype", "quantization_config")  # what config.json states for both
-MTP_ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next")  # whose MTP heads are read
+MTP_ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")  # whose MTP heads are read
 TILED_ARCHITECTURES = ("qwen35", "qwen35moe")  # their converter reorders value heads, if key heads have several
 
 
@@ -98,7 +98,7 @@ def _with_tower(index: Index, file: Path, sight: Sight) -> Index:
 
 
 def _write_text(container: Container, folder: Path, config: dict[str, Any], sight: Sight | None) -> None:
-    """Writes the files with the tokenizer, and config.json with the ends of texts. INDEX completes the folder."""
+    """Writes the tokenizer files, and config.json with the ids that end a text. The caller writes INDEX last."""
     vocabulary = Vocabulary.read(container)
     generation = generation_config_of(vocabulary)
     ends = {name: generation[name] for name in ("bos_token_id", "eos_token_id") if name in generation}

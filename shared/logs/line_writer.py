@@ -33,7 +33,7 @@ class NonBlockingWriter:
     def __init__(self, write: Callable[[bytes], int], limit: int = MAX_PENDING_BYTES) -> None:
         """
         write: takes whole lines, and returns how many bytes of them it could write
-        limit: of the bytes that wait
+        limit: the most bytes that may wait
         """
         self.dropped = 0  # lines
         self._write = write

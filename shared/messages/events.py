@@ -53,6 +53,7 @@ class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True):
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
     cached_tokens: int = 0  # tokens of prompt and earlier output (`Submit.generated`) found in the prefix cache
+    drafts: tuple[int, int] = (0, 0)  # draft tokens that were computed, and how many of them were accepted
 
 
 class Started(msgspec.Struct, frozen=True, gc=False, array_like=True):

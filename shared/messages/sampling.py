@@ -79,7 +79,7 @@ class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Adapter(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A LoRA adapter: its name for clients, its folder, and the hash of its files, which must be theirs still."""
+    """A LoRA adapter: its name for clients, its folder, and the hash that its files must have."""
 
     name: str
     path: str

@@ -126,7 +126,7 @@ class _Child:
         }
         self._has_started = False
         self._socket, theirs = socket.socketpair()
-        try:  # thrown away: what a library prints may hold a client's text
+        try:  # output is dropped: what a library prints may hold a client's text
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 [sys.executable, "-P", "-c", CHILD, *arguments],
                 stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""A server of a few lines that says what a test tells it to, piece by piece."""
+"""A server of a few lines that sends what a test gives it, piece by piece."""
 
 import asyncio
 import json

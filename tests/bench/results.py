@@ -1,4 +1,4 @@
-"""Results of workloads that were never measured."""
+"""Made-up results of workloads."""
 
 from bench.client.load_client import Record
 from bench.client.summary import summarize

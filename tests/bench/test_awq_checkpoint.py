@@ -1,4 +1,4 @@
-"""The AWQ layout that bench/ writes means what the worker reads in it."""
+"""The worker reads the same numbers from the AWQ layout that bench/ writes."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The GPTQ checkpoint that bench/ writes means what rounding to nearest means, as the worker reads it."""
+"""The worker reads the GPTQ checkpoint that bench/ writes as the weights rounded to the nearest code."""
 
 import torch
 

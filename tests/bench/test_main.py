@@ -161,7 +161,7 @@ def test_workload_with_only_failures_reports_the_reason(answered: int, capsys: p
 
 
 def test_server_that_dies_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some answers came, and afterwards nobody is there."""
+    """The server gives some answers, and then it is gone."""
     with server() as url:
         target = Target(url, "one")
     mixed = [*records(3), Record(error="connection lost or refused (ConnectionResetError)")]

@@ -1,4 +1,4 @@
-"""What the client of bench/ranks/faults.py makes of a stream."""
+"""How the client of bench/ranks/faults.py reads a stream."""
 
 import time
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ import pytest
 
 @dataclass
 class Bound:
-    """What a deployment was made of, instead of one of Ray's."""
+    """Stands in for one of Ray's bound deployments, and keeps the arguments that it was made with."""
 
     options: dict[str, Any]
     arguments: tuple[Any, ...] = ()

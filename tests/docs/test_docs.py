@@ -85,7 +85,7 @@ def model_of(block: Block) -> str:
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Printed]:
-    """The output of every example, by its place; of the default model's if it can be had."""
+    """The output of every example, by its place; examples of the default model are run only if it can be fetched."""
     models = ["demo"]
     with suppress(FetchError):
         fetched(SMOLLM2)

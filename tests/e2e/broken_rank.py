@@ -1,4 +1,4 @@
-"""Another rank, whose memory errs once: it flips a bit where a test wants it, in what `worker.follower` computes.
+"""Runs `worker.follower`, a rank of a worker, and flips one bit in what it computes, where a test asks for it.
 
 `python -m tests.e2e.broken_rank FILE ...`: the others are the arguments of worker.follower. FILE says which bit, by one
 of the words below. It is removed, so that the rank of the next worker is sound.
@@ -18,7 +18,7 @@ def flip(tensor: Any) -> None:
 
 
 def make_breakable(file: Path) -> None:
-    """Of the rank of this process."""
+    """Patches this process, which is a rank, so that a test can break it with a file."""
     from worker import follower
     from worker.ranks.part import PartDecoder
 

@@ -23,7 +23,7 @@ class Served:
 def served(
     request: pytest.FixtureRequest, checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """By the name of a family: those of families.py think and call, others are as checkpoints.py makes them."""
+    """A server for a family: families.py makes those that reason and call tools, checkpoints.py all others."""
     make, folder = getattr(families, request.param, None), tmp_path_factory.mktemp("family")
     model = make(folder / "model") if make else checkpoints(request.param)
     with serving(model, folder / "log", "--dtype", "float32", "--prefill-chunk-size", "48") as server:

@@ -1,4 +1,4 @@
-"""What the rows of the HTTP contract are asked with: a server with keys, the least body of each dialect, its answer."""
+"""The requests of the HTTP contract: a server with keys, the smallest body for each API format, and its answer."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ HOT = {"temperature": 2.0, "seed": 5}  # so that it shows when the unlikely is c
 
 @dataclass(frozen=True)
 class Answer:
-    """What all dialects tell in their own words; `told` is the body itself."""
+    """What answers have in all API formats; `told` is the body itself."""
 
     text: str
     finish: str  # stop or length
@@ -67,7 +67,7 @@ class Site:
         return self.server.client.post(route, content=content, headers={"Authorization": f"Bearer {key}"})
 
     def get(self, route: str) -> httpx.Response:
-        """By a connection of its own, so that any of the frontends may answer."""
+        """Opens a connection for each request, so that any of the frontends may answer."""
         return httpx.get(self.server.url + route, headers={"X-Api-Key": KEY}, timeout=PATIENCE_S)
 
     def ask(self, route: str, fields: Mapping[str, Any]) -> Answer:
@@ -78,7 +78,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Row:
-    """Of an answer to `base` and one to `base` and `fields`, `true` holds; on each of `routes`."""
+    """One row: `true` holds for the answer to `base` and the answer to `base` with `fields`, on each of `routes`."""
 
     name: str
     routes: tuple[str, ...]
@@ -96,13 +96,13 @@ def other(plain: Answer, changed: Answer) -> bool:
 
 
 def before_paris(plain: Answer, changed: Answer) -> bool:
-    """The text ends before the stop; usage counts the token that completed it. Here words are tokens."""
+    """The text ends before the stop string; usage counts the token that completed it. Here, words are tokens."""
     whole = plain.text.startswith(changed.text + "Paris")
     return whole and changed.finish == "stop" and changed.tokens == len(changed.text.split()) + 1
 
 
 def three_choices(plain: Answer, changed: Answer) -> bool:
-    """The first is what it is alone, the next have the next seeds; the prompt counts once."""
+    """The first choice is the answer with n=1, the others have the next seeds; the prompt counts once."""
     choices = changed.told["choices"]
     asked = [choice["seed"] for choice in choices], [choice["index"] for choice in choices]
     return changed.text == plain.text and asked == ([5, 6, 7], [0, 1, 2]) and changed.prompt == plain.prompt
@@ -140,7 +140,8 @@ FIELDS = [
     Row("min_tokens", ALL, GREEDY, {"min_tokens": 15}, lambda was, it: was.tokens < 15 <= it.tokens),
     Row("n", OPENAI, HOT, {"n": 3}, three_choices),
     Row("timings", ALL, GREEDY, {"timings": True}, lambda was, it: same(was, it) and {
-        "queue_ms", "prefill_ms", "decode_ms", "cached_tokens", "inter_token_p50_ms", "inter_token_p99_ms",
+        "queue_ms", "prefill_ms", "decode_ms", "cached_tokens", "draft_tokens", "accepted_draft_tokens",
+        "inter_token_p50_ms", "inter_token_p99_ms",
     } == set(it.told["timings"])),
     Row("no effect", ALL, GREEDY, {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}, same),
     Row("priority, deadline_ms", ALL, GREEDY, {"priority": -3, "deadline_ms": 60_000}, same),

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints that speak as families do which think and call: their templates and their tags."""
+"""Tiny random checkpoints with the templates and tags of families that reason and call tools."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ MOST = 4096  # tokens of a conversation with tools, byte by byte
 
 
 def qwen3(folder: Path) -> Path:
-    """Its tags are tokens of their own and no special ones: an answer shows them."""
+    """Its tags are tokens, but not special ones, so an answer shows them."""
     return _speaking("qwen3", folder, QWEN3, [AddedToken(tag, normalized=False, special=False) for tag in TAGS])
 
 
@@ -25,13 +25,13 @@ def qwen35(folder: Path) -> Path:
 
 
 def glm(folder: Path) -> Path:
-    """Its tags are special tokens, so that no answer shows them by itself."""
+    """Its tags are special tokens, which the text of an answer leaves out."""
     tags = (*TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
     return _speaking("glm4", folder, GLM, [AddedToken(tag, normalized=False, special=True) for tag in tags])
 
 
 def plain(folder: Path) -> Path:
-    """Its template knows no tools."""
+    """Its template has no place for tools."""
     return _speaking("qwen3", folder, PLAIN, [AddedToken(tag, normalized=False, special=False) for tag in TAGS])
 
 

@@ -21,7 +21,7 @@ NAP_S = 0.01
 
 @dataclass(frozen=True)
 class Hold:
-    """The test's side; `entry` is what Python has to run."""
+    """Holds workers from within a test. `entry`: arguments for Python that start a worker which can be held."""
 
     file: Path
 
@@ -30,7 +30,7 @@ class Hold:
         return "-m", "tests.e2e.held", str(self.file)
 
     def command(self, plain: Callable[..., list[str]]) -> Callable[..., list[str]]:
-        """`plain` tells how a child is started; what is returned does, too, but its workers can be held."""
+        """Wraps `plain`, which returns the command of a child process, so that workers can be held."""
 
         def command(role: str, *rest: Any) -> list[str]:
             words = plain(role, *rest)
@@ -40,9 +40,9 @@ class Hold:
 
     @contextmanager
     def at(self, tokens: int, step_s: float | None = None) -> Iterator[None]:
-        """No worker goes on with a sequence of so many output tokens before the end of the `with`, or release().
+        """Holds a worker once one of its sequences has `tokens` output tokens, until the `with` ends or release().
 
-        With `step_s` it goes on, but takes at least so long for each token.
+        With `step_s`, the worker is only slowed down: each further token takes at least so long.
         """
         self.reached.unlink(missing_ok=True)
         written = self.file.with_suffix(".new")
@@ -54,7 +54,7 @@ class Hold:
             self.release()
 
     def wait(self) -> None:
-        """Until a worker waits."""
+        """Waits until a worker is held."""
         deadline = time.monotonic() + PATIENCE_S
         while not self.reached.exists():
             assert time.monotonic() < deadline, "nothing came so far as to be held"
@@ -65,7 +65,7 @@ class Hold:
 
     @property
     def flip(self) -> Path:
-        """The file of broken_rank.py, for the worker's other ranks."""
+        """The file by which a test breaks another rank of the worker; see broken_rank.py."""
         return self.file.with_suffix(".flip")
 
     @property
@@ -91,7 +91,7 @@ def work(hold: Hold, words: list[str]) -> int:
 
 
 def make_holdable(hold: Hold) -> None:
-    """The worker of this process."""
+    """Patches this process, which is a worker, so that a test can hold it."""
     from worker.schedule.scheduler import Scheduler
     from worker.schedule.sequence import Plan
 

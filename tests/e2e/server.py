@@ -30,7 +30,7 @@ def free_port() -> int:
 
 @dataclass
 class Server:
-    """`client` talks to it; `stats()` and `until_idle()` look inside; `hold` stops its workers where it is given."""
+    """A running server. client: talks to it. hold: holds its workers, if it was started so that they can be held."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -39,11 +39,11 @@ class Server:
     hold: Hold
 
     def stats(self) -> dict[str, Any]:
-        """On a connection of its own: whoever answered before may have been killed since."""
+        """Opens a new connection: the frontend that answered before may have been killed."""
         return dict(httpx.get(self.url + "/stats", timeout=PATIENCE_S).json())
 
     def until(self, true: Any, timeout: float = PATIENCE_S) -> dict[str, Any]:
-        """Stats as soon as `true(stats)`; who would have told them may be killed while it does."""
+        """Returns the stats as soon as `true(stats)`. Ignores lost connections: a frontend may be killed meanwhile."""
         deadline, stats = time.monotonic() + timeout, dict[str, Any]()
         while time.monotonic() < deadline:
             with suppress(httpx.TransportError):
@@ -53,7 +53,7 @@ class Server:
         raise AssertionError(f"waited in vain: {stats}")
 
     def until_idle(self) -> dict[str, Any]:
-        """Nothing runs or waits, and no page is owned."""
+        """Waits until nothing runs or waits, and no page is owned."""
         return self.until(lambda s: not (s["running"] or s["waiting"] or s["pages"]["owned"]))
 
     def events(self, prompt: str | list[int], max_tokens: int, **fields: Any) -> "Events":
@@ -108,7 +108,7 @@ def serving(
     held: bool = False,
     name: str = "m",
 ) -> Iterator[Server]:
-    """`sluice serve` on a free port, ready; afterwards SIGTERM, exit code 0 and no process left.
+    """Runs `sluice serve` on a free port until it gets SIGTERM; asserts exit code 0 and that no process is left.
 
     With `trust`, over https to a certificate that this context trusts; `entry` is what Python runs. With `held` the
     test can hold its workers (held.py). Without a `name`, the model has that of its folder; without a model, `flags`

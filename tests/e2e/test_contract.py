@@ -176,7 +176,7 @@ OWN: dict[str, list[tuple[str, Any]]] = {
 
 
 def status_on(route: str, status: int, name: str = "") -> int:
-    """Returns the status of a refusal which `/v1/completions` gives as `status`: only it has 422."""
+    """Returns the status on this route for a refusal that is `status` on `/v1/completions`: only that route has 422."""
     if route == COMPLETIONS or status != 422:
         return status
     return 404 if name == "model" else 400

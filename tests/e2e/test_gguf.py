@@ -70,7 +70,7 @@ def test_start_that_fails_is_one_sentence_and_exit_code_3(case: str, tmp_path: P
 
 
 def test_tensor_that_is_missing_ends_the_start_with_exit_code_3(tmp_path: Path) -> None:
-    """Only the worker finds it; the launcher tells its sentence and ends."""
+    """Only the worker finds this error; the launcher reports it and ends."""
     path = write("qwen3", tmp_path).file
     path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_us.weight"))
     command = [sys.executable, "-m", "deploy.cli.main", "serve", "--port", "0", "--worker-metrics-port", "0", str(path)]

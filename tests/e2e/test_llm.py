@@ -27,7 +27,7 @@ GREEDY = 0.0
 
 @pytest.fixture(scope="module")
 def hold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hold]:
-    """Of the worker that an LLM starts."""
+    """Holds the worker that an LLM starts."""
     hold = Hold(tmp_path_factory.mktemp("llm") / "hold")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(embedded_worker, "command_line", hold.command(embedded_worker.command_line))
@@ -72,7 +72,7 @@ def until_dead(pid: int) -> None:
 
 
 def test_its_ids_are_the_servers(llm: LLM, demo: Server) -> None:
-    """More prompts than the worker has room for, all the same."""
+    """There are more prompts than the worker has room for."""
     prompts = [*PROMPTS, *PROMPTS]
     answers = llm.complete(prompts, max_tokens=24, temperature=GREEDY)
     for prompt, answer in zip(prompts, answers, strict=True):

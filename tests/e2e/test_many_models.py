@@ -135,7 +135,7 @@ def test_routes_load_and_unload(server: Server, texts: dict[str, str]) -> None:
 
 
 def test_ollama_keeps_loads_and_lists(server: Server, texts: dict[str, str]) -> None:
-    """`keep_alive` 0 unloads after the answer, an empty prompt loads, and both lists have what they should."""
+    """`keep_alive` 0 unloads the model after the answer, an empty prompt loads it, and both lists are right."""
 
     def generate(**fields: Any) -> httpx.Response:
         return httpx.post(
@@ -187,7 +187,7 @@ def test_kill_while_a_model_loads_heals(server: Server, texts: dict[str, str], p
 
 
 def until(true: Any) -> None:
-    """Asks until it is true. A connection on its way to a killed frontend may break: that is no answer."""
+    """Waits until `true()`. A connection to a killed frontend may break, which is ignored."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         with suppress(httpx.TransportError):

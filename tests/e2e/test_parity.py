@@ -66,7 +66,7 @@ class Scored:
 
 @cache
 def scored(folder: Path) -> list[Scored]:
-    """Scores as lm-evaluation-harness does locally; every fourth continuation is the greedy one."""
+    """Scores as lm-evaluation-harness does locally; every fourth continuation is what greedy decoding yields."""
     oracle = Oracle(folder)
     found = []
     for index, prompt in enumerate(prompts_of(500)):
@@ -91,7 +91,7 @@ def choices(server: Server, prompts: list[Any], **fields: Any) -> list[dict[str,
 
 
 def told(choice: dict[str, Any], context: int, end: int | None) -> tuple[float, bool]:
-    """Reads a choice as the harness does: the tokens after the context, without the generated ones."""
+    """Reads a choice as the harness does: the log-probabilities after the context, except those of generated tokens."""
     logprobs = choice["logprobs"]["token_logprobs"][context:end]
     tops = choice["logprobs"]["top_logprobs"][context:end]
     return sum(logprobs), all(own == max(top.values()) for own, top in zip(logprobs, tops, strict=True))

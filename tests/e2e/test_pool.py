@@ -36,7 +36,7 @@ def ready(stats: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def text(server: Server, i: int) -> str:
-    """Streams one answer through the SDK; even ones are greedy, odd ones sampled."""
+    """Streams one answer through the SDK; it is greedy for even `i`, sampled for odd."""
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
         chunks = client.completions.create(
             model="m", prompt=f"Story {i}: once", max_tokens=TOKENS, temperature=i % 2, seed=i, stream=True,
@@ -47,7 +47,7 @@ def text(server: Server, i: int) -> str:
 
 @contextmanager
 def load(server: Server) -> Iterator[list[Future[str]]]:
-    """Runs streams on both workers, which hold them halfway until the block ends or releases them."""
+    """Runs streams on both workers, held halfway until the block ends or releases them."""
     with ThreadPoolExecutor(STREAMS) as pool, server.hold.at(TOKENS // 2):
         texts = [pool.submit(text, server, i) for i in range(STREAMS)]
         server.until(lambda stats: all(worker["running"] for worker in stats["workers"]))

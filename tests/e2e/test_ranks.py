@@ -23,7 +23,7 @@ METRICS_PORT = free_port()
 
 def answers(server: Server) -> list[list[int]]:
     def one(seed: int) -> list[int]:
-        """A request that no worker had admitted when it died is answered with 503, and asked again."""
+        """Returns the ids of one answer. After a 503, for a worker that died before admitting it, it asks again."""
         asked = {"temperature": 0.8, "seed": seed, "ignore_eos": True}
         while (found := server.events(PROMPT, TOKENS, **asked)).status == 503:
             time.sleep(0.2)
@@ -79,7 +79,7 @@ def test_streams_go_on_when_a_rank_dies_or_stops(
 
 @pytest.mark.parametrize("where", [STREAM, WEIGHTS])
 def test_rank_that_differs_is_named_and_ends_its_worker(ranks: Server, expected: list[list[int]], where: str) -> None:
-    """No token comes from it. A rank whose weights differ is found before its worker serves."""
+    """No token of this rank is sent. A rank whose weights differ is found before its worker serves."""
     before, counted = pids(ranks), differed(ranks)
     ranks.hold.flip.write_text(where)
     if where == WEIGHTS:

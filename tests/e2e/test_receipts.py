@@ -1,4 +1,4 @@
-"""Receipts of real answers: identical for every kind of request and route, and different where they are changed."""
+"""Receipts of real answers: identical for every kind of request and route, and different if a token was changed."""
 
 import json
 import random

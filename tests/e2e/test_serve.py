@@ -71,7 +71,7 @@ def test_frontends_load_no_torch(demo: Server) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_client_disconnect_frees_its_request(demo: Server, stream: bool) -> None:
-    """The client leaves halfway: the worker is held until everything is free again."""
+    """The worker is held halfway through the answer until the request is freed."""
     body = {"model": "m", "prompt": "Once upon a time", "max_tokens": 16, "ignore_eos": True, "stream": stream}
     content = json.dumps(body).encode()
     address = demo.url.removeprefix("http://").split(":")
@@ -146,7 +146,7 @@ def test_start_on_taken_port_names_the_port(demo: Server) -> None:
 
 
 def test_more_answers_than_the_worker_can_hold_are_refused_by_name(demo: Server) -> None:
-    """The worker has told how many sequences it can run and queue, so none of them is sent."""
+    """The frontend knows how many sequences the worker can run and queue, so it sends none of them."""
     body = {"prompt": ["a"] * 2048, "n": 16, "max_tokens": 1}
     answer = demo.client.post("/v1/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (422, "n")

@@ -166,7 +166,7 @@ def test_tool_call_tag_forced_first_gives_a_call(server: Server, chat: openai.Op
 
 @pytest.mark.parametrize("most", [1, 4, 16, 40])
 def test_forced_call_cut_off_shows_no_syntax(chat: openai.OpenAI, claude: anthropic.Anthropic, most: int) -> None:
-    """What there is of the call is a call without an end; its arguments are the beginning of JSON."""
+    """What was generated of the call is shown as a call; its arguments are the beginning of a JSON text."""
     fields: dict[str, Any] = {**ASKED, "tools": TOOLS, "tool_choice": FORCED, "max_tokens": most, **SEED}
     told = whole(chat, **fields, reasoning_effort="none")
     assert told == streamed(chat, **fields, reasoning_effort="none")

@@ -79,7 +79,7 @@ async def _stop(pid: int, seconds: float) -> None:
 
 
 def _wire(requests: FrameFaults, events: FrameFaults, altered: int = 0) -> Inject:
-    """Applies the frame faults for three seconds, and until `altered` frames were changed."""
+    """Returns a fault that alters frames for three seconds, and then until `altered` frames were changed."""
 
     async def inject(server: ServerUnderTest, rng: random.Random) -> Recovered:
         assert server.proxy is not None

@@ -269,7 +269,7 @@ def mixed_calls(streams: int, length: int) -> list[Call]:
 
 
 def sequences(call: Call) -> int:
-    """The number of sequences that a worker computes for it."""
+    """Returns how many sequences the worker computes for a call."""
     prompt, n = call.body["prompt"], 2 if call.kind is _chat else call.body.get("n", 1)
     return n * (len(prompt) if isinstance(prompt, list) else 1)
 

@@ -82,7 +82,7 @@ class ServerUnderTest:
         return self.urls[0]
 
     def slowly(self, step_s: float | None) -> AbstractContextManager[None]:
-        """While this is entered, each token takes `step_s` seconds (None: for ever), if the worker can be held."""
+        """Makes each token take `step_s` seconds (None: for ever) inside the `with`, if the worker can be held."""
         return self.hold.at(1, step_s) if self.hold else nullcontext()
 
     def release(self) -> None:
@@ -178,7 +178,7 @@ class ServerPlan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether one `sluice serve` starts all."""
+        """Whether a single `sluice serve` starts all processes."""
         return not self.split and not self.remote
 
 

@@ -12,6 +12,7 @@ ALLOWED = {  # modules that may read the wall clock, and what for
     "frontend/observability/recording.py": "the stamp of a line",
     "frontend/api/app_state.py": "`created` of models",
     "frontend/api/response_context.py": "`created` of answers",
+    "frontend/api/routes/generate.py": "`created` of answers, and the date in their prompts",
     "frontend/api/ollama/models.py": "`expires_at` of models that are always loaded",
     "deploy/supervisor/models/manager.py": "`expires_at` of models",
     "frontend/api/ollama/envelope.py": "`created_at` of an answer that needs no generation",

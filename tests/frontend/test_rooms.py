@@ -49,14 +49,14 @@ def model(tmp_path: Path) -> Model:
 
 
 def bar(monkeypatch: pytest.MonkeyPatch, room: str) -> None:
-    """Has the next import of the room fail; what others have imported of it is forgotten."""
+    """Makes the next import of the room fail, also for modules that have imported it before."""
     for name in ROOMS:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, room, None)
 
 
 async def streamed(http: httpx.AsyncClient, model: Model) -> str:
-    """The bytes of a plain chat, without its id and its time."""
+    """Returns the bytes of a plain chat, without its id and its time."""
     model.says.append("Hello, it is a plain day.")
     answer = await http.post(CHAT, json=PLAIN)
     assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n"), answer.text

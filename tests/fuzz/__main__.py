@@ -64,7 +64,7 @@ def fuzz(kinds: list[Kind], seed: str, seconds: float, watch: Watch, findings: P
     rounds = max(2, min(ROUNDS, int(seconds / ROUND_S)))
     end = time.monotonic() + seconds
     for number in range(rounds):
-        left = max(0.0, end - time.monotonic()) / (rounds - number)  # what failures have taken is taken from all rounds
+        left = max(0.0, end - time.monotonic()) / (rounds - number)  # failures shorten all remaining rounds alike
         for kind in kinds:
             share = left * kind.weight / total
             counts[kind.name].add(kind.fuzzer(f"{seed}/{number}", share, watch, findings))

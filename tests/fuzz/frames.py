@@ -1,4 +1,4 @@
-"""Frames of a frontend with bad intent to a worker: random bytes, and real messages that are cut, changed or extreme.
+"""Hostile frames to a worker: random bytes, and a frontend's messages that are cut, changed or extreme.
 
 After each input the worker still gives an honest client the same bytes.
 """

@@ -67,7 +67,7 @@ class Mallory:
     sender: bytes = b""
 
     def hear(self) -> None:
-        """Answers each Hello with a Welcome like the honest worker's."""
+        """Answers each Hello with a Welcome like that of the honest worker."""
         while self.requests.poll(0):
             self.sender, body, *_ = self.requests.recv_multipart()
             try:

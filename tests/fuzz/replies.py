@@ -23,7 +23,7 @@ class Reply:
 def replies(data: bytes, *, to_head: bool = False) -> list[Reply]:
     """Returns the replies in `data`. Raises Unfinished, or ValueError for bytes which are no reply.
 
-    A reply without a length is whole: it ends with the connection. `to_head`: one without a body may answer HEAD.
+    A reply without a length is whole: it ends with the connection. `to_head`: a reply to HEAD has no body.
     """
     found = []
     while data:

@@ -48,7 +48,7 @@ class Watch:
         return sizes
 
     def died(self) -> str:
-        """Says which processes are gone since the last call, and waits until others are there; "" if none is."""
+        """Returns which processes have ended since the last call, once others have replaced them; "" if none has."""
         now = self.pids()
         gone = {pid: role for pid, role in self._pids.items() if pid not in now}
         if gone:
@@ -60,13 +60,13 @@ class Watch:
         return ", ".join(f"{role} {pid} died" for pid, role in gone.items())
 
     def stalled_since(self, stalls: int) -> str:
-        """Says whether a tiny request has waited for too long since there were so many `stalls`; "" if none has."""
+        """Says so if a tiny request waits for too long, or if one has since the count was `stalls`; "" otherwise."""
         asked = self._asked
         waits = asked is not None and time.monotonic() - asked > STALL_S
         return f"others waited more than {STALL_S} s" if waits or self.stalls > stalls else ""
 
     def probe(self) -> None:
-        """Asks for the health, and now and then for a token, until the watch ends."""
+        """Asks for /health, and now and then for a token, until the watch ends."""
         there, count = urlsplit(self.url), 0
         while not self._ended.wait(EVERY_S):
             count += 1

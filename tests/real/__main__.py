@@ -26,7 +26,7 @@ from tests.worker.matrix import DRAFTING_MODES, DRAFTING_PAIRS, HALVES, MODES
 
 
 class Bench:
-    """The servers that the parts share; each starts when a part first needs it."""
+    """The servers that the parts share. Each is started when a part first needs it."""
 
     def __init__(self, file: Path, stack: ExitStack, scale: float) -> None:
         self.file, self._stack, self._scale = file, stack, scale

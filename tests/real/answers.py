@@ -88,6 +88,6 @@ def _prompt_ids(server: Server, reference: Reference, messages: list[Message], r
 
 
 def some() -> list[list[Message]]:
-    """A few of different kinds, for `make test`."""
+    """Returns a few questions of different kinds, for `make test`."""
     asked = questions()
     return [asked[place] for place in (0, 13, 19, 31, -1)]

@@ -74,7 +74,7 @@ def _fits(server: Server, ids: list[int], row: Row) -> None:
 
 
 def _refusals(server: Server, ids: list[int], row: Row) -> None:
-    """A refusal has the context's length, what was asked for, and its parts; and they exceed it."""
+    """The error has the context's length and the lengths that were asked for, whose sum exceeds it."""
     for prompt, most in ((CONTEXT - LEFT, LEFT + 1), (CONTEXT - LEFT, None), (CONTEXT, 1), (CONTEXT + 1, 1)):
         body = {"prompt": ids[:prompt], "max_tokens": most}
         answer = server.client.post("/v1/completions", json=body)

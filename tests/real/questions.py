@@ -71,7 +71,7 @@ def long_text(tokens: int) -> str:
 
 
 def questions() -> list[list[Message]]:
-    """The forty, but for the chat of several turns, whose answers are the model's own: see TURNS."""
+    """The forty questions except those of TURNS, a chat that contains the model's own answers."""
     asked = [[{"role": "user", "content": text}] for text in PLAIN]
     asked.append([{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Where is the treasure?"}])
     asked.append([{"role": "user", "content": long_text(3900) + "\n\nSummarize the entries above in one paragraph."}])

@@ -43,7 +43,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Scored:
-    """The places where the answer is not what is likeliest, and the log-probabilities of all its tokens."""
+    """Where an answer differs from the likeliest tokens, and the log-probabilities of all its tokens."""
 
     gaps: list[Gap]
     logprobs: list[float]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Row:
-    """One check; `wrong` has a sentence for each thing that is not as it should be, `notes` what else to tell."""
+    """One check. wrong: a sentence for each error. notes: further remarks"""
 
     check: str
     compared: str = ""

@@ -20,7 +20,7 @@ class Streamed:
 
 
 def read(client: httpx.Client, route: str, body: dict[str, Any]) -> Streamed:
-    """Raises HTTPStatusError unless the answer is a stream, and AssertionError unless it ends as one that is whole."""
+    """Reads a stream to its end. Raises AssertionError unless the answer is a stream, and a complete one."""
     found = Streamed()
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
     with client.stream("POST", route, json=asked) as response:

@@ -1,4 +1,4 @@
-"""Answers to schemas at random: what ends is valid, what is cut off goes on to what is valid, and nothing hangs."""
+"""Answers to random schemas: complete ones are valid, those cut off can be completed, and none hangs."""
 
 import json
 import random
@@ -112,7 +112,7 @@ def _hurried(server: Server) -> dict[str, Any]:
 
 
 def _unlike_json(text: str) -> str | None:
-    """Returns what is wrong with the beginning of a JSON text, apart from a number or word that is cut off."""
+    """Returns why a text cannot begin a JSON value, or None. Ignores a number or word that is cut off at its end."""
     whole = re.sub(r"[-+.\w]+$", "", text)
     try:
         jiter.from_json(whole.encode() or b"[", partial_mode="trailing-strings")
@@ -122,7 +122,7 @@ def _unlike_json(text: str) -> str | None:
 
 
 def _told(server: Server, body: dict[str, Any]) -> tuple[str, list[int] | None, str]:
-    """Returns text, ids and finish reason; of a refusal its message, None and the status."""
+    """Returns text, ids and finish reason; for a refusal, its body, None and the status."""
     answer = server.client.post("/v1/chat/completions", json=body)
     if answer.status_code != 200:
         return answer.text, None, str(answer.status_code)

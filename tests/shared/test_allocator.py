@@ -1,4 +1,4 @@
-"""Large buffers leave the process when they are freed, also after larger ones were freed; in a process of its own."""
+"""Freed buffers that are large go back to the system, even after larger ones; tested in a process of its own."""
 
 import ctypes
 import subprocess

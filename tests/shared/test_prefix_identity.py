@@ -1,4 +1,4 @@
-"""The text by which prefixes are shared, or not."""
+"""The text that decides which requests share prefixes."""
 
 from shared.messages import Adapter
 from shared.prefix_identity import PrefixIdentity, fits

@@ -27,6 +27,8 @@ from tests.shared.harness import parse, refuse
         ("--batching-mode static --target-step-s 0.1", ("--target-step-s", "--batching-mode")),
         ("--scheduler-policy prefill_first --target-step-s 0.1", ("--target-step-s", "--scheduler-policy")),
         ("--tensor-parallel-size 2 --weights-cache here", ("--weights-cache", "--tensor-parallel-size")),
+        ("--rank-group lws", ("--rank-group lws", "--tensor-parallel-size")),
+        ("--rank-group lws --tensor-parallel-size 2 --workers 2", ("--rank-group lws", "one worker")),
         ("--tensor-parallel-size 2 --lora-modules a=b", ("--lora-modules", "--tensor-parallel-size")),
         ("--prefill-chunk-size 600 --max-step-tokens 512", ("--prefill-chunk-size", "--max-step-tokens")),
         ("--max-batch-size 64 --max-step-tokens 32", ("--max-batch-size", "--max-step-tokens")),

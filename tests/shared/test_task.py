@@ -1,4 +1,4 @@
-"""What checkpoints are for, by their files and by --task."""
+"""The task of a checkpoint, by its files and by --task."""
 
 import json
 from pathlib import Path

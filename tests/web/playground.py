@@ -50,7 +50,7 @@ class Playground:
 
     @property
     def kept_text(self) -> str:
-        """The text of the answer as the page keeps it, of a conversation with one turn."""
+        """The text of the only answer of a conversation, as the page stores it."""
         turns = "import('/web/store.js').then((store) => store.turnsOf(location.hash.slice(1)))"
         (turn,) = self.page.evaluate(turns)
         return str(turn["text"])

@@ -119,7 +119,7 @@ def test_growing_answer_keeps_its_finished_blocks(model: Model, open_playground:
 
 
 def test_slow_draws_leave_the_page_most_of_the_time(model: Model, open_playground: OpenPlayground) -> None:
-    """A block that is still growing is read whole at each draw, so the draws of a long one are slow."""
+    """A block that still grows is read from its beginning at each draw, so the draws of a long one are slow."""
     stream = """async () => {
       const { Answer } = await import("/web/answer.js"), { newTurn } = await import("/web/turns.js");
       const { Prose } = await import("/web/prose.js"), { show } = Prose.prototype;

@@ -381,7 +381,7 @@ def test_export_is_imported_elsewhere_with_all_versions(model: Model, open_playg
 
 
 def broken(file: Any) -> dict[str, tuple[Any, str]]:
-    """Returns files with one fault each, and what the page says of it."""
+    """Returns files with one fault each, and the page's message about it."""
 
     def with_turn(**fields: Any) -> Any:
         copy = json.loads(json.dumps(file))

@@ -134,7 +134,7 @@ class Worker:
             self.server.close()
 
     def end(self) -> None:
-        """Ends as after a drain that took too long: every request gets its end."""
+        """Ends as after a drain that took too long: every request is sent an End."""
         self.stopped = True
         self.thread.join()
         self.request_table.end_all(Outcome.SHUTDOWN, time.monotonic(), "no more time")

@@ -1,4 +1,4 @@
-"""A frontend with a valid key and bad intent: the worker goes on, for others too, at a proportionate cost.
+"""A hostile frontend with a valid key: the worker goes on serving all others, at a proportionate cost.
 
 Every request is well typed, so it passes the decoder or is refused by it.
 """
@@ -47,7 +47,7 @@ SOUND = m.Sampling(5, seed=1)
 
 
 def passed(requests: list[m.Request]) -> list[m.Request]:
-    """Those that the decoder lets through."""
+    """Returns the requests that the decoder accepts."""
     through = []
     for request in requests:
         try:
@@ -59,7 +59,7 @@ def passed(requests: list[m.Request]) -> list[m.Request]:
 
 @dataclass
 class Ears:
-    """In a Link's place: what the worker would send is decoded, as a frontend would."""
+    """Takes the place of a Link: decodes what the worker would send, as a frontend does."""
 
     inbox: deque[tuple[bytes, m.Request | FrontendGone]] = field(default_factory=deque)
     told: dict[bytes, list[m.Step]] = field(default_factory=lambda: {ME: [], OTHER: []})
@@ -76,7 +76,7 @@ class Ears:
 
 
 class Bench:
-    """A worker's desk, loop and scheduler, turned by hand."""
+    """A worker's loop with its request table and scheduler; the test runs each iteration."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.ears = worker, Ears()
@@ -88,7 +88,7 @@ class Bench:
         return self.ears.told
 
     def say(self, sender: bytes, *requests: m.Request | FrontendGone) -> float:
-        """Seconds that a turn takes which hears this."""
+        """Sends requests and runs an iteration. Returns the seconds that it took."""
         self.ears.inbox.extend((sender, request) for request in requests)
         begun = time.perf_counter()
         self.worker.loop.iterate()
@@ -116,7 +116,7 @@ def test_hostile_requests_harm_neither_worker_nor_other_frontends(requests: list
     bench = BENCH[0]
     bench.say(OTHER, m.Submit(7, pack_u32([5, 6, 7]), SOUND))
     bench.say(ME, *(one for one in passed(requests) if not isinstance(one, m.Hello | m.Lease)))
-    bench.say(ME, m.Abort((7,)), m.Resync(7, 0))  # somebody else's
+    bench.say(ME, m.Abort((7,)), m.Resync(7, 0))  # another frontend's requests
     bench.finish()
     bench.say(ME, FrontendGone())
     bench.worker.scheduler.check()
@@ -161,7 +161,7 @@ def test_endless_nesting_is_the_same_error() -> None:
             decode_request(bytes(frame) + nested)
 
 
-LIMIT_S = 10.0  # for what takes milliseconds, and would take minutes if it were done for each
+LIMIT_S = 10.0  # of work that takes milliseconds, and would take minutes if it were done for each item
 MANY = tuple(range(1_000_000))
 
 
@@ -196,7 +196,7 @@ def test_repeated_resync_is_answered_once_an_iteration(bench: Bench) -> None:
 
 
 def test_flood_does_not_stop_the_loop(tmp_path: Path) -> None:
-    """More than it can hear, from one sender, while another is served."""
+    """One sender floods the worker with more messages than it can read, while another is served."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with Worker(tmp_path, runner=FakeRunner(delay=0.001)) as worker:
         sock = context.socket(zmq.DEALER)

@@ -71,7 +71,7 @@ async def test_lease_replaces_a_lost_abort(tmp_path: Path) -> None:
 
 
 async def test_stream_unknown_to_the_worker_is_submitted_again(tmp_path: Path) -> None:
-    """As after a lease that ran out and a new greeting, none of which the frontend heard."""
+    """The worker drops the stream and welcomes the frontend again, as if a lease had expired unnoticed."""
     with Worker(tmp_path, runner=FakeRunner(delay=0.005)) as worker:
         async with linked(worker.wire) as pool:
             stream = await pool.submit(PROMPT, sampling(200))

@@ -36,7 +36,7 @@ from worker.schedule.sequence import Plan, Row, Sequence
 
 PROMPT, NEW, CROWD = 70, 12, 16
 CHECKPOINTS = 8  # slots for recurrent states besides those of running sequences: too few for all, so some are evicted
-FEW = 5  # others, beside whom there are rows left for drafts
+FEW = 5  # other sequences: so few that a step has rows left for drafts
 
 
 @dataclass(frozen=True)
@@ -81,16 +81,16 @@ def drafting_modes() -> Iterator[Mode]:
 
 
 MODES, DRAFTING_MODES = list(modes()), list(drafting_modes())
-# in which every two of batching, pool and company meet; each half has every company with every batching and every pool
+# Modes in which each pair of batching, pool and company occurs; each half has every company with each of the others.
 PAIRS = [MODES[3 * meeting + (meeting // 7 + meeting) % 3] for meeting in range(42)]
 HALVES = PAIRS[::2], PAIRS[1::2]
-# in which every two of pool, company and number of drafts meet
+# Modes in which each pair of a pool, a company and a number of drafts occurs.
 DRAFTING_PAIRS = [DRAFTING_MODES[3 * meeting + (meeting // 3 + meeting) % 3] for meeting in range(9)]
 
 
 @dataclass
 class Recorder:
-    """Stands in for the sampling call: keeps one request's rows, then samples as ever."""
+    """Takes the place of the sampling call: records one request's rows, then samples as usual."""
 
     rows: dict[int, Tensor] = field(default_factory=dict)
     agree: bool = True
@@ -104,7 +104,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Reading:
-    """Stands in for a head: reads hidden states, and keeps none. See Reader."""
+    """Takes the place of a head that proposes drafts: reads hidden states, and does nothing with them. See Reader."""
 
     states: HiddenStates
 
@@ -121,8 +121,8 @@ def run(
     *,
     graphs: bool = False,
 ) -> tuple[list[int], dict[int, Tensor]]:
-    """The target's output ids and the logits each was sampled from. A grammar is the target's and every other's; of
-    what is foretold, and of what is not, its drafts are made."""
+    """Returns the target's output ids, and the logits from which each was sampled. grammar: of the target and every
+    second other one. foretold: the output from which right and wrong drafts are made."""
     page_size = mode.page or MAX_SEQ_LEN
     pages = 1 + (CROWD + 2) * -(-MAX_SEQ_LEN // page_size)
     dtype = decoder.weights.embed.dtype
@@ -205,7 +205,7 @@ def _sequence(owner: bytes, id: int, length: int, seed: int, vocab: int) -> Sequ
 
 
 def _crowd(target: Sequence, vocab: int) -> list[Sequence]:
-    """Others of many lengths, some of which begin like the target, so that pages are shared."""
+    """Returns sequences of many lengths, some of which share pages with the target."""
     crowd = [_sequence(b"other", i, 1 + 7 * i % 90, 100 + i, vocab) for i in range(CROWD)]
     for sequence in crowd[::3]:
         shared = min(sequence.prompt_len, 40)

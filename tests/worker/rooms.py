@@ -34,6 +34,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "states": ("worker.schedule.features.states",),
     "adapters": (
         "worker.schedule.records.adapter_use", "worker.adapters.store", "worker.adapters.operations",
+        "worker.adapters.experts",
     ),
     "pictures": (
         "worker.schedule.records.pictures", "worker.vision.vision", "worker.vision.step", "worker.vision.admission",
@@ -47,7 +48,7 @@ DIGITS = "%llguidance {}\nstart: /[0-9]+/"
 
 
 def serve(folder: Path) -> dict[str, Any]:
-    """Returns the ids of plain requests, and how requests with features ended, as a worker serves them in its loop."""
+    """Serves requests in a worker's loop. Returns the ids of plain ones, and how those with features ended."""
     from shared import messages as m
     from shared.prefix_identity import PrefixIdentity
     from shared.wire.codec import pack_u32
@@ -124,7 +125,7 @@ def _compiler(folder: Path, spec: Any) -> Any:
 
 
 def _told(bench: Any) -> dict[int, str]:
-    """What the frontend was told of each request that is over: its outcome, or in words why there is none."""
+    """Returns what the frontend was told at the end of each request: its outcome, or the message of a refusal."""
     told = {one.id: one.message for _, step in bench.server.sent for one in step.rejected}
     for id, end in bench.received()[1].items():
         told[id] = end.error or end.outcome.value

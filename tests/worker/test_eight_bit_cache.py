@@ -23,7 +23,7 @@ LENGTHS = [1, 33, 70, 100]
 def test_eight_bit_cache_keeps_logits_close(
     checkpoints: Checkpoints, kind: str, dtype: torch.dtype, kept: str, most: float
 ) -> None:
-    """As far as eight bits go: of fp8, three are of the mantissa; and these models' weights are drawn wide."""
+    """Eight bits limit the accuracy: fp8 has a mantissa of three. The weights of these models are drawn large."""
     decoder, prompts = decoder_of(checkpoints(kind), dtype=dtype), prompts_of(LENGTHS)
     whole, short = (
         all_logits(decoder, cache_for(decoder, tokens=512, kept=kept), prompts, 24) for kept in ("auto", kept)

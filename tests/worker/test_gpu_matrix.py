@@ -40,7 +40,7 @@ def decoder_on_gpu(folder: Path, quantization: str) -> Decoder:
 
 
 def compare_modes(decoder: Decoder, modes: list[Mode], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compares each mode, with CUDA graphs and without, with the default one without."""
+    """Compares each mode, with and without CUDA graphs, with the default mode without graphs."""
     ids, logits = run(decoder, Mode(kept=modes[0].kept), monkeypatch)
     assert len(ids) == NEW and len(logits) == NEW
     for mode in modes:

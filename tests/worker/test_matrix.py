@@ -1,6 +1,6 @@
 """The same request gives the same bits: every legal mode, chunking, pool, cache and company, dense and with experts.
 
-So it does with drafts, true and false ones. A run steps the real scheduler and runner and keeps the logits of each
+The same holds with drafts, right and wrong ones. A run steps the real scheduler and runner and keeps the logits of each
 position that one request sampled from; all of them are compared bitwise with those of the request alone in the default
 mode. test_gpu_matrix.py does the same on a GPU.
 """
@@ -51,7 +51,7 @@ BELOW += [("avx2", torch.float32)] if TIERS.index("avx2") < MOST else []
 
 @pytest.fixture(autouse=True)
 def return_pages_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU's kernels read no key before the first visible one; without this, short sequences return no page."""
+    """CPU kernels read no key before the first visible one. Without this, short sequences would return no page."""
     monkeypatch.setattr(window, "KEY_BLOCK", 1)
 
 

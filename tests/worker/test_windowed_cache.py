@@ -30,7 +30,7 @@ def usage(engine: Engine) -> dict[str, KVUsage]:
 
 
 def serve(engine: Engine, lengths: list[int], new: int = 6) -> tuple[list[list[int]], list[dict[str, KVUsage]]]:
-    """The tokens of each sequence, and what was owned after each step."""
+    """Returns the tokens of each sequence, and which pages were owned after each step."""
     sampling = Sampling(new, temperature=0.0, ignore_eos=True)
     prompts = prompts_of(lengths, seed=1)
     sequences = [Sequence((b"", i), prompt, len(prompt), sampling, 0) for i, prompt in enumerate(prompts)]
@@ -62,7 +62,7 @@ def test_windowed_groups_change_no_token_and_keep_a_window(checkpoints: Checkpoi
 
 
 def test_windowed_layers_of_a_long_sequence_keep_a_window(checkpoints: Checkpoints) -> None:
-    """While it decodes: the bytes are those of a window, where all layers together would keep all of it."""
+    """It does so while it decodes: without a window, the same layers would keep all pages."""
     model = engine(checkpoints, "gemma3")
     _, owned = serve(model, [900], new=20)
     decoding = owned[-2]
@@ -72,7 +72,7 @@ def test_windowed_layers_of_a_long_sequence_keep_a_window(checkpoints: Checkpoin
 
 
 def test_more_sequences_fit_into_the_same_memory(checkpoints: Checkpoints) -> None:
-    """In pages for 1,500 tokens of all layers, two sequences of 900 tokens run together."""
+    """Two sequences of 900 tokens run at once in memory that holds 1,500 tokens of all layers."""
     a_token = sum(engine(checkpoints, "gemma3").size.page_bytes) / PAGE
     small = engine(checkpoints, "gemma3", gb=1500 * a_token / (1 << 30))
     _, owned = serve(small, [900, 900])

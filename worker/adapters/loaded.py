@@ -7,22 +7,23 @@ columns of its own, hence a matrix B of its own. Modules whose columns lie among
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shared.adapters.files import AdapterError, AdapterFiles
-from shared.adapters.low_rank import LowRank
 from worker.adapters.sites import Rows, Sites
-from worker.adapters.stored import StoredProduct, stored_products
+from worker.adapters.stored import Factors, StoredProduct, stored_products
 from worker.kernels.cpu.adapters_c import AdapterC, PartC, ProductC
+from worker.kernels.cpu.huge_pages import Memory, Pieces
+from worker.kernels.cpu.packed_weight import CpuWeight
+from worker.kernels.experts import PackedExperts
 from worker.kernels.linear import PackedLinear, linear, pack
 
 NOT_OF_TEXT = ("vision", "visual", "audio")  # words in the names of encoders, whose layers have numbers, too
 IN_LAYER = re.compile(r"(?:.*\.)?layers\.(\d{1,6})\.(.+)")
-EXPERT = re.compile(r"\.experts(\.|$)")  # in the name of a module, of one expert or of all
 RANK_STEP = 32  # the ranks that B reads are padded with zeros to multiples of this, which every kernel can read
 
 
@@ -44,7 +45,6 @@ class Part:
 class Product:
     """What an adapter adds to the output of a linear: scale * factors * (x A B), computed row by row."""
 
-    changed: PackedLinear
     a: PackedLinear  # inputs → ranks of all parts
     parts: tuple[Part, ...]
     factors: Tensor  # [outputs] float32
@@ -62,10 +62,16 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """products: by the id of the PackedLinear that they change; in_c: the same, if the C library has packed them all"""
+    """An adapter, packed.
+
+    products: by the id of the PackedLinear that they change
+    of_experts: by the id of the PackedExperts, then by the number of the expert
+    in_c: all products, if the C library has packed them and none is of an expert
+    """
 
     sha256: str
     products: Mapping[int, Product]
+    of_experts: Mapping[int, Mapping[int, Product]]
     in_c: AdapterC | None
 
 
@@ -73,34 +79,37 @@ def load_adapter(
     files: AdapterFiles, sites: Sites, dtype: torch.dtype, device: torch.device, max_rank: int
 ) -> LoadedAdapter:
     """Packs an adapter for a model with these sites. Raises AdapterError."""
-    changed: defaultdict[int, list[tuple[Rows, StoredProduct]]] = defaultdict(list)
+    changed: defaultdict[tuple[int, int | None], list[tuple[Rows, StoredProduct]]] = defaultdict(list)
     seen: dict[tuple[Rows, ...], str] = {}
-    for module, product in stored_products(files, sites.spec, max_rank).items():
+    for module, stored in stored_products(files, sites.spec, max_rank).items():
         found = _sites_of(module, sites)
         if (other := seen.setdefault(found, module)) is not module:
             raise AdapterError(f"the adapter has the same module twice: as {other} and as {module}")
         for rows in found:
-            _check_shape(module, product.low, rows)
-            changed[id(rows.linear)].append((rows, product))
-    products = {key: _product(files, pairs, dtype, device) for key, pairs in changed.items()}
-    return LoadedAdapter(files.sha256, products, _in_c(products.values()))
+            _check_shape(module, stored, rows)
+            changed[id(rows.linear), rows.expert].append((rows, stored))
+    memory = Pieces().take  # its matrices are small: in pages of 4 KB, steps would wait for the TLB
+    stored_factors = Factors(files)
+    packed = {key: _product(stored_factors, pairs, dtype, device, memory) for key, pairs in changed.items()}
+    products = {key: product for (key, expert), product in packed.items() if expert is None}
+    of_experts: defaultdict[int, dict[int, Product]] = defaultdict(dict)
+    for (key, expert), product in packed.items():
+        if expert is not None:
+            of_experts[key][expert] = product
+    linears = [(pairs[0][0].linear, packed[one]) for one, pairs in changed.items()]
+    return LoadedAdapter(files.sha256, products, of_experts, _in_c(linears))
 
 
 def _sites_of(module: str, sites: Sites) -> tuple[Rows, ...]:
     matched = None if any(word in module for word in NOT_OF_TEXT) else IN_LAYER.fullmatch(module)
     found = None if matched is None else sites.rows.get((int(matched[1]), matched[2]))
-    if found is None and matched is not None and EXPERT.search(module):
-        raise AdapterError(
-            f"the adapter changes {module}, an expert of a mixture: the experts of a step are multiplied together, "
-            "without products of adapters between them"
-        )
     if found is None:
         raise AdapterError(f"the adapter changes {module}, which the base model lacks or which adapters cannot change")
     return found
 
 
-def _check_shape(module: str, product: LowRank, rows: Rows) -> None:
-    shape, wanted = (product.b.shape[0], product.a.shape[1]), (len(rows.places), rows.inputs)
+def _check_shape(module: str, product: StoredProduct, rows: Rows) -> None:
+    shape, wanted = product.shape, (len(rows.places), rows.inputs)
     if shape != wanted:
         raise AdapterError(
             f"{module}: the adapter is for a weight of {shape[0]} x {shape[1]}, "
@@ -109,7 +118,11 @@ def _check_shape(module: str, product: LowRank, rows: Rows) -> None:
 
 
 def _product(
-    files: AdapterFiles, pairs: Sequence[tuple[Rows, StoredProduct]], dtype: torch.dtype, device: torch.device
+    stored_factors: Factors,
+    pairs: Sequence[tuple[Rows, StoredProduct]],
+    dtype: torch.dtype,
+    device: torch.device,
+    memory: Memory,
 ) -> Product:
     first = pairs[0][0]
     factors, stacked, parts = torch.ones(first.outputs), [], list[Part]()
@@ -121,14 +134,14 @@ def _product(
             rank = stored.low.rank
             inside = rows.places >= 0
             places = rows.places[inside]
-            stacked.append(stored.a(files))
-            b[places - begin, own : own + rank] = stored.b(files)[inside]
+            stacked.append(stored.a(stored_factors))
+            b[places - begin, own : own + rank] = stored.b(stored_factors)[inside]
             factors[places] = stored.low.scale
             own += rank
-        parts.append(Part(_packed(b, dtype, device), at, ranks, begin, end - begin))
+        parts.append(Part(_packed(b, dtype, device, memory), at, ranks, begin, end - begin))
         at += ranks
-    a = _packed(torch.cat(stacked), dtype, device)
-    return Product(first.linear, a, tuple(parts), factors.to(device))
+    a = _packed(torch.cat(stacked), dtype, device, memory)
+    return Product(a, tuple(parts), factors.to(device))
 
 
 def _apart(pairs: Sequence[tuple[Rows, StoredProduct]]) -> list[list[tuple[Rows, StoredProduct]]]:
@@ -148,20 +161,20 @@ def _columns(group: Sequence[tuple[Rows, StoredProduct]]) -> tuple[int, int]:
     return int(places[places >= 0].min()), int(places.max()) + 1
 
 
-def _packed(matrix: Tensor, dtype: torch.dtype, device: torch.device) -> PackedLinear:
-    return pack(matrix.to(dtype).to(device), invariant=True)
+def _packed(matrix: Tensor, dtype: torch.dtype, device: torch.device, memory: Memory) -> PackedLinear:
+    return pack(matrix.to(dtype).to(device), invariant=True, memory=memory)
 
 
-def _in_c(products: Collection[Product]) -> AdapterC | None:
+def _in_c(products: Sequence[tuple[PackedLinear | PackedExperts, Product]]) -> AdapterC | None:
     found = list[ProductC]()
-    for product in products:
-        changed, a, b = product.changed.cpu, product.a.cpu, [part.b.cpu for part in product.parts]
+    for changed, product in products:
+        a, b = product.a.cpu, [part.b.cpu for part in product.parts]
         parts = [
             PartC(one, part.first_rank, part.ranks, part.column)
             for one, part in zip(b, product.parts, strict=True)
             if one is not None
         ]
-        if changed is None or a is None or len(parts) < len(b):
+        if not isinstance(changed.cpu, CpuWeight) or a is None or len(parts) < len(b):
             return None
-        found.append(ProductC(changed, a, parts, product.factors))
+        found.append(ProductC(changed.cpu, a, parts, product.factors))
     return AdapterC(found)

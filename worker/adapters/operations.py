@@ -62,15 +62,16 @@ class OperationsWithAdapters(Operations):
         ]
         return StepAdaptersC(found) if len(found) == len(self.rows) else None
 
+    def rows_of(self, x: Tensor) -> list[tuple[Tensor, LoadedAdapter, float]]:
+        """Returns the adapters that rows of x [T, K] have, with these rows and the scale."""
+        all_rows = len(x) == self.total
+        found = [(one.of_all if all_rows else one.of_logits, one.adapter, one.scale) for one in self.rows]
+        return [one for one in found if len(one[0])]
+
     def changing(self, x: Tensor, packed: PackedLinear) -> list[tuple[Tensor, Product, float]]:
         """Returns the adapters that change the output of a linear for x [T, K], with the rows of each."""
-        found = []
-        for one in self.rows:
-            product = one.adapter.products.get(id(packed))
-            rows = one.of_all if len(x) == self.total else one.of_logits
-            if product is not None and len(rows):
-                found.append((rows, product, one.scale))
-        return found
+        found = [(rows, adapter.products.get(id(packed)), scale) for rows, adapter, scale in self.rows_of(x)]
+        return [(rows, product, scale) for rows, product, scale in found if product is not None]
 
     def linear_add_norm(
         self, x: Tensor, packed: PackedLinear, residual: Tensor, weight: Tensor | None, eps: float, **how: Any
@@ -106,7 +107,10 @@ def operations_with_adapters(plain: Operations, chunks: Sequence[Chunk], inputs:
 
     bound = {item.name: getattr(plain, item.name) for item in fields(Operations)}
     bound |= {"linear": linear, "gated_linear": gated_linear}
-    made = OperationsWithAdapters(
-        **bound, plain=plain, rows=rows_of_adapters(chunks, inputs), total=len(inputs.positions)
-    )
+    rows = rows_of_adapters(chunks, inputs)
+    if any([one.adapter.of_experts for one in rows]):
+        from worker.adapters.experts import experts_with_adapters
+
+        bound |= {"experts": experts_with_adapters(plain, lambda h: made.rows_of(h))}
+    made = OperationsWithAdapters(**bound, plain=plain, rows=rows, total=len(inputs.positions))
     return made

@@ -1,4 +1,4 @@
-"""The linears of a model that an adapter can change, by the names of their modules.
+"""The linears of a model that an adapter can change, those of experts too, by the names of their modules.
 
 A linear in memory is made of one or several modules of the checkpoint, whose rows may be in another order, and the last
 rows of the first one may be a linear of their own (checkpoint/stacked_linear.py). An adapter may also name one module
@@ -6,13 +6,15 @@ where the checkpoint has several, as `qkv_proj` for q_proj, k_proj and v_proj.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from worker.kernels.experts import PackedExperts
 from worker.kernels.linear import PackedLinear
 from worker.model.checkpoint.language_model import EMBED, find_embedding
 from worker.model.checkpoint.stacked_linear import StackedLinear
@@ -33,12 +35,14 @@ class Rows:
     """Where the output of a module is in the output of a linear in memory.
 
     places: the row in memory of each of the module's rows, [its rows] int64; -1 for a row that the linear lacks
+    expert: whose linear it is, if experts have one each
     """
 
-    linear: PackedLinear
+    linear: PackedLinear | PackedExperts
     inputs: int
     outputs: int  # of the linear
     places: Tensor
+    expert: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ def sites_of(folder: Path, spec: ModelSpec, weights: Weights) -> Sites:
             (mixer(layer.mixer).stored, own.mixer),
             (feed_forward(layer.feed_forward).stored, own.feed_forward),
         ):
-            for module, rows in _of_part(part, held, spec, layer, names):
+            where = part, held, spec, layer, names
+            for module, rows in chain(_of_part(*where), _of_experts(*where).items()):
                 found[index, module] = (*found.get((index, module), ()), rows)
     return Sites(spec, found)
 
@@ -85,6 +90,24 @@ def _of_part(
         if (together := _together(common[field])) and len(set(stacked.modules)) == len(modules):
             whole = torch.cat([places for _, _, places in modules])
             yield from ((together, rows) for rows in _divided(stacked, linear, getattr(owner, GATES, None), whole))
+
+
+def _of_experts(
+    part: StoredPart, held: Any, spec: ModelSpec, layer: LayerSpec, names: LayerNames
+) -> Mapping[str, Rows]:
+    """Returns the rows of each expert's modules, by the names in the checkpoint and by those of Qwen."""
+    found: dict[str, Rows] = {}
+    for spelled in (replace(names, modules=frozenset()), names):
+        for field, linears in part.stacks(spec, layer, spelled).items():
+            packed, places = getattr(held.experts, field.removeprefix("expert_")), _places(linears[0])
+            whole = torch.cat(places)
+            for expert, stacked in enumerate(linears):
+                inputs, outputs = stacked.columns, sum(stacked.rows)
+                rows = [Rows(packed, inputs, outputs, own, expert) for own in places]
+                found |= zip(stacked.modules, rows, strict=True)
+                if together := _together(stacked):
+                    found[together] = Rows(packed, inputs, outputs, whole, expert)
+    return found
 
 
 def _places(stacked: StackedLinear) -> list[Tensor]:

@@ -15,31 +15,70 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 Q8_0_BYTES = 34  # of a block: a scale in float16 and 32 numbers in int8
 
 
+class Factors:
+    """Reads matrices of an adapter's files. Keeps the last ones: many experts have their numbers in one matrix."""
+
+    def __init__(self, files: AdapterFiles) -> None:
+        self._files, self._last = files, dict[StoredFactor, Tensor]()
+
+    def read(self, factor: StoredFactor) -> Tensor:
+        """Returns a matrix as float32. Raises AdapterError."""
+        if (last := self._last.get(factor)) is not None:
+            return last
+        if len(self._last) > 1:
+            self._last.clear()
+        found = self._last[factor] = _read(self._files, factor)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class StoredProduct:
-    """The product of a module. order: how the file has the rows of B and the columns of A"""
+    """The product of a module. order: how the file has the rows of B and the columns of A; expert: whose it is, if the
+    file has those of all experts together"""
 
     low: LowRank
     order: Layout = AS_STORED
+    expert: int | None = None
 
-    def a(self, files: AdapterFiles) -> Tensor:
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape [outputs, inputs] of the weight that it changes."""
+        return self.low.b.shape[0], self.low.a.shape[1]
+
+    def a(self, factors: Factors) -> Tensor:
         """Returns [rank, inputs] float32. Raises AdapterError."""
-        values = _read(files, self.low.a)
+        values = factors.read(self.low.a)
+        if self.expert is not None:
+            return values.unflatten(0, (self.low.experts, -1))[self.expert]
         return values if self.order.columns is None else values[:, self.order.columns]
 
-    def b(self, files: AdapterFiles) -> Tensor:
+    def b(self, factors: Factors) -> Tensor:
         """Returns [outputs, rank] float32. Raises AdapterError."""
-        values = _read(files, self.low.b)
+        values = factors.read(self.low.b)
+        if self.expert is not None:
+            return values.unflatten(1, (-1, self.low.experts))[:, :, self.expert]
         return values if self.order.rows is None else values[self.order.rows]
 
 
 def stored_products(files: AdapterFiles, spec: ModelSpec, max_rank: int) -> Mapping[str, StoredProduct]:
     """Returns the products of an adapter by the names of their modules. Raises AdapterError."""
     if not files.is_gguf:
-        return {module: StoredProduct(low) for module, low in low_rank_modules(files, max_rank).items()}
+        found = dict[str, StoredProduct]()
+        for module, low in low_rank_modules(files, max_rank).items():
+            found |= _of_experts(module, low, spec) if low.experts else {module: StoredProduct(low)}
+        return found
     from worker.adapters.from_gguf import products_of_gguf
 
     return products_of_gguf(files, spec, max_rank)
+
+
+def _of_experts(module: str, low: LowRank, spec: ModelSpec) -> dict[str, StoredProduct]:
+    """Returns the product of each expert, by the name that its linear would have as a module of its own."""
+    count = 0 if spec.experts is None else spec.experts.count
+    if low.experts != count:
+        raise AdapterError(f"{module}: the adapter has products of {low.experts} experts, the base model has {count}")
+    experts, _, linear = module.rpartition(".")
+    return {f"{experts}.{number}.{linear}": StoredProduct(low, expert=number) for number in range(low.experts)}
 
 
 def _read(files: AdapterFiles, factor: StoredFactor) -> Tensor:

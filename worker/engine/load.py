@@ -18,9 +18,10 @@ from shared.default_sizes import with_default_sizes
 from shared.hf_hub import Progress
 from shared.messages import Limits
 from shared.task import GENERATE, Task
+from worker.engine.features.drafters import load_with_drafter
 from worker.engine.fingerprint import fingerprint, numerics_of
 from worker.engine.formats import Formats, dtype_name, kernels_name, warn_about_cpu
-from worker.engine.load_model import LoadedModel, explain_out_of_memory, find_model, load_model
+from worker.engine.load_model import LoadedModel, explain_out_of_memory, find_model
 from worker.grammar.compiler import GrammarCompiler
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import huge_pages
@@ -45,6 +46,7 @@ from worker.schedule.scheduler import Scheduler
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.ranks.hosts.rendezvous import Hosts
     from worker.vision.vision import Tower, Vision
 
 log = logging.getLogger("sluice.load")
@@ -86,10 +88,12 @@ def load_engine(
     on_download: Progress = lambda done, total: None,
     *,
     prefer_cache: bool = False,
+    hosts: "Hosts | None" = None,
 ) -> Engine:
     """Loads the model and builds an engine that is ready to compute.
 
-    prefer_cache: use the checkpoint in the cache, even if the hub has a newer one.
+    prefer_cache: use the checkpoint in the cache, even if the hub has a newer one. hosts: where the other processes of
+    --rank-group come together.
 
     Raises, each with a message of one sentence:
         ConfigError: the flags do not fit the model or the machine.
@@ -100,12 +104,7 @@ def load_engine(
     worker = _settings_on(device, worker)
     files = find_model(model, worker, device, on_download, prefer_cache=prefer_cache)
     compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
-    drafter = None
-    if worker.speculative_config:
-        from worker.engine.features.drafters import find_drafter
-
-        drafter = find_drafter(files, model, worker)
-    loaded = load_model(files, model, worker, on_progress, drafter.nbytes if drafter else 0)
+    loaded, drafter = load_with_drafter(files, model, worker, on_progress, hosts)
     engine = build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1))
     if drafter is not None and engine.scheduler.speculation is not None:
         drafter.add_to(engine.runner, engine.scheduler.speculation, loaded.weights, engine.size.max_seq_len)
@@ -172,7 +171,8 @@ def _fit_into_memory(
 ) -> tuple[Decoder, KVCache, PoolSize, bool]:
     """Returns a decoder and its cache, with the sizes of the pools, and whether --batch-invariant holds here."""
     spec, formats, weights, gpu = loaded.files.spec, loaded.files.formats, loaded.weights, loaded.gpu
-    size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, on_progress)
+    free = None if loaded.ranks is None else loaded.ranks.free(on_progress)
+    size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, on_progress, free)
     if loaded.ranks is not None:
         spec = loaded.part
         decoder = Decoder(spec, weights, size.max_seq_len)
@@ -260,7 +260,7 @@ def _with_whole_pictures(worker: WorkerConfig, tower: "Tower | None") -> WorkerC
 
 
 def _vision(tower: "Tower | None", decoder: Decoder, worker: WorkerConfig) -> "Vision | None":
-    """Returns what encodes pictures; None if they are not served."""
+    """Returns an encoder of pictures; None if they are not served."""
     if tower is None or tower.spec is None or tower.weights is None:
         return None
     from worker.vision.vision import Vision
@@ -294,14 +294,17 @@ def size_pool_and_decoder(
     worker: WorkerConfig,
     gpu: GpuMemoryReader | None,
     on_progress: Callable[[], None],
+    free: int | None = None,
 ) -> tuple[PoolSize, Decoder]:
     """Returns the sizes of the K/V pools, and a decoder for the longest sequences that the pools can hold.
+
+    free: see configured_budget.
 
     On a GPU the kernels are chosen and compiled first, which shows how much memory they leave for the pool.
     """
     device = weights.embed.device
     if gpu is None:
-        size = size_pool(spec, kv_dtype, device, configured_budget(worker), model, worker, weights.embed.dtype)
+        size = size_pool(spec, kv_dtype, device, configured_budget(worker, free), model, worker, weights.embed.dtype)
         warn_if_capped(size, worker)
         return size, Decoder(spec, weights, size.max_seq_len)
     log.info("preparing kernels for %s", gpu.name)

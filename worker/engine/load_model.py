@@ -1,18 +1,22 @@
 """Loads a model by its name: what its files say, and its weights on a device. It builds no cache and no scheduler."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from shared.build import VERSION, commit
 from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.fingerprint import fingerprint_of
 from shared.hf_hub import Progress
 from shared.task import Task, TaskError, read_task
-from worker.engine.formats import Formats, choose_formats
+from worker.engine.fingerprint import numerics_of
+from worker.engine.formats import Formats, choose_formats, dtype_name
 from worker.engine.load_weights import load_weights
 from worker.kv_cache.gpu_memory import GpuMemoryReader
 from worker.kv_cache.sizing import longest_sequence
@@ -25,6 +29,7 @@ from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
     from worker.ranks.checks import Stored
+    from worker.ranks.hosts.rendezvous import Hosts
     from worker.ranks.leader import Leader
     from worker.vision.vision import Tower
 
@@ -45,6 +50,22 @@ class ModelFiles:
         from worker.ranks.checks import Stored
 
         return Stored(self.folder, self.spec, self.formats.dtype, self.formats.memory, worker.batch_invariant)
+
+    def facts(self, worker: WorkerConfig) -> dict[str, str]:
+        """Returns what the processes of --rank-group must have in common before they load, by the words for it."""
+        formats = self.formats
+        numerics = numerics_of("c", formats, self.device, batch_invariant=worker.batch_invariant)
+        sizes = sorted(file.stat().st_size for file in weight_files(self.folder))
+        return {
+            "the version": " ".join(filter(None, (VERSION, commit()))),
+            "--tensor-parallel-size": str(worker.tensor_parallel_size),
+            "the checkpoint": fingerprint_of([self.spec, sizes]),
+            "--dtype": dtype_name(formats.dtype, formats.memory),
+            "--kv-cache-dtype": str(formats.kv_dtype).removeprefix("torch."),
+            "--batch-invariant": "on" if worker.batch_invariant else "off",
+            "the instruction sets": numerics.processor,
+            **{f"the library {name}": release for name, release in numerics.libraries.items()},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +116,14 @@ def find_model(
 
 
 def load_model(
-    files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_progress: Progress, drafter: int = 0
+    files: ModelFiles,
+    model: ModelConfig,
+    worker: WorkerConfig,
+    on_progress: Progress,
+    drafter: int = 0,
+    hosts: "Hosts | None" = None,
 ) -> LoadedModel:
-    """Loads the weights. drafter: bytes that --speculative-config takes beside them.
+    """Loads the weights. drafter: bytes that --speculative-config takes beside them. hosts: of --rank-group, if any.
 
     Raises CheckpointError, and ConfigError when the memory of the device is too small.
     """
@@ -106,17 +132,26 @@ def load_model(
     hashes = ContentHashes(weight_files(files.folder), worker.weights_cache)
     ranks = None
     if worker.tensor_parallel_size > 1:
-        from worker.ranks.leader import Leader
+        from worker.ranks.leader import Elsewhere, Leader
 
-        ranks = Leader(files.stored(worker), device, model, worker)
+        elsewhere = None
+        if hosts is not None:
+            gather = partial(hosts.gather, files.facts(worker), worker, partial(on_progress, 0, 1))
+            elsewhere = Elsewhere(gather, partial(content_of, hashes), hosts.group.here)
+        ranks = Leader(files.stored(worker), device, model, worker, elsewhere)
     share = None if ranks is None else ranks.share
     with explain_out_of_memory(gpu):
         weights = load_weights(
             files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress, share,
-            _tower_bytes(files), drafter,
+            _tower_bytes(files), drafter, 1 if hosts is None else hosts.group.machines,
         )  # fmt: skip
         tower = _tower(files, weights)
     return LoadedModel(files, weights, gpu, hashes, ranks, tower)
+
+
+def content_of(hashes: ContentHashes, on_progress: Callable[[], None] = lambda: None) -> str:
+    """Returns one hash of all files of weights. Raises OSError if one cannot be read."""
+    return fingerprint_of(hashes.wait(on_progress))
 
 
 def _states_tower(files: ModelFiles) -> bool:

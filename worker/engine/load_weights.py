@@ -13,7 +13,7 @@ from shared.machine import memory
 from worker.engine.formats import Formats
 from worker.kernels.cpu import bindings
 from worker.kv_cache.gpu_memory import GpuMemoryReader
-from worker.kv_cache.host_memory import check_host_memory
+from worker.kv_cache.host_memory import check_host_memory, check_host_of_several
 from worker.kv_cache.sizing import WeightsSize, configured_budget, size_pool
 from worker.model.layer import Weights
 from worker.model.share import Share
@@ -36,11 +36,12 @@ def load_weights(
     share: Share | None = None,
     beside: int = 0,
     drafter: int = 0,
+    hosts: int = 1,
 ) -> Weights:
     """Loads all weights to the device, or those of a share.
 
     gpu: None on the CPU. beside: bytes of other weights, which must fit in the memory as well. drafter: bytes that
-    --speculative-config takes there.
+    --speculative-config takes there. hosts: how many hosts have shares, this one included.
 
     Raises CheckpointError, and ConfigError when the memory of the device is too small.
     """
@@ -55,7 +56,10 @@ def load_weights(
             pool = size_pool(
                 spec, formats.kv_dtype, device, configured_budget(worker), model, worker, formats.dtype
             ).nbytes
-        check_host_memory(weights, pool, memory())
+        if hosts > 1:
+            check_host_of_several(weights, pool, hosts, memory())
+        else:
+            check_host_memory(weights, pool, memory())
 
     read = partial(
         load, folder, spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,

@@ -272,14 +272,13 @@ class RequestTable:
 
 
 def _timings(sequence: Sequence, now: float) -> m.Timings:
-    admitted = sequence.history.admitted or now
-    first = sequence.history.first_token or now
+    history = sequence.history
+    admitted = history.admitted or now
+    first = history.first_token or now
     return m.Timings(
-        queue_ms=1e3 * (admitted - sequence.history.arrival),
-        prefill_ms=1e3 * (first - admitted),
-        decode_ms=1e3 * (now - first),
-        cached_tokens=sequence.prefix.cached_tokens,
-    )
+        queue_ms=1e3 * (admitted - history.arrival), prefill_ms=1e3 * (first - admitted), decode_ms=1e3 * (now - first),
+        cached_tokens=sequence.prefix.cached_tokens, drafts=(history.drafted, history.accepted),
+    )  # fmt: skip
 
 
 def _predicted(sequence: Sequence) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from worker.schedule.admission import Refused
 from worker.schedule.sequence import Sequence
 
 MAX_STOP_IDS, MAX_LABELS, MAX_NAME_CHARS = 1024, 1024, 1024  # more than any frontend accepts
-MAX_TOP = 1024  # log-probabilities in one place, whatever the number of places
+MAX_TOP = 1024  # log-probabilities at one position, however many positions there are
 MAX_LOGPROBS = 1 << 22  # in all places of a request together, if there are more than MAX_TOP in one: 32 MiB
 MAX_PATH_CHARS = 4096
 MAX_BAD_IDS = 1 << 16  # of all bad words together

@@ -45,7 +45,7 @@ class Thinking:
         self._end_when_used_up()
 
     def _begins_to_open(self, token: int) -> bool:
-        """Whether an output that is blank, or the beginning of an opening, is so with this token, too."""
+        """Whether the output, which is blank or the beginning of an opening so far, still is so with this token."""
         budget = self._budget
         if token == budget.opening[self._matched]:
             self._matched += 1

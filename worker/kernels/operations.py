@@ -69,7 +69,7 @@ class Operations:
         return self.linear_add_norm(x, packed, residual, weight, eps, **how)
 
     def in_c(self) -> StepAdaptersC | None:
-        """Returns how the loop in C computes the same, if it can where these operations do more than the usual ones."""
+        """Returns the adapters of a step for the loop in C, if these operations only add adapters to the usual ones."""
         return None
 
 
@@ -134,7 +134,7 @@ WITH_OPTIONS = (
 
 
 def with_options(operations: Operations, options: GpuOptions) -> Operations:
-    """Returns the operations so that their GPU kernels have these options: fast ones, which have none yet."""
+    """Returns the operations with GPU kernels that have these options. operations: fast ones without options"""
     if options == NO_OPTIONS:
         return operations
     bound = {item.name: getattr(operations, item.name) for item in fields(Operations)}

@@ -32,6 +32,19 @@ def check_host_memory(weights: WeightsSize, pool: int, memory: Memory) -> None:
     log.warning("%s", message)
 
 
+def check_host_of_several(weights: WeightsSize, pool: int, hosts: int, memory: Memory) -> None:
+    """Raises ConfigError when this host's part of the weights and of the K/V pool clearly does not fit.
+
+    weights, pool: of the whole model; pool: 0 if it takes what the weights leave. hosts: how many share the model.
+    """
+    part, room = (weights.nbytes + pool) // hosts, memory.available + memory.swap
+    if part > CLEARLY * room:
+        raise ConfigError(
+            f"each of {hosts} hosts needs {_gib(part)} for its part of the model, but {_gib(memory.available)} of "
+            f"{_gib(memory.total)} are available: use more hosts, weights in fewer bits, or a lower --kv-cache-gb"
+        )
+
+
 def _remedies(weights: WeightsSize, pool: int, memory: Memory, room: int) -> list[str]:
     found, left = weights.fewer_bits(room - pool), _tenths(room - weights.nbytes)
     if pool and left:
@@ -40,7 +53,8 @@ def _remedies(weights: WeightsSize, pool: int, memory: Memory, room: int) -> lis
         left = _tenths(room - weights.int4)
         found = [f"{advice}, with --kv-cache-gb {left}" for advice in weights.fewer_bits(room)]
     if weights.drafter and weights.nbytes - weights.drafter + pool <= room:
-        found.append(f"leave out --speculative-config, which needs {_gib(weights.drafter)} of it")
+        needs = f"drafts of a model need {_gib(weights.drafter)} of it"
+        found.append(f"leave out --speculative-config, or use --speculation ngram: {needs}")
     if weights.nbytes <= memory.total:
         found.append("end other processes")
     return [*found, "serve a smaller model"]

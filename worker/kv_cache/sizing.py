@@ -197,9 +197,9 @@ def size_pool(
 
 
 def _typical_lengths(longest: int, *, required: bool) -> Iterator[int]:
-    """Yields lengths of sequences, until with one of them as `typical` the pools hold a sequence of `longest` tokens.
+    """Yields lengths of sequences to try as `typical`; the caller stops once a sequence of `longest` tokens fits.
 
-    required: whether the pools must hold one, even if they have few windows then.
+    required: whether lengths beyond the first are tried, too. Longer ones leave the pools with fewer windows.
     """
     typical = min(TYPICAL_TOKENS, longest)
     yield typical
@@ -279,7 +279,10 @@ class _Shares:
         return max(window, min(windows, most)) + chunk_pages(chunk, self.page_size)
 
 
-def configured_budget(worker: WorkerConfig) -> PoolBudget:
-    """Returns the budget that --kv-cache-gb sets; without the flag, a share of the system's free memory (CPU only)."""
-    nbytes = int(worker.kv_cache_gb * GIB) or int(CPU_SHARE * available_bytes())
+def configured_budget(worker: WorkerConfig, free: int | None = None) -> PoolBudget:
+    """Returns the budget that --kv-cache-gb sets; without the flag, a share of the system's free memory (CPU only).
+
+    free: bytes that are free for the pool on all hosts of --rank-group; None if there are no others.
+    """
+    nbytes = int(worker.kv_cache_gb * GIB) or int(CPU_SHARE * (available_bytes() if free is None else free))
     return PoolBudget(nbytes, "raise --kv-cache-gb or lower --max-seq-len")

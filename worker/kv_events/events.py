@@ -55,5 +55,5 @@ class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 def block_hash(digest: bytes) -> int:
-    """Returns the 64 bits of a page's digest that its events name it by."""
+    """Returns the 64 bits of a page's digest that stand for the page in events."""
     return int.from_bytes(digest[-8:], "big")

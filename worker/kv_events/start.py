@@ -1,4 +1,4 @@
-"""Starts what publishes a worker's K/V events, as its settings say."""
+"""Starts the publisher of a worker's K/V events, as its settings say."""
 
 import socket
 

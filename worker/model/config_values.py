@@ -18,7 +18,7 @@ TINY, LARGE = 1e-9, 1e9  # of factors
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a value must be. accepts: whether one is so; expected: what a message calls it."""
+    """A rule for a value. accepts: whether a value keeps to it; expected: its words in a message"""
 
     accepts: Callable[[Any], bool]
     expected: str

@@ -95,6 +95,10 @@ def _reason(message: str) -> str:
     return (reason.strip().splitlines() or ["CUDA does not start"])[0].rstrip(".")
 
 
-def threads_of(worker: WorkerConfig) -> int:
-    """Returns how many threads a process computes with on the CPU: --threads, or one per core, divided among ranks."""
-    return max(1, (worker.threads or len(os.sched_getaffinity(0))) // worker.tensor_parallel_size)
+def threads_of(worker: WorkerConfig, ranks: int = 0) -> int:
+    """Returns how many threads a process computes with on the CPU: --threads, or one per core, divided among ranks.
+
+    ranks: how many are on this machine; 0: all of them.
+    """
+    cores = worker.threads or len(os.sched_getaffinity(0))
+    return max(1, cores // (ranks or worker.tensor_parallel_size))

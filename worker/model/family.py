@@ -55,7 +55,7 @@ def full_every_nth(config: Config) -> list[str]:
 
 
 def conv_but_listed(config: Config) -> list[str]:
-    """The layers `full_attn_idxs` have attention, if it is null all; the others are short convolutions (LFM2)."""
+    """The layers in `full_attn_idxs` have attention, all if it is null. The others are short convolutions (LFM2)."""
     count, listed = config["num_hidden_layers"], config["full_attn_idxs"]
     return [FULL if listed is None or i in listed else CONV for i in range(count)]
 
@@ -184,7 +184,7 @@ def nothing(config: Config) -> Config:
 def granite_hybrid_settings(config: Config) -> Config:
     """Files have older names of layer types, and may leave sizes open that follow from others.
 
-    Models without experts have only what is the shared expert of the others.
+    In a model without experts, the MLP has the settings of the shared expert.
     """
     names = {"mamba": LINEAR, "attention": FULL}
     types = config["layer_types"] or [LINEAR] * config["num_hidden_layers"]

@@ -103,6 +103,11 @@ def largest_inner(spec: ModelSpec, layer: LayerSpec) -> int:
     return max(chosen, *_inner(spec, layer))
 
 
+def parts_of_kv(spec: ModelSpec, count: int) -> int:
+    """Returns how many processes it takes to hold all K/V once: fewer than `count` if there are fewer heads."""
+    return min(count, *(spec.kv_shape(layer)[0] for layer in spec.layers))
+
+
 def _problem(spec: ModelSpec, count: int) -> str:
     if spec.heads % count:
         return f"the {spec.heads} query heads"

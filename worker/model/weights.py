@@ -88,7 +88,7 @@ class Loader:
     keep: Callable[[Layer], Layer] = lambda layer: layer  # returns what the result holds of a layer
     done: int = 0
     total: int = 0
-    pieces: Pieces = field(default_factory=Pieces)  # where the linears of a CPU are packed
+    pieces: Pieces = field(default_factory=Pieces)  # memory for packed linears, on a CPU
 
     def __post_init__(self) -> None:
         tensors = self.source.tensors

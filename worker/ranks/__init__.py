@@ -1,10 +1,11 @@
 """Tensor parallelism: several processes, the ranks, compute one model together.
 
 worker/model/share.py says which part each of them has. Rank 0 is the worker as everyone knows it, with the sockets, the
-scheduler and the sampler. The others are its child processes. They get the inputs of each step from it, and all of them
-exchange rows in shared memory (worker/kernels/cpu/csrc/ranks).
+scheduler and the sampler. The others are its child processes, or processes on other hosts. They get the inputs of each
+step from it, and all of them exchange rows in shared memory or by TCP (worker/kernels/cpu/csrc/ranks).
 
 leader              starts the other ranks (worker/follower.py), and tells them what to compute
+hosts/              how ranks on several hosts find each other (worker/host_follower.py)
 frames              what rank 0 tells the others, as bytes
 part                the decoder of one rank
 checks              compares the ranks: their residual streams, and at start their weights

@@ -1,8 +1,9 @@
 """What rank 0 tells the other ranks, as bytes: how to begin, and the inputs of each step.
 
-Both ends are the same program on the same machine.
+Both ends are the same program, on the same machine or on hosts that have compared their versions (hosts/).
 """
 
+import errno
 import socket
 import struct
 from dataclasses import fields
@@ -20,6 +21,7 @@ HIDDEN, LOGITS, BOTH = "hidden", "logits", "both"  # what to compute
 FIELDS = [field.name for field in fields(ForwardInputs)]
 LENGTH = struct.Struct("<Q")
 RECEIVED = 1 << 20  # bytes that are received at once
+MOST_BYTES = 1 << 30  # of a frame
 
 
 class Beginning(msgspec.Struct, frozen=True):
@@ -38,11 +40,22 @@ class Sizes(msgspec.Struct, frozen=True):
     size: PoolSize
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """The answer: this rank is ready. Checksums of its slices and of those of the next rank (checks.py); or none."""
+class Free(msgspec.Struct, frozen=True, tag=True):
+    """What a rank on another host says when it has loaded its weights: how many bytes of memory are left for it."""
+
+    nbytes: int
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The answer: this rank is ready. Checksums of its slices and of those of the next rank (checks.py); or none.
+
+    content: a hash of the files of weights, from a rank that has files of its own. problem: why it cannot load them.
+    """
 
     own: dict[str, int] = {}
     of_next: dict[str, int] = {}
+    content: str = ""
+    problem: str = ""
 
 
 class TensorBytes(msgspec.Struct, frozen=True):
@@ -83,9 +96,11 @@ def send(to: socket.socket, frame: msgspec.Struct) -> None:
     to.sendall(LENGTH.pack(len(data)) + data)
 
 
-def receive(source: socket.socket) -> bytes:
-    """Waits for a frame. Raises EOFError when the other side has closed."""
+def receive(source: socket.socket, most: int = MOST_BYTES) -> bytes:
+    """Waits for a frame. Raises EOFError when the other side has closed, and OSError for more than `most` bytes."""
     (length,) = LENGTH.unpack(_exactly(source, LENGTH.size))
+    if length > most:
+        raise OSError(errno.EMSGSIZE, f"a frame of {length} bytes is more than {most}")
     return _exactly(source, length)
 
 

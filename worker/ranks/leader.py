@@ -1,4 +1,4 @@
-"""Rank 0's side: starts the other ranks, and has them compute every step that it computes."""
+"""Rank 0's side: starts the other ranks or gathers them from their hosts, and has them compute every step with it."""
 
 import logging
 import mmap
@@ -10,21 +10,25 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import torch
 from torch import Tensor
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.machine import available_bytes
 from worker.kernels.cpu.ranks_c import RankLost, RanksC, shared_bytes
 from worker.kernels.operations import Operations
 from worker.kv_cache.sizing import PoolSize
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.share import CannotShare, Share, check, largest_inner
+from worker.model.share import CannotShare, Share, check, largest_inner, parts_of_kv
 from worker.ranks.checks import RankDiffers, Stored, check_slices, checksums, checksums_from_checkpoint
-from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Loaded, Sizes, order, receive, send
+from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Free, Loaded, Sizes, order, receive, send
+from worker.ranks.hosts.links import wait_for_end
+from worker.ranks.hosts.rendezvous import Gathered
 from worker.ranks.nodes import stay_on_node
 from worker.ranks.part import PartDecoder
 from worker.spec import ModelSpec
@@ -38,18 +42,42 @@ FOLLOWER: tuple[str, ...] = ("-m", "worker.follower")  # what Python runs as ano
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """Another rank, seen from rank 0."""
+    """Another rank, seen from rank 0. wait_for_end: waits until it has ended, and returns how."""
 
     rank: int
-    process: "subprocess.Popen[bytes]"
+    pid: int
     orders: socket.socket
+    wait_for_end: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """How to find the other ranks if they are on other hosts (hosts/).
+
+    gather: waits for them. content: returns the hash of this rank's files of weights; they must have the same. here:
+        how many ranks share the memory of this machine.
+    """
+
+    gather: Callable[[], Gathered]
+    content: Callable[[Callable[[], None]], str]
+    here: int
 
 
 class Leader:
     """All ranks of a worker, seen from rank 0."""
 
-    def __init__(self, stored: Stored, device: torch.device, model: ModelConfig, worker: WorkerConfig) -> None:
-        """Starts the other ranks, which begin to load. Raises ConfigError if they cannot share the model."""
+    def __init__(
+        self,
+        stored: Stored,
+        device: torch.device,
+        model: ModelConfig,
+        worker: WorkerConfig,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        """Starts or gathers the other ranks, which begin to load. Raises ConfigError if they cannot share the model.
+
+        elsewhere: None if this process starts all of them.
+        """
         count, spec = worker.tensor_parallel_size, stored.spec
         if device.type != "cpu":
             raise ConfigError(f"--tensor-parallel-size {count} is for the CPU so far; use 1, or --device cpu")
@@ -57,36 +85,64 @@ class Leader:
             check(spec, count)
         except CannotShare as error:
             raise ConfigError(str(error)) from error
-        self.share, self._stored, self._worker = Share(0, count), stored, worker
+        self.share, self._stored, self._worker, self._elsewhere = Share(0, count), stored, worker, elsewhere
         self._steps = 0
         self._differs: RankDiffers | None = None
-        size = shared_bytes(_round_bytes(spec, worker.max_step_tokens))
-        shared = os.memfd_create("sluice-ranks", os.MFD_CLOEXEC)
-        os.ftruncate(shared, size)
-        self._ranks = RanksC(mmap.mmap(shared, size), 0, count)
-        self._followers = [_start(Beginning(model, worker, rank, count, size), shared) for rank in range(1, count)]
-        os.close(shared)
-        stay_on_node(0, count)
+        size = shared_bytes(round_bytes(spec, worker.max_step_tokens))
+        if elsewhere is None:
+            shared = os.memfd_create("sluice-ranks", os.MFD_CLOEXEC)
+            os.ftruncate(shared, size)
+            self._ranks = RanksC(mmap.mmap(shared, size), 0, count)
+            self._followers = [_start(Beginning(model, worker, rank, count, size), shared) for rank in range(1, count)]
+            os.close(shared)
+            stay_on_node(0, count)
+        else:
+            gathered = elsewhere.gather()
+            self._ranks = RanksC(mmap.mmap(-1, size), 0, count, gathered.rows)
+            self._followers = [
+                Follower(one.rank, one.pid, one.orders, partial(wait_for_end, one.orders)) for one in gathered.members
+            ]
         for follower in self._followers:
             threading.Thread(target=self._watch, args=(follower,), name="rank", daemon=True).start()
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The processes of the ranks, in order."""
-        return os.getpid(), *(follower.process.pid for follower in self._followers)
+        return os.getpid(), *(follower.pid for follower in self._followers)
+
+    def free(self, on_progress: Callable[[], None]) -> int | None:
+        """Returns how many bytes a pool may take on all hosts together, when all have loaded their weights.
+
+        Returns None if all ranks are on this machine. Raises ConfigError if another rank cannot load its weights, and
+        RankLost if it has ended.
+        """
+        if self._elsewhere is None:
+            return None
+        nbytes = [available_bytes() // self._elsewhere.here]
+        for follower in self._followers:
+            answer = self._answer(follower, on_progress)
+            assert isinstance(answer, Free)
+            nbytes.append(answer.nbytes)
+        return min(nbytes) * parts_of_kv(self._stored.spec, self.share.count)
 
     def model(self, decoder: Decoder, cache: KVCache, size: PoolSize, on_progress: Callable[[], None]) -> "SharedModel":
         """Returns the model for the runner, when all ranks have loaded their parts.
 
-        decoder, cache: those of this rank. Raises ConfigError if another rank has ended.
+        decoder, cache: those of this rank. Raises ConfigError if another rank cannot load its part, and RankLost if a
+        rank on another host has ended.
         """
         try:
             part = PartDecoder(decoder, cache, self._ranks)
             self._tell(Sizes(size))
             own = self._own_checksums(decoder, on_progress)
             loaded = [own, *(self._wait_until_ready(follower, on_progress) for follower in self._followers)]
-        except (CannotShare, RankLost) as error:
+        except CannotShare as error:
             raise ConfigError(str(error)) from error
+        except RankLost as error:
+            if self._elsewhere is not None:
+                raise  # its host may be gone for a while: this worker begins anew
+            raise ConfigError(str(error)) from error
+        self._check_content(loaded, on_progress)
         self._check_weights(loaded)
         return SharedModel(self._stored.spec, decoder, part, self)
 
@@ -95,6 +151,14 @@ class Leader:
             return Loaded()
         own = checksums(decoder.weights)
         return Loaded(own, checksums_from_checkpoint(self._stored, self.share.next, on_progress))
+
+    def _check_content(self, loaded: Sequence[Loaded], on_progress: Callable[[], None]) -> None:
+        """Raises ConfigError if a rank on another host has read other files than this one."""
+        if self._elsewhere is None:
+            return
+        own = self._elsewhere.content(on_progress)
+        if wrong := next((rank for rank, one in enumerate(loaded) if rank and one.content != own), 0):
+            raise ConfigError(f"--model: rank {wrong} has read other weights than rank 0")
 
     def _check_weights(self, loaded: Sequence[Loaded]) -> None:
         """Raises RankDiffers. loaded: what each rank has, in order."""
@@ -142,17 +206,24 @@ class Leader:
             raise RankLost(f"a process that computes a part of the model does not listen: {error.strerror}") from error
 
     def _wait_until_ready(self, follower: Follower, on_progress: Callable[[], None]) -> Loaded:
+        answer = self._answer(follower, on_progress)
+        assert isinstance(answer, Loaded)
+        return answer
+
+    def _answer(self, follower: Follower, on_progress: Callable[[], None]) -> Free | Loaded:
         while not select.select([follower.orders], [], [], POLL_S)[0]:
             on_progress()
         try:
-            return msgspec.msgpack.decode(receive(follower.orders), type=Loaded)
-        except EOFError:
-            code = follower.process.wait()
-            raise RankLost(f"rank {follower.rank} ended with code {code} while it loaded") from None
+            answer: Free | Loaded = msgspec.msgpack.decode(receive(follower.orders), type=Free | Loaded)
+        except (EOFError, OSError):
+            raise RankLost(f"rank {follower.rank}: {follower.wait_for_end()} while it loaded") from None
+        if isinstance(answer, Loaded) and answer.problem:
+            raise ConfigError(f"rank {follower.rank}: {answer.problem}")
+        return answer
 
     def _watch(self, follower: Follower) -> None:
-        code = follower.process.wait()
-        log.error("rank %d (process %d) ended with code %d", follower.rank, follower.process.pid, code)
+        how = follower.wait_for_end()
+        log.error("rank %d (process %d): %s", follower.rank, follower.pid, how)
         self._ranks.end()
 
 
@@ -178,7 +249,7 @@ class SharedModel:
         raise NotImplementedError("settings_check.py refuses what needs other operations with several ranks")
 
 
-def _round_bytes(spec: ModelSpec, tokens: int) -> int:
+def round_bytes(spec: ModelSpec, tokens: int) -> int:
     """Returns the bytes of a round of the exchange: the rows of most steps need one round, longer steps several."""
     widest = max(spec.heads * spec.head_dim, *(largest_inner(spec, layer) for layer in spec.layers))
     return max(4 * spec.vocab_size, MOST_BYTES * tokens * widest)
@@ -192,4 +263,4 @@ def _start(begin: Beginning, shared: int) -> Follower:
     process = subprocess.Popen(words, pass_fds=(theirs.fileno(), shared), stdin=subprocess.DEVNULL)
     theirs.close()
     send(ours, begin)
-    return Follower(begin.rank, process, ours)
+    return Follower(begin.rank, process.pid, ours, lambda: f"ended with code {process.wait()}")

@@ -1,4 +1,4 @@
-"""What a step computes with that plain steps do not have: adapters and pictures. The first of each imports its room."""
+"""Adapters and pictures of a step, which plain steps do not have. The first request with one imports its module."""
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 

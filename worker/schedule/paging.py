@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Journal(Protocol):
-    """Is told which pages of a sequence can be found from now on, and that none can."""
+    """Learns which pages of a sequence can be found from now on, or that no page can."""
 
     def stored(self, sequence: Sequence, pages: range) -> None: ...
     def cleared(self) -> None: ...

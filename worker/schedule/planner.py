@@ -59,7 +59,7 @@ class Planner:
         plan.chunks.extend(prefills)
         if self._speculation is not None and self._speculation.may_draft(prefills):
             prefill_tokens = 0
-            plan.chunks[:] = self._speculation.add_drafts(plan.chunks, self.step_time.row_cost(len(plan.chunks)))
+            plan.chunks[:] = self._speculation.add_drafts(plan.chunks, self.step_time.row_cost)
         self.step_time.planned(now, len(plan.chunks), plan.tokens - prefill_tokens, prefill_tokens)
         return plan
 

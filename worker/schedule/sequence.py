@@ -59,7 +59,7 @@ class Sequence:
     pages: "list[array[int]]" = field(default_factory=list)  # for each group, C ints: worker/run/inputs.py copies them
     room: int = 0  # how many tokens the pages of all groups have slots for
 
-    # its place among the others
+    # what it shares or compares with other sequences
     turn: Turn = field(default_factory=Turn)
     history: History = field(default_factory=History)
     prefix: SharedPrefix = field(default_factory=SharedPrefix)

@@ -26,6 +26,7 @@ class _Step(NamedTuple):
     chunks: int
     decodes: int
     prompt_tokens: int
+    proposing: float  # seconds that a model has taken for drafts, a part of the step
 
 
 class StepTimePolicy:
@@ -39,7 +40,7 @@ class StepTimePolicy:
         self._shortest = 0.0  # seconds that any step takes: the lowest of _decode_times
         self._prompt_token = Median()  # seconds
         self._last_decodes = 1  # number of decodes in the last step that had any
-        self._next = _Step(0.0, 0, 0, 0)
+        self._next = _Step(0.0, 0, 0, 0, 0.0)
         self._in_flight: deque[_Step] = deque()
         self._last_computed = -inf  # when the last step was computed
 
@@ -62,13 +63,13 @@ class StepTimePolicy:
 
     def planned(self, now: float, chunks: int, decodes: int, prompt_tokens: int) -> None:
         """Notes the step that was planned last. decodes: their rows, with drafts, which take as long as decodes."""
-        self._next = _Step(now, chunks, decodes, prompt_tokens)
+        self._next = _Step(now, chunks, decodes, prompt_tokens, self.row_cost.take_proposing())
         self._last_decodes = decodes or self._last_decodes
 
     def launched(self, chunks: int) -> None:
         """Notes that the step that was planned last, or a part of it, is in flight."""
         whole = chunks == self._next.chunks
-        self._in_flight.append(self._next if whole else _Step(self._next.planned, chunks, 0, 0))
+        self._in_flight.append(self._next if whole else _Step(self._next.planned, chunks, 0, 0, 0.0))
 
     def computed(self, now: float) -> None:
         """Measures the first step in flight, which is computed now.
@@ -87,7 +88,7 @@ class StepTimePolicy:
         if step.decodes and (not step.prompt_tokens or seconds < decode_s):  # if less, decode_s was too high
             self._decode_times.setdefault(step.decodes.bit_length(), Median()).add(seconds)
             if step.decodes <= TILE and not step.prompt_tokens:
-                self.row_cost.add(step.chunks, step.decodes, seconds)
+                self.row_cost.add(step.chunks, step.decodes, seconds - step.proposing)
             self._shortest = min(known.value for known in self._decode_times.values())
         elif step.prompt_tokens >= MIN_PREFILL_TOKENS:  # with fewer, the fixed time of a step distorts the result
             self._prompt_token.add((seconds - decode_s) / step.prompt_tokens)

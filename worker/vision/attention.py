@@ -29,7 +29,7 @@ GROUP, GROUP_GPU = 256, 64  # queries that become heads of one token: what a wor
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """The queries of all N patches, and their keys and values in pages. Rows attend apart, as many as one likes."""
+    """The queries of all N patches, and their keys and values in pages. Any part of the rows can attend by itself."""
 
     q: Tensor  # [N, heads, D]
     k: Tensor  # [pages, PAGE, heads, D]

@@ -122,7 +122,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, invariant: bool) 
 
 
 def _fused_cases(env: Environment) -> Iterator[Case]:
-    """Yields matrix products that are fused with act_and_mul, or whose partial sums the next norm adds."""
+    """Yields matrix products that are fused with act_and_mul, and products whose partial sums the next norm adds."""
     random = RandomTensors(env)
     rows, sizes = (1, 5, 33, 64, 130), ((1152, 6912), (520, 1000), (3072, 8192))
     for at, (count, (hidden, inner)) in enumerate(env.sample(product(rows, sizes))):

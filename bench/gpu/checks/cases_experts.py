@@ -35,7 +35,7 @@ def experts_cases(env: Environment) -> Iterator[Case]:
 
 
 def _experts(env: Environment, spec: ModelSpec, layer: Experts, rows: int) -> Case:
-    """Rows whose choice of experts is not clear are not compared: their results may differ in an expert."""
+    """Returns a case without the rows whose best experts are nearly equal: rounding may choose another expert there."""
     assert spec.experts is not None
     random, of = RandomTensors(env), spec.experts
     h, add, gate = random(rows, spec.hidden_size), random(rows, spec.hidden_size), random(rows, 1, dtype=torch.float32)

@@ -49,7 +49,7 @@ def check_bits(env: Environment, model: str) -> Iterator[Row]:
 
 @torch.inference_mode()
 def check_long(env: Environment, model: str) -> Iterator[Row]:
-    """Does the same with one layer and a context so long that attention splits its keys into the largest parts."""
+    """Checks a model of one layer, with a context so long that attention splits its keys into the largest parts."""
     spec = spec_of(model, env.sizes.layers)
     whole = next(layer for layer in spec.layers if not layer.window)  # every model here has a layer without a window
     length = LONG if env.cuda else env.sizes.check

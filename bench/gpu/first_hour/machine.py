@@ -76,7 +76,7 @@ def _cache() -> str:
 
 
 def _problem(device: str) -> str:
-    """Says in one sentence why nothing can be measured, or nothing."""
+    """Returns a sentence that says why nothing can be measured; empty if everything is there."""
     if absent := missing(NEEDED if device == "cuda" else NEEDED[:1]):
         return sentence(absent)
     import torch

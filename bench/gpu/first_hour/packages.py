@@ -17,17 +17,17 @@ TESTS = (*WORKER, "pytest", "hypothesis")
 
 
 def missing(packages: Iterable[str]) -> list[str]:
-    """Returns the distributions of those packages that cannot be imported. Imports none of them."""
+    """Returns the distributions of the packages that cannot be imported. Imports no package."""
     return [DISTRIBUTIONS.get(name, name) for name in packages if find_spec(name) is None]
 
 
 def sentence(absent: Iterable[str]) -> str:
-    """Says what to bring to a machine without a network."""
+    """Says which wheels to bring to a machine without a network."""
     return f"bring the wheels of {', '.join(absent)}, and install them with pip install --no-index --find-links FOLDER"
 
 
 def explained(error: ModuleNotFoundError) -> str:
-    """Says which package an import lacks, and all others that a server lacks as well."""
+    """Explains a failed import: names the missing package, and all others that a server needs and does not find."""
     name = (error.name or "").split(".")[0]
     absent = dict.fromkeys([DISTRIBUTIONS.get(name, name), *missing(SERVER)])
     return f"the package {DISTRIBUTIONS.get(name, name)} is missing: {sentence(absent)}"

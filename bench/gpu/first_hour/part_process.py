@@ -1,4 +1,4 @@
-"""One part's process: its files, its limit, how it ended."""
+"""Runs one part in a process: its files, its time limit, its outcome."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def _outcome(part: Part, folder: Path, code: int | None, seconds: float) -> Outc
 
 
 def _bench_outcome(folder: Path, code: int, seconds: float) -> Outcome:
-    """The bench ends with 1 if a check failed, which is a result, and if it could not measure at all."""
+    """Returns the outcome of a bench. Its exit code is 1 if a check failed, and also if nothing could be measured."""
     rows = folder / "rows.json"
     if code not in (0, 1) or not rows.exists():
         return Outcome(FAILED, seconds=seconds, note=_last_line(folder, code))

@@ -51,7 +51,7 @@ class Part:
 
 
 def _tests(name: str, title: str, cap_s: float, *paths: str) -> Part:
-    """Returns a part that runs those tests of some files that need a GPU."""
+    """Returns a part that runs the tests in `paths` that need a GPU."""
     words = ("-x", "-q", "-m", "gpu", "-W", "ignore", "-p", "no:cacheprovider", *paths)
     return Part(name, title, 20, cap_s, module="pytest", words=words, packages=TESTS)
 

@@ -40,7 +40,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _host(env: Environment) -> Iterator[Row]:
-    """Measures a step of a tiny model, whose time is that to schedule, pack, launch, read, commit and publish."""
+    """Measures a step of a tiny model: its time is spent on scheduling, packing, launching, reading and publishing."""
     config = CONFIGS["tiny"]
     spec = replace(spec_of("tiny"), layers=spec_of("tiny").layers[:1])
     for batch in env.sizes.host_batches:

@@ -24,8 +24,8 @@ COLUMNS = ("same bits", "row 0 alone")
 def compared(env: Environment, n: int, k: int, rows: int) -> Row:
     """Compares a product of a random weight [n, k] with that of the library, in float32.
 
-    same bits: whether the library's are ours. row 0 alone: whether the library gives the first row the bits that it has
-    alone.
+    same bits: whether the library's bits are ours. row 0 alone: whether the library computes the same bits for the
+    first row without the others.
     """
     random = RandomTensors(env)
     weight, x = random(n, k), random(rows, k)

@@ -10,7 +10,7 @@ LAYERS = {"gemma-3-1b": 6}  # as many as it takes to see both kinds; of others t
 
 
 def checkpoint(folder: Path, model: str) -> Path:
-    """bfloat16. Its tokenizer has few words: nobody here reads."""
+    """Writes a bfloat16 checkpoint. Its tokenizer has few words, because no text is read."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -51,7 +51,7 @@ def found_by(job: str, capability: int) -> list[Compilation]:
 
 
 def largest(compilations: Iterable[Compilation]) -> list[Compilation]:
-    """Returns one for each kernel, types of its arguments, and constants that are no sizes."""
+    """Returns, of the compilations of a kernel with the same types and switches, the one with the largest blocks."""
     best: dict[object, Compilation] = {}
     for one in compilations:
         names = one.kernel.arg_names

@@ -14,7 +14,7 @@ from bench.gpu.offline.devices import DEVICES
 from bench.gpu.offline.launches import Compilation
 from bench.gpu.offline.triton_offline import Usage, tensor_core_kinds, usage
 
-SPILLED = 32  # bytes a thread that do not matter
+SPILLED = 32  # bytes that each thread may spill
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,14 @@ class Binary:
     key: str
     capability: int
     seconds: float
-    cached_s: float = 0.0  # to find it in the cache again
+    cached_s: float = 0.0  # seconds to find it in the cache again
     used: Usage | None = None
     kinds: tuple[str, ...] = ()
     error: str = ""
 
     @property
     def problem(self) -> str:
-        """Says why the GPU cannot run it, or would run it slowly; empty if all is well."""
+        """Says why the GPU cannot run the kernel, or would run it slowly; empty if all is well."""
         if self.used is None:
             return f"sm_{self.capability}: {self.error}: {self.key}"
         most = DEVICES[self.capability].shared
@@ -46,7 +46,7 @@ class Binary:
 
 
 def compile_all(compilations: Iterable[Compilation]) -> list[str]:
-    """Compiles all, and prints the time and the memory of each kernel. Returns the problems."""
+    """Compiles all kernels, and prints the time and the memory of each. Returns the problems."""
     binaries = binaries_of(compilations)
     for one in binaries:
         print(f"{one.kernel} {one.seconds:.1f} s {one.used}", flush=True)
@@ -54,7 +54,7 @@ def compile_all(compilations: Iterable[Compilation]) -> list[str]:
 
 
 def binaries_of(compilations: Iterable[Compilation]) -> list[Binary]:
-    """Compiles on all cores. A core that has finished a compilation takes the next one."""
+    """Compiles on all cores: a core that is free takes the next kernel."""
     context, todo = get_context("fork"), list(compilations)  # kernels cannot be sent to another process
     cores = len(os.sched_getaffinity(0))
     finished: Any = context.SimpleQueue()

@@ -25,7 +25,7 @@ TO = Tensor.to
 
 
 class Generator(torch.Generator):
-    """One that says it is on the device."""
+    """A generator on the host that claims to be on the device."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         return super().__new__(cls)
@@ -125,7 +125,7 @@ def _cuda(machine: Machine) -> dict[str, Any]:
 
 @contextmanager
 def _no_guard() -> Iterator[None]:
-    """To choose a device that is not there does nothing, as for the host."""
+    """Takes the place of a guard that chooses a device. It does nothing, because there is no device."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * 2).in_dll(library, GUARDS)
     before, guards[1] = guards[1], guards[0]
@@ -154,14 +154,14 @@ def gpu(capability: int = 90) -> Iterator[Machine]:
         stack.enter_context(patch.object(Tensor, "pin_memory", lambda self: machine.pin(self.clone())))
         stack.enter_context(patch.object(Tensor, "to", _to))
         stack.enter_context(patch.object(FakeTensor, "data_ptr", address))
-        stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))  # a real one's
+        stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))  # would start CUDA
         stack.enter_context(machine.launches.caught())
         stack.enter_context(Dispatch(machine))
         yield machine
 
 
 def _to(tensor: Tensor, *args: Any, **how: Any) -> Tensor:
-    """Adds the number of a device that has none: else torch would ask the host for the current device."""
+    """Adds an index to a device without one; otherwise torch would ask the host for the current device."""
     numbered: list[Any] = [torch.device("cuda:0") if str(one) == "cuda" else one for one in args]
     return TO(tensor, *numbered, **how)
 

@@ -1,4 +1,4 @@
-"""GPUs that the fake one may be: what of them decides which kernels are compiled, by compute capability."""
+"""The GPUs that the fake one can stand for: the properties that decide which kernels are compiled."""
 
 from dataclasses import dataclass
 

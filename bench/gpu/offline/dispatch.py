@@ -1,4 +1,4 @@
-"""Runs every operation on host tensors, and computes only the shapes of those on tensors of the fake GPU."""
+"""Runs operations on host tensors; of operations on the fake GPU's tensors, it computes only the shapes."""
 
 import time
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs, machine = dict(kwargs or {}), self._machine
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        if _composite(func):  # whole only in inference mode
+        if _composite(func):  # appears as one operation in inference mode only
             with self:
                 return func.decompose(*args, **kwargs)
         pinned, wanted = kwargs.pop("pin_memory", False), kwargs.get("device")

@@ -2,7 +2,7 @@
 
 Host tensors are real. Copies between the two are watched in the order that a device keeps: an asynchronous copy reads
 host memory when the host waits for it and not before, and a result is on the host only then. `Machine.findings` lists
-mistakes that a real device would not forgive: host memory that was rewritten under a copy, waits, copies and
+what would be an error on a real device: host memory that was rewritten under a copy, waits, copies and
 compilations inside a capture, and replays that use freed memory. `Machine.waits` counts the places at which the host
 waited.
 """
@@ -105,7 +105,7 @@ class Machine:
                     self.given[memory._cdata] = StorageWeakRef(memory)  # type: ignore[no-untyped-call]
 
     def makes(self, *tensors: Tensor) -> None:
-        """Notes new memory. A recording takes it from memory of its own, which others may use afterwards."""
+        """Notes new memory. A recording has memory of its own, which other operations may use once it has ended."""
         if self.recording:
             for memory in (tensor.untyped_storage() for tensor in tensors):
                 if memory._cdata not in self.given:

@@ -1,7 +1,7 @@
 """`sluice bench gpu --precompile DIR`: compiles for a GPU on a machine without one, into a cache to be carried there.
 
-Compiles what the starts and the bench of the given models need. Not covered: the launchers, which Triton builds with
-the C compiler, one for each signature (0.3 to 0.5 s each), where it runs.
+Compiles what the starts and the bench of the given models need. It leaves out the launchers: on the GPU's machine,
+Triton builds one for each signature with the C compiler (0.3 to 0.5 s each).
 """
 
 import json
@@ -58,7 +58,7 @@ def refuse_with_cuda(flag: str) -> None:
 def compiled(capability: int, jobs: Iterable[str], cache: Path | None = None) -> list[Binary]:
     """Runs compile_job in a process. cache: Triton's cache folder, else its own.
 
-    Triton then stores no intermediate code, and the environment that decides about its cache keys is left alone.
+    Triton stores no intermediate code in it. Variables on which Triton's cache keys depend stay as they are.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_STORE_BINARY_ONLY"] = "1"

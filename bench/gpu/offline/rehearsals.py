@@ -44,7 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 EXPERTS = 9  # more than a token has in any of EXPERT_MODELS
 APART = ("start", "served", "peer")  # sections that start processes of their own
-BRIEF = replace(FULL, steps=1, rounds=2)  # every size that decides which kernels are compiled stays
+BRIEF = replace(FULL, steps=1, rounds=2)  # keeps every size that decides which kernels are compiled
 SPANS = [profiler.Span("_linear_kernel", 0.0, 5.0), profiler.Span("_split_kernel", 6.0, 5.0)]
 
 
@@ -67,7 +67,7 @@ def started(folder: Path, way: str, max_seq_len: int = 0) -> Engine:
 def few_experts() -> AbstractContextManager[Any]:
     """Gives each layer of EXPERT_MODELS few experts. Each is packed by itself, which takes long on the fake GPU.
 
-    Not for rehearsals whose kernels are compiled: some kernels are compiled for the number of experts.
+    Rehearsals whose kernels are compiled cannot use it: some kernels are compiled for the number of experts.
     """
     names = ("num_experts", "num_local_experts")
     configs = {
@@ -95,7 +95,7 @@ def bench_environment(folder: Path, models: tuple[str, ...], sizes: Sizes = BRIE
 
 
 def run_task(machine: Machine, task: Task, env: Environment) -> tuple[list[Row], list[str]]:
-    """Runs a task of the bench with models of few layers. Returns its rows, and what a GPU would not forgive."""
+    """Runs a task of the bench with models of few layers. Returns its rows, and what would be an error on a GPU."""
     module, function = task.section.call.split(":")
     loaded = import_module(module)
     machine.findings[:] = []

@@ -26,7 +26,7 @@ class Variant:
     types: list[str]
     constants: dict[str, Any]
     options: dict[str, Any] = field(default_factory=dict)
-    odd: tuple[str, ...] = ()  # arguments that no 16 divides: the launcher finds the others so
+    odd: tuple[str, ...] = ()  # arguments that are no multiples of 16
     product: bool = False  # must use Hopper's tensor-core instruction and copy 16 bytes at a time
     capability: int = 90  # compute capability of the GPU: 80 for an A100, 89 for Ada, 90 for Hopper
 
@@ -86,39 +86,39 @@ def spilled_in_loop(compiled: Any) -> int:
 
 
 def exponentials_in_flight(compiled: Any) -> int:
-    """Returns how many exponentials that loop computes, from the last product's start on, before it waits for it."""
+    """Returns how many exponentials a loop computes between the start of its last product and the wait for it."""
     loop = " ".join(_product_loop(compiled))
     around_the_end = loop.rpartition("GMMA")[2] + loop.partition("GMMA")[0]
     return around_the_end.partition("WARPGROUP.DEPBAR")[0].count("MUFU.EX2")
 
 
 def tensor_core_steps(compiled: Any) -> set[str]:
-    """The instruction's shapes and types, say m64n16k16.f32.bf16.bf16."""
+    """Returns the shapes and types of the tensor cores' instructions, such as m64n16k16.f32.bf16.bf16."""
     return set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", compiled.asm["ptx"]))
 
 
 def from_zero(compiled: Any) -> bool:
-    """Whether every group of that instruction begins a sum of its own, which nobody adds before it is waited for."""
+    """Whether each group of tensor-core instructions starts its sum at zero, and adds nothing to it before the wait."""
     groups = [after.partition("wgmma.wait_group")[0] for after in compiled.asm["ptx"].split("wgmma.fence")[1:]]
     begun = [len(re.findall(r"wgmma\.mma_async[^;]*, 0, 1, 1;", group)) for group in groups]
     return begun == [1] * len(groups) != [] and not any(re.search(r"\badd\S*\.f32", group) for group in groups)
 
 
 def copies(compiled: Any) -> set[int]:
-    """Bytes of each asynchronous copy to shared memory."""
+    """Returns the number of bytes of each asynchronous copy to shared memory."""
     return {
         int(size, 0) for size in re.findall(r"cp\.async\.c[ag]\S+ [^;]*?\], (0x[0-9a-f]+|\d+)", compiled.asm["ptx"])
     }
 
 
 def through_shared_memory(compiled: Any) -> bool:
-    """Whether a value goes from registers to shared memory inside a loop."""
+    """Whether a loop moves a value from registers to shared memory."""
     loops = compiled.asm["ttgir"].split("scf.for")[1:]
     return any(re.search(r"ttg\.local_alloc %|ttg\.local_store", loop.split("scf.yield")[0]) for loop in loops)
 
 
 def accesses(compiled: Any) -> set[str]:
-    """Loads and stores of global memory, say ld.global.v4.b32."""
+    """Returns the loads and stores of global memory, such as ld.global.v4.b32."""
     return set(re.findall(r"\b((?:ld|st)\.global\S*)", compiled.asm["ptx"]))
 
 
@@ -136,7 +136,7 @@ def waits_for_kernels_first(compiled: Any) -> bool:
 
 
 def sums(compiled: Any) -> list[str]:
-    """How the lanes that are added up are laid out: what decides the order."""
+    """Returns the layout of the lanes for each sum: it decides the order in which they are added."""
     graph = compiled.asm["ttgir"]
     layouts = dict(re.findall(r"(#blocked\d*) = (#ttg\.blocked<[^\n]*)", graph))
     found = re.findall(r'"tt\.reduce"\(.*?\}\)\s*:\s*\(tensor<([^,>]*), (#\w+)', graph, re.DOTALL)

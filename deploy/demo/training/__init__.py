@@ -5,4 +5,5 @@ exchange            a question with its answer; the wordings in questions.toml
 questions, number_questions     families of questions
 corpus, batches     the training text, as batches of ids
 train, check        the training; a test of what the model has learnt
+head, train_head    the MTP head, which proposes draft tokens, and its training
 """

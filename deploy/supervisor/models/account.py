@@ -75,7 +75,7 @@ class Account:
         return math.inf if entry.pinned else self.keep_alive
 
     def replace(self, entries: Sequence[Entry]) -> None:
-        """Takes a new table, of which `renew` makes what is not held up by loaded models."""
+        """Takes a new table. `renew` then applies it to all models that are not loaded under an old entry."""
         self.entries, newest = entries, {entry.name: entry for entry in entries}
         for slot in self.slots.values():
             slot.leaving = newest.get(slot.name) != slot.entry
@@ -88,7 +88,7 @@ class Account:
         self.slots = in_table | kept
 
     def _new(self, entry: Entry) -> Slot:
-        """Counts the attempts to load on: requests that wait tell a new failure by their number."""
+        """Returns a slot that continues the count of attempts, by which waiting requests recognize a new failure."""
         before = self.slots.get(entry.name)
         return Slot(entry, self.keep_alive_of(entry), attempts=before.attempts if before else 0)
 

@@ -88,7 +88,9 @@ class Manager:
         try:
             while True:
                 self._step()
-                if self._control.connected and not any(
+                if self._account.asleep:
+                    await self.spare.close()
+                elif self._control.connected and not any(
                     slot.state == "loading" for slot in self._account.slots.values()
                 ):
                     self.spare.prepare()  # not while the cores have more urgent work

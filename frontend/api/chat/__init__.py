@@ -1,7 +1,7 @@
 """Chat messages as a prompt, and the features that chats and completions share.
 
 chat_prompt         turns chat messages into a prompt
-own_template        a template that a request brings, and documents
+own_template        a template that a request brings, documents, and roles that only some templates know
 picture_prompt      the prompt of a chat with pictures
 untrusted           what clients write into a chat makes no special token
 call_history        messages as chat templates know them, in the form in which each template shows calls

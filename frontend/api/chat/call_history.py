@@ -17,6 +17,7 @@ from frontend.output_parser.formats import ModelFormat, ToolFormat
 from frontend.text.picture_marks import PICTURES
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names of reasoning in templates
+COMMON_ROLES = frozenset({"system", "user", "assistant", "tool"})  # some templates know more
 MISTRALS_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 ChatMessage = dict[str, Any]  # role, content (a text), and what else a template may use of a message
@@ -78,6 +79,7 @@ def _merged(role: str, several: Sequence[ChatMessage]) -> ChatMessage:
 
 def as_the_template_shows(messages: Sequence[ChatMessage], style: ModelFormat) -> Sequence[ChatMessage]:
     """Returns the messages in the form that the model's template can show."""
+    messages = _with_ordered_results(messages)
     if style.calls_as_text:
         return merge_same_role(map(_as_text, messages))
     if style.arguments_as_text:
@@ -94,6 +96,22 @@ def as_the_template_shows(messages: Sequence[ChatMessage], style: ModelFormat) -
         case ToolFormat.HARMONY:
             return _for_channels(messages)
     return messages
+
+
+def _with_ordered_results(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+    """Puts the results of several calls into the order of the calls: most templates show results without an id, so the
+    model tells them apart by their order."""
+    ordered = list(messages)
+    for begin, one in enumerate(messages):
+        if len(calls := one.get("tool_calls", ())) < 2:
+            continue
+        rank = {call["id"]: number for number, call in enumerate(calls)}
+        turns = takewhile(lambda i: messages[i]["role"] != "assistant", range(begin + 1, len(messages)))
+        places = [i for i in turns if messages[i]["role"] == "tool" and messages[i].get("tool_call_id") in rank]
+        results = sorted([messages[i] for i in places], key=lambda result: rank[result["tool_call_id"]])
+        for place, result in zip(places, results, strict=True):
+            ordered[place] = result
+    return ordered
 
 
 def _as_text(one: ChatMessage) -> ChatMessage:

@@ -1,20 +1,34 @@
-"""What a request gives the chat template besides messages: a template of its own, and documents."""
+"""What a request gives the chat template besides plain messages: a template of its own, documents, and roles that only
+some templates know."""
 
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from frontend.api.chat.call_history import COMMON_ROLES, ChatMessage
+from frontend.api.chat.chat_prompt import render
+from frontend.api.chat.continuation_fields import ContinueFrom
 from frontend.api.model_context import ModelContext
 from frontend.errors import Unprocessable
 from frontend.output_parser.formats import ModelFormat
-from frontend.text.chat_template import ChatTemplate
+from frontend.output_parser.tool_choice import Function
+from frontend.text.chat_template import ChatTemplate, TemplateError
+
+SHOWN = "\ue001"  # a private-use character; around the number of a message, it shows that a template shows the message
 
 
-def with_template(context: ModelContext, source: str | None) -> ModelContext:
+def with_template(context: ModelContext, source: str | None, continued: ContinueFrom | None = None) -> ModelContext:
     """Returns the context of a request that brings the chat template `source`. The model's output keeps its format.
+
+    continued: what the answer goes on from; with a receipt, the template writes the date of the receipt
 
     Raises Unprocessable if the server does not trust templates of requests.
     """
+    if continued is not None and continued.receipt is not None:
+        context = context.at(continued.receipt.created)
     if source is None:
         return context
     if not context.trusts_templates:
@@ -29,6 +43,8 @@ def with_template(context: ModelContext, source: str | None) -> ModelContext:
     )  # fmt: skip
     sees = context.tokenizer.pictures is not None
     template = _compiled(source, tuple(context.tokenizer.named_tokens.items()), sees)
+    if (seconds := context.template.seconds) is not None:
+        template = template.at(seconds)
     return replace(context, template=template, style=style)
 
 
@@ -46,3 +62,46 @@ def document_arguments(documents: list[dict[str, Any]] | None, context: ModelCon
             "`documents`: this model's chat template has no place for them", param="documents", code="unsupported_field"
         )
     return {"documents": documents}
+
+
+def check_roles(
+    messages: Sequence[ChatMessage], context: ModelContext, kwargs: Mapping[str, Any], offered: Sequence[Function]
+) -> None:
+    """Checks that the chat template shows the messages that have other roles than `COMMON_ROLES`.
+
+    The arguments are those of `render`.
+
+    Raises Unprocessable if the template refuses such a message or leaves it out.
+    """
+    own = [i for i, one in enumerate(messages) if one["role"] not in COMMON_ROLES]
+    signs = {i: f"{SHOWN}{i}{SHOWN}" for i in own}
+    signed = [one | {"content": one["content"] + signs.get(i, "")} for i, one in enumerate(messages)]
+
+    def text_with(count: int) -> str:
+        """Renders the conversation with only the first `count` of the messages in question."""
+        left_out = {*own[count:]}
+        kept = [one for i, one in enumerate(signed) if i not in left_out]
+        return render(kept, context, kwargs, offered, generate=False).marked if kept else ""
+
+    def refused(count: int) -> bool:
+        try:
+            text_with(count)
+        except TemplateError:
+            return True
+        return False
+
+    try:
+        text = text_with(len(own))
+    except TemplateError as error:
+        if error.param != "messages" or refused(0):
+            raise  # it is no matter of roles
+        at = own[bisect_left(range(1, len(own)), True, key=refused)]
+        raise _refusal(messages, at, error.message) from error
+    shown = {int(number) for number in re.findall(f"{SHOWN}(\\d+){SHOWN}", text)}
+    if hidden := [i for i in own if i not in shown]:
+        raise _refusal(messages, hidden[0], "the model's chat template leaves such messages out")
+
+
+def _refusal(messages: Sequence[ChatMessage], at: int, problem: str) -> Unprocessable:
+    param = f"messages[{at}].role"
+    return Unprocessable(f"`{param}` is {messages[at]['role']!r}, and {problem}", param=param, code="unsupported_field")

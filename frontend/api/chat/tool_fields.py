@@ -244,7 +244,11 @@ def tool_choice(
 def openai_tool_choice(
     tools: Sequence[Tool] | None, choice: OpenAIChoice, parallel: bool, context: ModelContext
 ) -> ToolChoice:
-    """Does the same for a choice in OpenAI's formats, which define a named function as exactly one call."""
+    """Does the same for a choice in OpenAI's formats, which define a named function as exactly one call.
+
+    `required` without tools has no effect, as in llama.cpp: LlamaIndex sends it with every request for a JSON object.
+    """
+    choice = None if choice == "required" and not tools else choice
     several = parallel and not isinstance(choice, FunctionChoice | FlatFunctionChoice)
     return tool_choice(tools, openai_choice(choice), several, context)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from frontend.api.chat.call_history import ChatMessage
+from frontend.api.chat.call_history import COMMON_ROLES, ChatMessage
 from frontend.api.model_context import ModelContext
 from frontend.output_parser.formats import Tags
 from frontend.output_parser.tool_choice import Function
@@ -20,7 +20,7 @@ from frontend.text.tokenizer import AddedTokens
 
 
 class Chat(NamedTuple):
-    """What a template is rendered with. mark: precedes a spelling that must make no token; "" if there is none."""
+    """What a template renders. mark: stands before each spelling that must make no token; "" if there is none."""
 
     messages: Sequence[ChatMessage]
     offered: Sequence[Function]
@@ -110,9 +110,9 @@ def _marked(value: Any, spellings: Spellings, mark: str) -> Any:
 def _marked_message(one: ChatMessage, spellings: Spellings, mark: str) -> ChatMessage:
     """Returns a message with marks. An id of a call has no meaning: its digest stands for one that would need a mark,
     so that templates and formats which shorten ids make the same of it every time."""
+    as_is = {"tool_call_id", "tool_calls"} | ({"role"} if one["role"] in COMMON_ROLES else set())
     shown: ChatMessage = {
-        name: value if name in ("role", "tool_call_id", "tool_calls") else _marked(value, spellings, mark)
-        for name, value in one.items()
+        name: value if name in as_is else _marked(value, spellings, mark) for name, value in one.items()
     }
     if (id := one.get("tool_call_id")) is not None:
         shown["tool_call_id"] = _safe_id(id, spellings)

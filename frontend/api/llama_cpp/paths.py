@@ -79,7 +79,7 @@ def _taking_several(route: dict[str, Any]) -> dict[str, Any]:
 
 
 def _several(route: dict[str, Any]) -> dict[str, Any]:
-    """Adds that several answers are an array, and that `response_fields` leaves only some fields."""
+    """Changes the answer: to an array if there are several, and to only some fields with `response_fields`."""
     whole = route["post"]["responses"]["200"]["content"]["application/json"]
     some = {"type": "object", "description": "With `response_fields`: only these"}
     one = {"anyOf": [whole["schema"], some]}

@@ -30,7 +30,7 @@ from shared.wire.address import parse_all
 log = logging.getLogger("sluice.models")
 
 POLL_S = 0.02  # between two looks at whether a loaded model can serve
-GC_THRESHOLDS = (50_000, 20, 20)  # as for one model, whose objects can be frozen besides
+GC_THRESHOLDS = (50_000, 20, 20)  # the same as for one model, whose objects are also frozen
 LOADED_STATES = ("loading", "loaded", "unloading")
 
 
@@ -66,7 +66,7 @@ class Residents(ModelTable):
         self._entries = {entry.name: entry for entry in entries}
         self._residents = {entry.name: self._resident(entry) for entry in entries}
         self._names = {name: entry.name for entry in entries for name in entry.names}
-        self._reading = 0  # of the table, after which the entries were read
+        self._reading = 0  # the number of the reading that the entries are from
         self._changed = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -278,7 +278,7 @@ class Residents(ModelTable):
             tokenizer.set_result(await asyncio.to_thread(load))
         except Exception as error:
             tokenizer.set_exception(error)
-            tokenizer.exception()  # seen: asyncio would warn of an error that no request reads
+            tokenizer.exception()  # marks it as seen: asyncio would warn of an error that nobody reads
             log.error("the tokenizer of %s did not load: %s", one.entry.name, error)
 
     def _drop(self, one: Resident) -> None:

@@ -20,6 +20,7 @@ from frontend.api.requests.request_types import (
     StopText,
     StopTexts,
     Temperature,
+    TemplateArguments,
     Text,
     check_stops,
     doc,
@@ -111,6 +112,7 @@ class AnswerFields(RequestModel):
         bool | Literal["low", "medium", "high"] | None,
         doc("Whether to think, and how much if a model knows degrees"),
     ] = None
+    chat_template_kwargs: TemplateArguments = None
     receipt: Annotated[bool, doc("Add `receipt`, with which `/v1/receipts/verify` checks the answer")] = False
     keep_alive: Annotated[Any, doc("How long the model stays loaded, where there are many")] = None
 
@@ -130,10 +132,9 @@ class AnswerFields(RequestModel):
         )  # fmt: skip
 
     def template_arguments(self, context: ModelContext) -> dict[str, Any]:
-        """Returns the chat template's variables for `think`; none if the template has no switch for it."""
-        if isinstance(self.think, str):
-            return effort(self.think, context)
-        return thinking(self.think, context)
+        """Returns the chat template's variables, with those for `think` if the template has a switch for it."""
+        made = effort(self.think, context) if isinstance(self.think, str) else thinking(self.think, context)
+        return made | (self.chat_template_kwargs or {})
 
     @property
     def form(self) -> list[StructuredOutput]:

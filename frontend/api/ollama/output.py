@@ -24,7 +24,7 @@ class Said(NamedTuple):
     calls: tuple[types.OllamaCall, ...] = ()
 
 
-# Makes an object of an answer of what was said, of all ids of the answer, and of the object's other fields.
+# A function that makes an object of an answer: from what was said, the ids of the whole answer, and further fields.
 Make = Callable[[Said, list[int], dict[str, Any]], types.OllamaAnswer]
 
 

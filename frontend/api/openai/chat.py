@@ -46,7 +46,7 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     _check_together(request)
-    context = with_template(context, request.chat_template)
+    context = with_template(context, request.chat_template, request.continue_from)
     reading = Reading(
         request, "messages", _max_tokens(request), n=request.n, logprobs=_logprobs_asked(request),
         tool_choice=openai_tool_choice(request.tools, request.tool_choice, request.parallel_tool_calls, context),
@@ -60,7 +60,7 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
 
 def _check_together(request: ChatRequest) -> None:
     """Refuses fields that mean nothing without another one, as OpenAI does."""
-    if request.tool_choice not in (None, "none") and not request.tools:
+    if request.tool_choice not in (None, "none", "auto", "required") and not request.tools:
         raise Unprocessable("`tool_choice` needs `tools`", param="tool_choice", code="out_of_range")
     check_stream_options(request, request.stream)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from frontend.api.chat.call_history import ChatMessage, call, chat_message, left_open
+from frontend.api.chat.call_history import COMMON_ROLES, ChatMessage, call, chat_message, left_open
 from frontend.api.chat.chat_prompt import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -18,7 +18,7 @@ from frontend.api.chat.chat_prompt import (
     render,
 )
 from frontend.api.chat.continuation_fields import ContinueFromField
-from frontend.api.chat.own_template import document_arguments
+from frontend.api.chat.own_template import check_roles, document_arguments
 from frontend.api.chat.structured_output_fields import ResponseFormatField
 from frontend.api.chat.thinking_fields import (
     Degree,
@@ -88,7 +88,7 @@ class MessageParam(RequestModel):
         {"anyOf": [_from_assistant, {"properties": {"tool_calls": {"maxItems": 0}}}]},
     )
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | Annotated[list[TextPart | ImagePart], Meta(min_length=1, max_length=MAX_PARTS)] | None = None
     name: Text | None = None
     tool_call_id: Text | None = None
@@ -216,9 +216,10 @@ class TemplateRequest(TemplateFields):
     messages: Messages
 
 
-def _thinking_arguments(
-    request: ChatRequest | TokenizeRequest | TemplateRequest, context: ModelContext
-) -> dict[str, Any]:
+Asked = ChatRequest | TokenizeRequest | TemplateRequest
+
+
+def _thinking_arguments(request: Asked, context: ModelContext) -> dict[str, Any]:
     options = request.reasoning or ReasoningOptions()
     wanted = request.reasoning_effort or options.effort
     if options.effort not in (None, wanted):
@@ -230,16 +231,12 @@ def _thinking_arguments(
     return thinking(options.enabled, context)
 
 
-async def chat_prompt(
-    request: ChatRequest | TokenizeRequest | TemplateRequest, functions: Sequence[Function], context: ModelContext
-) -> Prompt:
+async def chat_prompt(request: Asked, functions: Sequence[Function], context: ModelContext) -> Prompt:
     """Returns the prompt of a request's messages. Raises BadRequest or Unprocessable."""
     return await encoded(rendered_chat(request, functions, context), context)
 
 
-def rendered_chat(
-    request: ChatRequest | TokenizeRequest | TemplateRequest, functions: Sequence[Function], context: ModelContext
-) -> Rendered:
+def rendered_chat(request: Asked, functions: Sequence[Function], context: ModelContext) -> Rendered:
     """Renders a request's messages. Raises BadRequest or Unprocessable."""
     generate, resume = request.add_generation_prompt, request.continue_final_message
     if generate and resume:
@@ -250,4 +247,6 @@ def rendered_chat(
     values = _thinking_arguments(request, context) | document_arguments(request.documents, context)
     values |= request.chat_template_kwargs or {}
     messages = [message.chat_message() for message in request.messages or ()]
+    if any(one["role"] not in COMMON_ROLES for one in messages):
+        check_roles(messages, context, values, functions)
     return render(messages, context, values, functions, generate is not False, resume or left_open(messages, generate))

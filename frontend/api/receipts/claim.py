@@ -122,7 +122,7 @@ class Claim:
 
 
 def checking_worker(asked: VerifyRequest, context: ModelContext, workers: Iterable[str]) -> str:
-    """Returns the fingerprint, of those of `workers`, that made the receipt; "" if a worker of any may check it.
+    """Returns the fingerprint of the workers that must check the receipt; "" if any worker may.
 
     Raises Unprocessable for a receipt of another fingerprint, unless the request insists.
     """

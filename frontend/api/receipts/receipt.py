@@ -36,7 +36,7 @@ class Receipt(RequestModel):
     sampling: Annotated[dict[str, Any], doc("How the tokens were drawn, by the names of the API, with the seed")]
     output_ids: Annotated[TextIds, doc("Of the whole answer, with what it goes on from and what ended it")]
     finish_reason: Annotated[Literal["eos", "stop", "length"], doc("Why the answer ended")]
-    created: Annotated[int, Meta(ge=0, le=LAST_SECOND), doc("When the answer began, in seconds since 1970")]
+    created: Annotated[int, Meta(ge=0, le=LAST_SECOND), doc("When the request was read, in seconds since 1970")]
     signature: Annotated[Signature | None, doc("If the server has a `--receipt-key`")] = None
 
     @property

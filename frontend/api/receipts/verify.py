@@ -1,7 +1,6 @@
 """Reads the request of a receipt as its own route does, so that the receipt can be checked. Runs nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from frontend.api.model_context import ModelContext
@@ -48,7 +47,7 @@ async def read_claim(
         known = ", ".join(formats)
         raise BadRequest(f"`receipt.route` must be one of {known}, got {route!r:.80}", param="receipt.route")
     chosen = formats[route]
-    context = replace(context, template=context.template.at(asked.receipt.created))
+    context = context.at(asked.receipt.created)
     try:
         parsed = await chosen.parse(decode_for(to_json(asked.request), chosen.REQUEST, route), context)
     except SluiceError as error:

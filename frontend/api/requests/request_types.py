@@ -117,7 +117,8 @@ class GenerationFields(RequestModel):
         doc("`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk"),
     ] = None
     timings: Annotated[
-        bool, doc("Add `timings`: queue, prefill and decode in ms, cached tokens, time between tokens (p50, p99)")
+        bool,
+        doc("Add `timings`: queue, prefill and decode in ms, cached tokens, drafts, time between tokens (p50, p99)"),
     ] = False
     cache_salt: SaltField = None
     priority: Annotated[

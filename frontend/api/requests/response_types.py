@@ -28,6 +28,8 @@ class Timings(ResponseModel):
     prefill_ms: float
     decode_ms: float
     cached_tokens: Count
+    draft_tokens: Count
+    accepted_draft_tokens: Count
     inter_token_p50_ms: float
     inter_token_p99_ms: float
 

@@ -34,7 +34,7 @@ async def generate(app: AppState, request: Request) -> Response:
         record.body = body
     decoded = app.decode(request, body, chosen.REQUEST)
     model = await app.usable_model(decoded)
-    context = model.context
+    context = model.context.at(created := int(time.time()))
     check_task(request.scope["path"], ("generate",), context)
     with missing_modules_refused():
         generation_request = await chosen.parse(decoded, context)
@@ -50,8 +50,9 @@ async def generate(app: AppState, request: Request) -> Response:
     record.generation = generation
     fingerprint = app.sign(request, model, generation.fingerprint)
     response_context = ResponseContext(
-        generation_request, context.tokenizer, chosen.PREFIX, fingerprint, request.scope["path"], app.signer
-    )
+        generation_request, context.tokenizer, chosen.PREFIX, fingerprint, request.scope["path"], app.signer,
+        created=created,
+    )  # fmt: skip
     if generation_request.stream:
         return _stream(app, request, chosen, response_context, generation)
     with closing(generation):

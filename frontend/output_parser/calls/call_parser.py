@@ -43,7 +43,7 @@ class CallParser:
     def _cut_off(self, text: str) -> list[Event]:
         """Ends the output. A call that has only begun is dropped or, if its name is complete, has no arguments."""
         at, prefixes = self._candidate(text)
-        certain = self._must_call or self.calls.begun > 0  # what may become a call is one
+        certain = self._must_call or self.calls.begun > 0  # text that may become a call counts as one
         if at is None and certain:
             at = len(text) - len(text.lstrip())
         found = find_prefix(text[at:], prefixes, self._prefixes.ahead) if at is not None else None

@@ -49,6 +49,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", dense.olmo2),
     "olmoe": Architecture("olmoe", "OlmoeForCausalLM", mixtures.olmoe),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", dense.glm4),
+    "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", mixtures.glm4_moe),
     "granite": Architecture("granite", "GraniteForCausalLM", dense.granite),
     "granitemoe": Architecture("granitemoe", "GraniteMoeForCausalLM", mixtures.granite_moe),
     "granitehybrid": Architecture(

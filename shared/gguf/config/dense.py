@@ -218,5 +218,5 @@ def arcee(values: Hyperparameters, config: Config) -> Config:
 
 
 def _unscaled_if_not_stated(config: Config) -> Config:
-    """Config classes of some families have rotary scaling by default."""
+    """Turns rotary scaling off if the file states none, because config classes of some families have it by default."""
     return {"rope_scaling": config["rope_scaling"] or {"rope_type": "default"}}

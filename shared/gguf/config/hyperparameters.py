@@ -18,7 +18,7 @@ HARMLESS = (
     "attention.layer_norm_epsilon",
     "tensor_data_layout",
 )
-OF_VISION = ("vision.", "mm.")  # values of a multimodal model's other part; the text model is served
+OF_VISION = ("vision.", "mm.")  # values of vision parts, of which the text model needs none
 
 
 @dataclass

@@ -1,13 +1,13 @@
 """Makes the part of config.json that only models with experts have."""
 
-from shared.gguf.config.dense import factors_of_granite, has_bias, qwen_vl, whole_heads
+from shared.gguf.config.dense import factors_of_granite, has_bias, part_of_heads, qwen_vl, whole_heads
 from shared.gguf.config.hyperparameters import Config, Hyperparameters
 from shared.gguf.config.windows import windows
 from shared.gguf.errors import GgufError
 
 GPT_OSS_PATTERN = 2  # every second layer attends to all positions, the others have a window
 # expert_gating_func: how the weights of a row's experts are computed
-SOFTMAX, SOFTMAX_OF_CHOSEN = 1, 3
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3
 
 
 def llama(values: Hyperparameters, config: Config) -> Config:
@@ -51,12 +51,12 @@ def shared_expert(values: Hyperparameters, config: Config) -> Config:
     return {"shared_expert_intermediate_size": size}
 
 
-def experts(values: Hyperparameters, name: str, *, normalized: bool, gating: int = SOFTMAX) -> Config:
+def experts(values: Hyperparameters, name: str, *, normalized: bool, gating: int = SOFTMAX, scale: float = 1) -> Config:
     """Returns how many experts there are, under `name`, and how many a row chooses.
 
-    normalized, gating: what llama.cpp builds into the architecture.
+    normalized, gating: what llama.cpp builds into the architecture. scale: what it multiplies the experts' sum by.
     """
-    values.expect("expert_weights_scale", 1)
+    values.expect("expert_weights_scale", scale)
     values.expect("expert_gating_func", gating)
     values.expect("expert_weights_norm", normalized)
     count, chosen = values.integer("expert_count"), values.integer("expert_used_count")
@@ -66,7 +66,7 @@ def experts(values: Hyperparameters, name: str, *, normalized: bool, gating: int
 
 
 def gpt_oss(values: Hyperparameters, config: Config) -> Config:
-    """gpt-oss. Its YaRN keeps the ends of the ramp between dimensions, which no value of the file says."""
+    """gpt-oss. Its YaRN does not round the ends of the ramp to whole dimensions; no value of the file says so."""
     values.expect("rope.freq_base_swa", config["rope_theta"])
     scaling = config["rope_scaling"]
     return whole_heads(values, config) | {
@@ -75,6 +75,24 @@ def gpt_oss(values: Hyperparameters, config: Config) -> Config:
         "intermediate_size": values.integer("expert_feed_forward_length"),
         "attention_bias": True,
         "rope_scaling": scaling and scaling | {"truncate": False},
+    }
+
+
+def glm4_moe(values: Hyperparameters, config: Config) -> Config:
+    """GLM-4.5 to 4.7. The first layers have no experts."""
+    scale = values.number("expert_weights_scale", 1.0)
+    normalized = bool(values.container.metadata.get(values.key("expert_weights_norm"), True))
+    for groups in ("expert_group_count", "expert_group_used_count"):
+        values.expect(groups, 1)
+    return part_of_heads(values, config) | {
+        **experts(values, "n_routed_experts", normalized=normalized, gating=SIGMOID, scale=scale),
+        "moe_intermediate_size": values.integer("expert_feed_forward_length"),
+        "n_shared_experts": values.integer("expert_shared_count", 1),
+        "first_k_dense_replace": values.integer("leading_dense_block_count", 1),
+        "routed_scaling_factor": scale,
+        "norm_topk_prob": normalized,
+        "use_qk_norm": any(name.endswith(".attn_q_norm.weight") for name in values.container.tensors),
+        "attention_bias": has_bias(values, "attn_q"),
     }
 
 

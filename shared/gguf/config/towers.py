@@ -27,8 +27,8 @@ class NotServed(GgufError):
 class Projector:
     """A kind of projector.
 
-    models: architecture of the text model → model_type of both together, in Hugging Face
-    image_token: texts of the token that stands for pictures; the first that the vocabulary has is it
+    models: architecture of the text model → Hugging Face's model_type of text model and tower together
+    image_token: texts of the token that stands for pictures; the first one in the vocabulary counts
     values: returns what only this kind has in config.json
     size: `size` in preprocessor_config.json, if the file does not state it
     named: other tokens that a prompt has beside pictures, by their names in tokenizer_config.json

@@ -1,4 +1,4 @@
-"""The load client against a server of a few lines: what it sends, stamps, counts and calls a failure."""
+"""The load client against a server of a few lines: what it sends, stamps and counts, and when a call has failed."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Tasks for a measuring process: what goes well, and every way in which it may not."""
+"""Tasks for a measuring process: one that succeeds, and one for each way to fail."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""`sluice bench gpu`'s sections on a GPU that is not there: that each runs to its end and asks for nothing impossible.
+"""`sluice bench gpu`'s sections on a fake GPU: each runs to its end, without what would be an error on a real one.
 
 `python -m tests.bench.gpu.rehearsal [--compile] [SECTION ...]`: a line for each task. Those that start processes of
 their own are left out. In a process of its own, because the tests' process has Triton in interpreter mode.
@@ -26,7 +26,7 @@ SIZES = replace(
 
 
 def run(machine: Machine, task: Task, env: Environment) -> list[str]:
-    """What went wrong."""
+    """Runs a task on the fake GPU, and returns the errors that it found."""
     begun = len(machine.launches.compilations)
     rows, findings = run_task(machine, task, env)
     notes = [str(row["note"]) for row in rows if "note" in row]

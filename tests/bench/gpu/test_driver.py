@@ -1,4 +1,4 @@
-"""A process that measures may raise, die or hang: each costs what it was at, and nothing else."""
+"""A measuring process may raise, die or hang: only the task that it was running is lost."""
 
 import json
 import os
@@ -157,7 +157,7 @@ def test_driver_with_spent_budget_skips_all_tasks_with_a_note(log: IO[bytes], ha
 def test_gpu_command_keeps_results_when_interrupted(
     tmp_path: Path, log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process that measures goes, too."""
+    """The measuring process ends, too."""
     fine = section("fine")
     chosen = [Task(fine, "a"), Task(fine, "b"), Task(section("hangs"), "c"), Task(section("dies"), "d")]
     monkeypatch.setattr(command, "tasks", lambda names, options: chosen)

@@ -1,4 +1,4 @@
-"""`python -m bench.micro.frontend` measures a real frontend: a few streams, and what it must find there."""
+"""`python -m bench.micro.frontend` measures a real frontend under a few streams; its figures are plausible."""
 
 from bench.micro import frontend
 

@@ -18,7 +18,7 @@ ENCODES_S = 0.1
 
 @contextmanager
 def serving(*chunks: dict[str, object], status: int = 200, encodes_s: float = 0.0) -> Iterator[str]:
-    """Yields the address of a server that streams `chunks`, a while later for each picture that it has not seen."""
+    """Yields the address of a server that streams `chunks`, and waits a while for each picture that is new to it."""
     seen = set()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""The file of log-probabilities, in which llama.cpp's own programs read and write."""
+"""The file of log-probabilities, in the format that llama.cpp's own programs read and write."""
 
 from pathlib import Path
 

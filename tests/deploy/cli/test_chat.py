@@ -159,7 +159,7 @@ def test_chat_at_terminal_forgets_a_refused_question(
 
 
 def interrupted(process: subprocess.Popen[bytes]) -> int:
-    """Its exit code; a signal between the prompt and the reading of an answer is seen by Python too late."""
+    """Sends SIGINT until the process ends: Python may miss one just before it reads input. Returns the exit code."""
     for _ in range(20):
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
@@ -169,7 +169,7 @@ def interrupted(process: subprocess.Popen[bytes]) -> int:
 
 
 def test_ctrl_c_stops_the_answer_and_a_second_one_leaves_the_chat() -> None:
-    """At a real terminal, which a pseudo one is for the process."""
+    """The chat runs in a pseudo-terminal, which looks like a real one to it."""
     with scripted_server(says("first", end=b": wait"), holding=True) as server:
         control, terminal = os.openpty()
         command = [sys.executable, "-m", "deploy.cli.main", "chat", "--url", server.url]

@@ -1,4 +1,4 @@
-"""deploy/cli/installation.py, and what the commands make of it."""
+"""deploy/cli/installation.py, and the commands that use it."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""deploy/cli/start_checks.py: every mistake is found in the launcher, and told once."""
+"""deploy/cli/start_checks.py: the launcher finds every mistake, and reports it once."""
 
 from pathlib import Path
 

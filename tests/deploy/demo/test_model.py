@@ -12,7 +12,7 @@ from deploy.demo.training.exchange import Exchange
 
 FOLDER = Path(corpus.__file__).parents[1] / "model"
 
-MAX_BYTES = 8_500_000
+MAX_BYTES = 10_000_000
 
 
 @pytest.fixture(scope="module")

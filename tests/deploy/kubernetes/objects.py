@@ -84,6 +84,17 @@ SPECS: dict[tuple[str, str], Object] = {
         protocolVersions=several({"enum": ["v1", "v2", "grpc-v1", "grpc-v2"]}),
         containers=several(ANY),
     ),
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): closed(
+        ("leaderWorkerTemplate",),
+        replicas=INTEGER,
+        leaderWorkerTemplate=closed(
+            ("workerTemplate",),
+            size=INTEGER,
+            restartPolicy={"enum": ["RecreateGroupOnPodRestart", "None"]},
+            leaderTemplate=ANY,
+            workerTemplate=ANY,
+        ),
+    ),
     ("monitoring.coreos.com/v1", "PodMonitor"): closed(
         ("selector", "podMetricsEndpoints"),
         jobLabel=STRING,
@@ -121,6 +132,9 @@ def check(found: Object) -> None:
             metadata=closed(("name",), name=STRING, namespace=STRING, labels=STRINGS),
         )
         validator_for(schema).validate(found)
+        for name, template in pods([found]):
+            pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name}, "template": template}
+            kubernetes_validate.validate(pod, KUBERNETES, strict=True)
     else:
         kubernetes_validate.validate(found, KUBERNETES, strict=True)
 
@@ -128,5 +142,9 @@ def check(found: Object) -> None:
 def pods(found: list[Object]) -> Iterator[tuple[str, Object]]:
     """The pods that objects make, by the name of their controller."""
     for one in found:
-        if "template" in one.get("spec", {}):
-            yield one["metadata"]["name"], one["spec"]["template"]
+        name, spec = one["metadata"]["name"], one.get("spec", {})
+        if "leaderWorkerTemplate" in spec:
+            yield name, spec["leaderWorkerTemplate"]["leaderTemplate"]
+            yield f"{name}/ranks", spec["leaderWorkerTemplate"]["workerTemplate"]
+        elif "template" in spec and one["kind"] != "LLMInferenceService":
+            yield name, spec["template"]

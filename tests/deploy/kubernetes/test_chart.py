@@ -55,6 +55,10 @@ SETS: dict[str, dict[str, Any]] = {
         "ingress": {"enabled": True, "tlsSecret": "cert"}, "drainTimeoutSeconds": 300, "metricsPrefix": "vllm:",
         "gatewayRoute": {"enabled": True, "gatewayNamespace": "edge"}, "workerAutoscaling": {"kind": "keda"},
     },
+    "groups": {
+        "device": "cpu", "model": {"weightsGb": 15.3, "kvCacheGb": 20}, "worker": {"hosts": 4, "replicas": 2},
+        "podMonitor": {"enabled": True},
+    },
     "metrics": {"workerAutoscaling": {"kind": "metrics", "maxReplicas": 9}, "podMonitor": {"enabled": True}},
     "pool": {
         "topology": "all-in-one", "gatewayRoute": {"enabled": True}, "podMonitor": {"enabled": True},
@@ -106,7 +110,8 @@ def test_objects_of_every_set_of_values_are_valid_and_fit_each_other(name: str) 
             assert container["securityContext"]["readOnlyRootFilesystem"]
             assert {m["name"] for m in container["volumeMounts"]} <= _volumes(found, pod)
     whole = SETS[name].get("topology") == "all-in-one"
-    for kind in ("Deployment",) if whole else ("Deployment", "StatefulSet"):
+    computing = "LeaderWorkerSet" if name == "groups" else "StatefulSet"
+    for kind in ("Deployment",) if whole else ("Deployment", computing):
         [controller] = [one["spec"] for one in found if one["kind"] == kind]
         scaled = any(one.get("spec", {}).get("scaleTargetRef", {}).get("kind") == kind for one in found)
         assert ("replicas" in controller) == (not scaled), "an autoscaler and the chart would fight over the number"
@@ -217,6 +222,35 @@ def test_pool_selects_whole_servers_and_opens_their_ports_to_the_picker_alone() 
     assert [backend.get("kind", "Service") for backend in rule["backendRefs"]] == ["Service"]
 
 
+def test_groups_are_reached_by_their_leaders_alone_and_begin_anew_as_one() -> None:
+    group = by_kind("groups", "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+    assert (group["size"], group["restartPolicy"]) == (4, "RecreateGroupOnPodRestart")
+    leader, rank = (group[name]["metadata"]["labels"] for name in ("leaderTemplate", "workerTemplate"))
+
+    def selects(one: Object, labels: dict[str, str]) -> bool:
+        selector = one["spec"].get("selector") or one["spec"].get("podSelector") or {}
+        wanted = selector.get("matchLabels", selector)
+        return bool(wanted) and wanted.items() <= labels.items()
+
+    found = [one for one in rendered("groups") if one["kind"] in ("Service", "PodMonitor")]
+    assert any(selects(one, leader) for one in found) and not any(selects(one, rank) for one in found)
+    [container] = group["workerTemplate"]["spec"]["containers"]
+    assert not {"ports", "readinessProbe"} & {*container} and "--curve-dir=/keys" in container["args"]
+    assert "--request-address=tcp://0.0.0.0:5555" not in container["args"]
+    for one in (container, group["leaderTemplate"]["spec"]["containers"][0]):
+        assert {"--rank-group=lws", "--tensor-parallel-size=4"} <= {*one["args"]}
+    assert container["resources"]["requests"]["memory"] == "15Gi", "a quarter of weights and K/V, embeddings in each"
+    scaled = objects(template("--set", "device=cpu,worker.hosts=2,workerAutoscaling.kind=keda"))
+    [target] = [
+        one["spec"]["scaleTargetRef"]
+        for one in scaled
+        if one["metadata"]["name"] == "sluice-worker" and "scaleTargetRef" in one["spec"]
+    ]
+    assert target == {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": "sluice-worker"}
+    policies = [one for one in rendered("groups") if one["kind"] == "NetworkPolicy" and selects(one, rank)]
+    assert [policy["spec"]["ingress"][0]["ports"] for policy in policies] == [[{"port": 5558, "endPort": 5560}]]
+
+
 def test_two_releases_in_a_namespace_share_no_name_and_no_pod() -> None:
     first, second = rendered("defaults"), rendered("defaults", release="other")
     assert not {one["metadata"]["name"] for one in first} & {one["metadata"]["name"] for one in second}
@@ -242,6 +276,8 @@ def test_limits_of_the_ingress_are_the_servers() -> None:
         ("topology=whole", "topology"),
         ("topology=all-in-one,modelVolume.mode=replica", "mode"),
         ("worker.replicas=two", "replicas"),
+        ("worker.hosts=9", "hosts"),
+        ("worker.hosts=2", "device cpu"),
         ("workerAutoscaling.minReplicas=0", "minReplicas"),
     ],
 )

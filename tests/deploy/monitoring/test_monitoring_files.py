@@ -84,7 +84,7 @@ def test_prometheus_config_names_existing_files() -> None:
 
 @pytest.mark.parametrize("what", [("config", "prometheus.yml"), ("rules", "recording.yml", "alerts.yml")])
 def test_prometheus_accepts_its_files(what: tuple[str, ...]) -> None:
-    """Where it is installed; its unit tests of the alerts are in `python -m tests.ops`."""
+    """Only where Prometheus is installed; unit tests of the alerts are in `python -m tests.ops`."""
     kind, *files = what
     if (promtool := shutil.which("promtool")) is not None:
         done = subprocess.run(

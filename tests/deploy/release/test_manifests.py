@@ -1,4 +1,4 @@
-"""deploy/release/manifests.py: what is written is what the chart renders."""
+"""deploy/release/manifests.py: the written manifests are those that the chart renders."""
 
 import shutil
 from pathlib import Path

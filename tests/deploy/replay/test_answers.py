@@ -1,4 +1,4 @@
-"""What of an answer is compared."""
+"""Which parts of an answer are compared."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reading a record, and the sentences for a file that is none."""
+"""Reading a record, and the errors for a file that is not a record."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -14,7 +14,17 @@ def test_request_is_sent_with_the_seed_that_was_drawn() -> None:
     assert list(bodies_of(recorded())) == [(None, {"prompt": "p", "seed": 7})]
     assert list(bodies_of(recorded(seeds=[7, 8], n=2))) == [(None, {"prompt": "p", "seed": 7})]
     ollama = recorded(route="/api/chat", request={"options": {"top_k": 3}})
-    assert list(bodies_of(ollama)) == [(None, {"options": {"top_k": 3, "seed": 7}})]
+    ((_, body),) = bodies_of(ollama)
+    assert body["options"] == {"top_k": 3, "seed": 7}
+
+
+def test_chat_is_sent_with_the_time_at_which_it_was_recorded() -> None:
+    for route, sent in (("/v1/messages", {"messages": []}), ("/v1/responses", {"input": "x"}), ("/api/generate", {})):
+        ((_, body),) = bodies_of(recorded(route=route, request=sent | {"chat_template_kwargs": None}))
+        assert body["chat_template_kwargs"] == {"strftime_now": recorded().began}
+    own = {"strftime_now": "2020-01-01", "x": 1}
+    ((_, body),) = bodies_of(recorded(request={"messages": [], "chat_template_kwargs": own}))
+    assert body["chat_template_kwargs"] == own
 
 
 def test_choices_with_seeds_of_their_own_are_sent_apart() -> None:

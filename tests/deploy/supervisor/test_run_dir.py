@@ -79,7 +79,7 @@ def test_unusable_run_dir_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_mapped_files_are_allocated_at_start_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that finds no room when it is written would end the process."""
+    """A mapped page for which the disk has no room would end the process when it is written."""
     assert reserve_metrics(tmp_path / "metrics", "worker")
     files = sorted((tmp_path / "metrics").iterdir())
     assert [file.name for file in files] == ["counter_worker.db", "gauge_max_worker.db", "histogram_worker.db"]

@@ -51,12 +51,18 @@ class FakeDeltas:
 
 
 def last(index: int = 0, ids: tuple[int, ...] = (), texts: tuple[str, ...] = (), **more: Any) -> Delta:
-    settings = {"finish": Finish.EOS, "usage": Usage(3, 4, 2), "seed": 7, "timings": Timings(1.0, 2.0, 3.0, 2), **more}
+    settings = {
+        "finish": Finish.EOS,
+        "usage": Usage(3, 4, 2),
+        "seed": 7,
+        "timings": Timings(1.0, 2.0, 3.0, 2, (7, 5)),
+        **more,
+    }
     return Delta(index, list(ids), list(texts), **settings)
 
 
 def lines(writer: Any, story: Iterable[list[Delta]]) -> list[str]:
-    """What a stream's writer writes for each list of deltas, and at the end."""
+    """Returns what a stream's writer writes for each list of deltas, and at the end."""
     return [data.decode() for data in [*map(writer.write, story), writer.end()] if data]
 
 

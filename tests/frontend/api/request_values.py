@@ -126,7 +126,7 @@ def smallest(kind: type[RequestModel]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> bool:
-    """JSON as it comes over HTTP, where 1.0 is no integer: JSON Schema alone sees none in that."""
+    """Whether a value means the same to JSON Schema and to the server: 1.0 is an integer only to JSON Schema."""
     match value:
         case list():
             return all(map(plain, value))

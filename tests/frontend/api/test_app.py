@@ -227,7 +227,7 @@ async def test_api_keys_guard_every_route_with_data(tokenizer: Tokenizer, tmp_pa
         assert (await http.post("/v1/completions", json=BODY)).status_code == 401
         assert (await http.get("/health")).status_code == (await http.get("/ready")).status_code == 200
         page = [(await http.get(path)).status_code for path in ("/", "/web/main.js", "/web/..%2fstats", "/web/x.js")]
-        assert page == [200, 200, 404, 404]  # a browser can send no key with it
+        assert page == [200, 200, 404, 404]  # served without a key: a browser cannot send one when it opens a page
         good = {"Authorization": "Bearer sk-one"}, {"authorization": "bearer sk-two"}, {"X-Api-Key": "sk-one"}
         bad = {"Authorization": "Bearer # ours"}, {"Authorization": "sk-one"}, {"X-Api-Key": ""}
         assert [(await http.get("/stats", headers=headers)).status_code for headers in good] == [200] * 3

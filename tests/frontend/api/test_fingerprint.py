@@ -1,4 +1,4 @@
-"""The fingerprint in answers, in headers and in reports; what a frontend adds to a worker's."""
+"""The fingerprint in answers, headers and reports, and what the frontend adds to the worker's fingerprint."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sampling parameters as a worker is told them."""
+"""Sampling parameters as a worker receives them."""
 
 from collections.abc import Mapping
 from typing import Any

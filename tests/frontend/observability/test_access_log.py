@@ -161,7 +161,7 @@ def _seconds(work: Any, times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
-# the outlet
+# the outlet, through which lines are written
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def samples(text: bytes) -> dict[str, float]:
 
 
 def page(metrics: PrometheusMetrics, wire: WireCounters, workers: list[WorkerStatus]) -> bytes:
-    """The answer of /metrics of a frontend with one model, whose pool counts `wire` and has `workers`."""
+    """Returns the page /metrics of a frontend with one model, whose pool has these counters and workers."""
     [model] = metrics.models.values()
     model.flush(wire, workers)
     return metrics.text()

@@ -30,7 +30,7 @@ def hash_of(ids: list[int]) -> str:
 
 @asynccontextmanager
 async def client(pool: FakePool, tokenizer: Tokenizer, **config: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """The record is complete when the app has ended."""
+    """Yields a client of an app. The app's record is complete after the `with`."""
     app = app_over(pool, tokenizer, **config)
     transport = httpx.ASGITransport(app)
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as http:

@@ -30,7 +30,7 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def echoing(seconds: Callable[[list[int]], float] = lambda prompt: 0.001) -> Play:
-    """The fake worker repeats the prompt (without its `<s>`) token by token, `seconds(prompt)` apart."""
+    """Makes the fake worker repeat the prompt (without its `<s>`), one token every `seconds(prompt)`."""
 
     def play(pool: FakePool, stream: Stream) -> None:
         said = [token for token in prompt_of(stream) if token < 264]

@@ -62,7 +62,7 @@ def test_run_all_with_one_failure_aborts_the_others(tokenizer: Tokenizer) -> Non
 
 
 def test_texts_of_harmony_have_the_marks_as_the_model_wrote_them(tmp_path: Path) -> None:
-    """The fake worker's output is a call, in channels."""
+    """The fake worker's output is a tool call in gpt-oss's channels."""
     tokenizer = tokenizer_with(tmp_path, HARMONY, marks.HARMONY)
     limits = m.Limits(max_seq_len=8192, vocab_size=tokenizer.vocab_size, eos_token_ids=(265,))
     pool = FakePool(sending(ids_of(tokenizer, CALLED)), welcome=m.Welcome(1, 1, 4711, MODEL, "", limits))

@@ -1,4 +1,4 @@
-"""What the tests of parsers share: events joined, and what must hold of any events."""
+"""What the tests of parsers share: they join adjacent events, and check what holds for all events."""
 
 import json
 from collections.abc import Callable, Iterable

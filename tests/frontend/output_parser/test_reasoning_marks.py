@@ -1,4 +1,4 @@
-"""What ends reasoning is what the parser of the format takes for its end."""
+"""A grammar and a parser agree on what ends reasoning."""
 
 import pytest
 

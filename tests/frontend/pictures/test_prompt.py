@@ -297,7 +297,7 @@ async def test_pictures_that_take_long_hold_no_other_work_up(
 
 
 async def counted(http: httpx.AsyncClient) -> list[float]:
-    """Returns the metrics of pictures: seconds, decoded, refused."""
+    """Returns three metrics of pictures: the seconds of decoding, and how many were decoded and refused."""
     names = ["picture_decode_seconds_total", 'pictures_total{outcome="decoded"}', 'pictures_total{outcome="refused"}']
     page = (await http.get("/metrics")).text
     values = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))

@@ -96,7 +96,7 @@ async def test_large_bodies_together_are_bounded_and_their_room_is_given_back(
             assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
             assert "the bodies of all requests" in refused.text and small.status_code == 200
             proceed.clear()
-        for content in (chat(photo(3 << 20))[:-1], body, b" " * (3 << 20), body):  # no end gives too little back
+        for content in (chat(photo(3 << 20))[:-1], body, b" " * (3 << 20), body):  # none may leave bytes counted
             await http.post(CHAT, content=content)
         assert (await http.post("/invocations", content=body)).status_code == 200
         assert (await http.post(CHAT, content=body)).status_code == 200
@@ -142,5 +142,5 @@ async def test_a_hundred_hostile_clients_take_bounded_memory(
 
 
 def resident() -> int:
-    """Returns the bytes of this process in memory."""
+    """Returns how many bytes of memory this process uses."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

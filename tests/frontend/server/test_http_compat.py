@@ -56,7 +56,7 @@ def self_signed(folder: Path) -> Path:
 
 
 def over_tls(url: str, certificate: Path, data: bytes) -> tuple[ssl.SSLSocket, bytes]:
-    """A connection as a client's pool keeps it: nobody looks at it once the answer is there."""
+    """Opens a connection over TLS, sends `data`, and returns the connection with the first piece of the answer."""
     host, port = url.removeprefix("https://").split(":")
     trust = ssl.create_default_context(cafile=certificate)
     connection = trust.wrap_socket(socket.create_connection((host, int(port)), 10), server_hostname=host)
@@ -88,7 +88,7 @@ async def test_idle_tls_connection_does_not_delay_the_shutdown(
 
 async def test_tls_connection_that_ends_by_itself_is_aborted_without_an_error() -> None:
     class Ended(asyncio.Transport):
-        """TLS without a connection below it, as uvloop leaves it."""
+        """A TLS transport whose connection is gone, as uvloop leaves it."""
 
         aborted = False
 

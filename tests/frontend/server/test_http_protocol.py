@@ -23,7 +23,7 @@ CHECKED_WITH = {"uvicorn": "0.54.0", "sse-starlette": "3.7.0"}  # the versions w
 
 
 def test_pinned_versions_are_those_that_were_checked() -> None:
-    """uvicorn documents neither its protocol nor its server. Read their next version, and then raise CHECKED_WITH."""
+    """uvicorn documents neither its protocol nor its server: read both in a new version, then raise CHECKED_WITH."""
     assert {name: PINNED[name] for name in CHECKED_WITH} == CHECKED_WITH
 
 
@@ -56,7 +56,7 @@ async def trickle(writer: asyncio.StreamWriter, pieces: bytes, pause: float = 0.
             try:
                 writer.write(bytes([piece]))
                 await writer.drain()
-            except (OSError, RuntimeError):  # uvloop's for a transport that has just been closed
+            except (OSError, RuntimeError):  # uvloop raises it for a transport that has just been closed
                 return
             await asyncio.sleep(pause)
 
@@ -87,7 +87,7 @@ async def test_slow_request_is_answered_408_and_idle_connection_is_closed(tokeni
             assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
         for name, (reader, _) in silent.items():
             answer = b""
-            with contextlib.suppress(ConnectionResetError):  # for who still sends
+            with contextlib.suppress(ConnectionResetError):  # if the client still sends
                 answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
             assert statuses(answer) == ([200] if name == "after one" else []), name
         assert it.refused == {"request_timeout": 4} and not it.pool.submitted

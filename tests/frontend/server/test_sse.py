@@ -78,7 +78,7 @@ class Writer:
 
 
 async def answer(pieces: list[bytes], how: str, socket: Socket, pauses: list[bool]) -> tuple[bytes, int]:
-    """The body of an answer whose pieces come one after another, sometimes several between two turns of the loop."""
+    """Returns the body of an answer whose pieces come one by one, and sometimes several in a turn of the loop."""
     source = Source(iter(pieces), how)
     closed: list[bool] = []
     stream = EventStream(

@@ -157,6 +157,17 @@ def test_strftime_now_formats_the_date() -> None:
     assert len(text) == 10 and text[4] == text[7] == "-"
 
 
+def test_date_is_that_of_utc_or_of_the_client() -> None:
+    template = ChatTemplate({"default": "{{ strftime_now('%d %b %Y %H') }}"}, {})
+    assert template.at(86_399).render(CHATS[0]) == "01 Jan 1970 23"
+    assert template.render(CHATS[0], strftime_now="2026-11-27T18:05:00-08:00") == "27 Nov 2026 18"
+    assert template.at(0).render(CHATS[0], strftime_now="2026-11-27") == "27 Nov 2026 00"
+    for wrong in ("today", 5, None):
+        with pytest.raises(TemplateError, match="ISO 8601") as refused:
+            template.render(CHATS[0], strftime_now=wrong)
+        assert refused.value.param == "chat_template_kwargs.strftime_now"
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -131,7 +131,7 @@ def test_special_and_unknown_ids_have_no_text(tokenizers: dict[str, Tokenizer]) 
 def test_marks_are_shown_and_change_nothing_around_them(
     kind: str, data: st.DataObject, tokenizers: dict[str, Tokenizer]
 ) -> None:
-    """Other special ids stay hidden; only a character that a mark interrupts is replaced."""
+    """Other special ids stay hidden; a character is replaced only if a mark stands between its bytes."""
     tokenizer = tokenizers[kind]
     mark, stand_in = min(tokenizer.special_ids), "\udc81"
     spelling = tokenizer.decode([mark], skip_special=False)

@@ -36,7 +36,7 @@ def byte_fallback(strip: bool = False) -> Engine:
 
 
 def metaspace() -> Engine:
-    """A kind that is decoded by a window: the first token loses its space."""
+    """A kind of tokenizer that is decoded in a window of tokens, because the first token of a text loses its space."""
     vocab = {token: index for index, token in enumerate(["▁", *"abcdehlotw", "▁a", "▁the", "lo", "é", "👍"])}
     engine = Engine(models.BPE(vocab=vocab, merges=[("▁", "a"), ("l", "o")]))
     engine.pre_tokenizer = pre_tokenizers.Metaspace()

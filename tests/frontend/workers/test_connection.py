@@ -25,7 +25,7 @@ ME, EPOCH = b"frontend", 3
 
 @dataclass
 class Worker:
-    """Counts up for each stream; every frame and Status it sends waits in `wire`."""
+    """A worker that sends counting tokens to each stream; its frames and statuses collect in `wire`."""
 
     lengths: dict[int, int]
     sent_tokens: dict[int, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Worker:
 
 
 class Socket:
-    """Takes requests, and has no events."""
+    """A socket that takes requests, and never has events."""
 
     def __init__(self) -> None:
         self.sent: list[m.Request] = []
@@ -112,7 +112,7 @@ def answered(connection: WorkerConnection, worker: Worker) -> None:
 async def test_no_order_or_loss_of_frames_leaves_a_gap(loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(300):
         dice, listener = random.Random(seed), Listener()
-        asking = 0.3  # how often a stream may ask: not again so soon after it did
+        asking = 0.3  # how often a stream may ask for lost output; just after it asked, it may not
         monkeypatch.setattr(Stream, "may_resync", lambda stream, now: dice.random() < asking)  # noqa: B023
         worker, now = Worker({1: 12, 2: 60, 3: 30}), 0.0
         connection = connected(listener, worker.lengths)
@@ -132,7 +132,7 @@ async def test_no_order_or_loss_of_frames_leaves_a_gap(loss: float, monkeypatch:
         while any(worker.sent_tokens.get(id, 0) < length for id, length in worker.lengths.items()):
             worker.step()
         dice.shuffle(worker.wire)
-        for _ in range(4):  # calm: what was late comes, and each Status and tick is heard
+        for _ in range(4):  # no more faults: late frames arrive, and so does every Status and tick
             asking = 0.0
             for event in worker.wire:
                 connection._on_event(event)
@@ -156,7 +156,7 @@ def status(state: WorkerState = WorkerState.READY, age: float = 0.0, epoch: int 
 
 
 class Silent(Listener):
-    """Hears of connections only."""
+    """A listener that ignores everything except connections."""
 
     def connected(self, connection: WorkerConnection) -> None: ...
     def connection_lost(self, connection: WorkerConnection) -> None: ...

@@ -30,7 +30,7 @@ def slow() -> FakeRunner:
 async def pool_of(
     *workers: Worker, file: Path | None = None, ready: int | None = None, **options: Any
 ) -> AsyncIterator[WorkerPool]:
-    """In front of running workers; `ready` of them are waited for (None: all)."""
+    """Yields a pool with these workers, once `ready` of them (None: all) are ready."""
     fixed = [] if file else parse_all(" ".join(f"ipc://{worker.folder}" for worker in workers))
     pool = WorkerPool(WireConfig(), Discovery(fixed, file), **options)
     await pool.start()
@@ -50,14 +50,14 @@ def two(tmp_path: Path) -> Any:
 
 
 async def start(pool: WorkerPool, count: int, tokens: int = 200) -> list[Stream]:
-    """Streams that all have begun, told apart by their prompts."""
+    """Starts streams with different prompts, and waits until each has some tokens."""
     streams = [await pool.submit([i, i + 1], sampling(tokens, seed=i)) for i in range(count)]
     await until(lambda: all(len(stream.output) > 3 for stream in streams))
     return streams
 
 
 async def check(streams: list[Stream], tokens: int = 200) -> None:
-    """Each has what it would have had alone, once, and ended as it should."""
+    """Asserts that each stream has the tokens that it would have alone, each once, and the right end."""
     for i, (found, end) in enumerate(await asyncio.wait_for(asyncio.gather(*map(whole, streams)), PATIENCE_S)):
         assert found == expected([i, i + 1], tokens)
         assert (end.outcome, end.tokens, streams[i].seed) == (m.Outcome.LENGTH, tokens, i)
@@ -152,7 +152,7 @@ async def test_streams_that_wait_for_a_worker_end_at_once_when_the_server_stops(
 
 
 def cut(connection: WorkerConnection) -> Any:
-    """Nothing comes through in either direction, as when a cable is pulled; returns what mends it."""
+    """Stops all traffic in both directions, as if a cable was pulled. Returns a function that restores it."""
     connection._on_event = lambda event: None  # type: ignore[method-assign]
     connection._send = lambda message: False  # type: ignore[method-assign]
 
@@ -169,7 +169,7 @@ async def test_worker_that_was_cut_off_aborts_streams_that_moved(two: tuple[Work
         mend = cut(pool.membership.connections[0])
         await until(lambda: at(pool, 1) == 8)
         assert all(len(stream.deaths) == (stream.submit.crashes > 0) for stream in streams)
-        assert sum(stream.submit.crashes for stream in streams) == 4  # for all we know
+        assert sum(stream.submit.crashes for stream in streams) == 4  # the pool cannot know that the worker lives
         pool.abort([stream for stream in streams if stream.deaths][:1])
         assert not idle(a)
         mend()
@@ -304,7 +304,7 @@ async def test_worker_of_another_protocol_version_is_incompatible(
 async def test_request_in_flight_at_two_deaths_is_not_tried_again(tmp_path: Path) -> None:
     with ExitStack() as stack:
         workers = [stack.enter_context(Worker(tmp_path / name)) for name in "abc"]
-        for worker in workers:  # they hear, and die before they have pool a token
+        for worker in workers:  # they receive requests, and die before they send a token
             worker.stopped = True
             worker.thread.join()
         async with pool_of(*workers) as pool:

@@ -15,7 +15,7 @@ from tests.fakes import LIMITS, MODEL, READY_STATUS
 
 @dataclass
 class Worker:
-    """Confirms a reset with the nonces of `confirms` in turn; 0 stands for the one that it is asked with."""
+    """Confirms resets with the nonces of `confirms` in turn; 0 stands for the nonce of the request."""
 
     confirms: list[int]
     welcome: m.Welcome | None = field(default_factory=lambda: m.Welcome(1, 1, 1, MODEL, "", LIMITS))

@@ -115,7 +115,7 @@ def test_frontends_agree_on_the_home_of_a_prefix_and_few_change_it_when_a_worker
     prompts = [pack_u32([at, *range(300)]) for at in range(300)]
 
     def chosen(names: list[str]) -> list[str]:
-        router = Router()  # each prompt for itself: what the one before was chosen for must not matter
+        router = Router()  # a new router for each prompt, so that no earlier choice matters
         return [names[router.choose(prompt, "", names, [0] * len(names))[0]] for prompt in prompts]
 
     before, other = chosen(names), chosen(names)

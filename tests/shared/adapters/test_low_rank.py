@@ -48,7 +48,7 @@ def test_scales_follow_alpha_rank_and_their_patterns() -> None:
     [
         ({"use_dora": True}, "use_dora"), ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"bias": "all"}, "bias"), ({"peft_type": "IA3"}, "IA3"), ({"fan_in_fan_out": True}, "fan_in_fan_out"),
-        ({"target_parameters": ["x"]}, "target_parameters.*experts"), ({"r": 0}, "r must be"),
+        ({"target_parameters": ["x.weight"]}, "target_parameters.*experts"), ({"r": 0}, "r must be"),
         ({"lora_alpha": "x"}, "lora_alpha"),
         ({"r": 8}, "gives it the rank 8"), ({"rank_pattern": {}}, "the rank 4"),
         ({"rank_pattern": {"(": 2}}, "regular"),

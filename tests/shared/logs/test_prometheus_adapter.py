@@ -1,4 +1,4 @@
-"""shared/logs/prometheus_adapter.py: what prometheus-client does not document still does what we use it for."""
+"""shared/logs/prometheus_adapter.py: undocumented parts of prometheus-client still work as we use them."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ CHECKED_WITH = "0.26.0"
 
 
 def test_pinned_version_is_the_one_that_was_checked() -> None:
-    """Where this fails, read the new version's Histogram, CollectorRegistry and values, and then raise CHECKED_WITH."""
+    """If this fails, read the new version's Histogram, CollectorRegistry and values, and then raise CHECKED_WITH."""
     assert PINNED["prometheus_client"] == CHECKED_WITH
 
 

@@ -1,4 +1,4 @@
-"""Tenants take turns, and each has one place at most."""
+"""Tenants take turns, and each takes at most one of the places."""
 
 from functools import partial
 

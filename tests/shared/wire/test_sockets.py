@@ -12,7 +12,7 @@ from shared.wire.sockets import bind, connect
 
 
 def test_connect_to_a_silent_host_is_retried_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system alone would wait for two minutes. A listener whose queue is full swallows what comes."""
+    """The system alone would retry only after two minutes. A listener with a full queue drops new connections."""
     monkeypatch.setattr("shared.wire.sockets.CONNECT_MS", 100)
     with socket.socket() as deaf, socket.socket() as first, zmq.Context() as context:
         deaf.bind(("127.0.0.1", 0))

@@ -102,7 +102,7 @@ class Bench:
         self.scheduler.check()
 
     def received(self, who: bytes = ME) -> tuple[dict[int, list[int]], dict[int, m.End]]:
-        """Output ids and ends, by request id; offsets must fit."""
+        """Returns output ids and ends by request id. Asserts that each offset continues the output."""
         outputs: dict[int, list[int]] = {}
         ends: dict[int, m.End] = {}
         for topic, step in self.server.sent:

@@ -98,7 +98,7 @@ def test_journal_of_many_sequences_stays_within_its_file(tmp_path: Path) -> None
 
 
 class Lives:
-    """Workers that die, one after another, under the same streams, as their frontend sees it."""
+    """Workers that die one after another while they serve the same streams, and the frontend of these streams."""
 
     def __init__(
         self, folder: Path, prompts: list[list[int]], count: int, check: Callable[[list[Chunk]], None]
@@ -111,7 +111,7 @@ class Lives:
         self.crashes = 1  # all have been admitted once: the queue of the bench is short
 
     def live(self, turns: int) -> bool:
-        """One worker for so many turns; True if it died of its work."""
+        """Runs one worker for so many iterations. Returns True if it died of its work."""
         bench = Bench(self.check)
         bench.request_table.crash_journal = CrashJournal(self.heartbeat)
         self.heartbeat.phase = Phase.SERVING

@@ -1,4 +1,4 @@
-"""Answers are checked by prefill: the ids sampled at their positions are those of their decode, for every kind."""
+"""A prefill checks an answer: it samples the same ids at their positions as the decode did, for every kind."""
 
 import random
 import shutil

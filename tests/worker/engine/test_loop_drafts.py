@@ -1,4 +1,4 @@
-"""The loop with drafts: the same messages as without, and failing drafts fail no request."""
+"""The loop with drafts: it sends the same messages as without, and drafts that fail make no request fail."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

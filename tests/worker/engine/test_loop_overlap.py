@@ -32,7 +32,7 @@ class StepInFlight:
 
 @dataclass
 class Device(FakeRunner):
-    """Computes in the order of the launches, with ids that the host may not know yet."""
+    """Computes steps in the order of their launches, from ids that the host may not know yet."""
 
     events: list[tuple[str, int]] = field(default_factory=list)
     trouble: Callable[[list[Chunk]], None] = lambda chunks: None
@@ -128,7 +128,7 @@ def test_latencies_are_recorded_when_tokens_are_applied() -> None:
 @pytest.mark.parametrize("culprit", range(6))
 @pytest.mark.parametrize("late", [False, True])
 def test_failing_step_fails_only_the_culprit(culprit: int, late: bool) -> None:
-    """Whether it shows when the step is launched or, with another step behind it, when it is read."""
+    """The failure shows when the step is launched, or when it is read while another step is in flight behind it."""
 
     def trouble(chunks: list[Chunk]) -> None:
         if any(one.sequence.key == (ME, culprit) and one.start + one.length == 22 for one in chunks):

@@ -32,7 +32,7 @@ def test_submit_sent_twice_runs_once() -> None:
 
 
 def test_seeds_that_are_drawn_are_exact_as_floats() -> None:
-    """JavaScript and jq read every number of JSON as one, so a client may send back the seed of an answer."""
+    """JavaScript and jq read every number in JSON as a float, so a client can send back the seed of an answer."""
     bench = Bench()
     bench.send(*(submit(id, [id], 1) for id in range(1, 9)))
     bench.iterate(6)
@@ -88,7 +88,7 @@ def test_deadline_ends_the_request_with_its_own_outcome() -> None:
 
 @pytest.mark.parametrize("idle", [1, 500])
 def test_retry_after_is_the_backlog_at_the_measured_speed(idle: int) -> None:
-    """Measured while there was work, however little that was lately."""
+    """The speed is measured only while there is work, so idle time does not count."""
     bench = Bench()
     bench.iterate(1)
     bench.send(submit(100, [1], 1))

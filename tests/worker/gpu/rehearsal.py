@@ -1,4 +1,4 @@
-"""The whole of a worker's life on a GPU that is not there: load, warm up, record, serve; and what that has compiled.
+"""A worker's whole life on a fake GPU: load, warm up, record, serve; and which kernels it compiles.
 
 `python -m tests.worker.gpu.rehearsal [--compile] [MODEL ...]`: a line for each model and each way to serve it. In a
 process of its own, because the tests' process has Triton in interpreter mode.
@@ -46,7 +46,7 @@ SAMPLINGS = (
 
 
 class Ends(EncodingServer):
-    """A link that keeps how each sequence ended."""
+    """A link that records how each sequence ended."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Ends(EncodingServer):
 
 
 class Served:
-    """An engine's loop, turned by hand."""
+    """An engine with its loop; the caller runs each iteration."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.link, self._next = engine, Ends(), 0
@@ -78,7 +78,7 @@ class Served:
         self._next += 1
 
     def drain(self) -> None:
-        """Until all have been answered."""
+        """Runs iterations until all requests have been answered."""
         while len(self.link.ended) < self._next:
             if not self._loop.iterate():
                 time.sleep(0.001)  # a grammar is being compiled
@@ -88,7 +88,7 @@ class Served:
 
 
 def traffic(served: Served) -> Iterator[str]:
-    """One of each kind alone, then crowds of all kinds, then long ones; named, once it has been served."""
+    """Serves one request of each kind, then crowds of all kinds, then long ones. Yields the name of each part."""
     for sampling in SAMPLINGS:
         served.say(21, sampling)
         served.drain()
@@ -109,7 +109,7 @@ def traffic(served: Served) -> Iterator[str]:
 
 
 def steady(served: Served, machine: Machine) -> Counter[str]:
-    """Where the host waits, in ten decode steps of a few sequences that are under way."""
+    """Returns where the host waits in ten decode steps of three running sequences."""
     for _ in range(3):
         served.say(30, Sampling(40, temperature=0.8, seed=1))
     for _ in range(12):
@@ -134,7 +134,7 @@ class Heard(logging.Handler):
 
 
 def eager_steps(engine: Engine) -> list[Plan]:
-    """A list of the steps from now on that no graph replays."""
+    """Returns a list to which each further step is added that no graph replays."""
     found: list[Plan] = []
     compute = engine.runner._compute
 
@@ -147,7 +147,7 @@ def eager_steps(engine: Engine) -> list[Plan]:
 
 
 def replayable(plan: Plan) -> bool:
-    """Whether graphs are there for a step, whatever its samplings: it is small, and scores no prompt."""
+    """Whether graphs can replay a step: it must be small and score no prompt. Its samplings do not matter."""
     scores = any(
         chunk.sequence.sampling.prompt_logprobs and chunk.start < chunk.sequence.prompt_len for chunk in plan.chunks
     )
@@ -155,7 +155,7 @@ def replayable(plan: Plan) -> bool:
 
 
 def profile_memory(folder: Path, way: str) -> tuple[list[Compilation], list[str]]:
-    """Everything that is compiled, and what is not as it would have to be; prints a line."""
+    """Returns everything that is compiled, and a sentence for each error; prints a line."""
     heard = Heard()
     logging.getLogger("sluice").addHandler(heard)
     with gpu() as machine:

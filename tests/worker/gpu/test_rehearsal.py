@@ -1,4 +1,4 @@
-"""A worker's life on a GPU that is not there, and that its stand-in would notice what a real one would not forgive."""
+"""A worker's whole life on a fake GPU; and the fake GPU notices what would be an error on a real one."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def rehearsed(module: str, *words: str) -> str:
 
 @pytest.mark.slow
 def test_a_worker_serves_and_compiles_nothing_meanwhile_and_the_bench_runs_to_its_end() -> None:
-    """Other models and ways: `python -m tests.worker.gpu.rehearsal [MODEL] [WAY]`."""
+    """To rehearse other models and settings: `python -m tests.worker.gpu.rehearsal [MODEL] [WAY]`."""
     worker = "tests.worker.gpu.rehearsal"
     experts = worker, "gpt-oss-20b", "int4"
     tiny = worker, "tiny", "plain", "int8-dynamic"

@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """Where Triton launchers run."""
+    """The device on which Triton launchers run."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -62,13 +62,13 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture
 def dot_in_order(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the interpreter's dot add along K one by one, whatever the tile, where its library would not."""
+    """Makes the interpreter's dot add along K one by one. NumPy's order would depend on the tile."""
     if device == "cuda":
         return
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     def numbers(x: TensorHandle) -> np.ndarray:
-        """float8 is bytes there."""
+        """In the interpreter, float8 numbers are stored as bytes."""
         return torch.from_numpy(x.data).view(torch.float8_e4m3fn).float().numpy() if x.dtype.is_fp8() else x.data
 
     def dot(_: object, a: TensorHandle, b: TensorHandle, total: TensorHandle, *how: object) -> TensorHandle:

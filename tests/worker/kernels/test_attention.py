@@ -38,7 +38,7 @@ def one_by_one(case: Batch, scale: float, window: int, sinks: Tensor | None = No
 
 
 def near(got: Tensor, expected: Tensor) -> None:
-    """By the whole's norm, within what the dtype's own rounding explains."""
+    """Asserts that the relative error of the whole, by its norm, is within the rounding of the dtype."""
     away = (got.float() - expected.float()).norm() / expected.float().norm()
     assert away < (1e-2 if got.dtype == torch.bfloat16 else 1e-3), away  # NaN is not
 
@@ -65,7 +65,7 @@ def run_triton(
     softcap: float = 0.0,
     options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
-    """Into memory full of NaN; the bound on the lengths may be larger than need be."""
+    """Runs the kernel with new memory full of NaN. longer: how much the bound on the lengths is too large"""
     from worker.kernels.gpu.attention.attention import attention_triton
 
     there = case.to(device)
@@ -87,7 +87,7 @@ def sinks_of(heads: int) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For partial results: only sequences of one row are split. The interpreter is slow at merging those of many."""
+    """Leaves no memory for partial results, so only sequences of one row are split. Merging is slow here."""
     from worker.kernels.gpu.attention import attention
 
     monkeypatch.setattr(attention, "PARTIAL_BYTES", 0)
@@ -96,7 +96,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits of 128, 512 and 2,048 positions: a short sequence has all three kinds."""
+    """Makes splits of 128, 512 and 2,048 positions, so that a short sequence has all three kinds."""
     from worker.kernels.gpu.attention import attention
 
     monkeypatch.setattr(attention, "SPLIT_SIZE", 128)
@@ -105,7 +105,7 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def steady_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter multiplies by numpy, where a row's bits depend on its place in the tile; a GPU's do not."""
+    """Replaces NumPy's product, in which a row's bits depend on its place in the tile. On a GPU they do not."""
 
     def matmul(a: Any, b: Any, dtype: Any) -> Any:
         return np.add.reduce(a.astype(dtype)[:, :, None] * b.astype(dtype)[None], axis=1)
@@ -138,7 +138,7 @@ def test_twin_with_sinks_and_softcap(dtype: torch.dtype, window: int, softcap: f
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cache_dtype", [None, FP8])
 def test_public_function_passes_sinks_and_softcap(dtype: torch.dtype, cache_dtype: torch.dtype | None) -> None:
-    """To the C kernels and, for a cache that they do not know, to plain PyTorch."""
+    """It calls the C kernels, or plain PyTorch for a cache in a format that they cannot read."""
     case = batch(MIXED, 4, 2, 64, 16, dtype)
     case = in_fp8(case) if cache_dtype else case
     written = case.cache_v if cache_dtype else as_written(case.cache_v)
@@ -169,7 +169,7 @@ def test_attention_torch_reads_an_fp8_cache_in_the_query_dtype(dtype: torch.dtyp
 
 
 def test_twin_within_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut into many groups of sequences and slabs of rows, the result is the same."""
+    """The result is the same if the work is cut into many groups of sequences and slabs of rows."""
     case = batch(MIXED, 4, 2, 64, 16)
     expected = one_by_one(case, 0.125, 24)
     monkeypatch.setattr(twin, "GATHER_ELEMENTS", 1)
@@ -222,7 +222,7 @@ def test_triton_takes_a_strided_query(device: str) -> None:
 def test_triton_joins_splits(
     dtype: torch.dtype, window: int, sunk: bool, softcap: float, device: str, short_splits: None
 ) -> None:
-    """With sinks, each must enter once, however many splits a row has."""
+    """A sink must count once for a row, however many splits the row has."""
     case = batch([(1, 2600), (1, 20), (4, 1030)], 2, 1, 32, 64, dtype)
     more: dict[str, Any] = {"sinks": sinks_of(2) if sunk else None, "softcap": softcap}
     near(run_triton(case, 0.2, window, device, **more), one_by_one(case, 0.2, window, **more))
@@ -267,7 +267,7 @@ def test_triton_bits_do_not_depend_on_chunking_or_company(
     short_splits: None,
     steady_products: None,
 ) -> None:
-    """The last row of a chunk = the same row decoded alone = decoded beside others of any length."""
+    """The last row of a chunk has the same bits as when it is decoded alone, or beside sequences of any length."""
     chunk = batch([(20, 1100)], *shape, 16, dtype)
     more: dict[str, Any] = {"sinks": sinks_of(shape[0]), "softcap": 3.0} if extended else {}
     as_chunk = run_triton(chunk, 0.2, window, device, **more)
@@ -310,7 +310,7 @@ def test_triton_bits_do_not_depend_on_which_rows_are_split(
     heads: int, kv_heads: int, size: int, window: int, dtype: torch.dtype,
     device: str, short_splits: None, steady_products: None, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Sequences of one row, of up to two, or all: their rows have several tiles, which see different splits."""
+    """Sequences of one row are split, those of up to two rows, or all. Tiles of one sequence see different splits."""
     from worker.kernels.gpu.attention import attention
 
     case = batch([(3, 700), (1, 400), (5, 130)], heads, kv_heads, size, 16, dtype)
@@ -326,7 +326,7 @@ def test_triton_bits_do_not_depend_on_which_rows_are_split(
 def test_triton_last_program_of_a_tile_merges_its_splits(
     device: str, short_splits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bits are the same, and counters are zero again, so that a replay finds them so. Two sequences have no row."""
+    """The bits are the same, and all counters are zero again for the next replay. Two sequences have no row."""
     from worker.kernels.gpu.attention import attention
 
     monkeypatch.setattr(attention, "PARTIAL_BYTES", 1 << 20)
@@ -349,7 +349,7 @@ def test_triton_last_program_of_a_tile_merges_its_splits(
 def test_triton_softmax_overlap_changes_no_bit(
     size: int, page: int, window: int, more: dict[str, Any], device: str, short_splits: None
 ) -> None:
-    """Tiles begin and end at the beginning of a split, of a block, of the keys, and in between; some are not full."""
+    """Tiles begin and end at the first key of a split, a block or the sequence, or in between. Some are not full."""
     case = batch([(2, 2), (3, 256), (66, 270)], 2, 1, size, page, torch.float16)
     expected = run_triton(case, 0.2, window, device, **more)
     near(expected, one_by_one(case, 0.2, window, **more))
@@ -367,7 +367,7 @@ def test_triton_softmax_overlap_changes_no_bit(
 def test_triton_overlaps_the_softmax_where_products_run_by_themselves(
     size: int, dtype: torch.dtype, fp8: bool, overlaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not with keys that must be converted, nor where the registers do not suffice, nor unless it is asked for."""
+    """It does not overlap if keys must be converted, if registers do not suffice, or if the option is off."""
     from worker.kernels.gpu.attention import attention
 
     launched = []
@@ -394,7 +394,7 @@ def test_count_splits_covers_every_position() -> None:
 
 
 def first_rows(case: Batch, rows: list[tuple[Tensor, int]], other: Batch | None = None) -> Batch:
-    """Decodes over the caches of `case` (the last one over `other`'s single sequence, appended to the pool)."""
+    """Returns decodes over the caches of `case`; the last row decodes `other`'s only sequence, added to the pool."""
     cache_k, cache_v, pages = case.cache_k, case.cache_v, case.page_table[: len(rows)]
     if other is not None:
         cache_k, cache_v = torch.cat((cache_k, other.cache_k)), torch.cat((cache_v, other.cache_v))
@@ -415,10 +415,10 @@ def first_rows(case: Batch, rows: list[tuple[Tensor, int]], other: Batch | None 
 def test_divide_work_launches_few_programs_and_splits_short_pieces(
     lengths: list[tuple[int, int]], bound: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the heads of a 3B model on an H200: a few programs a multiprocessor, and no more memory than there is."""
+    """With a 3B model's heads on an H200: few programs for each multiprocessor, and partial results fit in memory."""
     from worker.kernels.gpu.attention import attention
 
-    monkeypatch.undo()  # the memory of the other tests
+    monkeypatch.undo()  # undoes the small limits that the other tests need
     tokens, sequences, heads, kv_heads, size = sum(rows for rows, _ in lengths), len(lengths), 24, 8, 128
     tiles = attention.choose_tiles(size, 3, torch.bfloat16, 227 << 10)
     splits = attention.count_splits(bound, 0, attention.SPLIT_SIZE, attention.SHORT_SPLITS)

@@ -1,4 +1,4 @@
-"""Experts on every instruction set: what they compute, and that a row's result depends on that row only."""
+"""Experts on every instruction set: what they compute, and that a row's result depends on no other row."""
 
 from dataclasses import replace
 from typing import Any
@@ -191,7 +191,7 @@ SCORES: list[dict[str, Any]] = [{}, {"scales": torch.full((8,), 1.7)}, {"choice_
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("how", SCORES, ids=["sigmoid", "scaled", "biased"])
 def test_sigmoid_scores_are_those_of_the_definition(how: dict[str, Any], normalized: bool) -> None:
-    """Deepseek-V3's router, in float64: the bias decides who is chosen, and not with which weight."""
+    """Deepseek-V3's router in float64: the bias changes which experts are chosen, but not their weights."""
     logits = random(40, 8, seed=2) * 3
     numbers, weights = choose_experts(logits, 3, normalized=normalized, sigmoid=True, **how)
     scores = 1 / (1 + (-logits.double()).exp())

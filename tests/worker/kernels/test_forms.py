@@ -21,7 +21,7 @@ UPWARD = {"gpu/experts/experts.py": {"experts", "linear"}}  # the router is a pr
 
 
 class OnGpu(Tensor):
-    """A tensor that says it is on a GPU, for the interpreter of Triton."""
+    """A tensor for Triton's interpreter that claims to be on a GPU."""
 
     is_cuda = True  # type: ignore[assignment]
 

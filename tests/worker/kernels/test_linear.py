@@ -110,7 +110,7 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
 def test_every_tile_and_way_to_add_chains_gives_the_same_bits(
     chains: Chains, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parked sums included, where one program computes several tiles."""
+    """Also with parked sums, where one program computes several tiles."""
     from worker.kernels.gpu.products.linear import linear_triton
     from worker.kernels.gpu.products.tile_table import CANDIDATES, PARKED_ELEMENTS
 

@@ -27,7 +27,7 @@ MLP = ("gate_up", "down")
 
 
 def few_bits(model: Decoder, name: str) -> Decoder:
-    """With the linears of its layers quantized, as a GPU has them."""
+    """Returns the decoder with quantized linears, as on a GPU."""
     if not name:
         return model
     scheme = Scheme.of(name)
@@ -50,7 +50,7 @@ def few_bits(model: Decoder, name: str) -> Decoder:
 
 
 def logits(model: Decoder, sequences: list[Row]) -> Tensor:
-    """Of each one's last token, after its prompt and after one token more."""
+    """Returns the logits of each sequence's last token, after the prompt and after one more token."""
     cache = KVCache(model.spec, (20,), PAGE, torch.float32, "cpu")
     told = []
     for length in (len(sequences[0].tokens), 1):
@@ -71,7 +71,7 @@ def others() -> list[Row]:
 
 
 def on_triton(model: Decoder) -> Decoder:
-    """With what is chosen where tensors are on a GPU, but for attention."""
+    """Returns the decoder with the operations that are chosen on a GPU, except attention."""
     from worker.kernels.gpu.products.linear import gated_linear_triton, linear_triton
     from worker.kernels.gpu.products.quantized_linear import (
         can_be_gated,
@@ -122,7 +122,7 @@ def on_triton(model: Decoder) -> Decoder:
 def test_triton_decoder_agrees_with_the_torch_decoder(spec: ModelSpec, scheme: str) -> None:
     model = few_bits(decoder_of(spec), scheme)
     expected, got = (logits(how, [one(), *others()]) for how in (model, on_triton(model)))
-    if "dynamic" in scheme:  # what is rounded one step further is so in all that follows
+    if "dynamic" in scheme:  # one number that is rounded to the next step changes all that follows
         assert float((got - expected).norm() / expected.norm()) < 5e-3
     else:
         close(got, expected)
@@ -131,7 +131,7 @@ def test_triton_decoder_agrees_with_the_torch_decoder(spec: ModelSpec, scheme: s
 @pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.parametrize("scheme", ["", "int8", "int8-dynamic", "fp8-dynamic", "int4"])
 def test_sequence_has_the_same_bits_alone_and_in_a_batch(scheme: str) -> None:
-    """Of one row, of a few and of more than a tile of them."""
+    """Batches of one row, of a few rows, and of more rows than a tile has."""
     model = on_triton(few_bits(decoder_of(PLAIN), scheme))
     alone, company = logits(model, [one()]), logits(model, [one(), *others()])
     assert torch.equal(company[[0, 3]], alone)

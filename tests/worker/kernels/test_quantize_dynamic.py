@@ -22,7 +22,7 @@ STEP = {"int8": 1 / 254, "fp8": 1 / 16}  # half a step, relative to the row's la
 
 
 def tokens(rows: int, depth: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
-    """Rows of very different sizes, with a value far from the others."""
+    """Rows of very different sizes, with one column much larger than the others."""
     x = random(rows, depth, device=device) * torch.logspace(-2, 2, rows, device=device)[:, None]
     x[:, depth // 3] *= 30
     return x.to(dtype)
@@ -95,7 +95,7 @@ def test_quantize_tokens_keeps_zero_rows_and_isolates_non_finite_rows(kind: Kind
         near(got[[0, 4]], linear_quantized_torch(x[[0, 4]], *eight, None, dynamic=True))
 
 
-@pytest.mark.usefixtures("dot_in_order")  # tiles of split K have another shape, for which a library adds otherwise
+@pytest.mark.usefixtures("dot_in_order")  # tiles with split K have another shape, for which NumPy adds in another order
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
 @pytest.mark.parametrize("rows", [1, 20, 64, 200, 2048])
 @pytest.mark.parametrize(("columns", "depth"), [(5120, 3072), (3072, 8192), (2560, 9728), (16384, 3072)])
 def test_real_shapes_are_right_in_bfloat16(columns: int, depth: int, rows: int, kind: Kind, device: str) -> None:
-    """As the tensor cores add, against float64 on the same numbers: all that may be off is the last rounding."""
+    """With the tensor cores' order of addition, against float64 on the same numbers: only the last rounding differs."""
     x = tokens(rows, depth, torch.bfloat16, device)
     values, scale = quantize(random(columns, depth, device=device, seed=1) / depth**0.5, kind)
     token_values, token_scale = quantize_tokens(x, FORMATS[kind])
@@ -188,7 +188,7 @@ def test_real_shapes_are_right_in_bfloat16(columns: int, depth: int, rows: int, 
 
 @pytest.mark.gpu
 def test_small_products_beside_a_large_one_are_not_lost_in_fp8(device: str) -> None:
-    """The tensor core's own sum would not move from 448 * 448 by less than sixteen or so."""
+    """The tensor core's own sum at 448 * 448 would lose terms below about sixteen."""
     x, weight = torch.full((1, 4096), 1.0, device=device), torch.full((64, 4096), 0.25, device=device)
     x[:, 0], weight[:, 0] = 448.0, 448.0
     got = product(x, weight.to(torch.float8_e4m3fn), torch.ones(64, device=device))

@@ -118,7 +118,7 @@ def test_sample_does_not_change_logits() -> None:
 
 @pytest.mark.parametrize("width", [151_936, 50_257])
 def test_sampled_row_does_not_depend_on_other_rows_or_threads(width: int, threads: None) -> None:
-    """R = 1 against R = 8, at vocabulary sizes that reductions split over threads."""
+    """One row alone against eight rows, for vocabularies so large that reductions are split over threads."""
     logits = random(8, width) * 4
     rows = [
         Row(seed=7), Row(seed=8, top_p=0.9), Row(seed=9, top_k=50), Row(seed=10, top_k=900, top_p=0.95, min_p=1e-3),
@@ -204,7 +204,7 @@ def test_cuda_draws_what_the_cpu_draws_without_a_sync() -> None:
 
 
 def drawn_elsewhere(logits: torch.Tensor, params: SampleParams, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """The ids of a device whose exp differs by up to two units in the last place."""
+    """Draws ids as on a device whose exp differs by up to two units in the last place."""
     noise = torch.Generator().manual_seed(0)
 
     def otherwise(gap: torch.Tensor) -> torch.Tensor:
@@ -236,7 +236,7 @@ def test_only_draws_that_rounding_cannot_explain_are_wrong(monkeypatch: pytest.M
 
 
 def _at_a_boundary(logits: torch.Tensor, params: SampleParams) -> torch.Tensor:
-    """Points in (0, 1) at the end of some token's share of the cumulative weights."""
+    """Returns points in (0, 1) that are exactly the end of one token's share of the cumulative weights."""
     peak = logits.amax(-1, keepdim=True) + 0.0
     reached = sample_module._weights(peak, logits, params.plain, params.stages).cumsum(-1)
     return (reached[:, logits.shape[1] // 2].double() / reached[:, -1]).clamp(1e-9, 1 - 1e-9)

@@ -18,7 +18,7 @@ SPANS = [[], [(60, 130), (140, 199)], [(0, 90)], [], [(1470, 1490)]]  # in posit
 
 
 def visible(lengths: list[tuple[int, int]] = LENGTHS, spans: list[list[tuple[int, int]]] = SPANS) -> Tensor:
-    """For each row, the end of the span that it is in, or the place behind its own."""
+    """Returns for each row the position after its last visible key: the end of its span, or after the row itself."""
     ends: list[int] = []
     for (rows, length), of_sequence in zip(lengths, spans, strict=True):
         for position in range(length - rows, length):

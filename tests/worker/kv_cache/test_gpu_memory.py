@@ -25,7 +25,7 @@ class FakeCuda:
         self.peak = max(self.peak, self.reserved)
 
     def free(self, nbytes: int) -> None:
-        """As with torch, the bytes stay reserved until empty_cache()."""
+        """As with torch, freed bytes stay reserved until empty_cache()."""
         self.cached += nbytes
 
     def empty_cache(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from shared.config import ConfigError
 from shared.machine import Memory
-from worker.kv_cache.host_memory import check_host_memory
+from worker.kv_cache.host_memory import check_host_memory, check_host_of_several
 from worker.kv_cache.sizing import GIB, WeightsSize
 
 MACHINE = Memory(total=32 * GIB, available=20 * GIB, swap=0)
@@ -44,8 +44,15 @@ def test_a_pool_that_is_too_large_is_told_its_size() -> None:
 def test_drafter_that_does_not_fit_beside_the_model_is_named() -> None:
     size = WeightsSize(18 * GIB, int4=7 * GIB).with_others(GIB, drafter=6 * GIB)
     assert (size.nbytes, size.int4) == (25 * GIB, 14 * GIB)
-    assert "leave out --speculative-config, which needs 6.0 GiB of it" in refusal(size)
+    assert "drafts of a model need 6.0 GiB of it" in refusal(size)
     assert "--speculative-config" not in refusal(size, pool=2 * GIB), "the model would not fit without it either"
+
+
+def test_model_that_is_too_large_for_one_host_fits_on_several() -> None:
+    size = WeightsSize(61 * GIB)
+    check_host_of_several(size, 18 * GIB, 4, MACHINE)
+    with pytest.raises(ConfigError, match=r"each of 2 hosts needs 39\.5 GiB for its part of the model, but 20\.0"):
+        check_host_of_several(size, 18 * GIB, 2, MACHINE)
 
 
 @pytest.mark.parametrize(("weights", "pool"), [(20, 0), (15, 5), (1, 0)])

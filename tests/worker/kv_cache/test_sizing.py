@@ -1,4 +1,4 @@
-"""Sizes in plain numbers: what a GPU leaves for the pool, and what is message when that is too little."""
+"""Sizes in plain numbers: what a GPU leaves for the pool, and the message if that is too little."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ A_TOKEN = bytes_per_page(SPEC, one_group(SPEC)[0], 1, torch.bfloat16, CPU)
 
 
 def sized(tokens: int, max_seq_len: int = 0, **worker: Any) -> PoolSize:
-    """The pool for a budget that holds so many tokens."""
+    """Returns the pool for a budget of memory that holds so many tokens."""
     return sized_for(SPEC, tokens, max_seq_len, **worker)
 
 
@@ -166,6 +166,7 @@ def test_longest_sequence_beyond_the_model_raises() -> None:
 def test_configured_budget_is_the_flag() -> None:
     assert configured_budget(WorkerConfig(kv_cache_gb=0.5)).nbytes == GIB // 2
     assert configured_budget(WorkerConfig()).nbytes > 0, "a share of what is free here"
+    assert configured_budget(WorkerConfig(), free=10 * GIB).nbytes == 4 * GIB, "a share of what is free on all hosts"
 
 
 # Recurrent states

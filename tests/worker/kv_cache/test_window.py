@@ -23,7 +23,7 @@ def test_first_kept_without_a_window_is_the_beginning() -> None:
 @pytest.mark.parametrize("window", [1, 100, 512])
 @pytest.mark.parametrize("chunk", [1, 7, 300])
 def test_window_and_chunk_pages_are_enough(window: int, page_size: int, chunk: int) -> None:
-    """The pages that a sequence holds while a chunk is computed behind another one in flight, step by step."""
+    """Counts, step by step, the pages that a sequence holds while one chunk is computed and another is in flight."""
     enough = window_pages(window, page_size) + chunk_pages(chunk, page_size)
     returned = most = 0
     for computed in range(0, 3000, chunk):

@@ -22,7 +22,7 @@ PAGE = 4
 
 
 class Consumer:
-    """A router's view: the tokens of each block it knows, by hash."""
+    """Follows the events as a router does: the tokens of each block that it knows, by hash."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}

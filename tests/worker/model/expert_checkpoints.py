@@ -25,7 +25,7 @@ MXFP4 = {
 def in_mxfp4(folder: Path, *, widened: bool = False) -> Path:
     """Rewrites a gpt-oss checkpoint as gpt-oss is published: its experts in MXFP4, outputs before inputs.
 
-    widened: writes what these stand for, as transformers saves it.
+    widened: writes the dequantized weights instead, as transformers saves them.
     """
     form, state = mxfp4(), load_file(folder / "model.safetensors")
     for name in [name for name in state if STACKED.fullmatch(name)]:

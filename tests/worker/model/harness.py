@@ -53,7 +53,7 @@ def decoder_of(folder: Path, *, dtype: torch.dtype = torch.float32, positions: i
 
 
 def cache_for(decoder: Decoder, *, tokens: int, page_size: int = 16, kept: str = "auto") -> KVCache:
-    """Room for `tokens` tokens and the scratch page; what no one wrote is NaN, so that reading it shows."""
+    """Makes a cache for `tokens` tokens and the scratch page, full of NaN, so that reading unwritten values shows."""
     model = decoder.weights.embed.dtype
     cache = KVCache(
         decoder.spec, (1 + tokens // page_size,), page_size, kv_format(kept, model), CPU, state_slots=SLOTS,
@@ -74,7 +74,7 @@ def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
 
 
 def pack(chunks: list[tuple[Row, int]], page_size: int, *, all_rows: bool = False) -> ForwardInputs:
-    """(sequence, how many of its tokens) → a step, by the letter of packed.py."""
+    """Makes a step of chunks (sequence, number of tokens), by the definitions in forward_inputs.py."""
     spans = [range(row.computed, row.computed + length) for row, length in chunks]
     starts = [sum(map(len, spans[:i])) for i in range(len(spans) + 1)]
     ends = [start - 1 for start, (row, length) in zip(starts[1:], chunks, strict=True)
@@ -102,7 +102,7 @@ def advance(rows: list[Row], chunk: int) -> list[tuple[Row, int]]:
 
 
 def rows_for(cache: KVCache, prompts: list[list[int]], room: int) -> list[Row]:
-    """Each prompt with pages for `room` more tokens, drawn from the whole pool, and two slots for a state."""
+    """Makes a row for each prompt, with random pages for it and for `room` more tokens, and two slots for states."""
     free = list(range(1, cache.pages[0]))
     random.Random(len(prompts)).shuffle(free)
     needs = [-(-(len(prompt) + room) // cache.page_size) for prompt in prompts]
@@ -115,7 +115,7 @@ def rows_for(cache: KVCache, prompts: list[list[int]], room: int) -> list[Row]:
 def step(
     decoder: Decoder | CpuDecoder, cache: KVCache, rows: list[Row], chunk: int, *, all_rows: bool = False
 ) -> Tensor:
-    """One forward over the next chunk of every row; their counts move on. Returns its logits."""
+    """Runs a forward over the next chunk of every row, and advances the rows. Returns its logits."""
     chunks = [(row, min(chunk, len(row.tokens) - row.computed)) for row in rows]
     logits = decoder.forward(pack(chunks, cache.page_size, all_rows=all_rows), cache)
     for row, length in chunks:
@@ -124,7 +124,7 @@ def step(
 
 
 def run_greedy(decoder: Decoder, cache: KVCache, prompts: list[list[int]], n: int, chunk: int) -> list[list[int]]:
-    """The first n ids after each prompt."""
+    """Returns the first n ids after each prompt."""
     rows = rows_for(cache, prompts, n)
     ends = {id(row): len(row.tokens) + n for row in rows}
     while active := [row for row in rows if len(row.tokens) < ends[id(row)]]:
@@ -148,7 +148,7 @@ def all_logits(decoder: Decoder | CpuDecoder, cache: KVCache, prompts: list[list
 
 
 class Oracle:
-    """transformers, on the same folder."""
+    """The model of a checkpoint in transformers."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -162,7 +162,7 @@ class Oracle:
     def choices(self, prompt: list[int], answer: list[int]) -> list[int]:
         """The greedy id in each place of an answer, after the ids before it, by one pass over prompt and answer.
 
-        They are the answer exactly if it is the one that `greedy` gives, by induction.
+        By induction, they equal the answer exactly if it is the one that `greedy` gives.
         """
         return self.logits(prompt + answer[:-1]).argmax(-1).tolist()[len(prompt) - 1:]  # fmt: skip
 

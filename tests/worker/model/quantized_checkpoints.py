@@ -32,7 +32,7 @@ FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4, -0.0, -1 / 192, -2 
 
 @dataclass(frozen=True)
 class Format:
-    """quantize: weight [N, K] → what `module.` is followed by → tensor, and the weight that these tensors stand for."""
+    """quantize: from a weight [N, K], returns its tensors by the ends of their names, and the dequantized weight"""
 
     config: Config
     quantize: Callable[[Tensor], tuple[State, Tensor]]
@@ -61,14 +61,14 @@ def rewrite(folder: Path, form: Format, *, widened: bool = False, which: Callabl
 
 
 def save(folder: Path, state: State) -> None:
-    """safetensors refuses tensors that share memory, so each is cloned."""
+    """Saves tensors. Each is cloned, because safetensors refuses tensors that share memory."""
     save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
 
 
 def affine(
     weight: Tensor, bits: int, index: Tensor, *, symmetric: bool, stored: torch.dtype = torch.float16
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes [N, K], scales and zero points [N, groups], for index [K], the group of each input."""
+    """Returns codes [N, K], scales and zero points [N, groups]. index [K]: the group of each input"""
     most, groups = 2**bits - 1, int(index.max()) + 1
     codes = torch.empty(weight.shape, dtype=torch.int64)
     scales, zeros = (torch.empty(len(weight), groups) for _ in range(2))
@@ -99,7 +99,7 @@ def words(numbers: Tensor, bits: int) -> Tensor:
 
 
 def groups_of(weight: Tensor, size: int, *, shuffled: bool = False) -> Tensor:
-    """The group of each input; shuffled: as after act-order, in an order that no other weight has."""
+    """Returns the group of each input. shuffled: in an order of this weight's own, as with act-order"""
     columns = weight.shape[1]
     index = torch.arange(columns) // (size if size > 0 else columns)
     return index[torch.randperm(columns, generator=own_generator(weight))] if shuffled else index
@@ -113,7 +113,7 @@ def own_generator(weight: Tensor) -> torch.Generator:
 def gptq(
     bits: int = 4, group_size: int = 32, *, symmetric: bool = True, act_order: bool = False, version: int = 1
 ) -> Format:
-    """As AutoGPTQ and GPTQModel write it."""
+    """The format of AutoGPTQ and GPTQModel."""
 
     def quantize(weight: Tensor) -> tuple[State, Tensor]:
         index = groups_of(weight, group_size, shuffled=act_order)
@@ -135,7 +135,7 @@ def gptq(
 
 
 def awq(group_size: int = 32, *, zero_point: bool = True) -> Format:
-    """As AutoAWQ writes it."""
+    """The format of AutoAWQ."""
 
     def packed(numbers: Tensor) -> Tensor:
         columns = torch.arange(numbers.shape[1]).reshape(-1, 8)[:, AWQ_ORDER].flatten()
@@ -162,7 +162,7 @@ def compressed(
     size: int | None = None,
     symmetric: bool = True,
 ) -> Format:
-    """As the library `compressed-tensors` writes it. size: of a group."""
+    """The format of the library `compressed-tensors`. size: of a group"""
     weights = {"num_bits": bits, "type": type, "strategy": strategy, "symmetric": symmetric, "dynamic": False}
     weights |= {"group_size": size} if size else {}
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
@@ -182,7 +182,7 @@ def compressed(
 
 
 def _parameters(weight: Tensor, scheme: QuantizationScheme) -> tuple[Tensor, Tensor]:
-    """The scales and zero points of a weight, as its smallest and largest numbers need them."""
+    """Returns scales and zero points that cover a weight's smallest and largest numbers."""
     from compressed_tensors.quantization.utils import calculate_qparams
 
     args = scheme.weights
@@ -193,7 +193,7 @@ def _parameters(weight: Tensor, scheme: QuantizationScheme) -> tuple[Tensor, Ten
 
 
 def ordered(bits: int = 4, size: int = 32, *, symmetric: bool = True) -> Format:
-    """`pack-quantized` with inputs in another order and `weight_g_idx`, as the library wrote it until 0.12."""
+    """`pack-quantized` with reordered inputs and `weight_g_idx`, as the library wrote it until version 0.12."""
 
     def quantize(weight: Tensor) -> tuple[State, Tensor]:
         index = groups_of(weight, size, shuffled=True)
@@ -211,7 +211,7 @@ def ordered(bits: int = 4, size: int = 32, *, symmetric: bool = True) -> Format:
 
 
 def mxfp4() -> Format:
-    """As gpt-oss is stored."""
+    """The format of gpt-oss."""
 
     def quantize(weight: Tensor) -> tuple[State, Tensor]:
         groups = weight.unflatten(1, (-1, 32))
@@ -226,7 +226,7 @@ def mxfp4() -> Format:
 
 
 def bitsandbytes(kind: str = "nf4", *, nested: bool = True, block: int = 64) -> Format:
-    """As bitsandbytes writes it. nested: whether scales are quantized, too."""
+    """The format of bitsandbytes. nested: whether scales are quantized, too"""
     table = torch.tensor(NF4 if kind == "nf4" else FP4)
     fine = torch.linspace(-1, 1, 256)  # the map of the scales may be any table
 

@@ -53,7 +53,7 @@ def test_cpu_decoder_gives_the_bits_of_the_plain_loop(
 def test_cpu_decoder_gives_the_bits_of_the_plain_loop_with_projections_in_several_formats(
     checkpoints: Checkpoints, tmp_path: Path, dtype: torch.dtype, mixture: bool
 ) -> None:
-    """A linear in memory has a part for each order of inputs, and for each format."""
+    """In memory, a linear has a part for each format and for each order of its inputs."""
     folder = Path(shutil.copytree(checkpoints("llama-biased"), tmp_path / "quantized"))
     decoder = decoder_of(rewrite_as_mixture(folder) if mixture else rewrite(folder, gptq(act_order=True)), dtype=dtype)
     for layer in decoder.weights.layers:
@@ -67,7 +67,7 @@ def test_cpu_decoder_gives_the_bits_of_the_plain_loop_with_projections_in_severa
 def test_cpu_decoder_gives_the_bits_of_the_plain_loop_with_experts_that_order_inputs_by_themselves(
     checkpoints: Checkpoints, tmp_path: Path, dtype: torch.dtype, kind: str
 ) -> None:
-    """So does the shared expert."""
+    """The shared expert orders its inputs, too."""
     folder = rewrite(Path(shutil.copytree(checkpoints(kind), tmp_path / "quantized")), gptq(act_order=True))
     assert_same_bits(decoder_of(folder, dtype=dtype), "auto")
 
@@ -118,7 +118,7 @@ def test_loads_of_experts_are_counted_by_both_decoders(checkpoints: Checkpoints)
 def test_cpu_decoder_gives_the_bits_of_the_plain_loop_without_pre_norms(
     checkpoints: Checkpoints, dtype: torch.dtype
 ) -> None:
-    """With norms of whole queries and keys, a scale of what is added, and queries that grow with their position."""
+    """With norms of all queries and keys together, a scale for residuals, and queries that grow with their position."""
     plain = decoder_of(checkpoints("gemma3"), dtype=dtype)
     spec, made = plain.spec, torch.Generator().manual_seed(0)
     sizes = {"q_norm": spec.heads * spec.head_dim, "k_norm": spec.kv_heads * spec.head_dim}

@@ -23,7 +23,7 @@ LENGTHS = [1, 2, PAGE - 1, PAGE, PAGE + 1, WINDOW + 2, 24, 25, 31, 33, 47, 48, 4
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Models this small only lose by threads."""
+    """Uses one thread: models this small are slower with several."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -68,7 +68,7 @@ def test_page_size_changes_no_logits(checkpoints: Checkpoints, kind: str, page_s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_text_equals_transformers(checkpoints: Checkpoints, kind: str) -> None:
-    """All against one pass over prompt and answer; the beginning of one against `generate`: the same, by induction."""
+    """One pass over prompt and answer checks all ids: if each follows from those before, the text is greedy."""
     folder, n = checkpoints(kind), 200
     decoder, oracle = decoder_of(folder, positions=512), Oracle(folder)
     prompts = prompts_of([WINDOW - 1, 1, 17, 50, 75, 130], seed=1)
@@ -167,7 +167,7 @@ def test_bfloat16_is_as_close_as_transformers(checkpoints: Checkpoints, kind: st
 
 
 def test_bfloat16_is_as_close_as_transformers_where_rounding_exchanges_experts(checkpoints: Checkpoints) -> None:
-    """In one prompt either side may be unlucky, so this takes the mean over many."""
+    """A single prompt may by chance be worse for either side, so this takes the mean over many."""
     folder = checkpoints("gemma4-moe", dtype=torch.bfloat16)
     decoder = decoder_of(folder, dtype=torch.bfloat16)
     exact, rounded = Oracle(folder), Oracle(folder, torch.bfloat16)

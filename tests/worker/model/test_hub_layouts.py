@@ -1,4 +1,4 @@
-"""Checkpoints as the hub has them: the language model is found and read whatever stands beside it under other names."""
+"""Checkpoints as the hub has them: the language model is found and read, whatever other tensors they hold."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ MULTIMODAL = [  # kind, model_type of the whole, names of the language model and
 
 
 def renamed(state: State, text: str, head: str, beside: tuple[str, ...]) -> State:
-    """The tensors of a checkpoint with a language model in the folder `text`, whose head is in `head`."""
+    """Renames a checkpoint's tensors. text, head: the new prefixes. beside: other tensors that are added"""
     found = {f"{text}{name.removeprefix('model.')}": state[name] for name in state if name.startswith("model.")}
     found |= {f"{head}{name}": state[name] for name in state if not name.startswith("model.")}
     found |= {f"{text}{name}": torch.ones(8) for name in ("layers.0.self_attn.rotary_emb.inv_freq",)}
@@ -98,7 +98,7 @@ def test_spelling_of_a_language_model_is_that_of_its_own_tensors(copy: Callable[
 
 
 def test_layers_after_the_last_one_that_predict_further_tokens_are_left_out(copy: Callable[[str], Path]) -> None:
-    """GLM-4.5 keeps its head for drafts as one more layer, with an embedding and a head of its own."""
+    """GLM-4.5 stores its head for drafts as one more layer, which has an embedding and an output head of its own."""
     folder = copy("glm4-moe")
     alone, state = logits(folder), load_file(folder / "model.safetensors")
     last = {name.replace("layers.2.", "layers.3."): value for name, value in state.items() if "layers.2." in name}

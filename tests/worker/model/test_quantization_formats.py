@@ -41,7 +41,7 @@ def copy(checkpoints: Checkpoints, tmp_path: Path) -> Copy:
 
 
 def log_probabilities(folder: Path) -> Tensor:
-    """Of the decoder that serves, whose bits are those of the plain loop."""
+    """Returns the log-probabilities of the decoder that serves, after comparing its bits with the plain loop's."""
     decoder = decoder_of(folder)
     (prompt,) = prompts_of([40])
     caches = [cache_for(decoder, tokens=64) for _ in range(2)]
@@ -54,7 +54,7 @@ def log_probabilities(folder: Path) -> Tensor:
 
 
 def assert_alike(folder: Path, full: Path) -> None:
-    """Our log-probabilities for a quantized checkpoint are those of transformers for its weights in full."""
+    """Our log-probabilities for a quantized checkpoint are those of transformers for the dequantized weights."""
     (prompt,) = prompts_of([40])
     wanted = Oracle(full).logits(prompt).log_softmax(-1)
     torch.testing.assert_close(log_probabilities(folder), wanted, atol=CLOSE, rtol=0)
@@ -88,7 +88,7 @@ def test_linears_without_scales_are_in_full_precision(copy: Copy, name: str, mod
 
 
 def test_modules_have_schemes_of_their_own(copy: Copy) -> None:
-    """int8 for the modules that a pattern names, int4 for the rest; and GPTQ's settings for some modules."""
+    """int8 for the modules that a pattern matches, int4 for the rest; and settings of GPTQ for single modules."""
     eight, four = FORMATS["int8 a row"], FORMATS["int4 a group, asymmetric"]
     groups = {
         "group_0": four.config["config_groups"]["group_0"] | {"format": "pack-quantized"},
@@ -180,7 +180,7 @@ def test_engine_of_a_four_bit_checkpoint_reports_it(copy: Copy, caplog: pytest.L
 
 @pytest.mark.parametrize("form", [gptq(), gptq(act_order=True)])
 def test_gptq_zeros_for_groups_in_the_usual_order_are_understood(copy: Copy, form: Format) -> None:
-    """Old tools wrote them, but with act-order they are no groups."""
+    """Old tools wrote zeros if groups have the usual order. With act-order, zeros are no valid groups."""
     folder = rewrite(copy("llama", "quantized"), form)
     state = load_file(folder / "model.safetensors")
     save(folder, {name: torch.zeros_like(tensor) if "g_idx" in name else tensor for name, tensor in state.items()})

@@ -25,7 +25,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 def put(value: float, at: int = 3) -> Change:
-    """Replaces one number of a tensor."""
+    """Returns a change of one number in a tensor."""
 
     def change(tensor: Tensor) -> Tensor:
         tensor.view(-1)[at] = value
@@ -43,7 +43,7 @@ def narrower(tensor: Tensor) -> Tensor:
 
 
 def text(change: Callable[[dict[str, Any]], Any]) -> Change:
-    """Changes a tensor of JSON."""
+    """Returns a change of a tensor that holds JSON."""
 
     def changed(tensor: Tensor) -> Tensor:
         state = json.loads(bytes(tensor.tolist()))

@@ -72,7 +72,7 @@ for room, folder in zip(pairs[::2], pairs[1::2], strict=True):
 
 
 def in_need_of(room: str, checkpoints: Checkpoints, tmp_path: Path) -> Path:
-    """Returns a checkpoint that needs a room. One in few bits, or from a GGUF file, is refused by its config alone."""
+    """Returns a checkpoint that needs the room. For quantization and GGUF, a config is enough to be refused."""
     if room in LAYERS:
         return checkpoints(LAYERS[room])
     method = next(name for name, module in METHODS.items() if module.startswith(room))

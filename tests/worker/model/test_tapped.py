@@ -1,4 +1,4 @@
-"""Outputs of inner layers: both decoders write those of the rows with logits, and they are those of transformers."""
+"""Outputs of inner layers: both decoders write them for the rows with logits, and they equal those of transformers."""
 
 import random
 from dataclasses import replace

@@ -29,7 +29,7 @@ def load_folder(folder: Path, dtype: torch.dtype = torch.float32, **how: Any) ->
 
 @pytest.fixture
 def copy(checkpoints: Checkpoints, tmp_path: Path) -> Callable[..., Path]:
-    """A checkpoint that a test may break."""
+    """Returns a function that copies a checkpoint, so that a test may break it."""
     return lambda kind, **how: Path(shutil.copytree(checkpoints(kind, **how), tmp_path / kind))
 
 
@@ -125,7 +125,7 @@ def test_tied_checkpoint_with_another_head_uses_it(copy: Callable[..., Path]) ->
 def test_text_model_of_a_multimodal_checkpoint_is_loaded(
     copy: Callable[..., Path], checkpoints: Checkpoints, text: str, head: str
 ) -> None:
-    """Old and new names of its tensors; vision tensors are left alone."""
+    """Its tensors have old or new names; tensors of the vision model are not read."""
     folder = copy("gemma3")
 
     def rename(state: State) -> None:

@@ -27,7 +27,7 @@ from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.layer_names import LayerNames
 from worker.model.mixers.kinds import mixer
 from worker.model.quantization.in_memory import AS_STORED, in_memory
-from worker.model.share import CannotShare, Share, check
+from worker.model.share import CannotShare, Share, check, parts_of_kv
 from worker.model.weights import load
 from worker.ranks.part import PartDecoder
 from worker.spec import ModelSpec
@@ -145,6 +145,7 @@ def test_what_cannot_be_shared_is_refused_with_what_would_work(
 def test_ranks_without_key_heads_of_their_own_share_them(checkpoints: Checkpoints) -> None:
     spec = spec_of(checkpoints, "llama", heads=8, kv_heads=2)
     check(spec, 4)
+    assert (parts_of_kv(spec, 2), parts_of_kv(spec, 4)) == (2, 2)
     shares = [Share(rank, 4) for rank in range(4)]
     assert {(share.spec(spec).heads, share.spec(spec).kv_heads) for share in shares} == {(2, 1)}
     linears = mixer("attention").stored.linears(spec, spec.layers[0], LayerNames.of(spec, [], ""))

@@ -87,7 +87,7 @@ OTHERS = [
 
 
 def traffic(bench: RunnerBench, samplings: list[m.Sampling]) -> None:
-    """Sends prompts of one token to several chunks, a new one every third iteration."""
+    """Sends prompts of one token up to several chunks, one every third iteration."""
     draw = random.Random(1)
     for id, sampling in enumerate(samplings):
         prompt = [draw.randrange(3, VOCAB) for _ in range(draw.choice([1, 5, 17, 64, 80]))]

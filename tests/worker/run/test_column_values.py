@@ -1,4 +1,4 @@
-"""A column is a line in the table and a function: everything else follows."""
+"""A new column needs a line in the table and a function; everything else follows from these."""
 
 from array import array
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def tags(layout: StepLayout) -> object:
 
 @pytest.fixture
 def wider(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step with three more columns."""
+    """Patches in a step with three more columns."""
     for name, column, values in (("marks", MARKS, marks), ("tags", TAGS, tags), ("states", STATES, marks)):
         monkeypatch.setitem(COLUMNS, name, column)
         monkeypatch.setitem(VALUES, name, values)

@@ -17,7 +17,7 @@ def sequence(id: int, tokens: list[int], prompt_len: int, **options: object) -> 
 
 
 def check(told: Logprobs, logits: torch.Tensor, tokens: list[int], top: int) -> None:
-    """logits [N, V], the token of each row."""
+    """Checks one message. logits [N, V]. tokens: of each row"""
     expected = logits.double().log_softmax(-1)
     assert told.top == top
     chosen = torch.tensor(unpack_f32(told.chosen)).double()

@@ -60,7 +60,7 @@ def test_eos_and_stop_ids_cannot_come_before_min_tokens() -> None:
 
 
 def test_rows_of_one_sequence_sample_successive_outputs() -> None:
-    """As drafts have it: what was chosen for the rows before counts as output."""
+    """As for drafts: the tokens of earlier rows count as output for later ones."""
     torch.manual_seed(0)
     logits, ids = torch.randn(6, V), [7, 9, 3, 4, 11, 13]
     logits[:, 3] += 20.0

@@ -95,7 +95,7 @@ def test_steps_cover_every_kind() -> None:
 
 
 def test_steps_cover_every_tile_of_linear() -> None:
-    """Each is a kernel to compile. Llama-3.2-3B's head, its feed-forward's end, and its beginning."""
+    """Each tile is a kernel to compile. The products are Llama-3.2-3B's head, down, and gate with up."""
     from worker.kernels.gpu.products.tiles import choose_gated_tile, choose_tile
 
     def tiles(rows: Iterable[int], tokens: Iterable[int]) -> tuple[set[object], ...]:

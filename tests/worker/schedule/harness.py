@@ -53,7 +53,7 @@ def next_id(last: int) -> int:
 
 
 def reference(sequence: Sequence, config: SchedulerConfig) -> tuple[list[int], Outcome]:
-    """All tokens and the outcome, by the plainest loop: no pages, no steps, no other sequences."""
+    """Returns all tokens and the outcome by the plainest loop: without pages, steps or other sequences."""
     sampling, prompt = sequence.sampling, sequence.prompt_len
     tokens = sequence.tokens[:prompt]
     while True:
@@ -69,7 +69,7 @@ def reference(sequence: Sequence, config: SchedulerConfig) -> tuple[list[int], O
 
 
 def commit(scheduler: Scheduler, plan: Plan, ids: list[int], now: float) -> list[SequenceUpdate]:
-    """Launches and updates a step at once, as where none runs ahead."""
+    """Launches and updates a step at once, as without overlap."""
     scheduler.launched(plan)
     return scheduler.update(plan, ids, now)
 
@@ -183,7 +183,7 @@ class Rig:
         return updates
 
     def finish(self, steps: int) -> set[Sequence]:
-        """Runs at most `steps` until nothing is left, at the scheduler's own times; returns the expired sequences."""
+        """Runs up to `steps` steps until nothing is left, at times that the scheduler asks for. Returns the expired."""
         late: set[Sequence] = set()
         for _ in range(steps):
             late.update(self.scheduler.expire(self.now))
@@ -197,14 +197,14 @@ class Rig:
         return late
 
     def tokens(self, sequence: Sequence) -> list[int]:
-        """The tokens as the device knows them, with ids in flight."""
+        """Returns the tokens as the device knows them: with the ids of steps in flight."""
         pending = []
         for plan, ids in self.in_flight:
             pending += [id for (sampled, _), id in zip(plan.rows, ids, strict=True) if sampled is sequence]
         return sequence.tokens + pending[len(pending) - sequence.pending_outputs :]
 
     def run(self, plan: Plan) -> list[int]:
-        """The forward: reads and writes K/V through the pages, returns the sampled ids."""
+        """Plays the forward: reads and writes K/V through the pages, and returns the sampled ids."""
         for chunk in plan.chunks:
             self.check_read(chunk.sequence, chunk.start)
         before = self.read_states(plan)
@@ -229,7 +229,7 @@ class Rig:
         return ids
 
     def read_states(self, plan: Plan) -> dict[Sequence, int]:
-        """The hash of all tokens before each chunk."""
+        """Returns the hash of all tokens before each chunk, as read from its slot."""
         before, sequences = {}, [chunk.sequence for chunk in plan.chunks]
         for chunk, one in zip(plan.chunks, sequences, strict=True):
             if not chunk.start:
@@ -260,7 +260,7 @@ class Rig:
             assert found == expected[first:], f"{sequence.key} would read another sequence's K/V"
 
     def check_plan(self, plan: Plan) -> None:
-        """Checks each chunk as if it had no drafts; check_drafts() checks those."""
+        """Checks each chunk without its drafts, which check_drafts() checks."""
         if plan.drafts:
             self.check_drafts(plan)
         config = self.config
@@ -300,7 +300,7 @@ class Rig:
             assert all(end in both for end, *both in zip(ends, lengths, cuts, strict=True))
 
     def cut(self, chunk: Chunk) -> int:
-        """The first checkpoint after the chunk's start."""
+        """Returns the first checkpoint after the chunk's start."""
         config, size = self.config, self.pool.page_size
         scores = chunk.sequence.scores
         prompt = (scores and scores.start) or chunk.sequence.prompt_len  # or what is before the scored end of it
@@ -334,7 +334,7 @@ def set_drafter(scheduler: Scheduler, sequence: Sequence, drafter: Drafter) -> N
 
 
 def feed(rig: Rig, sequence: Sequence, ids: list[int]) -> Outcome | None:
-    """Runs steps in which the model samples `ids`; the outcome, None if there is none yet."""
+    """Runs steps in which the model samples `ids`. Returns the outcome, or None if the sequence goes on."""
     outcome = None
     for token in ids:
         assert outcome is None, "it has ended already"
@@ -359,7 +359,7 @@ def join_order(rig: Rig, steps: int = 500) -> list[Sequence]:
 
 
 class OracleDrafter(NgramDrafter):
-    """Proposes the true next tokens, given as `tokens`, except some of them; and other tokens after their end."""
+    """Proposes the next tokens from `tokens`, a few of them wrong, and wrong ones after the end of `tokens`."""
 
     def __init__(self, tokens: list[int], salt: int = 0) -> None:
         super().__init__()

@@ -102,7 +102,7 @@ def test_claim_with_another_cache_salt_shares_nothing() -> None:
 
 
 def computed_by(rig: Rig, sequence: Sequence) -> int:
-    """Tokens computed from here to the sequence's end."""
+    """Runs a sequence to its end. Returns how many of its tokens were computed."""
     total = 0
     while sequence not in rig.ends:
         plan = rig.plan()
@@ -163,7 +163,7 @@ def windowed(monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 
 def kept(sequence: Sequence, group: int) -> list[int]:
-    """Which pages of a sequence, counted from its beginning, are not returned."""
+    """Returns the indexes of a sequence's pages that have not been returned to the pool."""
     return [index for index, page in enumerate(sequence.pages[group]) if page]
 
 
@@ -214,7 +214,7 @@ def test_prompt_grows_only_if_its_chunk_may_be_in_the_step(windowed: Rig) -> Non
 
 
 def test_sequence_of_32k_tokens_keeps_a_window_of_512() -> None:
-    """Two of them run in pages for 2,500 positions of the window, and the kernels' blocks are the real ones."""
+    """Two sequences run although the window's pages hold 2,500 positions only. The kernels' blocks have real sizes."""
     settings = {"prefill_chunk_size": 512, "max_step_tokens": 512, "max_seq_len": 40_000}
     size, chunk = 32, chunk_pages(512, 32)
     rig = Rig(pages=2 * 1025 + 30, page_size=size, windows={512: 2 * window_pages(512, size) + chunk + 1}, **settings)

@@ -79,7 +79,7 @@ class Machine(RuleBasedStateMachine):
         spare_windows: int,
         slots: int,
     ) -> None:
-        self.small = ExitStack()  # as these prompts are
+        self.small = ExitStack()  # sizes that suit these small prompts
         self.small.enter_context(patch.multiple(step_time, MIN_PREFILL_TOKENS=floor, TILE=1))
         self.small.enter_context(patch.object(window, "KEY_BLOCK", key_block))
         if page_size == 0:  # contiguous: a page is a whole sequence
@@ -96,7 +96,7 @@ class Machine(RuleBasedStateMachine):
         self.left: set[Sequence] = set()
 
     def pages_of(self, one: int, page_size: int, spare: int, config: dict[str, Any]) -> int:
-        """Returns a pool size that any sequence fits into: the most pages it needs at a time, and `spare` more."""
+        """Returns a pool size for any sequence: the most pages that one needs at a time, and `spare` more."""
         chunk = window.chunk_tokens(SchedulerConfig(**config), config["max_seq_len"])
         return 1 + window.window_pages(one, page_size) + window.chunk_pages(chunk, page_size) + spare
 
@@ -138,7 +138,7 @@ class Machine(RuleBasedStateMachine):
         return plan
 
     def launch(self) -> Plan:
-        """Plans and launches a step, behind the one in flight if there is one."""
+        """Plans and launches a step, even if another one is in flight."""
         plan = self.plan()
         if plan:
             self.rig.launch(plan)
@@ -172,7 +172,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(again=st.booleans())
     def steps_in_flight_are_lost(self, again: bool) -> None:
-        """The first of them is retried, or planned again."""
+        """The first lost step is retried, or its tokens are planned again."""
         self.launch()
         lost = [plan for plan, _ in self.rig.in_flight]
         self.discard()

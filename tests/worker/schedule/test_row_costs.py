@@ -6,11 +6,20 @@ from math import inf
 import pytest
 
 from tests.worker.schedule.harness import OracleDrafter, Rig, reference, set_drafter
-from worker.schedule.row_costs import COMPARISONS, FORGET_AFTER, LEAST_ROW_COST, PLAIN_EVERY, ROW_COST, RowCosts
+from worker.schedule.row_costs import (
+    COMPARISONS,
+    FORGET_AFTER,
+    LEAST_ROW_COST,
+    PLAIN_EVERY,
+    PROPOSAL_COST,
+    ROW_COST,
+    RowCosts,
+)
+from worker.schedule.step_time import StepTimePolicy
 
 
 def measured(cost: float, sequences: int, steps: int = 60, noise: float = 0.0, seed: int = 1) -> RowCosts:
-    """Returns the costs after steps in turn with and without drafts; a step takes 20 ms, more as contexts grow."""
+    """Returns the costs learnt from steps with and without drafts. A step takes 20 ms, more as contexts grow."""
     draw, costs = random.Random(seed), RowCosts()
     for step in range(steps):
         drafted = draw.randint(1, 4) if step % 2 else 0
@@ -71,8 +80,25 @@ def test_cost_that_forbids_drafts_is_forgotten() -> None:
     assert costs(4) == ROW_COST
 
 
+def test_time_of_a_model_that_proposes_is_measured_by_itself() -> None:
+    costs = RowCosts()
+    assert costs.of_proposals(1) == PROPOSAL_COST
+    costs.add(1, 1, 0.020)
+    costs.proposed(1, 2, 0.004)
+    assert costs.of_proposals(1) == costs.of_proposals(3) == pytest.approx(0.1)
+    assert (costs.take_proposing(), costs.take_proposing()) == (0.004, 0.0)
+    policy = StepTimePolicy(inf, 64)
+    for seconds, rows, proposing in ((0.020, 1, 0.0), (0.030, 2, 0.005)) * 20:
+        policy.row_cost.proposed(1, 1, proposing)
+        policy.planned(0.0, 1, rows, 0)
+        policy.launched(1)
+        policy._last_computed = 0.0
+        policy.computed(seconds)
+    assert policy.row_cost(1) == pytest.approx(0.25)
+
+
 def test_steps_of_a_scheduler_are_compared_by_their_sequences() -> None:
-    """A step of one row takes 10 ms, and each further row, too."""
+    """A step takes 10 ms for each row."""
     rig = Rig(page_size=64, max_draft_tokens=3, token_s=0.01)
     stream = rig.submit([1, 2, 3], 40, ignore_eos=True)
     for _ in range(4):

@@ -22,7 +22,7 @@ def linear(step: float, decode: float, token: float) -> Seconds:
 
 
 def roofline(memory: float, token: float) -> Seconds:
-    """The longer of reading the weights from memory and computing the rows."""
+    """Returns the time to read all weights from memory or to compute all rows, whichever is longer."""
     return lambda decodes, prompt: max(memory, token * (decodes + prompt))
 
 
@@ -38,7 +38,7 @@ class Machine:
         self.now = 100.0
 
     def step(self, decodes: int, prompt: int | None = None, late: float = 0.0) -> float:
-        """One step with `prompt` tokens, or as many as the budget allows; returns its seconds."""
+        """Runs one step with `prompt` tokens, or with as many as the budget allows. Returns its seconds."""
         tokens = self.policy.prefill_budget(decodes) if prompt is None else prompt
         self.policy.planned(self.now, 9, decodes, tokens)
         self.policy.launched(9)
@@ -47,7 +47,7 @@ class Machine:
         return self.now - began
 
     def warmed_up(self) -> "Machine":
-        """After a prompt, and some steps without one."""
+        """Runs a prompt, then some steps without one."""
         self.step(0, 128)
         for _ in range(3):
             self.step(4, 0)
@@ -158,7 +158,7 @@ def test_budget_after_a_stalled_first_step_recovers_at_once() -> None:
 
 @pytest.mark.parametrize(("change", "budget"), [(0.2, MAX_STEP_TOKENS), (1.5, 112), (5.0, MIN_PREFILL_TOKENS)])
 def test_budget_on_a_machine_that_changes_is_measured_anew(change: float, budget: int) -> None:
-    """Even if no step is without prompts from then on."""
+    """This holds even if all later steps are without prompts."""
     machine = Machine(CPU).warmed_up()
     for _ in range(2 * SAMPLES):
         machine.step(4)
@@ -267,7 +267,7 @@ def test_scheduler_prompt_advances_in_every_step_beside_many_streams() -> None:
 
 
 def test_scheduler_draft_counts_as_a_row() -> None:
-    """Else the time of one decode with seven drafts would pass for that of one decode."""
+    """Otherwise the time of a decode with seven drafts would count as the time of a plain decode."""
     rig = Rig(page_size=32, max_draft_tokens=7, target_step_s=TARGET, token_s=0.01)
     stream = rig.submit([1, 2, 3], 24, ignore_eos=True)
     drafter = OracleDrafter(reference(stream, rig.config)[0])

@@ -29,7 +29,7 @@ def addresses() -> dict[str, str]:
 
 
 def host(folder: Path, keys: Path, name: str) -> Path:
-    """What is copied to the host of frontend `name`."""
+    """Makes a folder with the files that are copied to the host of frontend `name`."""
     folder.mkdir()
     shutil.copy(keys / f"{name}.key_secret", folder / "frontend.key_secret")
     shutil.copy(keys / "worker.key", folder)

@@ -19,7 +19,7 @@ async def test_frontend_that_leaves_is_reaped(tmp_path: Path) -> None:
         async with linked(worker.wire) as pool:
             await pool.submit(PROMPT, sampling(1500))
             assert [peer.pid for peer in worker.server.status().frontends] == [os.getpid()]
-            pool._placement.clear()  # as if killed: no Abort is said
+            pool._placement.clear()  # as if killed: no Abort is sent
             await pool.close()
             await until(lambda: not worker.scheduler.has_work)
             worker.scheduler.check()

@@ -1,13 +1,20 @@
-"""Finds the model that drafts (--speculative-config), and gives it to an engine once the served model is loaded."""
+"""Finds the model that drafts, and gives it to an engine once the served model is loaded.
 
+--speculative-config names it. With --speculation auto it is the MTP head of the checkpoint, if there is one.
+"""
+
+import logging
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.config.speculation import read_speculative_config
-from worker.engine.load_model import ModelFiles, find_model, load_model
+from shared.hf_hub import Progress
+from worker.engine.load_model import LoadedModel, ModelFiles, find_model, load_model
 from worker.kv_cache.sizing import longest_sequence
+from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.model.layer import Weights
 from worker.model.quantization.in_memory import in_memory
 from worker.model.source import open_source
@@ -16,10 +23,15 @@ from worker.run.runner import Runner
 from worker.schedule.features.speculation import Speculation
 from worker.spec import ModelSpec
 
+if TYPE_CHECKING:
+    from worker.ranks.hosts.rendezvous import Hosts
+
+log = logging.getLogger("sluice.load")
+
 
 @dataclass(frozen=True, slots=True)
 class FoundDrafter:
-    """nbytes: what it takes in memory.
+    """nbytes: what it takes in memory. optional: whether the model is served without it if the memory is too small.
 
     add_to: loads it and gives it to an engine: its runner, its scheduler's part, the served model's weights, and the
     length of the longest sequence. Raises CheckpointError.
@@ -27,19 +39,52 @@ class FoundDrafter:
 
     nbytes: int
     add_to: Callable[[Runner, Speculation, Weights, int], None]
+    optional: bool = False
+
+
+def load_with_drafter(
+    files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_progress: Progress, hosts: "Hosts | None" = None
+) -> tuple[LoadedModel, FoundDrafter | None]:
+    """Loads the model, and returns it with the model that drafts for it, if there is one and the memory suffices.
+
+    hosts: where the other processes of --rank-group come together. Raises as load_model and find_drafter do.
+    """
+    drafter = find_drafter(files, model, worker)
+    try:
+        return load_model(files, model, worker, on_progress, drafter.nbytes if drafter else 0, hosts), drafter
+    except ConfigError as error:
+        if drafter is None or not drafter.optional:
+            raise
+        loaded = load_model(files, model, worker, on_progress)
+        log.warning("the checkpoint's MTP head proposes no drafts: %s", error)
+        return loaded, None
 
 
 def find_drafter(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> FoundDrafter | None:
-    """Returns the model that drafts; None if --speculative-config names none.
-
-    Raises ConfigError and CheckpointError.
-    """
+    """Returns the model that drafts; None if there is none. Raises ConfigError and CheckpointError."""
+    if not worker.speculative_config:
+        return _find_own_head(files, model, worker) if worker.speculation == "auto" else None
     config = read_speculative_config(worker.speculative_config, worker.max_draft_tokens)
     if not config.runs_a_model:
         return None
     if files.device.type != "cpu":
         raise ConfigError(f"--speculative-config with {config.method} works on the CPU only: leave it out, or --device")
     return FINDERS[config.method](files, model, worker)
+
+
+def _find_own_head(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> FoundDrafter | None:
+    """Returns the MTP head of the checkpoint if --speculation auto uses it. One that cannot be used is left out."""
+    from worker.run.drafters.mtp_head import has_head
+
+    usable = files.device.type == "cpu" and files.formats.all_in_c and worker.batch_invariant
+    usable = usable and files.task.name == "generate" and worker.tensor_parallel_size == 1
+    if not usable or not has_head(files.folder, files.spec):
+        return None
+    try:
+        return replace(_find_mtp(files, model, worker), optional=True)
+    except CheckpointError as error:
+        log.warning("the checkpoint's MTP head cannot be used, and proposes no drafts: %s", error)
+        return None
 
 
 def _find_mtp(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> FoundDrafter:

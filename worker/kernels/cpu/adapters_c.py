@@ -4,13 +4,13 @@ in the same order, as those in csrc/adapters/adapters.h.
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_float, c_long, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu.library import kernels
+from worker.kernels.cpu.library import instruction_sets, kernels
 from worker.kernels.cpu.packed_weight import CpuWeight
 
 
@@ -59,7 +59,9 @@ class _Rows(Structure):
 
 
 class _StepAdapters(Structure):
-    _fields_ = [("adapters", POINTER(_Rows)), ("count", c_long), *((name, c_void_p) for name in KERNELS)]
+    _fields_ = [
+        ("adapters", POINTER(_Rows)), ("count", c_long), *((name, c_void_p) for name in KERNELS), ("in_tiles", c_int),
+    ]  # fmt: skip
 
 
 class AdapterC:
@@ -99,10 +101,13 @@ class StepAdaptersC:
 
     def __init__(self, rows: Sequence[RowsC]) -> None:
         self._rows = rows  # the library gets addresses: keep what they point to
-        functions = kernels()[rows[0].adapter.dtype]
+        dtype = rows[0].adapter.dtype
+        functions, in_tiles = kernels()[dtype], instruction_sets(dtype)[1] == "amx"
         called = [ctypes.cast(getattr(functions, name), c_void_p) for name in KERNELS]
         columns = ([one.of_all for one in rows], [one.of_logits for one in rows])
-        self._structs = (_StepAdapters * 2)(*(_StepAdapters(_rows(rows, each), len(rows), *called) for each in columns))
+        self._structs = (_StepAdapters * 2)(
+            *(_StepAdapters(_rows(rows, each), len(rows), *called, in_tiles) for each in columns)
+        )
 
     @property
     def addresses(self) -> tuple[int, int]:

@@ -35,7 +35,7 @@ ROUND_TWICE = ("-ffp-contract=off",)  # after the product and after the sum
 
 ANY = (
     "cpu_features.c", "gemm/pack.c", "gemm/pack_codes.c", "decoder.c", "experts.c", "ranks/ranks.c",
-    "adapters/adapters.c",
+    "ranks/sockets.c", "adapters/adapters.c",
 )  # fmt: skip
 ROWS = (
     "adapters/add_product.c", "adapters/few_rows.c", "rowwise.c", "recurrent/mamba2.c", "recurrent/short_conv.c",

@@ -106,3 +106,36 @@ def experts(
     ):  # fmt: skip
         raise MemoryError("no memory for the buffers of a matmul")
     return out
+
+
+def choose(logits: Tensor, layer: CExperts) -> tuple[Tensor, Tensor]:
+    """Returns the experts that `experts` chooses by logits [T, E] float32, and their weights: [T, chosen] int32 and
+    float32."""
+    found, struct, shape = library(), layer.struct(), (len(logits), layer.chosen)
+    assert found is not None and logits.shape[1] == layer.router.n
+    assert logits.dtype == torch.float32 and logits.is_contiguous()
+    numbers, weights = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
+    found.experts_choose(
+        ctypes.byref(struct), c_void_p(logits.data_ptr()), c_long(len(logits)), c_void_p(numbers.data_ptr()),
+        c_void_p(weights.data_ptr()),
+    )  # fmt: skip
+    return numbers, weights
+
+
+def combine(
+    results: Tensor, weights: Tensor, add: Tensor | None, add_gate: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Returns the sum that `experts` makes of the results of each row's experts [T, chosen, H] float32: [T, H].
+
+    weights [T, chosen]; add [T, H] in `dtype`, add_gate [T, 1] float32: see `experts_torch`.
+    """
+    (t, chosen, hidden), out = results.shape, results.new_empty(results.shape[::2], dtype=dtype)
+    assert results.is_contiguous() and weights.is_contiguous() and weights.shape == (t, chosen)
+    assert add is None or (add.dtype == dtype and add.is_contiguous() and add.shape == out.shape)
+    assert add_gate is None or (add_gate.numel() == t and add_gate.is_contiguous())
+    places = torch.arange(t * chosen, dtype=torch.int32)
+    kernels()[dtype].combine(
+        results.data_ptr(), places.data_ptr(), weights.data_ptr(), address(add), address(add_gate), out.data_ptr(),
+        t, chosen, hidden, torch.get_num_threads(),
+    )  # fmt: skip
+    return out

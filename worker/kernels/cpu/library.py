@@ -37,7 +37,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "qkv_rope_write": _POINTERS * 11 + (c_float, c_float) + _LONGS * 4 + (c_int, c_int, c_int),
     "add_product": _POINTERS * 3 + _LONGS + (c_float,),
     "multiply_a": _POINTERS + _LONGS * 2,
-    "add_b": _POINTERS * 2 + _LONGS * 2,
+    "add_b": _POINTERS * 2 + _LONGS * 4,
     "gemm": _POINTERS + _LONGS + (c_int, c_int),
     "attention": _POINTERS * 9 + _LONGS * 8 + (c_int, c_float, c_float, c_int),
     "store_kv": _POINTERS * 5 + _LONGS * 5 + (c_int,),

@@ -6,17 +6,28 @@ module knows the layout of memory; pack.c and pack_codes.c fill it.
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from worker.kernels.cpu.huge_pages import Memory, fresh_memory
 from worker.kernels.cpu.library import available, kernels, library, multiplies_bf16, tier
-from worker.kernels.weights.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight, stack
+from worker.kernels.weights.quantized_weight import (
+    E2M1,
+    E4M3,
+    INT4,
+    INT8,
+    IQ4_NL,
+    CodeMap,
+    QuantizedWeight,
+    joined,
+    runs_in_one_format,
+)
 
 LAYOUT = 5  # version of packed weights: of csrc/gemm/weight.h, and of the codes that quantization chooses
 PANEL = 32  # columns of a packed panel
@@ -33,6 +44,7 @@ INTEGER_KINDS = {
 }  # values are small integers or halves
 LARGEST_INPUT = 255 << 7  # inputs are turned into integers up to this (csrc/gemm/integer/integer_rows.h)
 FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS = range(3)  # CodeOrder of weight.h
+Rows = TypeVar("Rows", Tensor, QuantizedWeight)  # a weight, or some of its rows
 E4M3_FACTOR = 256.0  # the library reads e4m3 as fp16, whose exponent means 2^8 times less
 
 
@@ -142,57 +154,76 @@ def pack_weight(
     memory = memory or fresh_memory
     packed: list[PackedPart] = []
     begin = 0
-    for part in _merge(parts):
-        end = begin + part.shape[0]
-        if isinstance(part, QuantizedWeight):
-            one = _pack_codes(part, dtype, memory)
-        else:
-            one = _pack_tensor(part, dtype, memory)
+    for one in _pack_runs(parts, dtype, memory):
+        end = begin + one.n
         packed.append(one if bias is None else replace(one, bias=_copied(bias[begin:end], torch.float32, memory)))
         begin = end
     assert bias is None or bias.shape == (begin,)
     return CpuWeight(tuple(packed), dtype)
 
 
-def _merge(parts: Sequence[Tensor | QuantizedWeight]) -> list[Tensor | QuantizedWeight]:
-    """Concatenates all parts if they are tensors, and neighbours in the same format if they are quantized."""
-    if all(isinstance(part, Tensor) for part in parts):
-        tensors = [part for part in parts if isinstance(part, Tensor)]
-        return [torch.cat(tensors) if len(tensors) > 1 else tensors[0]]
-    if all(isinstance(part, QuantizedWeight) for part in parts):
-        return [*stack([part for part in parts if isinstance(part, QuantizedWeight)])]
-    return [*parts]
+def _pack_runs(parts: Sequence[Tensor | QuantizedWeight], dtype: torch.dtype, memory: Memory) -> Iterator[PackedPart]:
+    """Packs tensors as one part if all are tensors, and neighbours in the same format as one if all are quantized."""
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+    if not quantized:
+        yield _pack_tensors(tensors, dtype, memory)
+    elif not tensors:
+        for run in runs_in_one_format(quantized):
+            yield _pack_codes(run, dtype, memory)
+    else:
+        for part in parts:
+            if isinstance(part, Tensor):
+                yield _pack_tensors([part], dtype, memory)
+            else:
+                yield _pack_codes([part], dtype, memory)
 
 
 def _copied(tensor: Tensor, dtype: torch.dtype, memory: Memory) -> Tensor:
     return memory(tensor.shape, dtype).copy_(tensor)
 
 
-def _pack_tensor(weight: Tensor, dtype: torch.dtype, memory: Memory) -> PackedPart:
-    n, k = weight.shape
-    assert weight.dtype == dtype and weight.is_contiguous()
+def _pack_tensors(weights: Sequence[Tensor], dtype: torch.dtype, memory: Memory) -> PackedPart:
+    n, k = sum(map(len, weights)), weights[0].shape[1]
     depth = -(-k // K_STEP) * K_STEP if dtype == torch.bfloat16 else k
     panels = memory((-(-n // PANEL), depth, PANEL), dtype)
-    kernels()[dtype].pack(weight.data_ptr(), panels.data_ptr(), n, k, torch.get_num_threads())
+    for first, weight in _whole_panels(weights, torch.cat):
+        assert weight.dtype == dtype and weight.is_contiguous()
+        to = panels[first:].data_ptr()
+        kernels()[dtype].pack(weight.data_ptr(), to, len(weight), k, torch.get_num_threads())
     return PackedPart(panels=panels, n=n, k=k)
 
 
-def _pack_codes(weight: QuantizedWeight, dtype: torch.dtype, memory: Memory) -> PackedPart:
-    kind, found = _kind(weight.code_map, _group(weight), dtype), library()
-    order = _code_order(kind, dtype)
+def _pack_codes(weights: Sequence[QuantizedWeight], dtype: torch.dtype, memory: Memory) -> PackedPart:
+    """Packs the rows of weights in the same format, one weight after another."""
+    any_weight, found = weights[0], library()
+    kind = _kind(any_weight.code_map, _group(any_weight), dtype)
+    order, size = _code_order(kind, dtype), any_weight.group_size
     assert found is not None
-    if order == FOR_BF16_PAIRS and CODE_BLOCK < weight.group_size < weight.shape[1] and weight.group_size % K_STEP:
-        weight = _with_groups_of_a_block(weight)
-    part = _empty_part(weight, kind, 4 if dtype == torch.float32 else 2, memory)
-    codes, scale = weight.codes.contiguous(), weight.scale.contiguous()
-    minimum = None if weight.minimum is None else weight.minimum.contiguous()
-    found.pack_codes(
-        ctypes.byref(part.struct()), c_void_p(codes.data_ptr()), c_void_p(scale.data_ptr()),
-        c_void_p(None if minimum is None else minimum.data_ptr()),
-        c_int(order), c_int(_flip(weight.code_map)), c_int(torch.get_num_threads()),
-    )  # fmt: skip
-    assert weight.code_map is not E4M3 or minimum is None
-    return replace(part, factor=part.factor * E4M3_FACTOR) if weight.code_map is E4M3 else part
+    if order == FOR_BF16_PAIRS and CODE_BLOCK < size < any_weight.shape[1] and size % K_STEP:
+        weights = [_with_groups_of_a_block(weight) for weight in weights]
+    part = _empty_part(weights, kind, 4 if dtype == torch.float32 else 2, memory)
+    for first, weight in _whole_panels(weights, joined):
+        codes, scale = weight.codes.contiguous(), weight.scale.contiguous()
+        minimum = None if weight.minimum is None else weight.minimum.contiguous()
+        found.pack_codes(
+            ctypes.byref(replace(part, panels=part.panels[first:], n=len(codes)).struct()),
+            c_void_p(codes.data_ptr()), c_void_p(scale.data_ptr()),
+            c_void_p(None if minimum is None else minimum.data_ptr()),
+            c_int(order), c_int(_flip(weight.code_map)), c_int(torch.get_num_threads()),
+        )  # fmt: skip
+        assert weight.code_map is not E4M3 or minimum is None
+    return replace(part, factor=part.factor * E4M3_FACTOR) if any_weight.code_map is E4M3 else part
+
+
+def _whole_panels(weights: Sequence[Rows], join: Callable[[list[Rows]], Rows]) -> Iterator[tuple[int, Rows]]:
+    """Yields each weight with the number of its first panel. Weights that would share a panel are joined before."""
+    if any(weight.shape[0] % PANEL for weight in weights[:-1]):
+        weights = [join(list(weights))]
+    first = 0
+    for weight in weights:
+        yield first, weight
+        first += weight.shape[0] // PANEL
 
 
 def _with_groups_of_a_block(weight: QuantizedWeight) -> QuantizedWeight:
@@ -213,9 +244,10 @@ def _group(weight: QuantizedWeight) -> int:
     return weight.group_size if weight.group_size < k else -(-k // CODE_BLOCK) * CODE_BLOCK
 
 
-def _empty_part(weight: QuantizedWeight, kind: int, scale_bytes: int, memory: Memory) -> PackedPart:
-    """Returns the part that a weight becomes, whose panels are not written yet."""
-    n, k = weight.shape
+def _empty_part(weights: Sequence[QuantizedWeight], kind: int, scale_bytes: int, memory: Memory) -> PackedPart:
+    """Returns the part that weights in the same format become, whose panels are not written yet."""
+    weight, n = weights[0], sum(weight.shape[0] for weight in weights)
+    k = weight.shape[1]
     bits, has_minimum = weight.code_map.bits, weight.minimum is not None
     assert bits == 4 or weight.code_map in KINDS
     group = _group(weight)
@@ -228,7 +260,7 @@ def _empty_part(weight: QuantizedWeight, kind: int, scale_bytes: int, memory: Me
         values=_copied(values, torch.float32, memory),
         input_order=None if order is None else _copied(order, torch.int64, memory),
         n=n, k=k, group=group, kind=kind, has_minimum=has_minimum, scale_bytes=scale_bytes,
-        factor=1.0 if scale_bytes == 4 else _factor(weight),
+        factor=1.0 if scale_bytes == 4 else _factor(weights),
     )  # fmt: skip
 
 
@@ -264,7 +296,8 @@ def _code_order(kind: int, dtype: torch.dtype) -> int:
     return FOR_BF16_PAIRS if dtype == torch.bfloat16 and multiplies_bf16() else FOR_FP32
 
 
-def _factor(weight: QuantizedWeight) -> float:
+def _factor(weights: Sequence[QuantizedWeight]) -> float:
     """Returns the power of two that brings the largest scale or minimum near the end of fp16's range."""
-    largest = max(x.abs().max().item() for x in (weight.scale, weight.minimum) if x is not None)
+    numbers = [x for weight in weights for x in (weight.scale, weight.minimum) if x is not None]
+    largest = max(max(-low, high) for low, high in (map(Tensor.item, x.aminmax()) for x in numbers))
     return 2.0 ** (math.frexp(largest)[1] - 15) if largest else 1.0

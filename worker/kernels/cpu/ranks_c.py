@@ -1,8 +1,13 @@
-"""Exchanges rows between the processes that compute a model together: memory that all map, and csrc/ranks/."""
+"""Exchanges rows between the processes that compute a model together: by memory that all map, or TCP; csrc/ranks/."""
 
 import ctypes
+import errno
 import mmap
-from ctypes import Structure, c_char, c_long, c_uint64, c_void_p
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from ctypes import POINTER, Structure, c_char, c_int, c_long, c_uint64, c_void_p
 
 import torch
 from torch import Tensor
@@ -20,27 +25,37 @@ class RankLost(Exception):
 class RanksStruct(Structure):
     _fields_ = [
         ("header", c_void_p), ("buffers", c_void_p * 2), ("capacity", c_long), ("rank", c_long), ("count", c_long),
-        ("rounds", c_uint64),
+        ("rounds", c_uint64), ("sockets", POINTER(c_int)), ("lost", c_long), ("error", c_long),
     ]  # fmt: skip
 
 
 def shared_bytes(capacity: int) -> int:
-    """Returns how much memory ranks share. capacity: bytes that all of them exchange in a round."""
+    """Returns how much memory the exchange needs. capacity: bytes that all ranks exchange in a round."""
     return HEADER_BYTES + 2 * capacity
 
 
 class RanksC:
     """The exchange as one rank sees it. All ranks make the same calls in the same order."""
 
-    def __init__(self, memory: mmap.mmap, rank: int, count: int) -> None:
-        """memory: of `shared_bytes`, mapped by all ranks, zero at first. It stays mapped as long as this exists."""
+    def __init__(
+        self, memory: mmap.mmap, rank: int, count: int, links: Mapping[int, socket.socket] | None = None
+    ) -> None:
+        """memory: of `shared_bytes`, mapped by all ranks, zero at first. It stays mapped as long as this exists.
+
+        links: TCP connections to all other ranks, if some are on other hosts. `memory` is then of this rank alone.
+        """
         loaded = library()
         assert loaded is not None and 0 <= rank < count <= MOST_RANKS
         self._library, self._memory, self.rank, self.count = loaded, memory, rank, count
         address = ctypes.addressof(c_char.from_buffer(memory))
         capacity = (len(memory) - HEADER_BYTES) // 2
         begin = address + HEADER_BYTES
-        self.struct = RanksStruct(address, (c_void_p * 2)(begin, begin + capacity), capacity, rank, count, 0)
+        self._links = links or {}
+        numbers = [self._links[other].fileno() if other != rank else -1 for other in range(count)] if links else None
+        self.struct = RanksStruct(
+            address, (c_void_p * 2)(begin, begin + capacity), capacity, rank, count, 0,
+            None if numbers is None else (c_int * count)(*numbers), rank,
+        )  # fmt: skip
 
     def gather(self, own: Tensor) -> Tensor:
         """Returns the columns of all ranks [T, count * N] in the order of the ranks; each gives `own` [T, N].
@@ -58,12 +73,23 @@ class RanksC:
 
     def check(self, failed: int) -> None:
         if failed and self.lost:
-            raise RankLost("a process that computes a part of the model has died")
+            raise RankLost(self._why())
+
+    def _why(self) -> str:
+        rank, error = self.struct.lost, self.struct.error
+        if rank == self.rank or rank not in self._links:
+            return "a process that computes a part of the model has died"
+        if error == errno.EPROTO:
+            return f"rank {rank} has sent rows of another step"
+        return f"the connection to rank {rank} has broken: {os.strerror(error) if error else 'it has closed'}"
 
     @property
     def lost(self) -> bool:
         return self._memory[MOST_RANKS * LINE] != 0
 
     def end(self) -> None:
-        """Makes all ranks stop to wait for each other, now and later. Any process may call it."""
+        """Makes all ranks stop to wait for each other, now and later. Any process, and any thread, may call it."""
         self._memory[MOST_RANKS * LINE] = 1
+        for link in self._links.values():
+            with suppress(OSError):  # it is closed already
+                link.shutdown(socket.SHUT_RDWR)

@@ -39,7 +39,7 @@ def convolve(inputs: Tensor, weight: Tensor, state: RecurrentState, sequence: Se
 
 
 def read_matrices(state: RecurrentState, slot: int, sizes: tuple[int, int, int]) -> Tensor:
-    """Returns the matrices of a slot. sizes: of the result. The padding is behind all of them here."""
+    """Returns the matrices of a slot, of the given sizes. In torch's layout, all padding is at the slot's end."""
     if slot == NO_STATE:
         return torch.zeros(sizes, device=state.memory.device)
     return state.memory[slot, : torch.Size(sizes).numel()].view(sizes)

@@ -117,13 +117,28 @@ class QuantizedWeight:
 
 def stack(parts: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
     """Concatenates weights with the same inputs by rows. Neighbours in the same format become one weight."""
-    stacked = [parts[0]]
+    return [joined(alike) for alike in runs_in_one_format(parts)]
+
+
+def runs_in_one_format(parts: Sequence[QuantizedWeight]) -> list[list[QuantizedWeight]]:
+    """Returns the parts, of which neighbours in the same format are in one list."""
+    runs = [[parts[0]]]
     for part in parts[1:]:
-        if _alike(stacked[-1], part):
-            stacked[-1] = _joined(stacked[-1], part)
+        if _alike(runs[-1][0], part):
+            runs[-1].append(part)
         else:
-            stacked.append(part)
-    return stacked
+            runs.append([part])
+    return runs
+
+
+def joined(alike: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Returns the weight that has the rows of weights in the same format, one after another."""
+    first, *others = alike
+    if not others:
+        return first
+    codes, scale = torch.cat([one.codes for one in alike]), torch.cat([one.scale for one in alike])
+    minimums = [one.minimum for one in alike if one.minimum is not None]
+    return replace(first, codes=codes, scale=scale, minimum=torch.cat(minimums) if minimums else None)
 
 
 def _alike(a: QuantizedWeight, b: QuantizedWeight) -> bool:
@@ -131,11 +146,6 @@ def _alike(a: QuantizedWeight, b: QuantizedWeight) -> bool:
     if a.input_order is None or b.input_order is None:
         return same_format and a.input_order is b.input_order
     return same_format and torch.equal(a.input_order, b.input_order)
-
-
-def _joined(a: QuantizedWeight, b: QuantizedWeight) -> QuantizedWeight:
-    minimum = None if a.minimum is None or b.minimum is None else torch.cat((a.minimum, b.minimum))
-    return replace(a, codes=torch.cat((a.codes, b.codes)), scale=torch.cat((a.scale, b.scale)), minimum=minimum)
 
 
 def quantize_groups(weight: Tensor, code_map: CodeMap, group_size: int) -> QuantizedWeight:

@@ -35,6 +35,10 @@ MTP_HEAD = {
     "nextn.shared_head_norm": "shared_head.norm", "nextn.shared_head_head": "shared_head.head",
     "nextn.embed_tokens": "embed_tokens",
 }  # fmt: skip
+GLM4_MOE = {
+    **BEFORE_MLP, **MTP_HEAD, "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj", "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}  # fmt: skip
 DELTA_NET = {
     **BEFORE_MLP, **MTP_HEAD, "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
     "ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a", "ssm_ba": "linear_attn.in_proj_ba",
@@ -59,6 +63,7 @@ SPECIAL: Mapping[str, Mapping[str, str]] = {
         "ffn_up": "mlp.gate_up_proj", "post_attention_norm": "post_self_attn_layernorm",
         "post_ffw_norm": "post_mlp_layernorm",
     },
+    "glm4moe": GLM4_MOE,
     "gpt-oss": BEFORE_MLP,
     "seed_oss": BEFORE_MLP,
     "olmo2": ONLY_POST_NORMS,
@@ -72,7 +77,7 @@ SPECIAL: Mapping[str, Mapping[str, str]] = {
     "qwen35": DELTA_NET,
     "qwen35moe": DELTA_NET,
 }  # fmt: skip
-# Tensors that Hugging Face calls by the module alone. Those of all experts of a layer have its names for such tensors.
+# Tensors whose names in Hugging Face lack the ending `.weight` of GGUF: sinks, and the stacked experts of a layer.
 PARAMETERS = {
     "attn_sinks": "self_attn.sinks", "ffn_gate_exps": "mlp.experts.gate_proj", "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj", "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
@@ -82,7 +87,7 @@ NO_MODULES = {
     "ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias", "layer_output_scale.weight": "layer_scalar",
     "ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale",
     "xielu.alpha_p": "mlp.act_fn.alpha_p", "xielu.alpha_n": "mlp.act_fn.alpha_n", "xielu.beta": "mlp.act_fn.beta",
-    "xielu.eps": "mlp.act_fn.eps",
+    "xielu.eps": "mlp.act_fn.eps", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }  # fmt: skip
 MAMBA_PARAMETERS = {"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"}
 BESIDE_MLP = ("gemma4",)  # architectures whose experts are no part of an `mlp`

@@ -74,7 +74,7 @@ class BitsAndBytesWeight:
         return Layout(self.code_map, min(self.shape[0] * self.shape[1] // self.blocks, self.shape[1]))
 
     def tensors(self) -> list[ExpectedTensor]:
-        """The numbers of the sizes in JSON are compared with the shapes when they are read."""
+        """Returns the tensors to expect. Shapes stated in the JSON are checked when the weight is read."""
         own = [
             ExpectedTensor(self.name, (self.shape[0] * self.shape[1] // 2, 1), ("U8",)),
             ExpectedTensor(f"{self.name}.absmax", (self.blocks,), ("U8",) if self.nested else ("F32",)),

@@ -39,8 +39,8 @@ class Gptq:
 
     group_size: how many inputs share a scale, 0: all.
     less_one: whether zero points are stored minus one.
-    ordered: whether inputs were quantized in an order of their own.
-    dynamic: patterns for modules with settings of their own, and these.
+    ordered: whether the order of the inputs was changed for quantization.
+    dynamic: patterns for names of modules, with the settings of the modules that match.
     """
 
     bits: int

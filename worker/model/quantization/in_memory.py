@@ -59,7 +59,7 @@ class InMemory:
         return self.finer.quantize(weight.dequantize(dtype))
 
     def have_rows(self, layouts: Set[Layout | None]) -> bool:
-        """Whether weights that are kept so all have the one format of the kernels that have one scale per row."""
+        """Whether weights with these layouts share one format, for which there are kernels with one scale per row."""
         return self.by_row is not None and layouts <= {Layout(code_map) for code_map in BY_ROW} and len(layouts) == 1
 
     def rows(self, parts: Sequence[Tensor | QuantizedWeight]) -> tuple[Tensor, Tensor] | None:

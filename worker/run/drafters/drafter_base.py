@@ -1,6 +1,7 @@
 """What drafters that run a model have in common: the size of their cache, and that an error ends no request."""
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence as Seq
@@ -23,18 +24,22 @@ class CpuDrafter(ABC):
 
     name: str  # of the model, in the log
     failed = False
+    seconds = 0.0  # what the last proposals took
 
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
         """Returns for each sequence at most so many tokens that may follow its tokens; none where it cannot draft."""
         nothing: list[tuple[int, ...]] = [()] * len(wanted)
         if self.failed:
             return nothing
+        begun = time.perf_counter()
         try:
             return self._propose(wanted)
         except Exception:
             log.exception("%s failed, and drafts no more", self.name)
             self.failed = True
             return nothing
+        finally:
+            self.seconds = time.perf_counter() - begun
 
     @abstractmethod
     def _propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:

@@ -13,7 +13,7 @@ from worker.model.checkpoint.checkpoint import CheckpointError, UnsupportedModel
 from worker.model.families.families import spec_from_config
 from worker.spec import ModelSpec
 
-FAMILIES = ("llama", "qwen3")  # of the layer
+FAMILIES = ("llama", "qwen3")  # model types that the head's layer may have
 # names of norms [W] and [H] that some checkpoints have before the linear `fc`, by the setting that says so
 NORMS_BEFORE = {"norm_before_fc": "input_norm", "fc_norm": "fc_norm.{}"}
 LAYERS = "eagle_aux_hidden_state_layer_ids"

@@ -109,7 +109,7 @@ class _Stored:
         self._layer = _find_layer(source.tensors)
         own = [name for name in self._tensors.names() if name.startswith(self._layer)]
         names = LayerNames.of(config.spec, [f"layers.0.{name.removeprefix(self._layer)}" for name in own], "")
-        # the norm of the layer's input is here that of the embedding alone
+        # here, the norm of the layer's input is applied to the embedding alone
         norms = {field: module for field, module in names.norms.items() if field != "before_attention"}
         self._loader.names = replace(names, norms=norms)
         width = len(config.read) * served.hidden_size

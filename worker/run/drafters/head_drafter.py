@@ -131,7 +131,7 @@ class HeadDrafter(CpuDrafter):
         return following
 
     def _of_vocabulary(self, logits: Tensor) -> Tensor:
-        """Returns the logits [R, vocab] of the served model's tokens, of those of the head's tokens [R, D]."""
+        """Converts the logits of the head's tokens [R, D] to logits of the served model's tokens [R, vocab]."""
         ids = self.head.target_ids
         if ids is None:
             return logits

@@ -21,7 +21,7 @@ from torch.nn.functional import embedding
 from worker.kernels.linear import PackedLinear
 from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.model.checkpoint.expected_tensors import check_tensors
-from worker.model.checkpoint.language_model import DRAFTER
+from worker.model.checkpoint.language_model import DRAFTER, EMBED, find_embedding
 from worker.model.checkpoint.stacked_linear import StackedLinear
 from worker.model.checkpoint.staging import Staging
 from worker.model.checkpoint.stored_weight import PlainWeight, StoredTensors, StoredWeight, WeightSource
@@ -94,6 +94,13 @@ class MtpHead:
         return replace(inputs, replaced=(torch.arange(len(joined)), joined))
 
 
+def has_head(folder: Path, spec: ModelSpec) -> bool:
+    """Whether a checkpoint has tensors of a head. spec: of the served model. Raises CheckpointError."""
+    with closing(open_source(folder, None)) as source:
+        embed = find_embedding(source.tensors) or EMBED
+        return bool(_found(source.tensors, embed.removesuffix(EMBED), spec))
+
+
 def check_head(folder: Path, spec: ModelSpec, dtype: torch.dtype, memory: InMemory) -> tuple[ModelSpec, int]:
     """Returns the spec of a head as of a model, and how many bytes it takes in memory. Reads no weights.
 
@@ -118,7 +125,7 @@ class _Head:
     def __init__(self, source: WeightSource, served: ModelSpec, dtype: torch.dtype, memory: InMemory) -> None:
         self._source, self._spec = source, replace(served, layers=(_layer_of(served),), draft_layers=0)
         self._loader = Loader(source, self._spec, dtype, torch.device("cpu"), True, memory)
-        self._names = _find(source.tensors, [each.of(self._loader.prefix, len(served.layers)) for each in NAMES])
+        self._names = _find(source.tensors, self._loader.prefix, served)
         own = [name for name in source.tensors.names() if name.startswith(self._names.layer)]
         of_layers = self._names.layer.partition("layers.")[0]
         self._loader.names = LayerNames.of(self._spec, own, of_layers)
@@ -185,9 +192,15 @@ def _layer_of(served: ModelSpec) -> LayerSpec:
     return replace(attention[-1], sparse=any(layer.sparse for layer in served.layers), shares=None)
 
 
-def _find(tensors: StoredTensors, names: list[HeadNames]) -> HeadNames:
-    found = [each for each in names if any(name.startswith(each.layer) for name in tensors.names())]
+def _found(tensors: StoredTensors, prefix: str, served: ModelSpec) -> list[HeadNames]:
+    """Returns the names of the heads of which a checkpoint has tensors."""
+    every = [each.of(prefix, len(served.layers)) for each in NAMES]
+    return [each for each in every if any(name.startswith(each.layer) for name in tensors.names())]
+
+
+def _find(tensors: StoredTensors, prefix: str, served: ModelSpec) -> HeadNames:
+    found = _found(tensors, prefix, served)
     if not found:
-        beginnings = " or ".join(each.layer for each in names)
+        beginnings = " or ".join(each.of(prefix, len(served.layers)).layer for each in NAMES)
         raise CheckpointError(f"{tensors.folder} has no MTP head: no tensor's name begins with {beginnings}")
     return found[0]

@@ -8,6 +8,7 @@ proposes drafts from the text of the sequence itself.
 from worker.schedule.features.speculation import Acceptance, Drafter, NgramDrafter
 from worker.schedule.records.prediction import Prediction
 
+EXPECTED_ACCEPTANCE = 0.7  # at the beginning: a client predicts what it believes will come
 LONGEST_MATCH, SHORTEST_MATCH = 4, 2  # how many last tokens find the place again, tried in this order
 
 
@@ -17,10 +18,10 @@ class PredictedDrafter:
     def __init__(self, prediction: Prediction, output: int) -> None:
         """output: the index of the first output token in the sequence's tokens."""
         self._prediction, self._ids = prediction, prediction.ids
-        self._acceptance = Acceptance()
+        self._acceptance = Acceptance(EXPECTED_ACCEPTANCE)
         self._other: Drafter = NgramDrafter()
         self._place: int | None = 0  # in the predicted text, of the next output token; None: not known
-        self._read = output  # the tokens before are followed already
+        self._read = output  # tokens before this index have been matched already
         self._begin = output
         self._own = False  # whether the last proposal was of the predicted text
         self._stopped = False

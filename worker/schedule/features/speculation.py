@@ -17,6 +17,7 @@ of the price of a draft, so such a sequence gets fewer drafts.
 from typing import TYPE_CHECKING, Protocol
 
 from worker.schedule.policy import SchedulerConfig
+from worker.schedule.row_costs import RowCosts
 from worker.schedule.sequence import TILE, Chunk, Sequence
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from worker.schedule.features.waiting_drafts import Experience, Proposer
 
 NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
-MOST_DRAFTS = TILE - 1  # of one sequence in a step: a row is for the token that they follow
+MOST_DRAFTS = TILE - 1  # of one sequence in a step: one row of a tile is for the token before the drafts
 INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
 
 MARGIN = 1.2  # a draft must pay so many times its cost, since both are estimates, and the best of many is too good
@@ -71,17 +72,17 @@ class Speculation:
         short = sum([chunk.length for chunk in prefills]) < self._rows
         return short and all(one.start >= one.sequence.prompt_len and one.sequence.check is None for one in prefills)
 
-    def add_drafts(self, decodes: list[Chunk], row_cost: float) -> list[Chunk]:
+    def add_drafts(self, decodes: list[Chunk], costs: RowCosts) -> list[Chunk]:
         """Returns the decodes with drafts where they pay. Each decode may use the same share of the free rows.
 
-        decodes: all chunks of the step. row_cost: what one more row costs, as a share of the step's time.
+        decodes: all chunks of the step. costs: what one more row costs, and a model's drafts.
         """
         free = self._rows - sum([chunk.length for chunk in decodes])
         if free <= 0 or not decodes:
             return decodes
-        cost = MARGIN * row_cost * len(decodes)  # the step yields a token per decode; an accepted draft adds one
+        cost = MARGIN * costs(len(decodes)) * len(decodes)  # a draft adds one token to as many
         if self.proposer is not None:
-            self._ask_model(self.proposer, decodes, free // len(decodes), cost)
+            self._ask_model(self.proposer, decodes, free // len(decodes), cost, costs)
         extended = []
         for left, chunk in zip(range(len(decodes), 0, -1), decodes, strict=True):
             limit = min(free // left, self._limit(chunk)) if chunk.samples else 0
@@ -94,6 +95,8 @@ class Speculation:
     def record(self, chunk: Chunk, accepted: int) -> None:
         self.draft_tokens += len(chunk.drafts)
         self.accepted_tokens += accepted
+        chunk.sequence.history.drafted += len(chunk.drafts)
+        chunk.sequence.history.accepted += accepted
         for at in range(len(chunk.drafts)):
             self.drafted_at[at] += 1
             self.accepted_at[at] += at < accepted
@@ -111,18 +114,20 @@ class Speculation:
         if self.proposer is not None:
             self.proposer.forget(sequence)
 
-    def _ask_model(self, proposer: "Proposer", decodes: list[Chunk], share: int, cost: float) -> None:
+    def _ask_model(self, proposer: "Proposer", decodes: list[Chunk], share: int, cost: float, costs: RowCosts) -> None:
         """Lets the draft model propose tokens for all decodes at once. They wait with the drafters of the sequences."""
         from worker.schedule.features.waiting_drafts import WaitingDrafts, ask
 
-        wanted = []
+        wanted, of_model = [], cost + MARGIN * costs.of_proposals(len(decodes))
         for chunk in decodes:
             drafter = self._drafter(chunk.sequence)
             limit = min(share, self._limit(chunk)) if chunk.samples else 0
             if limit > 0 and isinstance(drafter, WaitingDrafts):
-                count = drafter.wanted(limit, cost, self._repeats(chunk))
+                count = drafter.wanted(chunk.sequence.tokens, limit, cost, of_model, self._repeats(chunk))
                 wanted += [(chunk.sequence, drafter, count)] if count else []
-        ask(proposer, wanted)
+        if wanted:
+            ask(proposer, wanted)
+            costs.proposed(len(decodes), max(count for _, _, count in wanted), proposer.seconds)
 
     def _propose(self, chunk: Chunk, limit: int, cost: float) -> tuple[int, ...]:
         drafter = self._drafter(chunk.sequence)
@@ -144,7 +149,7 @@ class Speculation:
         from worker.schedule.features.waiting_drafts import Experience, WaitingDrafts
 
         self._experience = self._experience or Experience()
-        return WaitingDrafts(self._experience)
+        return WaitingDrafts(self._experience, NgramDrafter())
 
     def _repeats(self, chunk: Chunk) -> int:
         return 0 if self._states is None else chunk.length
@@ -187,10 +192,14 @@ class NgramDrafter:
         self._last = self._indexes[0]  # the index that made the last proposal
 
     def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
+        return self.propose_above(0.0, tokens, limit, cost, repeats)
+
+    def propose_above(self, least: float, tokens: list[int], limit: int, cost: float, repeats: int) -> tuple[int, ...]:
+        """Returns what `propose` does if it gains more than `least` tokens (see Acceptance.gain), else none."""
         for index in self._indexes:
             position = index.find(tokens)
             count = index.draft_length(limit, cost, repeats) if position is not None else 0
-            if position is not None and count:
+            if position is not None and count and index.gain(count, cost) > least:
                 self._last = index
                 following = tokens[position : position + count]
                 return tuple((following * count)[:count])  # if the text that follows is too short, it is repeated
@@ -215,19 +224,27 @@ class Acceptance:
         self._usual = usual
 
     def draft_length(self, limit: int, cost: float, repeats: int = 0) -> int:
-        """Returns how many tokens to draft. A draft is worth it if its probability of acceptance is above its cost.
+        """Returns how many tokens to draft. A draft is worth it if the step then yields more tokens in a second.
 
         Its cost is that of its row and, where a rejection repeats rows, theirs times the probability that this draft is
         the first to be rejected. The drafts before it are repeated, too.
         """
         count, probability = 0, self.acceptance
-        repeated = (1 / self.acceptance - 1) * cost if repeats else 0.0  # for each row, as a share of `probability`
-        while count < limit and probability * (1 - repeated * (repeats + count)) > cost:
-            count += 1
+        tokens = time = 1.0  # of a step with the drafts so far, as multiples of those of a step without any
+        while count < limit:
+            first_rejected = probability * (1 / self.acceptance - 1) if repeats else 0.0
+            longer = cost * (1 + first_rejected * (repeats + count))
+            if (tokens + probability) / (time + longer) <= tokens / time:
+                break
+            count, tokens, time = count + 1, tokens + probability, time + longer
             probability *= self.acceptance  # a draft is accepted only if all drafts before it are
         if not count:
             self.acceptance += (self._usual - self.acceptance) * RECOVERY_RATE
         return count
+
+    def gain(self, count: int, cost: float) -> float:
+        """Returns how many tokens so many drafts are expected to add to a step, less their cost."""
+        return sum([self.acceptance**at - cost for at in range(1, count + 1)])
 
     def record(self, accepted: int, *, rejected: bool, rate: float = LEARNING_RATE) -> None:
         for _ in range(accepted):

@@ -1,13 +1,14 @@
 """Keeps the drafts of a draft model until they are planned: the model proposes them for all sequences at once.
 
-The number of drafts follows the measured acceptance and the measured time of a step. The draft model runs within a
-step, so its time counts: a model that takes long for the drafts that are accepted is asked for fewer, down to none.
+The number of drafts follows the measured acceptance and the measured times of a step and of the model: a model that
+takes long for the drafts that are accepted is asked for fewer, down to none. Where the text repeats itself, the drafts
+are taken from the text if they promise more.
 """
 
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from worker.schedule.features.speculation import LEARNING_RATE, Acceptance
+from worker.schedule.features.speculation import LEARNING_RATE, Acceptance, NgramDrafter
 from worker.schedule.sequence import Sequence
 
 INITIAL_ACCEPTANCE = 0.6  # a model's drafts are right more often than repetitions
@@ -16,6 +17,10 @@ RESULTS = 32  # a sequence begins with the mean of about so many results of the 
 
 class Proposer(Protocol):
     """Runs a model (worker/run/drafters/)."""
+
+    @property
+    def seconds(self) -> float:
+        """What the last proposals took."""
 
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
         """Returns for each sequence at most so many tokens that may follow its tokens."""
@@ -50,17 +55,29 @@ class WaitingDrafts:
     ones. A useless model therefore loses little.
     """
 
-    def __init__(self, experience: Experience) -> None:
+    def __init__(self, experience: Experience, text: NgramDrafter | None = None) -> None:
+        """text: proposes drafts, too, from the sequence's own text."""
+        self._text = text
+        self._of_text = False  # whether the waiting drafts, or the last ones, are those of the text
         self.waiting: tuple[int, ...] = ()
         self._experience = experience
         self._acceptance = Acceptance(INITIAL_ACCEPTANCE, experience.begin())
         self._accepted = self._results = 0
         self._stopped = False
 
-    def wanted(self, limit: int, cost: float, repeats: int) -> int:
-        """Returns how many drafts are worth asking the model for."""
-        most = min(limit, 1 + self._accepted)
-        return 0 if self._stopped else self._acceptance.draft_length(most, cost, repeats)
+    def wanted(self, tokens: list[int], limit: int, text_cost: float, cost: float, repeats: int) -> int:
+        """Returns how many drafts are worth asking the model for: none if drafts of the text promise more.
+
+        text_cost, cost: of a draft from the text, and of one of the model.
+        """
+        if self._stopped:
+            return 0
+        count = self._acceptance.draft_length(min(limit, 1 + self._accepted), cost, repeats)
+        if self._text is not None:
+            least = self._acceptance.gain(count, cost)
+            self.waiting = self._text.propose_above(least, tokens, limit, text_cost, repeats)
+        self._of_text = bool(self.waiting)
+        return 0 if self._of_text else count
 
     def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
         """Returns the drafts that wait. They were asked for with these tokens."""
@@ -68,6 +85,9 @@ class WaitingDrafts:
         return drafts
 
     def record(self, drafted: int, accepted: int) -> None:
+        if self._text is not None and self._of_text:
+            self._text.record(drafted, accepted)
+            return
         self._accepted += accepted
         self._results += 1
         self._experience.record(accepted=accepted > 0)
@@ -80,6 +100,6 @@ class WaitingDrafts:
 
 def ask(proposer: Proposer, wanted: Seq[tuple[Sequence, WaitingDrafts, int]]) -> None:
     """Asks the model for so many drafts of each sequence."""
-    proposed = proposer.propose([(sequence, count) for sequence, _, count in wanted]) if wanted else []
+    proposed = proposer.propose([(sequence, count) for sequence, _, count in wanted])
     for (_, drafter, _), drafts in zip(wanted, proposed, strict=True):
         drafter.waiting = drafts

@@ -12,6 +12,8 @@ class History:
     first_token: float = 0.0  # when its first token was applied
     last_token: float = 0.0  # when its latest token was applied
     preemptions: int = 0
+    drafted: int = 0  # draft tokens that were computed
+    accepted: int = 0  # and of these accepted
     crashes: int = 0  # number of worker crashes that it is suspected of having caused
     resumed: bool = False  # whether a worker that is gone admitted it before
     original_id: int = 0  # its request id at its first worker; 0 if this is its first worker

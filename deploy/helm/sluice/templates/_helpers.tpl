@@ -18,6 +18,8 @@ app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 {{- define "sluice.computing" -}}
 {{- if include "sluice.allInOne" . }}
 {apiVersion: apps/v1, kind: Deployment, name: {{ include "sluice.name" . }}-server}
+{{- else if gt (int .Values.worker.hosts) 1 }}
+{apiVersion: leaderworkerset.x-k8s.io/v1, kind: LeaderWorkerSet, name: {{ include "sluice.name" . }}-worker}
 {{- else }}
 {apiVersion: apps/v1, kind: StatefulSet, name: {{ include "sluice.name" . }}-worker}
 {{- end }}
@@ -57,14 +59,14 @@ app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 {{ .Values.modelVolume.sizeGb | default (ceil (addf 5 (mulf 1.2 .Values.model.weightsGb)) | int) }}Gi
 {{- end }}
 
-{{- /* On a CPU, memory holds weights and K/V; on a GPU, only what the process and the reading of files need. An all-in-one
+{{- /* On a CPU, memory holds weights and K/V, of which each host of a worker has its part, and of embeddings all; on a GPU, only what the process and the reading of files need. An all-in-one
    pod has 2 GiB more, for its frontend. */}}
 {{- define "sluice.workerResources" -}}
-{{- $v := .Values }}{{ $weights := $v.model.weightsGb }}{{ $shm := $v.worker.shmGb }}
+{{- $v := .Values }}{{ $weights := $v.model.weightsGb }}{{ $shm := $v.worker.shmGb }}{{ $part := divf 1 $v.worker.hosts }}
 {{- $frontend := ternary 2 0 (eq $v.topology "all-in-one") }}
 {{- if $v.worker.resources }}{{ toYaml $v.worker.resources }}
 {{- else if eq $v.device "cpu" }}
-{{- $memory := printf "%dGi" (ceil (addf 3 (mulf 1.1 $weights) $v.model.kvCacheGb $shm $frontend) | int) }}
+{{- $memory := printf "%dGi" (ceil (addf 3 (mulf (addf 0.1 $part) $weights) (mulf $part $v.model.kvCacheGb) $shm $frontend) | int) }}
 requests: {cpu: {{ $v.worker.cpus | quote }}, memory: {{ $memory }}}
 limits: {memory: {{ $memory }}}
 {{- else }}

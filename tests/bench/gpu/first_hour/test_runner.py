@@ -1,4 +1,4 @@
-"""The first hour's parts may fail, hang or lack a package: each costs itself, and a repeated command continues."""
+"""A part of the first hour may fail, hang or lack a package: no other part is lost. A repeated command continues."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The table of compiled kernels, and what it calls a problem."""
+"""The table of compiled kernels, and which kernels count as problems."""
 
 from bench.gpu.offline.compile_table import page
 from bench.gpu.offline.compiling import Binary

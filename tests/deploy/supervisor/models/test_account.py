@@ -1,4 +1,4 @@
-"""The account of loaded models: its limits, who goes first, and who is never unloaded."""
+"""The account of loaded models: its limits, which model is unloaded first, and which never."""
 
 import math
 import random

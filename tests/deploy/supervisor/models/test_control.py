@@ -1,4 +1,4 @@
-"""The launcher's control socket: what frontends said holds as long as their connections."""
+"""The launcher's control socket: what a frontend reported holds for as long as its connection."""
 
 import asyncio
 import stat

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from deploy.supervisor.child_process import ChildSpec
+from deploy.supervisor.child_process import ChildSpec, start_process
 from deploy.supervisor.models import manager as managers
 from deploy.supervisor.models.hub import FetchFailed, HubModels
 from deploy.supervisor.models.manager import MOST_STARTS, Manager
 from deploy.supervisor.models.plan import plan
-from deploy.supervisor.models.spare import Spare
 from frontend.api.many import launcher_link
 from frontend.api.many.launcher_link import LauncherLink
 from shared.config import Settings, with_values
@@ -67,12 +66,26 @@ class FakeSupervisor:
 
 
 @dataclass
+class FakeSpare:
+    waits: bool = False
+
+    def prepare(self) -> None:
+        self.waits = True
+
+    async def close(self) -> None:
+        self.waits = False
+
+    start = staticmethod(start_process)
+
+
+@dataclass
 class Managed:
     """A manager of models `a` and `b` with room for one, and a frontend's connection to it."""
 
     folder: Path
     link: LauncherLink
     supervisor: FakeSupervisor
+    spare: "FakeSpare"
 
     async def until_state(self, name: str, state: str) -> None:
         await until(lambda: name in self.link.states and self.link.states[name].state == state)
@@ -97,13 +110,13 @@ async def managed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
         epoch = lambda n: {"SLUICE_EPOCH": str(n)}  # noqa: E731
         return ChildSpec(worker.name, lambda _: [], epoch, watchdog=watchdog)  # type: ignore[arg-type]
 
-    manager = Manager(planned, supervisor, make_spec, lambda _: None, Spare(0))  # type: ignore[arg-type]
+    manager = Manager(planned, supervisor, make_spec, lambda _: None, spare := FakeSpare())  # type: ignore[arg-type]
     running = asyncio.create_task(manager.run())
     await until(lambda: (folder / "models.sock").exists())
     link = LauncherLink(Path(folder), lambda: None)
     linked = asyncio.create_task(link.run())
     await until(lambda: link.connected)
-    yield Managed(folder, link, supervisor)
+    yield Managed(folder, link, supervisor, spare)
     linked.cancel()
     await asyncio.gather(linked, return_exceptions=True)
     await until(lambda: not manager._control._frontends)
@@ -212,6 +225,7 @@ async def test_a_server_that_sleeps_has_no_model_and_loads_them_again_when_it_wa
     await until(lambda: link.asleep)
     await asyncio.sleep(0.05)
     assert not first.stopped, "a request computes with it"
+    assert not managed.spare.waits, "its memory is free, too"
     link.release("a")
     await until(lambda: first.stopped)
     first.end(0)
@@ -222,6 +236,7 @@ async def test_a_server_that_sleeps_has_no_model_and_loads_them_again_when_it_wa
     link.order(Sleep(False))
     (await managed.child(2)).serve()
     await managed.until_state("a", "loaded")
+    await until(lambda: managed.spare.waits)
     assert not link.asleep
 
 

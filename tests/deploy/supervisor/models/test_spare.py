@@ -1,4 +1,4 @@
-"""The spare process: it carries out a worker's command as a new process would, and is no worse when it fails."""
+"""The spare process: it carries out a worker's command as a new process would. If it fails, a new one is started."""
 
 import asyncio
 import os

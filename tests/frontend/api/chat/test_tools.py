@@ -48,6 +48,16 @@ async def test_tool_choice_becomes_a_grammar(qwen: Model) -> None:
     assert shown == [choice["tool_choice"] != "none" for choice in choices]
 
 
+async def test_choice_without_tools_has_no_effect(qwen: Model) -> None:
+    choices: list[dict[str, Any]] = [{}, {"tool_choice": "auto", "tools": []}, {"tool_choice": "required"}]
+    qwen.says = [SAID] * len(choices)
+    async with qwen.served() as url, httpx.AsyncClient(base_url=url) as http:
+        for choice in choices:
+            answer = await http.post("/v1/chat/completions", json=ASKED | choice)
+            assert answer.json()["choices"][0]["finish_reason"] == "stop", answer.text
+    assert {*qwen.grammars} == {""} and len({*qwen.prompts}) == 1
+
+
 async def test_structured_output_with_tools_follows_reasoning(qwen: Model) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}
     qwen.says = ["<think>\n</think>\n\n7", "7", WEATHER]
@@ -79,7 +89,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"tools": function(parameters={"properties": {"a": {"not": {}}}}, strict=True)}, 400,
      "tools[0].function.parameters"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, 400, "tool_choice"),
-    ({"tool_choice": "required"}, 400, "tool_choice"), ({"tool_choice": "auto", "tools": []}, 400, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "now"}}}, 400, "tool_choice"),
     ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
     ({"tools": TOOLS, "tool_choice": "any"}, 400, "tool_choice"),
     ({"tools": TOOLS, "parallel_tool_calls": 1}, 400, "parallel_tool_calls"),

@@ -15,7 +15,7 @@ BODY: dict[str, Any] = {"prompt": "Hi"}
 
 
 def scoring(tokenizer: Tokenizer, *texts: str) -> FakePool:
-    """A pool whose worker scores the tokens of the texts that it sends."""
+    """Returns a pool whose worker sends these texts, with log-probabilities of their tokens if they are asked for."""
     pieces = [tokenizer.encode_now([text], False)[0] for text in texts]
 
     def play(pool: FakePool, stream: Stream) -> None:

@@ -35,7 +35,7 @@ HELLO = byte_level().encode("hello", add_special_tokens=False).ids
 
 
 class Launcher:
-    """Says what the test tells it to, and keeps what the frontend said."""
+    """A launcher that sends frontends what the test tells it to, and records what they send."""
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
         self.states = {name: ModelState(name, "unloaded") for name in names}
@@ -78,7 +78,7 @@ class Launcher:
         self.table.write_bytes(encode_entries(entries))
 
     def replace(self, *entries: Entry) -> None:
-        """Tells of another table. Models that it does not have stay in the launcher's list while they are loaded."""
+        """Announces a new table. A loaded model that is not in it stays in the launcher's list until it is unloaded."""
         self.write(entries)
         known = {one.name: self.states.get(one.name, ModelState(one.name, "unloaded")) for one in entries}
         self.states = known | {name: state for name, state in self.states.items() if state.state == "loaded"}

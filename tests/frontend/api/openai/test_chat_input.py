@@ -161,7 +161,7 @@ AUDIO = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
 
 
 NOT_ACCEPTABLE: list[tuple[str, Any, str]] = [
-    ("messages", [{"role": "function", "content": "x"}], "messages[0].role"),
+    ("messages", [{"role": "", "content": "x"}], "messages[0].role"),
     ("messages", [*HELLO, {"role": "user", "content": [{"type": "text", "text": ""}, AUDIO]}],
      "messages[1].content[1].type"),
     ("messages", [{"role": "user", "content": "x", "weight": 1}], "messages[0].weight"),

@@ -45,7 +45,8 @@ async def test_openai_usage_chunk_has_no_choices(tokenizer: Tokenizer) -> None:
         "prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 2},
     }  # fmt: skip
     assert chunks[-1]["timings"] == {
-        "queue_ms": 1.0, "prefill_ms": 2.0, "decode_ms": 3.0, "cached_tokens": 2,
+        "queue_ms": 1.0, "prefill_ms": 2.0, "decode_ms": 3.0, "cached_tokens": 2, "draft_tokens": 7,
+        "accepted_draft_tokens": 5,
         "inter_token_p50_ms": 0.0, "inter_token_p99_ms": 0.0,
     }  # fmt: skip
 

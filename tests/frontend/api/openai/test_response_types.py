@@ -25,7 +25,7 @@ STORY = [[Delta(0, [65], ["A"], logprobs=SCORES, usage=Usage(3, 1))], [last(ids=
 
 
 def is_exactly(value: Any, kind: type) -> bool:
-    """Whether `kind` has every field of a JSON value: decoding and encoding it again loses nothing."""
+    """Whether `kind` describes a JSON value exactly: decoding and encoding it again loses no field."""
     return bool(msgspec.to_builtins(msgspec.convert(value, kind)) == value)
 
 

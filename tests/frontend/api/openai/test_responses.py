@@ -46,7 +46,7 @@ async def post(model: Model, **more: Any) -> Any:
 
 
 async def told(model: Model, **more: Any) -> list[dict[str, Any]]:
-    """The events of a stream, each under its own name, numbered from 0."""
+    """Returns the events of a stream. Asserts that each has its own type as its name, and that they count from 0."""
     answer = await sent(model, **more, stream=True)
     events = parse_events(answer.text)
     names = [line.removeprefix("event: ") for line in answer.text.split("\n") if line.startswith("event: ")]

@@ -34,7 +34,7 @@ async def post(model: Model, **more: Any) -> Any:
 
 
 async def told(model: Model, **more: Any) -> list[dict[str, Any]]:
-    """The events of a stream, each under its own name, numbered from 0."""
+    """Returns the events of a stream. Asserts that each has its own type as its name, and that they count from 0."""
     answer = await sent(model, **more, stream=True)
     events = parse_events(answer.text)
     names = [line.removeprefix("event: ") for line in answer.text.split("\n") if line.startswith("event: ")]
@@ -109,7 +109,7 @@ async def test_log_probabilities_are_those_of_the_text(qwen: Model) -> None:
     qwen.says = ["Well."]
     (message,) = (await post(qwen, top_logprobs=1))["output"]
     scores = message["content"][0]["logprobs"]
-    assert [len(entry["top_logprobs"]) for entry in scores] == [2] * 5  # a rival and, as it is another one, the token
+    assert [len(entry["top_logprobs"]) for entry in scores] == [2] * 5  # the likeliest token and the chosen one
     joined = bytes(byte for entry in entries for byte in entry["bytes"]).decode()
     assert joined.endswith("Well.") and "Hm" not in joined and len(entries[0]["top_logprobs"]) == 3
 

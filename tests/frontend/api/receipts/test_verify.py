@@ -14,6 +14,7 @@ from shared import messages as m
 from shared.wire.codec import unpack_u32
 from tests.fakes import LIMITS, FakePool, sending
 from tests.frontend.serving import http_client
+from tests.frontend.text.tokenizers import byte_level, save
 
 SENT = {"prompt": "ab", "max_tokens": 8, "seed": 5, "temperature": 0.7, "receipt": True}
 ANSWER = [97, 98, 99, 100, 265]
@@ -34,7 +35,7 @@ def fake() -> FakePool:
 async def checked(
     tokenizer: Tokenizer, outcome: m.Outcome = m.Outcome.EOS, found: list[int] = ANSWER, **changes: Any
 ) -> dict[str, Any]:
-    """Verifies a changed receipt on a worker that now gives another answer."""
+    """Verifies a receipt with some values changed, on a worker that now gives the answer `found`."""
     pool = fake()
     async with http_client(pool, tokenizer) as http:
         receipt = await receipt_of(http, SENT)
@@ -198,3 +199,24 @@ async def test_signed_receipt_is_checked(tokenizer: Tokenizer, tmp_path: Path) -
         bad = (await http.post(ROUTE, json={"receipt": changed, "request": SENT})).json()
     assert (good["signature"], good["own_signature"]) == ("valid", True)
     assert (bad["signature"], bad["own_signature"], bad["identical"]) == ("invalid", False, True)
+
+
+async def test_date_of_the_template_is_that_of_the_receipt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{{ strftime_now('%Y-%m-%d') }}: {{ messages[0].content }}"
+    dated = Tokenizer.load(save(byte_level(), tmp_path, tokenizer_config={"chat_template": source}))
+    pool, path = fake(), "/v1/chat/completions"
+    sent: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "receipt": True}
+    async with http_client(pool, dated, trust_request_chat_template=True) as http:
+        for own in ({}, {"chat_template": source.replace(":", " -")}):
+            monkeypatch.setattr("frontend.api.routes.generate.time.time", lambda: 86_399.9)
+            answer = (await http.post(path, json=sent | own)).json()
+            monkeypatch.undo()
+            receipt = answer["choices"][0]["receipt"]
+            assert answer["created"] == receipt["created"] == 86_399
+            verdict = (await http.post(ROUTE, json={"receipt": receipt, "request": sent | own})).json()
+            assert verdict["identical"], verdict
+            again = await http.post(path, json=sent | own | {"continue_from": {"receipt": receipt, "position": 1}})
+            assert again.status_code == 200, again.text
+            prompts = {dated.decode(one.prompt) for one in pool.submitted}
+            assert len(prompts) == 1 and prompts.pop().startswith("1970-01-01")
+            pool.submitted.clear()

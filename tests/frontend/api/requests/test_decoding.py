@@ -52,7 +52,7 @@ def test_decode_of_no_json_object_is_400(raw: bytes) -> None:
 @settings(deadline=None)
 @given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_decode_of_any_body_gives_a_request_or_a_refusal(raw: bytes) -> None:
-    """Only an object can be well-formed and not acceptable (422)."""
+    """Only a body that is a JSON object can be refused with 422."""
     try:
         assert isinstance(decode(raw, CompletionRequest), CompletionRequest)
     except BadRequest as refused:
@@ -63,7 +63,7 @@ def test_decode_of_any_body_gives_a_request_or_a_refusal(raw: bytes) -> None:
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_msgspec_and_readers_give_the_same_request(name: str) -> None:
-    """msgspec's, and the reading in Python of what it refuses."""
+    """msgspec reads a body first; what it refuses is read again in Python, with the same result."""
     kind, field = FIELDS[name]
 
     @settings(deadline=None, max_examples=30, database=None)

@@ -1,4 +1,4 @@
-"""How many of the likeliest tokens a request may have reported, in each format that reports any."""
+"""How many alternatives a request may have reported for each token, in each format with log-probabilities."""
 
 from types import ModuleType
 from typing import Any

@@ -15,7 +15,7 @@ DRAWN: dict[str, Any] = {
 
 
 class NoWorker(FakePool):
-    """A pool that no worker has reached yet."""
+    """A pool to which no worker has connected yet."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The grammar of tool calls in every format: it accepts what the parser finds calls in, and no other call.
+"""The grammar of tool calls in every format: it accepts exactly the calls that the parser finds.
 
 Each format is tried with tags that are special tokens of the vocabulary, and with tags that are text.
 """
@@ -43,7 +43,7 @@ def tokenizer_of(folder: Path, special: list[str]) -> Tokenizer:
 
 
 def accepts(tokenizer: Tokenizer, grammar: str, text: str) -> bool:
-    """Whether the grammar accepts `text` as ids; a mark is one id where it is a special token."""
+    """Whether the grammar accepts the ids of `text`, in which a special token is one id."""
     source = tokenizer._engine.to_str()
     matcher = LLMatcher(LLTokenizer(source, eos_token=list(tokenizer.eos_ids) or None), grammar, log_level=0)
     (ids,) = tokenizer.encode_now([text], False)

@@ -15,7 +15,7 @@ from shared.gguf.errors import GgufError
 
 HERE = Path("model.gguf")
 OF_EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 12}
-MIXTURES = ("qwen2moe", "qwen3moe", "qwen3vlmoe", "gpt-oss", "qwen3next", "qwen35moe")
+MIXTURES = ("qwen2moe", "qwen3moe", "qwen3vlmoe", "gpt-oss", "qwen3next", "qwen35moe", "glm4moe")
 SMALL_MIXTURES = ("olmoe", "granitemoe")  # whose experts have the size of a dense model's feed-forward
 RECURRENT = ("qwen3next", "qwen35", "qwen35moe")
 OF_MAMBA = {
@@ -31,7 +31,7 @@ TOKENS = {"tokenizer.ggml.tokens": ["a", "b", "c"]}
 
 
 def container(architecture: str, change: dict[str, Any] | None = None, **types: str) -> Container:
-    """A file of that architecture with two layers. types: of further tensors, with __ for the dot."""
+    """A file of this architecture with two layers. types: of further tensors, whose names have __ for each dot"""
     values = {
         "block_count": 2, "context_length": 512, "embedding_length": 8, "feed_forward_length": 16,
         "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 4, "attention.value_length": 4,
@@ -131,6 +131,10 @@ def test_tensors_tell_heads_biases_and_number_formats() -> None:
                                  "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0},
               "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}}),
         ("glm4", {"glm4.rope.dimension_count": 2}, {"partial_rotary_factor": 0.5, "attention_bias": False}),
+        ("glm4moe", {"glm4moe.expert_weights_scale": 2.5, "glm4moe.expert_weights_norm": False,
+            "glm4moe.expert_gating_func": 2, "glm4moe.leading_dense_block_count": 3, "glm4moe.expert_shared_count": 2},
+            {"routed_scaling_factor": 2.5, "norm_topk_prob": False, "first_k_dense_replace": 3, "n_shared_experts": 2,
+             "n_routed_experts": 8, "moe_intermediate_size": 12, "use_qk_norm": False, "attention_bias": False}),
         ("glm4", {"glm4.block_count": 3, "glm4.nextn_predict_layers": 1}, {"num_hidden_layers": 2}),
         ("granite", {"granite.attention.scale": 0.25, "granite.embedding_scale": 12.0, "granite.logit_scale": 8.0,
                      "granite.residual_scale": 0.5},
@@ -254,6 +258,8 @@ def test_what_gpt_oss_does_not_support_is_named(name: str, value: object, words:
         ("mistral3", {"attention.temperature_scale": 0.1}, r"attention.temperature_scale is 0.1; supported is 0"),
         ("glm4", {"rope.dimension_count": 3}, r"glm4.rope.dimension_count is 3; supported are even numbers up to 4"),
         ("glm4", {"rope.dimension_sections": [1, 1, 0]}, r"rope.dimension_sections is \[1, 1, 0\]; this value is not"),
+        ("glm4moe", {"expert_group_count": 4}, r"glm4moe.expert_group_count is 4; supported is 1"),
+        ("glm4moe", {"expert_gating_func": 1}, r"glm4moe.expert_gating_func is 1; supported is 2"),
         ("glm4", {"nextn_predict_layers": 2}, r"describes a model without layers"),
         ("exaone4", {"rope.freq_base_swa": 1e4}, r"exaone4.rope.freq_base_swa is 10000.0; supported is 500000.0"),
         ("qwen35", {"ssm.state_size": None}, r"has no qwen35.ssm.state_size"),

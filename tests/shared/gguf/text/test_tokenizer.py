@@ -99,7 +99,7 @@ ALIASES = {"exaone4": "gpt-2", "starcoder": "smollm", "refact": "smollm", "chatg
 
 
 def sentencepiece(*, prefix: bool) -> tuple[Tokenizer, dict[str, float]]:
-    """Llama 2's kind of tokenizer, or Gemma's without a prefix, whose runs of spaces are tokens of the user.
+    """Llama 2's kind of tokenizer, or Gemma's without a prefix, in which runs of spaces are user-defined tokens.
 
     Returns it with the scores of its pieces, from which transformers derives the merges.
     """
@@ -180,7 +180,7 @@ def test_tokenizer_of_gemma4_equals_the_original() -> None:
 
 
 def test_hostile_texts_tell_the_patterns_apart() -> None:
-    """Otherwise the comparisons above could pass with a wrong pattern."""
+    """The texts tell all patterns apart; otherwise the comparisons above could pass with a wrong pattern."""
     texts, vocabularies = hostile(3000), {}
     for pre, original in ORIGINALS.items():
         parts = original()

@@ -28,7 +28,7 @@ def compiled(folder: Path) -> Path:
 
 
 def run(library: Path, *arguments: str, beyond: str = "") -> "subprocess.CompletedProcess[str]":
-    """Runs pytest on a compiled library. beyond: a limit that product and tests shall believe to be one larger"""
+    """Runs pytest on a compiled library. beyond: the name of a limit that is raised by one, in code and tests"""
     named = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     environment = {"LD_PRELOAD": named.stdout.strip(), "ASAN_OPTIONS": f"detect_leaks=0:exitcode={FAULT}"}
     command = [sys.executable, "-m", __name__, "-q", "-p", "no:cacheprovider", *arguments]

@@ -1,4 +1,4 @@
-"""The emulated AMX (emulated.py) itself, against the manual's words; and what the AMX tier asks of it."""
+"""The emulated AMX (harness/emulated_amx.py) against Intel's manual, and what the AMX tier executes on it."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ def stored(tile: int, rows: int, columns: int) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def machine() -> Iterator[None]:
-    """One with AMX, whose system was asked for it."""
+    """Emulates a processor with AMX whose system has been asked to allow it."""
     emulated_amx.library().emulated_machine(1, 1)
     assert emulated_amx.library().supports(AMX)
     emulated_amx.fault()
@@ -155,7 +155,7 @@ def test_every_processor_that_multiplies_bf16_gives_nearly_the_same(which: str) 
 
 @pytest.mark.parametrize("rows, most", [(1, 1.5), (16, 1.5), (17, 1.0), (32, 1.0), (48, 1.3), (512, 1.14)])
 def test_gemm_amx_loads_tiles_about_once_per_product(rows: int, most: float) -> None:
-    """Four products of two tiles of rows and two of weights; each weight is loaded once for up to 32 rows."""
+    """Products are made of two tiles of rows by two of weights: each weight is loaded once for up to 32 rows."""
     x, weight = random(rows, 512).bfloat16(), random(128, 512, seed=1).bfloat16()
     with use(EMULATED):
         packed = pack_weight([weight], dtype=weight.dtype)

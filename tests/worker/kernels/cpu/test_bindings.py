@@ -27,7 +27,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 def strided(x: Tensor) -> Tensor:
-    """The same rows further apart, NaN between them."""
+    """Returns the same rows further apart, with NaN between them."""
     return pad(x, (0, 3) if x.ndim == 2 else (0, 0, 0, 3), value=NAN)[:, : x.shape[1]]
 
 
@@ -187,7 +187,7 @@ def test_write(dtype: torch.dtype, page_size: int, d: int) -> None:
 
 
 def caches_of(codes: torch.dtype, *shape: int) -> list[Tensor]:
-    """Keys and values of zeros, with room for scales."""
+    """Returns caches of zeros for keys and values, with room for scales."""
     *outer, d = shape
     return [torch.zeros(*outer, d + SCALE_BYTES, dtype=torch.uint8).view(codes) for _ in "kv"]
 
@@ -201,7 +201,7 @@ def assert_same_bytes(ours: list[Tensor], others: list[Tensor]) -> None:
 @pytest.mark.parametrize("codes", list(LARGEST))
 @pytest.mark.parametrize("page_size, d", [(4, 7), (32, 64), (1, 256)])
 def test_write_of_eight_bits(dtype: torch.dtype, codes: torch.dtype, page_size: int, d: int) -> None:
-    """The bytes of the plain form: also of rows of zeros, of almost nothing, and of numbers far apart."""
+    """The bytes are those of the plain form, also for rows of zeros, of tiny numbers, and of very different ones."""
     far = torch.logspace(-44, 38, 40)[:, None, None]
     k, v = random(40, 2, d, dtype=dtype), (random(40, 2, d, seed=1) * far).clamp(-3e38, 3e38).to(dtype)
     k[3], k[5, 1, 1:], k[7, 0] = 0.0, 1e-6, 1e-38

@@ -1,4 +1,4 @@
-"""Attention of the C library against the gathering twin; and its promise: a row's bits are its own."""
+"""Attention of the C library against the gathering twin; and the bits of a row depend on no other row."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +28,7 @@ class Story:
     in_codes: dict[torch.dtype, list[list[Tensor]]] = field(default_factory=dict)  # k and v, once they were asked for
 
     def kept(self, codes: torch.dtype | None) -> list[list[Tensor]]:
-        """k and v as a cache keeps them."""
+        """Returns k and v as a cache stores them."""
         if codes is None:
             return [self.k, self.v]
         if codes not in self.in_codes:
@@ -43,7 +43,7 @@ class Story:
         plain: bool = False,
         codes: torch.dtype | None = None,
     ) -> list[Tensor]:
-        """Attention of one step's chunks. What nobody wrote is NaN, and rows of q lie apart. codes: of eight bits."""
+        """Returns one step's attention. Unwritten memory is NaN, and rows of q are strided. codes: the cache's dtype"""
         heads, d = self.k[0].shape[1:]
         counts = [-(-to // page) for _, _, to in rows]
         order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(7)) + 1
@@ -72,7 +72,7 @@ class Story:
 
 
 def story(lengths: list[int], heads: int, kv_heads: int, d: int, dtype: torch.dtype, sinks: bool = False) -> Story:
-    """sinks: exact in bf16, to which torch rounds them; one is so large that little of its head is left."""
+    """Draws a story. sinks: exact in bf16, to which torch rounds them; one takes nearly all weight of its head"""
     make = torch.Generator().manual_seed(0)
     logits = (torch.randn(heads, generator=make) * 3).bfloat16().float()
     logits[heads // 2] = 12.0
@@ -151,7 +151,7 @@ def test_attention_with_softcap_agrees_with_torch(
 @dtypes
 @pytest.mark.parametrize("length", [127, 128, 129, 144, 300])
 def test_attention_with_sinks_at_the_ends_of_a_window(dtype: torch.dtype, length: int) -> None:
-    """The first key of a window is the first or the last of its page, or in its middle; so is that of a chunk."""
+    """The first key of a window or chunk is the first or the last key of its page, or in the middle of it."""
     some = story([length], 16, 2, 64, dtype, sinks=True)
     plain = some.step((0, 0, length), window=128, plain=True)[0]
     for begin, end in ((0, length), (length - 1, length), (length // 2 + 3, length), (7, 128), (126, 127)):

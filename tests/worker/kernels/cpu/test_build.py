@@ -1,4 +1,4 @@
-"""Where the C library is looked for, and what becomes of a worker that cannot have one."""
+"""Where the C library is looked for, and how a worker behaves that cannot get one."""
 
 import os
 import time
@@ -15,7 +15,7 @@ Made = list[Path]
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
-    """What was compiled, in sources and a cache of the test's own."""
+    """Records what is compiled, with sources and a cache of the test's own."""
     seen: Made = []
 
     def compiled(compiler: str, room: Path) -> Path:

@@ -19,7 +19,7 @@ N, K, COUNT = 70, 160, 6
 
 
 def parts_of(dtype: torch.dtype) -> list[list[torch.Tensor | QuantizedWeight]]:
-    """Experts in several formats: one alone, two in each expert, and one with its inputs in another order."""
+    """Returns experts in several formats: one format, two formats in each expert, and inputs in another order."""
     plain, coded = random(N // 2, K, dtype=dtype), quantized(INT4, N // 2, K, 32, minimum=True)
     order = torch.randperm(K, generator=torch.Generator().manual_seed(3))
     ordered = QuantizedWeight(coded.codes, INT4, coded.scale, None, 32, order)

@@ -21,7 +21,7 @@ def relative_error(ours: Tensor, x: Tensor, weight: QuantizedWeight) -> float:
 
 
 def tolerance(code_map: CodeMap, dtype: torch.dtype, kind: int) -> float:
-    """The relative error of products of random inputs that the kernels here may have. kind: of the packed weight."""
+    """Returns the largest relative error that products of random inputs may have. kind: of the packed weight"""
     if dtype == torch.bfloat16 and code_map is NF4 and multiplies_bf16():
         return 3e-3  # its values are rounded to bf16
     if kind in (INTEGER4, INTEGER8):

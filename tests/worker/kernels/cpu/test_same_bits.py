@@ -1,4 +1,4 @@
-"""Instruction sets that multiply integers faster than another one (AVX-VNNI, ARM's dot products) give its bits."""
+"""Two instruction sets multiply integers faster (AVX-VNNI, ARM's dot products): they give the bits of slower ones."""
 
 import pytest
 import torch

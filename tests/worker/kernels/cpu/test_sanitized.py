@@ -23,6 +23,6 @@ def test_sizes_at_the_bounds_stay_within_their_arrays(library: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "model"), [("MAX_CHOSEN", "experts"), ("MAX_TAPS", "taps")])
 def test_size_beyond_a_bound_is_reported(library: Path, limit: str, model: str) -> None:
-    """Were it not, the test above could not fail."""
+    """If it were not reported, the test above could not fail."""
     done = sanitized.run(library, TESTS, "-k", f"{model} and not emulated", "-s", beyond=limit)
     assert done.returncode == sanitized.FAULT and "AddressSanitizer" in done.stderr, done.stdout[-2000:]

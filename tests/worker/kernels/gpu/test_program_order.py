@@ -37,7 +37,7 @@ Run = Callable[[], Iterable[Tensor]]
 
 
 def strided(tokens: int, width: int, seed: int = 0) -> Tensor:
-    """In the middle of something wider, at no round address."""
+    """Returns columns in the middle of a wider tensor, at an odd address."""
     return random(tokens, 3 * width + 1, dtype=HALF, seed=seed)[:, width + 1 : 2 * width + 1]
 
 
@@ -154,7 +154,7 @@ def products() -> Iterable[Tensor]:
 
 
 def parked_products() -> Iterable[Tensor]:
-    """With three tiles in two programs."""
+    """Yields a product with three tiles in two programs."""
     from worker.kernels.gpu.products.linear import linear_triton
     from worker.kernels.gpu.products.tile_table import Tile
 
@@ -191,7 +191,7 @@ def quantized_products() -> Iterable[Tensor]:
 
 
 def attentions() -> Iterable[Tensor]:
-    """Few splits are merged at once, which the interpreter does faster."""
+    """Yields attention of many kinds. Few splits are merged at once, which is faster in the interpreter."""
     from worker.kernels.gpu.attention import attention
     from worker.kernels.gpu.launch.options import GpuOptions
 
@@ -258,7 +258,7 @@ def samples() -> Iterable[Tensor]:
 
 
 def experts() -> Iterable[Tensor]:
-    """Inputs and weights are strided or cut, rows share experts, and few rows have slots that are not grouped."""
+    """Inputs and weights are strided or cut, rows share experts, and with few rows, slots are not grouped."""
     for at, format in enumerate((PLAIN, Format(kind="int8"), Format(kind="fp8", dynamic=True), Format(INT4, 32))):
         layer = layer_of(5, 70, 64 if at % 2 else 40, format, dtype=HALF, bias=at % 2 == 0)
         layer = replace(layer, loads=torch.zeros(5, dtype=torch.int64))
@@ -297,8 +297,8 @@ KERNELS: dict[Run, set[str]] = {
 }  # fmt: skip
 
 
-# Programs of these meet in atomics, so these run in every order. Of all others, the accesses that `adverse` looks at in
-# one order show that no program reads what another one writes.
+# Programs of these launches meet in atomics, so these run in every order. For all others one order is enough: there,
+# `adverse` shows that no program reads what another one writes.
 ATOMIC: dict[Run, str] = {
     attentions: "split_attention", experts: "routing", products_with_norms: "linear_norm", samples: "top_k_top_p",
 }  # fmt: skip
@@ -377,7 +377,7 @@ def _count_before_all_threads_stored(x_ptr, y_ptr, size, BARRIER: tl.constexpr =
 )  # fmt: skip
 def test_adverse_interpreter_reports_faults(kernel: Any, fault: str) -> None:
     x = random(20)
-    with adverse("backwards"), pytest.raises(Exception, match=fault):  # the interpreter's, around it
+    with adverse("backwards"), pytest.raises(Exception, match=fault):  # the interpreter raises its own from it
         kernel[(3,)](x[::3], random(4).zero_(), 3)
 
 

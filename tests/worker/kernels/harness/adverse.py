@@ -1,11 +1,11 @@
-"""Launches in Triton's interpreter with what it hides brought to light: it runs programs one after another, in order,
-in memory where whatever lies beside a tensor may be read.
+"""Finds errors that Triton's interpreter hides: it runs programs one after another, in order, and lets them read
+whatever lies beside a tensor.
 
 Here programs run in another order. Every tensor is moved to a place of its own, and each access must be to an element
-of one of them. And no element may be both loaded and stored in one launch, nor stored twice: on a GPU nothing orders
-the programs of a launch, nor the threads of a program, as far as memory goes. Atomics are ordered among themselves, and
-a barrier orders what its own program does before and after it. A program's atomic comes after what the program did
-before a barrier, and before what a program does that makes a later one.
+of one of them. And no element may be both loaded and stored in one launch, nor stored twice: on a GPU, nothing orders
+the accesses of the programs of a launch, nor of the threads of a program. Atomics are ordered among themselves, and
+a barrier orders what its own program does before and after it. What a program did before a barrier and an atomic comes
+before what another program does after a later atomic.
 """
 
 import random
@@ -20,19 +20,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Order = Literal["backwards", "shuffled"]
-GAP = 1 << 14  # bytes of nobody on either side of a tensor
-LARGE = 1 << 28  # bytes; what is larger stays where it is
+GAP = 1 << 14  # unused bytes on either side of a tensor
+LARGE = 1 << 28  # bytes; a larger tensor stays where it is
 LOADED, STORED, ATOMIC = 1, 2, 4
-FORBIDDEN = {LOADED: STORED | ATOMIC, STORED: LOADED | STORED | ATOMIC, ATOMIC: LOADED | STORED}  # beside what
+FORBIDDEN = {LOADED: STORED | ATOMIC, STORED: LOADED | STORED | ATOMIC, ATOMIC: LOADED | STORED}  # what may not meet
 NAMES = {LOADED: "loaded", STORED: "stored", ATOMIC: "changed atomically"}
 
 
 class Fault(Exception):
-    """A kernel does what a GPU would not forgive."""
+    """A kernel does something that is an error on a GPU."""
 
 
 class Area:
-    """One tensor in a place of its own, and what a launch has done with each element so far."""
+    """One tensor in memory of its own, and how a launch has accessed each element so far."""
 
     def __init__(self, given: Tensor) -> None:
         self._given = _distinct(given)
@@ -50,9 +50,9 @@ class Area:
         self.begin = self.moved.data_ptr()
         self._done = np.zeros(span, np.uint8)
         self._released = np.zeros(span, np.uint8)  # what programs did before a barrier and an atomic
-        self._acquired = False  # whether this program has come after that
-        self._recent: list[tuple[NDArray[np.int64], NDArray[np.uint8], int]] = []  # what this program did: where, what
-        self._ordered: list[tuple[NDArray[np.int64], int]] = []  # had been done before, how; and before a barrier
+        self._acquired = False  # whether this program has made an atomic after them
+        self._recent: list[tuple[NDArray[np.int64], NDArray[np.uint8], int]] = []  # accesses: where, state before, how
+        self._ordered: list[tuple[NDArray[np.int64], int]] = []  # accesses before a barrier: where, how
         self._own: NDArray[np.bool_] | None = None
         if self._given.numel() < span and self._copy is not None:
             own = torch.zeros(span, dtype=torch.bool)
@@ -60,7 +60,7 @@ class Area:
             self._own = own.numpy()
 
     def access(self, offsets: NDArray[np.int64], how: int) -> None:
-        """At these bytes, each once."""
+        """Notes an access to these bytes. Raises Fault if they are not the tensor's, or two accesses have no order."""
         at, rest = np.divmod(offsets, self.size)
         if rest.any() or at.min() < 0 or at.max() >= len(self._done) or not self._owns(at):
             raise Fault(f"outside of the {tuple(self.moved.shape)} {self.moved.dtype} nearest to it is {NAMES[how]}")
@@ -73,14 +73,14 @@ class Area:
         self._recent.append((at, before, how))
 
     def barrier(self) -> None:
-        """Forgets what this program has done, until its end."""
+        """Lets this program access again what it accessed before the barrier. Other programs still may not."""
         for at, before, how in reversed(self._recent):
             self._done[at] = before
             self._ordered.append((at, how))
         self._recent.clear()
 
     def synchronize(self) -> None:
-        """This program makes an atomic: releases what it did before a barrier, and acquires what others released."""
+        """Notes an atomic: it releases what this program did before a barrier, and acquires what others released."""
         for at, how in self._ordered:
             self._released[at] |= how
         self._ordered.clear()
@@ -102,7 +102,7 @@ class Area:
 
 
 class Launch:
-    """One of a kernel: its tensors, and the order of its programs."""
+    """One launch of a kernel: its tensors, and the order of its programs."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -128,7 +128,7 @@ class Launch:
             random.Random(len(self._programs)).shuffle(self._programs)
 
     def instead(self, x: int, y: int, z: int) -> tuple[int, int, int]:
-        """The program that runs next."""
+        """Returns which program runs in the place of (x, y, z)."""
         for area in self._areas.values():
             area.end_program()
         return self._programs[(x * self._dim[1] + y) * self._dim[2] + z]
@@ -162,7 +162,7 @@ def _distinct(given: Tensor) -> Tensor:
 
 @contextmanager
 def adverse(order: Order) -> Iterator[set[str]]:
-    """Every launch within is such a one; gives the names of the kernels that were launched. Raises Fault in Triton's
+    """Checks every launch inside the `with`, and yields the names of launched kernels. A Fault arrives inside Triton's
     InterpreterError."""
     from triton.runtime import interpreter
 

@@ -22,14 +22,14 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu",
 
 
 def close(got: Tensor, expected: Tensor) -> None:
-    """Within the dtype's tolerance, relative to the whole: fp32 rounding orders may differ, nothing else."""
+    """Asserts that values differ by rounding in fp32 only: by the dtype's tolerance, relative to the largest."""
     assert got.dtype == expected.dtype and got.shape == expected.shape
     bound = TOLERANCE[got.dtype] * max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(got, expected, rtol=0, atol=bound)
 
 
 def near(got: Tensor, exact: Tensor) -> None:
-    """Within 1e-3 (bfloat16: 1e-2) of what a wider dtype gives for the same inputs, as a whole."""
+    """Asserts that the norm of the error is below 1e-3 (bfloat16: 1e-2) of the norm of `exact`."""
     error = float((got.double() - exact.double()).norm() / exact.double().norm())
     assert got.shape == exact.shape and error < (1e-2 if got.dtype == torch.bfloat16 else 1e-3)
 

@@ -1,8 +1,8 @@
 """The attention kernels in bfloat16, and over a cache of eight bits, as compiled for Hopper.
 
-Checks what the interpreter cannot see: Hopper's own products, keys and values copied 16 bytes at a time, two programs
-that split at once on a multiprocessor, nothing spilled in the loop over keys, and that what a row goes through is the
-same in both kernels.
+Checks what the interpreter cannot see: Hopper's own products, keys and values copied 16 bytes at a time, no register
+spilled in the loop over keys, room for two programs of the split kernel on a multiprocessor, and that both kernels
+compute a row in the same way.
 """
 
 import re
@@ -29,7 +29,7 @@ from worker.kernels.gpu.attention import attention
 X, F, N, F8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
 KV_HEADS = 8
 FEW_BYTES = 32  # a thread may spill, outside of the loop over keys
-MULTIPROCESSOR, SYSTEM = 228 << 10, 1 << 10  # bytes of shared memory; SYSTEM's part of a program
+MULTIPROCESSOR, SYSTEM = 228 << 10, 1 << 10  # bytes of shared memory; the system takes SYSTEM for each program
 # arguments that the compiler may not assume to be multiples of 16
 UNKNOWN = ("page_table_stride", "max_rows", "max_splits", "sequences", "window")
 SHAPES = [(64, 4, 16), (64, 8, 16), (128, 3, 32), (256, 4, 64)]  # head, query heads of a group, page
@@ -39,9 +39,8 @@ def attend(
     kernel: Any, head: int, group: int, page: int, cache: str = X, extended: bool = False, gpu: int = 90,
     sequences: int = 1, merges: bool = False, spans: bool = False,
 ) -> Variant:  # fmt: skip
-    """extended: with sinks and a soft cap. gpu: its compute capability. merges: the last program of a tile does.
-
-    spans: rows may see keys after their own position.
+    """extended: with sinks and a soft cap. gpu: its compute capability. merges: whether a tile's last program
+    merges the splits. spans: whether rows may see keys after their own position.
     """
     tiles = attention.choose_tiles(head, group, torch.bfloat16, SHARED[gpu])
     split = kernel is attention._split_kernel
@@ -95,7 +94,7 @@ def compiled(variant: Variant) -> Any:
 
 
 def way_of_a_row(made: Any) -> list[tuple[str, str]]:
-    """Each product's step, and over how many groups of four warps its columns are spread."""
+    """Returns each product's instruction shape, and over how many groups of four warps its columns are spread."""
     assert max(copies(made)) == 16
     assert all(step.startswith("m64n") for step in tensor_core_steps(made))
     assert "serialized" not in complaints(made), complaints(made)
@@ -108,7 +107,7 @@ def way_of_a_row(made: Any) -> list[tuple[str, str]]:
 
 
 def complaints(made: Any) -> str:
-    """Returns what the assembler prints. It warns of products that it cannot overlap, because others use their sums."""
+    """Returns the assembler's messages. It warns if products cannot overlap because something else uses their sums."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
         ptx.write(made.asm["ptx"])
         ptx.flush()
@@ -117,7 +116,7 @@ def complaints(made: Any) -> str:
 
 
 def check_overlap(shape: tuple[int, int, int]) -> None:
-    """Most weights of a block are computed during the next one's product, by the instructions of the plain form."""
+    """With overlap, most weights of a block are computed during the next block's product, by the same instructions."""
     variant = attend(attention._prefill_kernel, *shape, sequences=200)
     plain, made = (
         replace(variant, constants=variant.constants | {"OVERLAP": overlap}).compiled() for overlap in (False, True)

@@ -222,10 +222,10 @@ def check() -> None:
 
 
 def products(variants: list[Variant], wanted: str) -> list[Any]:
-    """Compiled; all with the same step of the tensor core's instruction."""
+    """Compiles products. Asserts that all use tensor-core instructions with the wanted step along K."""
     found = [light(variant) for variant in variants]
     for variant, compiled in zip(variants, found, strict=True):
-        if variant.product:  # weights to be widened come to shared memory as their way from there wants it
+        if variant.product:  # weights that are widened are copied 8 bytes at a time, too
             assert copies(compiled) == ({8, 16} if variant.constants["FORMAT"] else {16}), copies(compiled)
         used = tensor_core_steps(compiled)
         assert used and all(step.startswith("m64n") for step in used)

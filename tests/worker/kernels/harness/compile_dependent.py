@@ -1,7 +1,7 @@
 """The kernels of a decode with programmatic dependent launch.
 
 Checks what the interpreter cannot see: every program lets the next kernel start and then waits for those before it,
-ahead of anything that it loads, but for the weights that products prefetch. No loop's first loads are ahead of that.
+ahead of anything that it loads, but for the weights that products prefetch. No loop's first loads come before the wait.
 """
 
 from dataclasses import replace
@@ -57,7 +57,7 @@ def dependent(variant: Variant, capability: int) -> Any:
 
 
 def fused(columns: int, depth: int, after: bool) -> Variant:
-    """A product of one row with the norm after it. after: whether there is a norm before the residual."""
+    """Returns a product of one row with the norm after it. after: whether there is a norm before the residual"""
     empty = torch.empty(columns, depth, dtype=torch.bfloat16, device="meta")
     tile = linear_norm.norm_tile(empty[:1], empty)
     constants = tiles.tile_constants(tile, columns, depth, torch.bfloat16)
@@ -74,7 +74,7 @@ def fused(columns: int, depth: int, after: bool) -> Variant:
 
 
 def check_fused(columns: int, depth: int, after: bool) -> None:
-    """It multiplies and adds squares as the two kernels do, and counts once all threads have stored."""
+    """The fused kernel multiplies and adds squares as two kernels do, and counts after all threads have stored."""
     made = dependent(variant := fused(columns, depth, after), 90)
     plain = dense.norm(columns, after, variant.constants["CHAINS"]).compiled()
     assert sums(made) == sums(plain) != [] and copies(made) == {16} and usage(made).stack == 0

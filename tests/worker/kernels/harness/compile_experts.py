@@ -74,7 +74,7 @@ LAUNCHED = [
 
 
 def linear(model: Model, n: int, k: int, format: Format) -> PackedExperts:
-    """Experts without numbers."""
+    """Returns experts on the fake GPU, without values."""
 
     def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=CUDA)
@@ -94,7 +94,7 @@ def linear(model: Model, n: int, k: int, format: Format) -> PackedExperts:
 
 
 def launched(model: Model, format: Format, rows: int, capability: int) -> list[Compilation]:
-    """Returns what a step of a layer has compiled on such a GPU."""
+    """Returns what one step of a layer compiles for this GPU."""
     with ExitStack() as stack:
         machine = stack.enter_context(gpu())
         stack.enter_context(patch.object(tiles, "shared_memory", lambda device: SHARED[capability]))
@@ -129,7 +129,7 @@ def constants(one: Compilation) -> dict[str, Any]:
 
 
 def check_product(binary: Any, one: Compilation, format: Format) -> str:
-    """Checks a product on a Hopper GPU. Returns what it uses."""
+    """Checks a product for a Hopper GPU. Returns the registers and the memory that it uses."""
     steps = tensor_core_steps(binary)
     wanted = "32.f32.e4m3.e4m3" if format.dynamic else "16.f32.bf16.bf16"
     assert {step.partition("k")[2] for step in steps} == {wanted}, (one.key, steps)

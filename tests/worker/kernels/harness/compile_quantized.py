@@ -1,7 +1,7 @@
 """Products with weights in few bits, in bfloat16, with the shapes of Llama-3.2-3B and Qwen3-4B.
 
-Checks what the interpreter cannot see: that no register is spilled, that the tensor core's steps are those of products
-with plain weights, and that the weights go from registers to the tensor core.
+Checks what the interpreter cannot see: that no register is spilled, that tensor cores take the same steps as in
+products with plain weights, and that weights go to them from registers.
 """
 
 from dataclasses import replace
@@ -109,7 +109,7 @@ def check() -> None:
 
 
 def small(one: Variant) -> Any:
-    """Compiled, and seen to need no more than a multiprocessor has."""
+    """Compiles a kernel. Asserts that it uses no stack, and no more shared memory than a multiprocessor has."""
     compiled = one.compiled()
     used = usage(compiled)
     print(one.kernel.__name__, one.capability, used)

@@ -1,4 +1,4 @@
-"""The kernels of sampling, for 128,256 tokens: none spills a register, and each leaves room for others beside it."""
+"""The kernels of sampling for 128,256 tokens: none spills a register, and several fit on a multiprocessor."""
 
 from bench.gpu.offline.triton_offline import Variant, usage
 from worker.kernels.gpu.sampling import sample, top_k_top_p

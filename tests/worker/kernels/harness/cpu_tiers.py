@@ -25,7 +25,7 @@ FASTER = [one for index, one in enumerate(TIERS) if one in SAME_BITS and MOST an
 
 @contextmanager
 def use(which: str) -> Iterator[None]:
-    """One of HERE. An emulated AMX must not be asked for what a processor, or the system, would refuse."""
+    """Uses one of HERE. Asserts that emulated AMX did nothing that a processor, or its system, would refuse."""
     with pytest.MonkeyPatch.context() as patch:
         if which == EMULATED:
             emulated_amx.library().emulated_machine(1, 1)
@@ -43,7 +43,7 @@ def use(which: str) -> Iterator[None]:
 
 
 def as_written(cache_v: Tensor) -> Tensor:
-    """A copy of values [pages, page_size, Hk, D] as the C kernels write and read them."""
+    """Returns a copy of values [pages, page_size, Hk, D] in the layout of the C kernels."""
     if not bindings.v_is_paired(cache_v):
         return cache_v.clone()
     return cache_v.unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2).reshape(cache_v.shape)
@@ -56,7 +56,7 @@ def _forget() -> None:
 
 @pytest.fixture(params=HERE)
 def tier(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs the test with each of HERE in use. The parameter `indirect` of parametrize chooses some of them."""
+    """Runs the test with each instruction set of HERE. The parameter `indirect` of parametrize chooses some of them."""
     with use(request.param):
         yield bindings.tier()
 

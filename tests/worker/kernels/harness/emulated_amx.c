@@ -150,7 +150,7 @@ SHOWN void emulated_dot(int sum, int rows, int columns) {
     count(&counts.dots, 1);
 }
 
-/* cpu.c's two questions. */
+/* The two functions with which cpu.c asks the processor and the system. */
 SHOWN int emulated_cpuid(unsigned leaf, unsigned part, unsigned *a, unsigned *b, unsigned *c, unsigned *d) {
     *a = *b = *c = 0;
     *d = leaf == 7 && part == 0 && has_amx ? 1u << 22 | 1u << 24 : 0;
@@ -167,7 +167,7 @@ SHOWN long emulated_syscall(long number, long what, long feature) {
 /* For the tests: a processor with or without AMX, a system that grants it or not; nobody has asked yet. */
 SHOWN void emulated_machine(int amx, int granting) { has_amx = amx, grants = granting, permitted = 0; }
 
-/* Why the processor would have faulted since the last look; empty: it would not. */
+/* Why the processor would have faulted since the last call; empty if it would not. */
 SHOWN const char *emulated_fault(void) {
     static char last[sizeof reason];
     memcpy(last, reason, sizeof last);

@@ -1,5 +1,5 @@
-/* Included before a source of worker/kernels/cpu/csrc: what it asks of AMX, plain functions do (emulated_amx.c). The names of
- * amx_tiles.h that hold instructions, and the two questions to the processor and the system, are all that is exchanged. */
+/* Included before a source of worker/kernels/cpu/csrc. It replaces AMX by plain functions (emulated_amx.c): the names
+ * in amx_tiles.h that stand for instructions, and the two questions to the processor and the system. */
 #pragma once
 #include <cpuid.h>
 #include <amx_tiles.h>

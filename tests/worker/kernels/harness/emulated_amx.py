@@ -44,7 +44,7 @@ UNITS = (
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Instructions; and the cache lines that tile loads touched, each row's on its own."""
+    """The number of instructions, and of cache lines that tile loads touched, counted for each row by itself."""
 
     configurations: int
     zeros: int
@@ -56,7 +56,7 @@ class Counts:
 
 @cache
 def path() -> Path:
-    """Of the compiled library, made once a process; raises CalledProcessError where it does not compile."""
+    """Returns the compiled library, made once a process. Raises CalledProcessError if it does not compile."""
     room = Path(tempfile.mkdtemp(prefix="sluice-amx-"))
     atexit.register(shutil.rmtree, room, ignore_errors=True)
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
@@ -74,7 +74,7 @@ def library() -> ctypes.CDLL:
 
 
 def fault() -> str:
-    """Why a processor would have faulted since the last look; empty: it would not."""
+    """Returns why a processor would have faulted since the last call; empty if it would not."""
     return bytes(library().emulated_fault()).decode()
 
 

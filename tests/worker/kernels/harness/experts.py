@@ -27,7 +27,7 @@ def part(n: int, k: int, code_map: CodeMap | None, dtype: torch.dtype, seed: int
 
 
 def parts_of(sizes: Sizes, code_maps: list[CodeMap | None], dtype: torch.dtype) -> tuple[list[list[Part]], ...]:
-    """Returns gate and up, and down, of every expert. Each is in the next of `code_maps`, in turn."""
+    """Returns gate and up, and down, of every expert. Their formats are those of `code_maps` in turn."""
     formats = [code_maps[i % len(code_maps)] for i in range(3 * sizes.count)]
     gate_up = [
         [part(sizes.inner, sizes.hidden, formats[3 * i + j], dtype, 100 * i + j) for j in range(2)]
@@ -38,7 +38,7 @@ def parts_of(sizes: Sizes, code_maps: list[CodeMap | None], dtype: torch.dtype) 
 
 
 def plain(parts: list[list[Part]], bias: Tensor | None, dtype: torch.dtype) -> PackedExperts:
-    """Returns the experts as `experts_torch` reads them."""
+    """Returns the experts in the form that `experts_torch` reads."""
     every = [[x if isinstance(x, Tensor) else x.dequantize(dtype) for x in expert] for expert in parts]
     return PackedExperts(torch.stack([torch.cat(expert) for expert in every]), bias)
 
@@ -46,7 +46,7 @@ def plain(parts: list[list[Part]], bias: Tensor | None, dtype: torch.dtype) -> P
 def made(
     sizes: Sizes, dtype: torch.dtype, code_maps: list[CodeMap | None], router: Tensor | None = None
 ) -> tuple[Experts, Experts]:
-    """Returns the experts as packed here, and as plain tensors. router [E, H]; by default, random."""
+    """Returns the experts as packed for this machine, and as plain tensors. router [E, H]: random by default"""
     gate_up, down = parts_of(sizes, code_maps, dtype)
     wide, narrow = (
         random(sizes.count, width, dtype=dtype) if sizes.bias else None for width in (2 * sizes.inner, sizes.hidden)

@@ -76,7 +76,7 @@ def layer_of(
 
 
 def experts_on_triton(h: Tensor, layer: Experts, chosen: int, activation: Activation, **how: Any) -> Tensor:
-    """Calls `experts` as it is where tensors are on a GPU."""
+    """Calls `experts` as the worker does on a GPU."""
     from worker.kernels.gpu.experts import experts
     from worker.kernels.gpu.products.linear import linear_triton
 

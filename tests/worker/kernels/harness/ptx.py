@@ -54,7 +54,7 @@ def _do(name: str, values: list[Words]) -> Words:
 
 
 def _lop3(a: Words, b: Words, c: Words, table: int) -> Words:
-    """Bit by bit: `table` has the result for each of the eight combinations."""
+    """Computes lop3 bit by bit: `table` has the result for each combination of three bits."""
     result = np.zeros_like(a | b | c)
     for index in range(8):
         if table >> index & 1:
@@ -64,7 +64,7 @@ def _lop3(a: Words, b: Words, c: Words, table: int) -> Words:
 
 
 def _bf16(pair: Words) -> list[torch.Tensor]:
-    """The lower and the upper number, in float64, which has their products and the sums used here exactly."""
+    """Returns the lower and the upper number in float64, which holds their products and the sums used here exactly."""
     numbers = [(pair << np.uint32(16)), pair & np.uint32(0xFFFF0000)]
     return [torch.from_numpy(np.atleast_1d(number).view(np.float32).astype(np.float64)) for number in numbers]
 

@@ -12,7 +12,7 @@ Ints = Sequence[int]
 
 
 def slots(read: Ints, write: Ints, starts: Ints) -> StateSlots:
-    """starts: the first row of each sequence, and the number of rows."""
+    """Returns the slots of a step. starts: the first row of each sequence, and the number of all rows"""
     return StateSlots(*(torch.tensor(numbers, dtype=torch.int32) for numbers in (read, write, starts)))
 
 
@@ -49,7 +49,7 @@ def assert_any_cut_and_any_threads_give_the_same_bits(layer: RecurrentLayer) -> 
 
 
 def assert_company_changes_no_bit(layer: RecurrentLayer) -> None:
-    """Sequences of 1, 5, 0 and 31 rows in one step, of which three continue; all three read the same state."""
+    """One step has sequences of 1, 5, 0 and 31 rows. Three of them continue from the same state."""
     run, x, state = layer.run, layer.x, layer.state
     run(x[:6], slots([NO_STATE], [3], [0, 6]))
     alone = [
@@ -67,7 +67,7 @@ def assert_company_changes_no_bit(layer: RecurrentLayer) -> None:
 
 
 def assert_cuts_and_a_twin_change_no_bit(layer: RecurrentLayer) -> None:
-    """The cheapest check of any cut and any company, for the interpreter. layer: with 9 rows."""
+    """The cheapest check of chunks and of company, for the slow interpreter. layer: with 9 rows"""
     whole, parts = layer.in_chunks([9]), layer.in_chunks([1, 3, 4, 9])
     assert torch.equal(parts, whole)
     twice = layer.run(torch.cat((layer.x, layer.x)), slots([NO_STATE, NO_STATE], [5, 6], [0, 9, 18]))

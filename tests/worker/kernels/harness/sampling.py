@@ -13,7 +13,7 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class Row:
-    """One request's wishes, on the host."""
+    """One request's sampling parameters, on the host."""
 
     temperature: float = 1.0
     top_k: int = 0

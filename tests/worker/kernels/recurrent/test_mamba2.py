@@ -43,7 +43,7 @@ class Layer(recurrent.RecurrentLayer):
         return self.how(*(part.contiguous() for part in parts), self.weights, self.shape, self.state, slots, EPS)
 
     def at_once(self) -> Tensor:
-        """Computes the whole sequence without a state: each token adds to each later one, decayed between them."""
+        """Computes the whole sequence without a state: the sum over all earlier tokens, each with its decay."""
         shape, weights = self.shape, self.weights
         gates, mixed, steps = self.x.double().split_with_sizes([*shape.projected, shape.heads], dim=1)
         padded = F.pad(mixed.T, (shape.taps - 1, 0))

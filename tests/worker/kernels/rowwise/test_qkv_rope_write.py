@@ -143,7 +143,7 @@ def test_add_rms_norm_triton_adds_partial_sums(sizes: tuple[int, int, int], dtyp
 
 @pytest.mark.parametrize("sizes", SIZES[:2])
 def test_triton_writes_to_a_float8_cache(sizes: tuple[int, int, int], device: str) -> None:
-    """Values that it has numbers for, and some beyond; at position 0, where nothing turns."""
+    """Some values are exact in float8, some too large. They are at position 0, where rotary changes nothing."""
     case = Case(*sizes, torch.float16, device)
     qkv = case.qkv.to(torch.float8_e4m3fn).half()
     qkv[0, -5:] = torch.tensor([600.0, -600.0, 448.0, -65504.0, 0.0])

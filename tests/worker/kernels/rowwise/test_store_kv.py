@@ -11,7 +11,7 @@ PAGES, PAGE_SIZE, HEADS, SIZE = 5, 4, 2, 24
 
 
 def check(write: Callable[..., None], dtype: torch.dtype, device: str) -> None:
-    """Exactly the named slots change, each to its token's row."""
+    """Only the named slots change, and each gets its token's row."""
     fused = random(3, 3 * HEADS, SIZE, dtype=dtype, device=device)
     k, v = fused[:, HEADS : 2 * HEADS], fused[:, 2 * HEADS :]
     cache_k, cache_v = (random(PAGES, PAGE_SIZE, HEADS, SIZE, dtype=dtype, device=device, seed=i) for i in (1, 2))
@@ -38,7 +38,7 @@ def test_store_kv_triton_agrees_with_torch(dtype: torch.dtype, device: str) -> N
 
 
 def check_clamped(write: Callable[..., None], device: str) -> None:
-    """What float8_e4m3fn has no number for becomes its largest; what it has arrives as it is."""
+    """Values too large for float8_e4m3fn become its largest; values that it can hold are unchanged."""
     k = random(3, HEADS, SIZE, device=device).to(torch.float8_e4m3fn).half()
     k[0, 0, :4] = torch.tensor([1000.0, -1000.0, 448.0, -65504.0])
     cache_k, cache_v = (torch.zeros(PAGES, PAGE_SIZE, HEADS, SIZE, device=device).to(torch.float8_e4m3fn) for _ in "kv")

@@ -1,4 +1,4 @@
-"""Slices cover every row once, errors arrive, and the number of threads is that of before."""
+"""Slices cover every row once, errors reach the caller, and the number of threads is restored."""
 
 import pytest
 import torch

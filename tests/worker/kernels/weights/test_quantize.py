@@ -107,7 +107,7 @@ def test_triton_reads_every_byte_exactly(kind: Kind, dtype: torch.dtype, device:
 def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     columns: int, depth: int, kind: Kind, dtype: torch.dtype, device: str
 ) -> None:
-    """Across all tile shapes, and whoever computes a chain. Only hardware can tell."""
+    """Across all tile shapes, whichever program computes a chain. The test needs real hardware."""
     x = random(1100, depth, dtype=dtype, device=device)
     values, scale = quantize(random(columns, depth, device=device, seed=1), kind)
     whole = product(x, values, scale)

@@ -53,7 +53,7 @@ def test_resolve_offline_uses_a_complete_cached_copy(hub: Hub, monkeypatch: pyte
 
 
 def test_prefer_cache_keeps_the_same_weights(hub: Hub) -> None:
-    """Whatever the hub has by then; but a cache that holds a part is no help."""
+    """The cached files are used although the hub has a newer commit; but an incomplete cache is completed."""
     fetch(hub.name, ["*.json"])
     before = resolve(hub.name, prefer_cache=True)
     assert "model.safetensors" in hub.downloaded
@@ -143,7 +143,7 @@ def test_weight_map_with_a_link_is_followed(tmp_path: Path) -> None:
 
 
 def test_folder_with_an_index_of_gguf_files_is_refused(tmp_path: Path) -> None:
-    """Its paths are absolute: only the cache of translated files may have one."""
+    """The index has absolute paths, so only the cache of translated files may contain one."""
     index = {"architecture": "llama", "head_dim": 2, "kv_heads": 1, "files": ["/etc/hostname"], "tensors": {}}
     (tmp_path / "gguf.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=r"gguf\.json must not exist"):

@@ -1,4 +1,4 @@
-"""What is read twice counts twice, so that progress ends at its total. Refusals are in test_weights.py."""
+"""A tensor that is read twice counts twice, so that progress ends at its total. Refusals are in test_weights.py."""
 
 import torch
 

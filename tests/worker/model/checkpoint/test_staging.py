@@ -32,7 +32,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Tensors of every stored format, of all sizes around that of a piece."""
+    """Tensors of every stored format, of sizes around the size of a piece."""
     draw = torch.Generator().manual_seed(0)
     formats = [torch.float32, torch.float16, torch.bfloat16]
     state = {
@@ -52,7 +52,7 @@ def copied(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
 
 @pytest.fixture(params=["expected", "shuffled", "unexpected", "twice"])
 def order(request: pytest.FixtureRequest, folder: Path) -> tuple[list[str], list[str]]:
-    """(what is said to be asked for, what is)."""
+    """(names that are announced, names that are read)."""
     names = list(load_file(folder / "model.safetensors"))
     other = random.Random(1).sample(names, len(names))
     return {
@@ -83,7 +83,7 @@ def weights(folder: Path, staging: Staging | None, dtype: torch.dtype) -> Weight
 
 
 def tensors(value: object) -> Iterator[Tensor]:
-    """All that hang on a dataclass, in order."""
+    """Yields all tensors in a dataclass, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list):

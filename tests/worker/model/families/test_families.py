@@ -191,7 +191,7 @@ ROWS = (
 
 @pytest.mark.parametrize("model_type", [*(config["model_type"] for config in HUB), *ROWS])
 def test_defaults_are_those_of_transformers(model_type: str) -> None:
-    """config.json omits what equals them."""
+    """A config.json omits values that are the defaults."""
     sizes = {"vocab_size": 1000, "num_hidden_layers": 9, "hidden_size": 1536, "intermediate_size": 256}
     theirs = AutoConfig.for_model(model_type, **sizes).to_dict()
     ours = spec_from_config({"model_type": model_type, **sizes, **sizes_without_defaults(model_type)})
@@ -199,7 +199,7 @@ def test_defaults_are_those_of_transformers(model_type: str) -> None:
 
 
 def sizes_without_defaults(model_type: str) -> dict[str, Any]:
-    """The family's row has no default for sizes that every config states."""
+    """Returns sizes for which the family's row has no default, because every config states them."""
     return {"num_attention_heads": 32} if model_type in ("llama", "mistral") else {}
 
 
@@ -412,7 +412,7 @@ def test_yarn_in_both_spellings() -> None:
 
 
 def test_longrope_is_served_up_to_its_original_positions() -> None:
-    """Dynamic NTK changes nothing before, longrope has one list of factors there and another after."""
+    """Up to there, dynamic NTK changes nothing, and longrope uses the first of its two lists of factors."""
     plain = {**LLAMA32_1B, "rope_scaling": None}
     assert spec_from_config({**plain, "rope_scaling": {"type": "dynamic", "factor": 2.0}}) == spec_from_config(plain)
     factors = {"short_factor": [1.0] * 32, "long_factor": [9.0] * 32, "original_max_position_embeddings": 4096}

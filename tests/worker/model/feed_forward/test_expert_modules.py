@@ -60,7 +60,7 @@ def copy(checkpoints: Checkpoints, tmp_path: Path) -> Copy:
 
 
 def logits(folder: Path, flag: str = "auto", device: torch.device = CPU) -> torch.Tensor:
-    """Computed here, with weights that are kept as on `device`."""
+    """Computes logits on the CPU, with weights stored as they would be on `device`."""
     spec = spec_from_config(read_config(folder))
     memory = in_memory(spec.stored, flag, device)
     decoder = Decoder(spec, load(folder, spec, torch.float32, CPU, invariant=False, memory=memory), 512)
@@ -69,7 +69,7 @@ def logits(folder: Path, flag: str = "auto", device: torch.device = CPU) -> torc
 
 
 def assert_alike(folder: Path, full: Path) -> None:
-    """Ours for a quantized checkpoint, in logits and text, is what transformers has for its weights in full."""
+    """The logits and the text of a quantized checkpoint are those of transformers for its dequantized weights."""
     (prompt,) = prompts_of([40])
     oracle = Oracle(full)
     torch.testing.assert_close(logits(folder), oracle.logits(prompt), atol=1e-4, rtol=0)
@@ -124,7 +124,7 @@ def test_flag_quantizes_experts_but_no_router(
 
 @pytest.mark.parametrize("name", ["int8 a row", "fp8 a row", "fp8 a tensor", "int8 a group"])
 def test_one_scale_for_a_row_is_for_kernels_of_a_gpu(copy: Copy, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They get the stored values and scales of every expert, and finer scales stay in groups."""
+    """They get the stored values and scales of every expert; if scales are finer, the weights stay in groups."""
     given: list[int] = []
 
     def seen(*how: Any, count: int, **more: Any) -> PackedExperts:
@@ -171,7 +171,7 @@ def test_on_size_and_progress_include_experts(checkpoints: Checkpoints, model: s
 
 @pytest.mark.parametrize("model", ["gpt-oss", "qwen3-moe"])
 def test_experts_are_read_through_staging(copy: Copy, model: str) -> None:
-    """As for a GPU, in pieces that cut experts."""
+    """Reads as for a GPU, in pieces whose borders lie within experts."""
     folder = in_mxfp4(copy(model)) if model == "gpt-oss" else copy(model)
     spec, read = spec_from_config(read_config(folder)), []
     for staging in (None, Staging(CPU, piece=1024, buffers=2)):

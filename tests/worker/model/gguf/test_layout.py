@@ -19,7 +19,7 @@ SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "linear_value_head_
 
 @dataclass(frozen=True)
 class Model:
-    """A model with heads of size 8, and two key heads in recurrent layers. per_key: value heads of each."""
+    """A model with heads of size 8, and two key heads in recurrent layers. per_key: value heads for each key head"""
 
     model_type: str
     per_key: int = 3

@@ -33,7 +33,7 @@ def test_every_tensor_of_a_mixture_of_experts_has_a_name(kind: str) -> None:
     arch = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture)
     unused = (gguf.MODEL_TENSOR.ROPE_FREQS, gguf.MODEL_TENSOR.ATTN_ROT_EMBD)
     names = [gguf.TENSOR_NAMES[tensor].format(bid=3) for tensor in gguf.MODEL_TENSORS[arch] if tensor not in unused]
-    kinds = {"ssm_a": "", "ssm_d": "", "ssm_dt": ".bias"}
+    kinds = {"ssm_a": "", "ssm_d": "", "ssm_dt": ".bias", "exp_probs_b": ".bias"}
     found = [hugging_face_name(name + kinds.get(name.split(".")[-1], ".weight"), architecture) for name in names]
     assert len(set(found)) == len(names) > 10 and not [name for name in found if name.startswith("model.blk")]
 

@@ -26,7 +26,7 @@ Arrays = dict[str, tuple[np.ndarray[Any, Any], gguf.GGMLQuantizationType]]
 
 
 def rewrite(path: Path, change: Callable[[Arrays], None], *, parts: int = 1) -> list[Path]:
-    """Writes the file again with other tensors, in several files if `parts` says so."""
+    """Writes the file again with changed tensors. parts: the number of files"""
     reader = gguf.GGUFReader(path)
     metadata = {
         key: field.contents() for key, field in reader.fields.items()
@@ -100,7 +100,7 @@ def lie(change: Callable[[Arrays], Any]) -> Callable[[Arrays], None]:
 
 
 def typed(name: str, type: str) -> Callable[[Arrays], None]:
-    """Makes a tensor one of another type, with bytes of zeros."""
+    """Returns a change that gives a tensor another type and sets all its bytes to zero."""
     numbers, nbytes = gguf.GGML_QUANT_SIZES[kind := gguf.GGMLQuantizationType[type]]
     return lambda arrays: arrays.update({name: (np.zeros((256, 256 // numbers * nbytes), np.uint8), kind)})
 
@@ -236,7 +236,7 @@ def test_mtp_heads_are_left_out_unless_they_can_draft(
 
 
 def test_value_heads_of_part_of_a_group_are_refused(tmp_path: Path) -> None:
-    """Columns are moved with their scales, so groups of columns must not belong to several heads."""
+    """Columns are moved together with their scales, so a group of columns must not belong to several heads."""
     heads = TiledHeads(2, 16, 8)
     method = GgufMethod(StoredQuantization("Q8_0"), heads)
     written = write("qwen3_5", tmp_path, "Q8_0").file

@@ -21,7 +21,7 @@ WIDER = {"tags": TAGS, **COLUMNS, "unread": Column(torch.int64, Extent.TOKENS, 0
 
 
 def offsets_in_c(folder: Path, struct: str, names: list[str]) -> list[int]:
-    """What gcc says of a structure. struct: its definition, with the name S."""
+    """Returns the offsets of a structure's fields as gcc lays them out. struct: its definition, with the name S"""
     lines = "".join(f'printf("%zu\\n", offsetof(S, {name}));' for name in names)
     headers = ["<stddef.h>", "<stdint.h>", "<stdio.h>", '"adapters/adapters.h"']
     included = "".join(f"#include {header}\n" for header in headers)

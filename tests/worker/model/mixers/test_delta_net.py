@@ -41,7 +41,7 @@ def edit(folder: Path, change: Callable[[State], State]) -> Path:
 
 
 def _heads_together(state: State) -> State:
-    """The inputs of each recurrent layer as Qwen3.5 stores them, from those of Qwen3-Next."""
+    """Converts the input projections of recurrent layers from Qwen3-Next's layout to Qwen3.5's."""
     split: State = {}
     for name, tensor in state.items():
         prefix, _, kind = name.partition("in_proj_")
@@ -69,7 +69,7 @@ def _linears(name: str) -> bool:
 @pytest.mark.parametrize("form", [gptq(act_order=True), FORMATS["int8 a row"]], ids=["gptq", "int8"])
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3-next"])
 def test_quantized_linears_are_those_of_their_numbers(copy: Callable[..., Path], kind: str, form: Format) -> None:
-    """Also where rows are sorted, and where one tensor holds queries and gates."""
+    """Also for weights with reordered rows, and for a tensor with both queries and gates."""
     folder, full = copy(kind), rewrite(copy(kind, "full"), form, widened=True, which=_linears)
     rewrite(folder, form, which=_linears)
     (prompt,) = prompts_of([70])
@@ -89,7 +89,7 @@ def test_gates_of_recurrent_layers_stay_in_full_precision(checkpoints: Checkpoin
 
 
 def _around(state: State) -> State:
-    """A multimodal checkpoint: with a vision model, and layers that predict several tokens."""
+    """Returns a multimodal checkpoint: adds tensors of a vision model, and of layers that predict several tokens."""
     around = {"model.visual.blocks.0.attn.qkv.weight": torch.ones(4, 4), "mtp.embed_tokens.weight": torch.ones(4, 4),
               "mtp.layers.0.self_attn.q_proj.weight": torch.ones(4, 4), "mtp.norm.weight": torch.ones(4),
               "mtp.lm_head.weight": torch.ones(4, 4)}  # fmt: skip

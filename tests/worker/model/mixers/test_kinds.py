@@ -17,7 +17,7 @@ from worker.model.mixers.kinds import KINDS, mixer
 
 
 def mixing(checkpoints: Checkpoints, dtype: torch.dtype) -> Decoder:
-    """Layers of LFM2, then those of Granite 4 and of Qwen3.5 that have a state, with the settings of LFM2."""
+    """Makes a decoder of LFM2's layers, then the recurrent layers of Granite 4 and Qwen3.5, with LFM2's settings."""
     first, *others = (decoder_of(checkpoints(kind), dtype=dtype) for kind in ("lfm2", "granite-hybrid", "qwen3_5"))
     layers, kinds = list(first.weights.layers), list(first.spec.layers)
     for other in others:
@@ -58,5 +58,5 @@ def test_weights_of_a_kind_name_it() -> None:
 
 
 def test_layer_has_few_fields() -> None:
-    """What only some kinds have is in the records of their weights."""
+    """Fields that only some kinds of layers need are in the records of their weights."""
     assert len(fields(Layer)) <= 10

@@ -137,7 +137,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def swap_digit(path: Path) -> None:
-    """Changes a number of the structure, so that the header is still JSON of the same length."""
+    """Changes one digit of the header, so that it is still JSON of the same length."""
     content = path.read_bytes()
     (digit,) = re.findall(rb'\\"kind\\": (\d)', content)[:1]  # which it is depends on the processor
     other = b"%d" % ((int(digit) + 1) % 10)

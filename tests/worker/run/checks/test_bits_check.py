@@ -25,7 +25,7 @@ def decoder(checkpoints: Checkpoints) -> Decoder:
 
 
 def changed(decoder: Decoder, **changes: Change) -> Decoder:
-    """With these operations changed: each gets the sound one, and all that it is called with."""
+    """Returns a decoder with changed operations. A change is called with the sound operation and its arguments."""
 
     def bound(name: str, change: Change) -> Change:
         return lambda *args, **options: change(getattr(FAST, name), *args, **options)
@@ -50,7 +50,7 @@ def test_check_fits_any_settings(decoder: Decoder, settings: dict[str, Any], len
 
 
 def another_tile(sound: Change, x: Tensor, *args: Any, **options: Any) -> Tensor:
-    """From 65 rows on, the last one in the step is off by a bit."""
+    """In steps of 65 rows or more, the last row is off by a bit."""
     y = sound(x, *args, **options)
     if len(x) >= 65:
         y[..., 0, :] = last_bit(y[..., 0, :])
@@ -63,7 +63,7 @@ def chunks_unlike_decodes(sound: Change, q: Tensor, *args: Any, **options: Any) 
 
 
 def keys_by_rows(sound: Change, qkv: Tensor, *args: Any, **options: Any) -> Tensor:
-    """In a step of 16 rows, the keys that are written have other bits than alone, which no logits show yet."""
+    """In a step of 16 rows, keys are written with other bits than alone. This step's logits do not show it."""
     q: Tensor = sound(qkv, *args, **options)
     if len(qkv) == 16:
         cache, slots = args[0].flatten(0, 1), args[5]

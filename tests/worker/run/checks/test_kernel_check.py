@@ -38,18 +38,18 @@ def worker(**settings: Any) -> WorkerConfig:
 
 @pytest.fixture(scope="module")
 def decoder(checkpoints: Checkpoints) -> Decoder:
-    """With layers that see a window and others."""
+    """A decoder that has layers with a window and layers without."""
     return decoder_of(checkpoints("gemma3"), positions=LENGTH)
 
 
 def changed(decoder: Decoder, name: str, change: Change) -> Decoder:
-    """With this operation as `change` makes it: it gets the sound one, and all that it is called with."""
+    """Returns a decoder with one changed operation. `change` is called with the sound operation and its arguments."""
     sound = getattr(SOUND, name)
     return decoder.with_operations(replace(SOUND, **{name: lambda *args, **how: change(sound, *args, **how)}))
 
 
 def one_row_off(sound: Change, *args: Any, **how: Any) -> Any:
-    """By a twentieth, the last row of many."""
+    """Makes the last row wrong by a twentieth."""
     got = sound(*args, **how)
     first = got[0] if isinstance(got, tuple) else got
     if first.is_floating_point():
@@ -73,13 +73,13 @@ def failing(sound: Change, *args: Any, **how: Any) -> Any:
 @pytest.mark.parametrize("kept", ["auto", "fp8"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "gemma4", "qwen3_5", "starcoder2", "hunyuan"])
 def test_correct_operations_agree(checkpoints: Checkpoints, kind: str, kept: str) -> None:
-    """Here those of the C kernels."""
+    """The operations here are the C kernels."""
     sound = decoder_of(checkpoints(kind), positions=LENGTH).with_operations(SOUND)
     assert find_wrong_operations(sound, worker(kv_cache_dtype=kept), LENGTH) == ""
 
 
 def rounded_later(name: str) -> Change:
-    """The plain form in float32, whose results alone are rounded: farther from it than a kernel would be."""
+    """Computes the plain form in float32 and rounds only the results: it is farther off than a kernel would be."""
 
     def wide(value: Any) -> Any:
         if isinstance(value, PackedLinear):
@@ -145,7 +145,7 @@ def test_one_wrong_row_is_found_and_its_operation_named(decoder: Decoder, checkp
 
 
 def test_rows_whose_choice_of_experts_is_not_clear_are_not_compared(with_experts: Decoder) -> None:
-    """A kernel whose logits differ in the last bits may choose another expert of nearly equal ones."""
+    """A kernel whose logits differ in the last bits may choose another one of nearly equal experts."""
     weights, hidden = with_experts.weights, with_experts.spec.hidden_size
     equal = PackedLinear(torch.zeros(8, hidden), None, True)
     layers = [
@@ -169,7 +169,7 @@ def later_pages_swapped(sound: Change, *args: Any, **how: Any) -> Tensor:
 
 
 def far_keys_lost(sound: Change, *args: Any, **how: Any) -> Tensor:
-    """Of decodes alone, those before the last split's."""
+    """Ignores, in steps of decodes only, the keys before the last split."""
     starts, kv_lens = args[3:5]
     return sound(
         *args,
@@ -260,7 +260,7 @@ def test_device_left_unusable_by_a_kernel_raises_device_broken(
 
 
 def test_out_of_memory_in_the_check_is_not_a_fault(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
-    """Nor is it for the plain forms, which need more of it."""
+    """Nor is it a fault if the plain forms run out of memory, which need more."""
 
     def full(*args: Any, **how: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried")

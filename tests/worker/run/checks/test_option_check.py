@@ -26,7 +26,7 @@ def worker(options: str, **settings: Any) -> WorkerConfig:
 
 
 def on_device(checkpoints: Checkpoints, wrong: Wrong, kind: str = "llama") -> Decoder:
-    """A decoder whose linears are off in one place where `wrong` says so."""
+    """Returns a decoder whose linears have one wrong number if `wrong` says so."""
     calls = 0
 
     def linear(*args: Any, options: GpuOptions = NO_OPTIONS, **how: Any) -> Tensor:
@@ -102,7 +102,7 @@ def test_without_options_or_triton_nothing_runs(checkpoints: Checkpoints) -> Non
 
 
 def test_softmax_overlap_is_checked_with_a_long_prompt(checkpoints: Checkpoints) -> None:
-    """Prefill attention computes no shorter ones."""
+    """Shorter prompts are not computed by prefill attention."""
     rows = set()
 
     def linear(x: Tensor, *args: Any, options: GpuOptions = NO_OPTIONS, **how: Any) -> Tensor:

@@ -24,7 +24,7 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 @dataclass(frozen=True)
 class EagleKind:
-    """served: the kind of the served model. layers: those it reads, by index, which `ids` says in a config."""
+    """served: the kind of the served model. layers: which of its layers the head reads. ids: these in the config"""
 
     served: str
     layers: tuple[int, ...]
@@ -38,7 +38,7 @@ class EagleKind:
     layer: dict[str, Any] = field(default_factory=dict)  # of the layer's config
 
     def target_ids(self, vocab: int) -> Tensor:
-        """Returns the id in the served model for each id of the head. vocab: how many the served model has."""
+        """Returns the served model's id for each id of the head. vocab: the size of the served model's vocabulary"""
         drawn = torch.randperm(vocab, generator=torch.Generator().manual_seed(self.draft_vocab))
         return torch.arange(vocab) if self.draft_vocab == vocab else drawn[: self.draft_vocab]
 

@@ -24,7 +24,7 @@ FLOAT = torch.float32
 
 
 def made(method: str, folder: Path, to: Path) -> tuple[Path, Head, int]:
-    """Returns the folder of the served model, its head, and how many bytes the head takes by the check."""
+    """Returns the served model's folder, the head, and its size in bytes as the check predicts it."""
     if method == "mtp":
         with_head("qwen3_5", folder, to)
         target = batch_invariant_decoder(to, FLOAT)

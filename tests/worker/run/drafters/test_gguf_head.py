@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bench.peers.gguf_file import stored_name
 from shared.gguf.translated import translated
-from tests.gguf_files import write
+from tests.gguf_files import stacked_experts, write
+from tests.gguf_kinds import KINDS
 from tests.worker.model.gguf.test_tensors import Arrays, rewrite
 from tests.worker.run.drafters.heads import QWEN, WEIGHTS, Head, with_head
 from tests.worker.run.drafters.made import Made, check_proposals
@@ -31,18 +33,28 @@ def gguf_name(name: str) -> str:
     return f"blk.3.{outer.get(module) or LAYERS[module.removeprefix('mtp.layers.0.')]}.weight"
 
 
-def made(folder: Path, type: gguf.GGMLQuantizationType, leave_out: str = "") -> tuple[Path, Head]:
+def gguf_name_of_glm(name: str) -> str:
+    """The same for a tensor of GLM's head, `model.layers.3.eh_proj.weight`."""
+    return stored_name(gguf.get_tensor_name_map(gguf.MODEL_ARCH.GLM4_MOE, 4), name)
+
+
+def made(
+    folder: Path, type: gguf.GGMLQuantizationType, leave_out: str = "", kind: str = "qwen3_5"
+) -> tuple[Path, Head]:
     """Returns the folder of a translated GGUF file with a head, and the head. type: of its matrices."""
-    more = {"qwen35.nextn_predict_layers": 1, "qwen35.block_count": 4}
-    written = write("qwen3_5", folder, "F32", more=more)
-    head = with_head("qwen3_5", written.reference, folder / "with-head")
-    own = {name: one for name, one in load_file(folder / "with-head" / WEIGHTS).items() if name.startswith("mtp.")}
+    architecture = KINDS[kind].architecture
+    more = {f"{architecture}.nextn_predict_layers": 1, f"{architecture}.block_count": 4}
+    written = write(kind, folder, "F32", more=more)
+    head = with_head(kind, written.reference, folder / "with-head")
+    both = load_file(folder / "with-head" / WEIGHTS)
+    own = stacked_experts({name: one for name, one in both.items() if name.startswith(("mtp.", "model.layers.3."))})
 
     def add(arrays: Arrays) -> None:
         for name, tensor in own.items():
-            stored = gguf_name(name)
+            stored = gguf_name_of_glm(name) if kind == "glm4-moe" else gguf_name(name)
             if tensor.dim() == 1:
-                arrays[stored] = (1 + tensor.numpy(), gguf.GGMLQuantizationType.F32)
+                added = int(kind == "qwen3_5")  # see worker/model/gguf/layout.py
+                arrays[stored] = (added + tensor.numpy(), gguf.GGMLQuantizationType.F32)
             elif not leave_out or leave_out not in stored:
                 arrays[stored] = (gguf.quants.quantize(tensor.numpy(), type), type)
 
@@ -62,6 +74,16 @@ def test_head_of_a_gguf_file_drafts_as_transformers_layers_do(tmp_path: Path, mo
             tensors.copy(f"model.layers.3.{ours}.weight", stored)
             torch.testing.assert_close(stored, expected[f"mtp.{published}.weight"])
     check_proposals(one, monkeypatch)
+
+
+def test_head_of_glm_in_a_gguf_file_drafts_as_transformers_layers_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, head = made(tmp_path, gguf.GGMLQuantizationType.F32, kind="glm4-moe")
+    check_proposals(
+        Made(folder, lambda of: load_head(folder, of.spec, of.weights, AS_STORED, MAX_SEQ_LEN), head.propose),
+        monkeypatch,
+    )
 
 
 def test_head_with_a_tensor_missing_is_refused_in_a_sentence(tmp_path: Path) -> None:

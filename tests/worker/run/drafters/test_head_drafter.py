@@ -62,6 +62,8 @@ class Corrected:
     It compares the proposals with those of a new drafter, which reads all hidden states at once.
     """
 
+    seconds = 0.0
+
     def __init__(self, made: Made, drafter: HeadDrafter, right: list[list[int]]) -> None:
         self.drafter, self.compared = drafter, 0
         self._made, self._right, self._draw = made, right, random.Random(2)

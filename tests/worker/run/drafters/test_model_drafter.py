@@ -37,7 +37,7 @@ def test_drafts_of_a_model_change_no_token(target: str, draft: str, checkpoints:
 
 @pytest.mark.parametrize("kind", ["llama", "lfm2"])
 def test_drafts_are_the_models_own_text_whatever_was_rejected(kind: str, checkpoints: Checkpoints) -> None:
-    """After right and wrong drafts, it proposes what a drafter proposes that sees the tokens for the first time."""
+    """It proposes the same after right and wrong drafts as a new drafter that gets the same tokens at once."""
     drafter, draw = drafter_of(checkpoints(kind)), random.Random(3)
     made = sequences()[:3]
     for sequence in made:

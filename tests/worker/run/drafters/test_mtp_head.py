@@ -4,15 +4,19 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config import ConfigError, ModelConfig, WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.run.drafters.heads import GLM, HEADS, QWEN, WEIGHTS, with_head
+from worker.engine import load
+from worker.engine.features import drafters
 from worker.engine.load import Engine, load_engine
+from worker.engine.load_model import ModelFiles, load_model
 from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.run.drafters.head_drafter import HeadDrafter
 
@@ -36,6 +40,39 @@ def test_head_of_the_checkpoint_drafts_and_is_no_part_of_the_model(checkpoints: 
     plain = loaded(folder)
     assert plain.fingerprint == engine.fingerprint and plain.runner.hidden_reader is None
     assert with_mtp(folder, batch_invariant=False).runner.hidden_reader is None, "drafts are off"
+
+
+def drafts_by_default(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setattr(load, "PROCESSOR_CACHE_BYTES", 0)
+    return load_engine(ModelConfig(model=str(folder), max_seq_len=64), WorkerConfig(device="cpu", kv_cache_gb=0.01))
+
+
+def test_head_drafts_by_default_unless_it_cannot_be_used(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "made"
+    with_head("qwen3_5", checkpoints("qwen3_5"), folder)
+    engine = drafts_by_default(folder, monkeypatch)
+    assert engine.scheduler.speculation is not None and engine.runner.hidden_reader is not None
+    assert engine.scheduler.speculation.proposer is engine.runner.hidden_reader
+
+    def too_much(
+        files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_progress: Any, drafter: int = 0
+    ) -> Any:
+        if drafter:
+            raise ConfigError("the model needs more memory than there is")
+        return load_model(files, model, worker, on_progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drafters, "load_model", too_much)
+        assert drafts_by_default(folder, monkeypatch).runner.hidden_reader is None
+    assert "proposes no drafts: the model needs more memory" in caplog.text
+    tensors = load_file(folder / WEIGHTS)
+    del tensors["mtp.fc.weight"]
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    engine = drafts_by_default(folder, monkeypatch)
+    assert engine.runner.hidden_reader is None and engine.scheduler.speculation is not None
+    assert "mtp.fc.weight is missing" in caplog.text
 
 
 def without(name: str) -> Callable[[dict[str, torch.Tensor]], None]:

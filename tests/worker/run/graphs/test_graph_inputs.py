@@ -35,7 +35,7 @@ def decodes(sequences: list[Sequence]) -> list[Chunk]:
 
 
 class Static:
-    """The memory of a device that steps of one shape are sent to."""
+    """Memory on a device, to which steps of one shape are copied."""
 
     def __init__(self, shape: Shape, page_size: int) -> None:
         self.shape, self.page_size = shape, page_size

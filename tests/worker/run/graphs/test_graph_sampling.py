@@ -22,7 +22,7 @@ def sequence(id: int, temperature: float) -> Sequence:
 
 
 class Sampled:
-    """A sampling whose kernel notes its parameters and gives ids from 100 on."""
+    """A sampling with a kernel that records its parameters and returns the ids 100, 101 …"""
 
     def __init__(self) -> None:
         self.ids = torch.zeros(MOST, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Dummy steps of the self-test: no two rows write one slot, and none writes that of the padding."""
+"""Dummy steps of the self-test: no two rows write to one slot, and none to the padding's slot."""
 
 import pytest
 import torch

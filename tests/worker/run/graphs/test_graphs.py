@@ -40,7 +40,7 @@ class Counted(EagerGraph):
 
 @pytest.fixture(autouse=True)
 def return_pages_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU's kernels read no key before the first visible one; without this, short sequences return no page."""
+    """CPU kernels read no key before the first visible one. Without this, short sequences would return no page."""
     monkeypatch.setattr(window, "KEY_BLOCK", 1)
 
 
@@ -309,7 +309,7 @@ def test_replay_counts_its_layers_as_progress(decoder: Decoder) -> None:
 
 
 def test_self_test_writes_to_the_scratch_page_only(decoder: Decoder) -> None:
-    """The comparison writes to the scratch page only."""
+    """The comparison leaves all other pages unchanged."""
     bench, graphs, _ = capturing(decoder)
     cache = bench.runner._cache  # type: ignore[attr-defined]
     cache.k[0][:, 1:], cache.v[0][:, 1:] = 7.0, 7.0

@@ -21,7 +21,7 @@ def chunk(first_page: int, length: int) -> Chunk:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Records which cells of the page tables each transfer sends."""
+    """Records the indexes of the cells in the page tables that each transfer changes."""
     cells: list[list[int]] = []
     to_device = page_lanes.to_device
 

@@ -11,7 +11,7 @@ PROMPT = [900, 901, 902]
 
 
 def written(output: list[int], predicted: list[int], limit: int = 15, cost: float = 0.03) -> tuple[int, Prediction]:
-    """Returns how many steps an output takes, drafted from a predicted text."""
+    """Returns how many steps an output takes with drafts from a predicted text."""
     prediction, tokens, steps = Prediction(predicted), [*PROMPT, output[0]], 1
     drafter = PredictedDrafter(prediction, len(PROMPT))
     while (done := len(tokens) - len(PROMPT)) < len(output):

@@ -1,4 +1,4 @@
-"""Drafts of models with a recurrent state: after a rejected one, the right tokens are computed again from the state."""
+"""Drafts of models with a recurrent state: after a rejected draft, the accepted tokens are computed again."""
 
 from typing import Any
 
@@ -97,15 +97,15 @@ def test_preempted_between_two_attempts_starts_anew() -> None:
 
 @pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.8, 0.95])
 def test_number_of_drafts_pays_for_the_rows_that_a_rejection_repeats(acceptance: float) -> None:
-    """The number is the best of all, by the expected rows and tokens of each."""
+    """No other number gains more, by the expected number of rows and tokens."""
     kind, cost, repeats = Acceptance(), 0.07, 3
     kind.acceptance = acceptance
 
-    def gain(count: int) -> float:
+    def speed(count: int) -> float:
         first_rejected = [acceptance**before * (1 - acceptance) for before in range(count)]
         again = sum(share * (repeats + before) for before, share in enumerate(first_rejected))
-        return sum(acceptance**at for at in range(1, count + 1)) - cost * (count + again)
+        return sum(acceptance**at for at in range(count + 1)) / (1 + cost * (count + again))
 
     chosen = kind.draft_length(12, cost, repeats)
-    assert gain(chosen) == max(map(gain, range(13)))
+    assert speed(chosen) == max(map(speed, range(13)))
     assert chosen <= kind.draft_length(12, cost)

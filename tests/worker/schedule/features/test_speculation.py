@@ -108,7 +108,7 @@ def speculating(**settings: Any) -> Rig:
 
 
 def submit(rig: Rig, prompt: list[int], max_tokens: int = 24, *, right: int = 99, **options: Any) -> Sequence:
-    """Submits a sequence whose drafts are right for the first `right` output tokens only."""
+    """Submits a sequence. Its drafts are right for the first `right` output tokens, and wrong after them."""
     sequence = rig.submit(prompt, max_tokens, **{"ignore_eos": True, **options})
     drafter = PartlyRight(reference(sequence, rig.config)[0], sequence.prompt_len + right)
     set_drafter(rig.scheduler, sequence, drafter)
@@ -228,7 +228,7 @@ def test_drafts_with_a_grammar_or_a_suspected_crash_are_none() -> None:
 
 
 def test_drafts_that_were_rejected_are_never_published() -> None:
-    """Pages of four: a page that drafts filled is not published before its tokens are known."""
+    """A page that is full of drafts is not published before its tokens are known."""
     one = speculating(page_size=4, max_draft_tokens=3)
     first = submit(one, [1, 2, 3], right=1)
     one.step()

@@ -18,7 +18,7 @@ def rig(slots: int = 20, **options: object) -> Rig:
 
 
 def starts(one: Rig, sequence: Sequence) -> list[int]:
-    """Where the chunks of a sequence begin, up to its end."""
+    """Runs a sequence to its end. Returns where its chunks began."""
     found: list[int] = []
     while sequence not in one.ends:
         plan = one.plan()

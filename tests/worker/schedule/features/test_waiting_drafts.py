@@ -1,10 +1,11 @@
-"""Drafts of a model: how many are asked for follows what is accepted, in the sequence and in those before."""
+"""Drafts of a model: their number follows the share that was accepted, in this and in earlier sequences."""
 
 import random
 
 import pytest
 
 from tests.worker.schedule.harness import Rig, reference
+from worker.schedule.features.speculation import NgramDrafter
 from worker.schedule.features.waiting_drafts import Experience, WaitingDrafts
 from worker.schedule.sequence import Sequence
 
@@ -12,10 +13,10 @@ LIMIT, COST = 7, 0.2
 
 
 def asked(drafter: WaitingDrafts, right: float, steps: int = 100) -> list[int]:
-    """Returns how many drafts are asked for in each step, if each draft is right with this probability."""
+    """Returns how many drafts are asked for in each step if a draft is right with probability `right`."""
     draw, counts = random.Random(3), []
     for _ in range(steps):
-        count = drafter.wanted(LIMIT, COST, 0)
+        count = drafter.wanted([], LIMIT, COST, COST, 0)
         counts.append(count)
         if count:
             outcomes = [draw.random() < right for _ in range(count)]
@@ -47,8 +48,26 @@ def test_sequences_begin_with_what_those_before_have_shown_and_try_a_bad_model_a
     assert sum(improved[-10:]) > 10 * 100, "the model has become good"
 
 
+def test_drafts_come_from_the_text_while_it_promises_more_than_the_model() -> None:
+    text, tokens = NgramDrafter(), [1, 2, 3, 4] * 5
+    drafter = WaitingDrafts(Experience(), text)
+    assert drafter.wanted(tokens, LIMIT, COST, COST, 0) == 1 and drafter.propose(tokens, LIMIT, COST) == ()
+    text.record(20, 20)
+    assert drafter.wanted(tokens, LIMIT, COST, COST, 0) == 0
+    assert drafter.propose(tokens, LIMIT, COST) == (1, 2, 3, 4, 1, 2, 3)
+    drafter.record(LIMIT, LIMIT)
+    asked_again = 0
+    while not asked_again:
+        asked_again = drafter.wanted(tokens, LIMIT, COST, COST, 0)
+        drafter.propose(tokens, LIMIT, COST)
+        drafter.record(LIMIT if not asked_again else 1, 0)
+    assert asked_again == 1, "results of the text say nothing of the model"
+
+
 class Right:
     """A proposer that knows the answer."""
+
+    seconds = 0.0
 
     def __init__(self, answers: dict[Sequence, list[int]]) -> None:
         self._answers = answers

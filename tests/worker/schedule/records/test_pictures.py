@@ -1,4 +1,4 @@
-"""The pictures of a prompt: what pages are hashed with, and where chunks may end."""
+"""The pictures of a prompt: what they add to the hashes of pages, and where chunks may end."""
 
 import random
 from itertools import pairwise

@@ -23,7 +23,7 @@ def expected(prompt: list[int], output: list[int]) -> dict[int, int]:
 
 @pytest.mark.parametrize("prompt_len", [1, 30, 60])
 def test_counts_before_of_a_growing_output_equal_a_new_count(prompt_len: int) -> None:
-    """A sequence with 60 tokens and a shorter prompt is a resumed one."""
+    """With 60 tokens and a shorter prompt, the sequence is a resumed one."""
     rng = random.Random(prompt_len)
     tokens = [rng.randrange(20) for _ in range(60)]
     one = Adjustment(sys.maxsize)

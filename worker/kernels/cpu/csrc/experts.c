@@ -116,6 +116,11 @@ static void choose(const Experts *e, const float *logits, int32_t *numbers, floa
     for (long i = 0; i < e->chosen; i++) weights[i] = weights[i] / divisor * (e->scales ? e->scales[numbers[i]] : 1);
 }
 
+EXPORT void experts_choose(const Experts *e, const float *logits, long t, int32_t *numbers, float *weights) {
+    for (long row = 0; row < t; row++)
+        choose(e, logits + row * e->count, numbers + row * e->chosen, weights + row * e->chosen);
+}
+
 /* Sorts the slots by expert. Those of one expert keep their order. */
 static void sort_slots(Call *c) {
     memset(c->ends, 0, c->e->count * sizeof(*c->ends));

@@ -34,3 +34,7 @@ long experts_scratch(const Experts *e, int is_bf16, long t);
  * add_gate [t] may be NULL, and `out` may be h or `add`. Returns 0, or 1 when memory is exhausted. */
 int experts_forward(const Experts *e, const ExpertKernels *kernels, const char *router_input, const char *h,
                     const char *add, const float *add_gate, char *out, long t, char *scratch, int threads);
+
+/* Writes what experts_forward computes from logits [t, count]: the experts of each row [t, chosen] from the most to the
+ * least likely, and their weights. */
+void experts_choose(const Experts *e, const float *logits, long t, int32_t *numbers, float *weights);

@@ -133,9 +133,9 @@ def is_single_chain(weight: Tensor) -> bool:
 
 
 def needs_split_k(rows: int, count: int, *chosen: Tile) -> bool:
-    """Whether a product of `count` tiles has a program for each chain, if its caller takes partial sums.
+    """Whether each chain of a product of `count` tiles has its own program, if the caller takes partial sums.
 
-    Either its tiles are to be used so, or there are too few of them to keep all multiprocessors busy.
+    It does if a chosen tile says so, or if there are too few tiles to keep all multiprocessors busy.
     """
     if any(tile.chains != "auto" for tile in chosen):
         return any(tile.chains == "split" for tile in chosen)

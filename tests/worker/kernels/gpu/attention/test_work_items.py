@@ -41,7 +41,7 @@ def _items_kernel(
 
 
 def begins() -> list[int]:
-    """Where splits begin: 4 of 16 positions, 3 of 64, then of 256."""
+    """Returns where splits begin: 4 splits of 16 positions, 3 of 64, the rest of 256."""
     return [*range(0, 64, 16), *range(64, 256, 64), *range(256, 16 * 41, 256)]
 
 
@@ -56,7 +56,7 @@ def test_lists_have_each_row_tile_and_split_once_and_the_longest_splits_first(wi
     )  # fmt: skip
     split = [s for s, q in enumerate(Q_LENS) if 0 < q <= max_rows]
     expected = [s for s in split for _ in range(Q_LENS[s])]
-    assert rows[: len(expected)].tolist() == expected and rows[len(expected)] == FEW  # nobody's
+    assert rows[: len(expected)].tolist() == expected and rows[len(expected)] == FEW  # rows of no sequence
     expected = [s for s, q in enumerate(Q_LENS) if q > max_rows for _ in range(-(-q // ROWS))]
     assert tiles[: len(expected)].tolist() == expected and tiles[len(expected)] == FEW
 

@@ -1,4 +1,4 @@
-"""The choice of experts against plain PyTorch, and every slot in exactly one tile of its expert."""
+"""The choice of experts against plain PyTorch. Every slot is in exactly one tile of its expert."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def test_choice_by_sigmoids_agrees_with_torch(biased: bool, normalized: bool, de
     from worker.kernels.gpu.experts.routing import choose_experts_triton
 
     logits = random(9, 33, device=device) * 3
-    logits[2] = -80.0  # whose sigmoids add up to less than what is added to their sum
+    logits[2] = -80.0  # the sum of their sigmoids is less than the constant that is added to it
     how: dict[str, Any] = {"sigmoid": True, "scales": torch.full((33,), 2.5, device=device)}
     how["choice_bias"] = random(33, seed=5, device=device) if biased else None
     with poisoned():

@@ -68,7 +68,7 @@ def test_tile_constants_are_even_only_if_nothing_is_masked() -> None:
 def test_stages_that_fit_are_at_most_the_tile_s() -> None:
     x, weight = torch.empty(1, 1024, dtype=torch.bfloat16), torch.empty(1024, 1024, dtype=torch.bfloat16)
     tile = choose_tile(16, 1024, 1024, torch.bfloat16)
-    assert stages_that_fit(tile, tile.columns, x, weight) == tile.stages  # off a GPU nothing limits them
+    assert stages_that_fit(tile, tile.columns, x, weight) == tile.stages  # without a GPU, nothing limits the number
 
 
 def test_expert_tiles_have_about_as_many_rows_as_an_expert() -> None:
@@ -86,7 +86,7 @@ def test_expert_tiles_have_the_rows_of_their_groups(rows: int, dtype: torch.dtyp
 
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
 def test_products_of_up_to_256_rows_have_a_program_for_every_multiprocessor(capability: int) -> None:
-    """Where K has several chains: qkv, o and down of models of 3B to 8B parameters."""
+    """These products have several chains along K: qkv, o and down of models of 3B to 8B parameters."""
     device = DeviceKind("", capability)
     for columns, depth in ((5120, 3072), (3072, 8192), (2560, 4096), (2560, 9728), (6144, 4096), (4096, 14336)):
         chains = cdiv(depth, chain_length(columns, depth))

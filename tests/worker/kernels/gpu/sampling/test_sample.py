@@ -1,4 +1,4 @@
-"""The kernels against their twin, to the id. In the interpreter their exp is numpy's, so the twin gets that too."""
+"""The kernels draw the same ids as their twin. In the interpreter, exp is NumPy's, so the twin uses that, too."""
 
 import random as host_random
 from dataclasses import replace
@@ -27,7 +27,7 @@ def the_same_exp(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
 
 
 def check(logits: Tensor, rows: list[Row], device: str, stages: Stages = EVERY, **sizes: int) -> list[int]:
-    """Both ways; `sizes` as small as to have many parts, and lists that overflow."""
+    """Compares kernel and twin. sizes: small, so that there are many parts, and lists that overflow"""
     from worker.kernels.gpu.sampling.sample import sample_triton
 
     params, logits = moved_to(params_of(rows).plain, device), logits.to(device)
@@ -70,7 +70,7 @@ def test_sample_triton_chooses_the_tokens_of_sample_torch(
 
 
 def test_top_p_applies_to_the_tokens_that_top_k_keeps(device: str) -> None:
-    """Nearly flat, so that the two cuts lie far apart."""
+    """The logits are nearly flat, so that the two cuts lie far apart."""
     logits = torch.linspace(0, -0.5, 500).expand(6, -1)
     drawn = check(
         logits, [Row(top_k=100, top_p=0.3, seed=seed) for seed in range(6)], device, part_size=256, max_one_pass=8
@@ -102,7 +102,7 @@ def test_stages_save_work_and_change_no_token(device: str) -> None:
 
 
 def test_frequencies_are_the_probabilities(device: str) -> None:
-    """Chi-square over four tokens in two parts, three degrees of freedom: above 21 once in ten thousand times."""
+    """A chi-square test with three degrees of freedom: by chance, it exceeds 21 once in ten thousand times."""
     shares = torch.tensor([0.4, 0.3, 0.2, 0.1])
     logits = torch.full((120, 40), -torch.inf)
     logits[:, [3, 30, 31, 39]] = shares.log()
@@ -116,7 +116,7 @@ def test_frequencies_are_the_probabilities(device: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("width", [128_256, 262_144])
 def test_whole_vocabularies_in_a_captured_graph(width: int, device: str) -> None:
-    """A replay draws by what the columns hold then, and reads nothing back."""
+    """A replay draws by the columns' values at that time, and reads nothing back to the host."""
     dice = host_random.Random(width)
     rows = [wish(dice, width) for _ in range(64)]
     logits, params = random(64, width).to(device) * 3, moved_to(params_of(rows).plain, device)

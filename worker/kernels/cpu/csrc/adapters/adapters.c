@@ -1,8 +1,9 @@
 /* Adds the products of adapters to linears. Rows without an adapter are not touched: adding zero to them would change
  * the sign of a negative zero.
  *
- * Where an adapter has many rows, its A runs in the parallel region of the linears themselves, whose inputs it reads, its
- * B in a second region, and a third one adds. All adapters with few rows run in one region behind the linears.
+ * Where an adapter has many rows, its A runs in the parallel region of the linears themselves, whose inputs it reads. All
+ * other A, and all B, run in one region behind the linears, and B adds its products at once. Tiles do not: with them, B of
+ * many rows is a matmul in a region of its own, and another one adds.
  * Products of a row do not depend on other rows, so neither do the sums.
  * worker/adapters/loaded.py says in PyTorch what is computed. */
 #include "adapters.h"
@@ -11,21 +12,21 @@
 
 #define MIN_PARALLEL_ELEMENTS 16384 /* with fewer elements, a second thread costs more than it saves */
 #define UNIT_COLUMNS 256            /* of B, that a thread computes at once */
-#define HALF_PANEL (PANEL / 2)
+#define UNIT_ROWS 48
 
-/* Columns [from, to) of A, or of a part of B, of an adapter with few rows. */
+/* What a thread computes at once: columns [from, to) of A for all rows, or of a part for rows [row, end). */
 typedef struct {
     const Change *change;
     const ProductPart *part;
-    long from, to;
+    long from, to, row, end;
 } Unit;
 
-/* The work of a call. The adapters with many rows come first in `changes`. */
+/* The work of a call. The adapters with many rows come first in `changes`; tiles multiply B of the first `tiled`. */
 typedef struct {
     const StepAdapters *step;
     Gemm *gemm;
     Change *changes;
-    long changed, many;
+    long changed, many, tiled;
     int is_bf16, threads;
     size_t size; /* bytes of a number */
 } Call;
@@ -56,6 +57,7 @@ static void find_changes(Call *call, const GemmJob *jobs, long count) {
         }
         if (!few) call->many = call->changed;
     }
+    call->tiled = s->in_tiles ? call->many : 0;
 }
 
 static size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -97,6 +99,7 @@ static size_t needed_bytes(const Call *call) {
         bytes += padded(rows * c->product->a->n * call->size);
         if (i >= call->many) continue;
         bytes += padded(rows * c->job->weights->k * call->size);
+        if (i >= call->tiled) continue;
         for (const ProductPart *p = c->product->parts; p < c->product->parts + c->product->part_count; p++)
             bytes += padded(rows * p->b->k * call->size) + padded(rows * p->b->n * sizeof(float));
     }
@@ -112,9 +115,9 @@ static void add_row(const Call *call, const Change *c, long i) {
     }
 }
 
-static void add_many(const Call *call) {
+static void add_tiled(const Call *call) {
     long rows = 0, elements = 0;
-    for (const Change *c = call->changes; c < call->changes + call->many; c++) {
+    for (const Change *c = call->changes; c < call->changes + call->tiled; c++) {
         rows += c->rows->count;
         elements += c->rows->count * count_columns(c->job->weights);
     }
@@ -127,10 +130,10 @@ static void add_many(const Call *call) {
     }
 }
 
-/* Multiplies by B where an adapter has many rows, and adds the products. jobs: space for them */
-static int multiply_many(const Call *call, char **room, GemmJob *jobs) {
+/* Multiplies by B in tiles, and adds the products. jobs: space for them */
+static int multiply_tiled(const Call *call, char **room, GemmJob *jobs) {
     GemmJob *end = jobs;
-    for (Change *c = call->changes; c < call->changes + call->many; c++) {
+    for (Change *c = call->changes; c < call->changes + call->tiled; c++) {
         c->b = end;
         for (const ProductPart *p = c->product->parts; p < c->product->parts + c->product->part_count; p++) {
             const char *ranks = ranks_of_part(c, p, room, call->size);
@@ -138,32 +141,54 @@ static int multiply_many(const Call *call, char **room, GemmJob *jobs) {
         }
     }
     if (call->gemm(jobs, end - jobs, 0, call->threads)) return 1;
-    add_many(call);
+    add_tiled(call);
     return 0;
 }
 
-static long units_of(long columns, long of_unit) { return (columns + of_unit - 1) / of_unit; }
+static long count_units(long size, long of_unit) { return (size + of_unit - 1) / of_unit; }
 
-static Unit *cut(Unit *to, const Change *c, const ProductPart *part, long columns, long of_unit) {
-    for (long from = 0; from < columns; from += of_unit) *to++ = (Unit){c, part, from, min_long(from + of_unit, columns)};
+static Unit *cut_a(Unit *to, const Change *c) {
+    long columns = c->product->a->n;
+    for (long from = 0; from < columns; from += PANEL)
+        *to++ = (Unit){c, NULL, from, min_long(from + PANEL, columns), 0, c->rows->count};
     return to;
 }
 
-/* Computes the adapters with few rows. units: space for all of their units */
-static void multiply_few(const Call *call, Unit *units) {
-    const Change *few = call->changes + call->many, *end = call->changes + call->changed;
+static Unit *cut_part(Unit *to, const Change *c, const ProductPart *part) {
+    long rows = c->rows->count, blocks = count_units(rows, UNIT_ROWS);
+    for (long i = 0; i < blocks; i++)
+        for (long from = 0; from < part->b->n; from += UNIT_COLUMNS)
+            *to++ = (Unit){c, part, from, min_long(from + UNIT_COLUMNS, part->b->n), i * rows / blocks,
+                           (i + 1) * rows / blocks};
+    return to;
+}
+
+/* Returns how many units an adapter has at most. */
+static long units_of(const Change *c) {
+    long units = count_units(c->product->a->n, PANEL), blocks = count_units(c->rows->count, UNIT_ROWS);
+    for (const ProductPart *p = c->product->parts; p < c->product->parts + c->product->part_count; p++)
+        units += blocks * count_units(p->b->n, UNIT_COLUMNS);
+    return units;
+}
+
+/* Multiplies by A where an adapter has few rows, then by B, and adds the products. units: space for all of them */
+static void multiply_narrow(const Call *call, Unit *units) {
+    const Change *end = call->changes + call->changed;
     Unit *of_b = units, *last;
-    for (const Change *c = few; c < end; c++) of_b = cut(of_b, c, NULL, c->product->a->n, HALF_PANEL);
+    for (const Change *c = call->changes + call->many; c < end; c++) of_b = cut_a(of_b, c);
     last = of_b;
-    for (const Change *c = few; c < end; c++)
+    for (const Change *c = call->changes + call->tiled; c < end; c++)
         for (const ProductPart *p = c->product->parts; p < c->product->parts + c->product->part_count; p++)
-            last = cut(last, c, p, p->b->n, UNIT_COLUMNS);
+            last = cut_part(last, c, p);
 #pragma omp parallel num_threads(call->threads) if (call->threads > 1)
     {
+        if (units < of_b) {
 #pragma omp for schedule(dynamic)
-        for (const Unit *u = units; u < of_b; u++) call->step->multiply_a(u->change, u->from, u->to);
+            for (const Unit *u = units; u < of_b; u++) call->step->multiply_a(u->change, u->from, u->to);
+        }
 #pragma omp for schedule(dynamic)
-        for (const Unit *u = of_b; u < last; u++) call->step->add_b(u->change, u->part, u->from, u->to);
+        for (const Unit *u = of_b; u < last; u++)
+            call->step->add_b(u->change, u->part, u->from, u->to, u->row, u->end);
     }
 }
 
@@ -177,14 +202,14 @@ static int multiply(const Call *call, const GemmJob *linears, long count, char *
         if (i < call->many) jobs[count++] = (GemmJob){c->product->a, gather(c, &room, call->size), c->low, rows};
     }
     if (call->gemm(jobs, count, call->is_bf16, call->threads)) return 1;
-    if (call->many && multiply_many(call, &room, jobs + count)) return 1;
-    if (call->many < call->changed) multiply_few(call, units);
+    if (call->tiled && multiply_tiled(call, &room, jobs + count)) return 1;
+    if (call->tiled < call->changed) multiply_narrow(call, units);
     return 0;
 }
 
 int multiply_with_adapters(const StepAdapters *s, Gemm *gemm, const GemmJob *jobs, long count, int is_bf16,
                            int threads) {
-    Call call = {s, gemm, malloc(s->count * count * sizeof(Change)), 0, 0, is_bf16, threads, is_bf16 ? 2 : 4};
+    Call call = {s, gemm, malloc(s->count * count * sizeof(Change)), 0, 0, 0, is_bf16, threads, is_bf16 ? 2 : 4};
     if (!call.changes) return 1;
     find_changes(&call, jobs, count);
     if (!call.changed) {
@@ -194,9 +219,7 @@ int multiply_with_adapters(const StepAdapters *s, Gemm *gemm, const GemmJob *job
     long parts = 0, units = 0;
     for (const Change *c = call.changes; c < call.changes + call.changed; c++) {
         parts += c->product->part_count;
-        units += units_of(c->product->a->n, HALF_PANEL);
-        for (const ProductPart *p = c->product->parts; p < c->product->parts + c->product->part_count; p++)
-            units += units_of(p->b->n, UNIT_COLUMNS);
+        units += units_of(c);
     }
     GemmJob *all_jobs = malloc((count + call.many + parts) * sizeof(GemmJob));
     Unit *all_units = malloc(units * sizeof(Unit));

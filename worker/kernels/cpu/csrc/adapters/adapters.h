@@ -30,7 +30,7 @@ typedef struct {
     float scale;
 } AdapterRows;
 
-/* What an adapter adds to one job. low [rows, ranks]: the outputs of A; b: the jobs of the parts, if there are many rows */
+/* What an adapter adds to one job. low [rows, ranks]: the outputs of A; b: the jobs of the parts, if tiles multiply them */
 typedef struct {
     const GemmJob *job;
     const Product *product;
@@ -39,10 +39,11 @@ typedef struct {
     const GemmJob *b;
 } Change;
 
-/* For at most FEW_ROWS rows (few_rows.c). Columns [from, to) of A, or of a part; `from` is a multiple of 16 */
+/* Columns [from, to) of A for at most FEW_ROWS rows, and of a part for rows [row, end) of an adapter (few_rows.c). `from`
+ * is a multiple of 32. */
 #define FEW_ROWS 4
 typedef void MultiplyA(const Change *c, long from, long to);
-typedef void AddB(const Change *c, const ProductPart *part, long from, long to);
+typedef void AddB(const Change *c, const ProductPart *part, long from, long to, long row, long end);
 
 typedef struct {
     const AdapterRows *adapters;
@@ -50,6 +51,7 @@ typedef struct {
     AddProduct *add_product;
     MultiplyA *multiply_a;
     AddB *add_b;
+    int in_tiles; /* whether the matmul multiplies more than FEW_ROWS rows in tiles, which are faster than `add_b` */
 } StepAdapters;
 
 /* Computes all jobs with what adapters add to them. Returns 0, or 1 when memory is exhausted. */

@@ -6,7 +6,7 @@
 #define MAX_ROWS_IN_PLACE 4 /* with more rows, a block is packed */
 #if SIMD_WIDTH == 16
 #define MAX_SCORE_ROWS 6 /* rows of scores in registers, 4 registers each */
-#define MAX_SUMS 16      /* registers of sums beside those that widening takes */
+#define MAX_SUMS 16      /* registers for sums; widening takes others */
 #define MAX_STEPS 4      /* pairs of output registers per row, for up to FEW_ROWS; for more, half as many */
 #define FEW_ROWS 3
 #else

@@ -88,7 +88,7 @@ USES_AVX2 static void q6_k(const uint8_t *block, uint8_t *codes, float *scale, f
         }
 }
 
-/* The scale is a power of two, of which the block has the exponent as fp32 has it. 0 is 2^-127, which is denormal. */
+/* The scale is a power of two. The block stores its exponent as fp32 does; 0 means 2^-127, which is denormal. */
 USES_AVX2 static void mxfp4(const uint8_t *block, uint8_t *codes, float *scale, float *minimum) {
     (void)minimum;
     uint32_t bits = *block ? (uint32_t)*block << 23 : 1u << 22;

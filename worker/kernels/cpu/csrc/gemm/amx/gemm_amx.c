@@ -16,7 +16,7 @@
 typedef struct {
     RowLayout x;  /* the layout for tiles */
     int few_rows; /* whether tiles are not used, but vectors */
-    Strips strips; /* of a few rows of integers: one */
+    Strips strips; /* with a few rows of integers: a single strip */
 } Layout;
 
 INLINE int is_many(const Gemm *g) { return g->t > MAX_STREAMED_ROWS; }

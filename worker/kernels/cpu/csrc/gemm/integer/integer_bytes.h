@@ -5,11 +5,6 @@
 #include "gemm/integer/dot_bytes.h"
 #include "gemm/integer/integer_codes.h"
 
-typedef struct {
-    vi of[FEW_INTEGER_ROWS][PANEL_REGISTERS];    /* of all products, or of those with lower bytes */
-    vi upper[FEW_INTEGER_ROWS][PANEL_REGISTERS]; /* of those with upper bytes */
-} IntegerSums;
-
 #ifdef HAS_DOT_BYTES
 #elif SIMD_WIDTH == 16
 #define ADD_BYTE_PAIRS(unsigned_bytes, signed_bytes) _mm512_maddubs_epi16((__m512i)(unsigned_bytes), (__m512i)(signed_bytes))
@@ -39,14 +34,41 @@ INLINE void add_bytes(vi *lower, vi *upper, const vu *codes, const int32_t *x, c
 #endif
 }
 
-/* Multiplies by one block of 16 inputs. `rows` is a constant wherever this is inlined. */
-INLINE void multiply_bytes(const char *block, const int32_t *x, IntegerSums *sums, const int rows) {
-    for (int j = 0; j < PANEL_REGISTERS; j++) {
-        vu codes[4];
-        for (int octet = 0; octet < 2; octet++) {
-            vu words = load_words(block + (octet * PANEL + j * SIMD_WIDTH) * 4);
-            codes[octet * 2] = words & 0x0f0f0f0fu, codes[octet * 2 + 1] = (words >> 4) & 0x0f0f0f0fu;
-        }
-        for (int r = 0; r < rows; r++) add_bytes(&sums->of[r][j], &sums->upper[r][j], codes, x + r, rows);
+/* The blocks of a part, which are read with its first columns. */
+typedef struct {
+    CodeReader codes;
+    const char *blocks[MAX_PARTS];
+} PartReader;
+
+INLINE const char *block_of_part(PartReader *part, long i, int column) {
+    if (!column) part->blocks[i] = next_block(&part->codes);
+    return part->blocks[i];
+}
+
+/* Reads the codes of a block of 16 inputs: of even and odd inputs of each octet, for a register of columns. */
+INLINE void read_bytes(const char *block, int column, vu *codes) {
+    for (int octet = 0; octet < 2; octet++) {
+        vu words = load_words(block + (octet * PANEL + column) * 4);
+        codes[octet * 2] = words & 0x0f0f0f0fu, codes[octet * 2 + 1] = (words >> 4) & 0x0f0f0f0fu;
     }
+}
+
+/* Computes the sums of products of a part for `rows` rows and `registers` registers of columns, from `column` on. The part
+ * has `count` blocks of 16 inputs. They are read with the first columns, one by one, so that they are prefetched in the
+ * course of the work. `rows` and `registers` are constants wherever this is inlined. */
+INLINE void sum_bytes(PartReader *part, long count, int column, const int32_t *x, const int32_t *starts,
+                      vi sum[][PANEL_REGISTERS], const int rows, const int registers) {
+    vi lower[FEW_BYTE_ROWS][PANEL_REGISTERS], upper[FEW_BYTE_ROWS][PANEL_REGISTERS];
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < registers; j++) lower[r][j] = broadcast_pair(starts + r), upper[r][j] = (vi){0};
+    for (long i = 0; i < count; i++, x += CODE_BLOCK / 2 * rows) {
+        const char *block = block_of_part(part, i, column);
+        for (int j = 0; j < registers; j++) {
+            vu codes[4];
+            read_bytes(block, column + j * SIMD_WIDTH, codes);
+            for (int r = 0; r < rows; r++) add_bytes(&lower[r][j], &upper[r][j], codes, x + r, rows);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < registers; j++) sum[r][j] = lower[r][j] + (upper[r][j] << 8);
 }

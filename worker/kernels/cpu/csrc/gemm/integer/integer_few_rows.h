@@ -4,43 +4,55 @@
 
 enum { BYTES4 = INTEGER8 + 1 }; /* four-bit codes from 0 to 15, which are multiplied byte by byte; see multiplies_bytes */
 
-/* Multiplies by one block of 16 inputs. `kind` and `rows` are constants wherever this is inlined. */
-INLINE void multiply_integer_block(const char *block, const int32_t *x, IntegerSums *sums, CodeTable table, int kind,
-                                   const int rows) {
+/* The same for pairs. `kind` is a constant wherever this is inlined. */
+INLINE void sum_pairs(PartReader *part, long count, int column, const int32_t *x, const int32_t *starts,
+                      CodeTable table, vi sum[][PANEL_REGISTERS], int kind, const int rows, const int registers) {
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < registers; j++) sum[r][j] = broadcast_pair(starts + r);
+    for (long i = 0; i < count; i++) {
+        const char *block = block_of_part(part, i, column);
 #pragma GCC unroll 2
-    for (int octet = 0; octet < 2; octet++)
-        for (int j = 0; j < PANEL_REGISTERS; j++) {
-            vu pairs[4];
-            read_pairs(block, octet, j * SIMD_WIDTH, table, kind, pairs);
-            for (int p = 0; p < 4; p++)
-                for (int r = 0; r < rows; r++)
-                    sums->of[r][j] =
-                        add_pairs(sums->of[r][j], pairs[p], (vu)broadcast_pair(x + (octet * 4 + p) * rows + r));
-        }
+        for (int octet = 0; octet < 2; octet++, x += 4 * rows)
+            for (int j = 0; j < registers; j++) {
+                vu pairs[4];
+                read_pairs(block, octet, column + j * SIMD_WIDTH, table, kind, pairs);
+                for (int p = 0; p < 4; p++)
+                    for (int r = 0; r < rows; r++)
+                        sum[r][j] = add_pairs(sum[r][j], pairs[p], (vu)broadcast_pair(x + p * rows + r));
+            }
+    }
+}
+
+/* Returns how many registers of columns are multiplied at once, so that all sums stay in registers. */
+INLINE int few_registers(int kind, int rows) {
+    return SIMD_WIDTH == 16 && kind == BYTES4 && rows > 2 ? 1 : PANEL_REGISTERS;
 }
 
 /* Computes one panel: out [rows][32]. */
 INLINE void few_integer_rows(const Weight *w, long panel, IntegerRows x, const float *input_sums, float *out, int kind,
                              const int rows) {
+    const int registers = few_registers(kind, rows);
     CodeTable table = load_code_table(x.table);
-    CodeReader reader = read_codes(w, panel, 0);
-    vf total[FEW_INTEGER_ROWS][PANEL_REGISTERS] = {{{0}}};
+    PartReader part = {.codes = read_codes(w, panel, 0)};
+    vf total[FEW_BYTE_ROWS][PANEL_REGISTERS] = {{{0}}};
     for (IntegerBlock b = block_at(w, 0, 0); b.from < w->k; b = block_after(w, b), x.scales += rows) {
-        vf of_block[FEW_INTEGER_ROWS][PANEL_REGISTERS] = {{{0}}};
+        vf of_block[FEW_BYTE_ROWS][PANEL_REGISTERS] = {{{0}}};
         for (long p = 0, k = 0; p < b.parts; p++, x.starts += rows) {
-            IntegerSums sums = {{{{0}}}, {{{0}}}};
-            for (int r = 0; r < rows; r++)
-                for (int j = 0; j < PANEL_REGISTERS; j++) sums.of[r][j] = broadcast_pair(x.starts + r);
-            for (long end = min_long(k + b.inputs, b.count); k < end; k += CODE_BLOCK, x.pairs += CODE_BLOCK / 2 * rows)
+            const char *head = group_at(w, panel, b.group + p);
+            long count = min_long(b.inputs, b.count - k) / CODE_BLOCK;
+            for (int first = 0; first < PANEL_REGISTERS; first += registers) {
+                vi sum[FEW_BYTE_ROWS][PANEL_REGISTERS];
                 if (kind == BYTES4)
-                    multiply_bytes(next_block(&reader), x.pairs, &sums, rows);
+                    sum_bytes(&part, count, first * SIMD_WIDTH, x.pairs, x.starts, sum, rows, registers);
                 else
-                    multiply_integer_block(next_block(&reader), x.pairs, &sums, table, kind, rows);
-            for (int j = 0; j < PANEL_REGISTERS; j++) {
-                vf scale = load_scales(w, group_at(w, panel, b.group + p), j * SIMD_WIDTH);
-                for (int r = 0; r < rows; r++)
-                    of_block[r][j] = simd_fma(as_floats(sums.of[r][j] + (sums.upper[r][j] << 8)), scale, of_block[r][j]);
+                    sum_pairs(&part, count, first * SIMD_WIDTH, x.pairs, x.starts, table, sum, kind, rows, registers);
+                for (int j = 0; j < registers; j++) {
+                    vf scale = load_scales(w, head, (first + j) * SIMD_WIDTH);
+                    for (int r = 0; r < rows; r++)
+                        of_block[r][first + j] = simd_fma(as_floats(sum[r][j]), scale, of_block[r][first + j]);
+                }
             }
+            k += count * CODE_BLOCK, x.pairs += count * CODE_BLOCK / 2 * rows;
         }
         for (int r = 0; r < rows; r++)
             for (int j = 0; j < PANEL_REGISTERS; j++)
@@ -62,27 +74,41 @@ typedef void FewIntegerRows(const Weight *w, long panel, IntegerRows x, const fl
     static void name##_##rows(const Weight *w, long panel, IntegerRows x, const float *sums, float *out) {    \
         few_integer_rows(w, panel, x, sums, out, kind, rows);                                                 \
     }
-#define FEW_INTEGER_ROWS_KERNELS(rows)                       \
+#define FEW_PAIRS_KERNELS(rows)                              \
     FEW_INTEGER_ROWS_KERNEL(few_integer4, INTEGER4, rows)    \
     FEW_INTEGER_ROWS_KERNEL(few_integer8, INTEGER8, rows)    \
     FEW_INTEGER_ROWS_KERNEL(few_bytes4, BYTES4, rows)
-FEW_INTEGER_ROWS_KERNELS(1)
-FEW_INTEGER_ROWS_KERNELS(2)
-#if SIMD_WIDTH == 16
-FEW_INTEGER_ROWS_KERNELS(3)
-FEW_INTEGER_ROWS_KERNELS(4)
+FEW_PAIRS_KERNELS(1)
+FEW_PAIRS_KERNELS(2)
+#if FEW_INTEGER_ROWS == 4
+FEW_PAIRS_KERNELS(3)
+FEW_PAIRS_KERNELS(4)
+#endif
+#if FEW_BYTE_ROWS == 12
+#define FOR_MORE_BYTE_ROWS(of) of(5) of(6) of(7) of(8) of(9) of(10) of(11) of(12)
+#define FEW_BYTES_KERNEL(rows) FEW_INTEGER_ROWS_KERNEL(few_bytes4, BYTES4, rows)
+FOR_MORE_BYTE_ROWS(FEW_BYTES_KERNEL)
 #endif
 
 /* The functions, by number of rows and then by codes: four bits with a table, eight bits, four bits as they are. */
-#define FEW_INTEGER_ROWS_ENTRY(rows) {few_integer4_##rows, few_integer8_##rows, few_bytes4_##rows},
-static FewIntegerRows *const few_integer_rows_kernels[FEW_INTEGER_ROWS][3] = {
-    FEW_INTEGER_ROWS_ENTRY(1) FEW_INTEGER_ROWS_ENTRY(2)
-#if SIMD_WIDTH == 16
-    FEW_INTEGER_ROWS_ENTRY(3) FEW_INTEGER_ROWS_ENTRY(4)
+#define FEW_PAIRS_ENTRY(rows) {few_integer4_##rows, few_integer8_##rows, few_bytes4_##rows},
+#define FEW_BYTES_ENTRY(rows) {NULL, NULL, few_bytes4_##rows},
+static FewIntegerRows *const few_integer_rows_kernels[FEW_BYTE_ROWS][3] = {
+    FEW_PAIRS_ENTRY(1) FEW_PAIRS_ENTRY(2)
+#if FEW_INTEGER_ROWS == 4
+    FEW_PAIRS_ENTRY(3) FEW_PAIRS_ENTRY(4)
+#endif
+#if FEW_BYTE_ROWS == 12
+    FOR_MORE_BYTE_ROWS(FEW_BYTES_ENTRY)
 #endif
 };
 
-/* Computes one panel for up to FEW_INTEGER_ROWS rows: buffers->total [rows][32]. */
+/* Whether a product of integers has few rows, whose codes are not unpacked to memory. */
+INLINE int has_few_integer_rows(const Gemm *g, const uint8_t *table) {
+    return g->t <= FEW_INTEGER_ROWS || multiplies_bytes(g, table);
+}
+
+/* Computes one panel for such a product: buffers->total [rows][32]. */
 static void multiply_few_integer_rows(const Gemm *g, const ThreadBuffers *buffers, long panel) {
     IntegerRows x = integer_rows(g, buffers->rows, g->t);
     int codes = multiplies_bytes(g, x.table) ? 2 : g->weight->kind == INTEGER8;

@@ -16,6 +16,11 @@
 #else
 #define FEW_INTEGER_ROWS 2
 #endif
+#if SIMD_WIDTH == 16 && defined(__AVX512VNNI__) && !defined(HAS_TILES)
+#define FEW_BYTE_ROWS 12 /* the same for products byte by byte */
+#else
+#define FEW_BYTE_ROWS FEW_INTEGER_ROWS
+#endif
 
 /* Rows as integers. Blocks and parts are numbered over all of K. */
 typedef struct {
@@ -108,7 +113,7 @@ INLINE int is_identity(const uint8_t *table) {
 
 /* Whether integers are multiplied byte by byte (integer_bytes.h). */
 INLINE int multiplies_bytes(const Gemm *g, const uint8_t *table) {
-    return g->weight->kind == INTEGER4 && g->t <= FEW_INTEGER_ROWS && is_identity(table);
+    return g->weight->kind == INTEGER4 && g->t <= FEW_BYTE_ROWS && is_identity(table);
 }
 
 /* Returns the bits of the largest magnitude among `length` numbers, a multiple of 16. */
@@ -135,8 +140,8 @@ INLINE float power_of_two(int biased_exponent) {
     return power;
 }
 
-/* Returns what 1 stands for in a block of `length` inputs, and the factor that turns inputs into integers, which have
- * `dropped` bits fewer than 16. */
+/* Returns the number for which 1 stands in a block of `length` inputs, and the factor that turns inputs into integers,
+ * which have `dropped` bits fewer than 16. */
 INLINE float block_scale(const bf16 *x, long length, int dropped, float *factor) {
     bf16 largest = largest_magnitude(x, length);
     int exponent = max_long(largest >> 7, 15), finite = largest < 0x7f80;

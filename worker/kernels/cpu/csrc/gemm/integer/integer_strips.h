@@ -114,7 +114,7 @@ static void multiply_integer_panel(const Gemm *g, const Strips *s, const ThreadB
     const Weight *w = g->weight;
     IntegerRows x = integer_rows(g, buffers->rows, rows);
     const float *input_sums = buffers->input_sums;
-    if (g->t <= FEW_INTEGER_ROWS) {
+    if (has_few_integer_rows(g, x.table)) {
         multiply_few_integer_rows(g, buffers, panel);
         return;
     }

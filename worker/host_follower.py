@@ -1,0 +1,115 @@
+"""A rank other than 0 on a host of its own: `sluice worker --rank-group torchrun` or `lws`.
+
+It waits for rank 0, loads its part of the model from its own --model, and computes the steps that rank 0 tells it. It
+has no sockets for frontends. When rank 0 or another rank has gone, it ends with code 1, so that whatever started it
+starts it again; then all come together anew.
+"""
+
+import contextlib
+import logging
+import mmap
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+
+import torch
+
+from shared.config import ConfigError, Settings
+from shared.machine import available_bytes, memory
+from worker.engine.load_model import content_of, explain_out_of_memory, find_model
+from worker.follower import compute, load_part
+from worker.kernels.cpu.ranks_c import RankLost, RanksC, shared_bytes
+from worker.kv_cache.host_memory import check_host_of_several
+from worker.model.checkpoint.checkpoint import CheckpointError, weight_files
+from worker.model.checkpoint.content_hash import ContentHashes
+from worker.model.device import pick_device, threads_of
+from worker.model.share import CannotShare, check
+from worker.ranks.frames import Free, Loaded, send
+from worker.ranks.hosts.rendezvous import Hosts
+from worker.ranks.leader import round_bytes
+from worker.ranks.nodes import stay_on_node
+
+log = logging.getLogger("sluice.ranks")
+
+BEYOND_DRAIN_S = 5.0
+
+
+def follow(settings: Settings, hosts: Hosts) -> None:
+    """Computes for rank 0 until one of them ends. Returns if this process was asked to end before.
+
+    Raises Refused if this rank does not fit rank 0, ConfigError and CheckpointError if it cannot load the model, and
+    RankLost if the others have gone.
+    """
+    group, worker = hosts.group, settings.worker
+    stay_on_node(group.place, group.here)
+    torch.set_num_threads(threads_of(worker, group.here))
+    if pick_device(worker.device).type != "cpu":
+        raise ConfigError("--rank-group is for the CPU so far; use --device cpu")
+    files = find_model(settings.model, worker, torch.device("cpu"), prefer_cache=True)
+    try:
+        check(files.spec, group.count)
+    except CannotShare as error:
+        raise ConfigError(error) from error
+    hashes = ContentHashes(weight_files(files.folder), worker.weights_cache)
+    joined = hosts.join(files.facts(worker))
+    stop = _Stop.install(worker.drain_timeout)
+    room = mmap.mmap(-1, shared_bytes(round_bytes(files.spec, joined.worker.max_step_tokens)))
+    ranks = RanksC(room, group.rank, group.count, joined.rows)
+    log.info("rank %d of %d has found all others", group.rank, group.count)
+    try:
+        with _told(joined.orders):
+            part = load_part(
+                files, joined.worker, joined.orders, ranks, partial(content_of, hashes),
+                lambda size: check_host_of_several(size, 0, group.machines, memory()),
+                lambda: send(joined.orders, Free(available_bytes() // group.here)),
+            )  # fmt: skip
+        log.info("rank %d is ready", group.rank)
+        compute(part, joined.orders)
+    except (EOFError, OSError, RankLost) as error:
+        if stop.requested:
+            return
+        raise RankLost(_why(error)) from error
+
+
+def _why(error: Exception) -> str:
+    match error:
+        case EOFError():
+            return "rank 0 has ended"
+        case OSError():
+            return f"the connection to rank 0 has broken: {error.strerror}"
+    return str(error)
+
+
+@contextlib.contextmanager
+def _told(orders: socket.socket) -> Iterator[None]:
+    """Tells rank 0 why this rank cannot load, so that the operator reads it there, too."""
+    try:
+        with explain_out_of_memory(None):
+            yield
+    except (ConfigError, CheckpointError, CannotShare) as error:
+        with contextlib.suppress(OSError):
+            send(orders, Loaded(problem=str(error)))
+        raise ConfigError(error) if isinstance(error, CannotShare) else error from None
+
+
+@dataclass(slots=True)
+class _Stop:
+    """Set by SIGTERM. Rank 0, which gets the signal, too, still has --drain-timeout for its answers."""
+
+    requested: bool = False
+
+    @classmethod
+    def install(cls, drain_s: float) -> "_Stop":
+        stop = cls()
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            stop.requested = True
+            signal.setitimer(signal.ITIMER_REAL, drain_s + BEYOND_DRAIN_S)
+
+        signal.signal(signal.SIGTERM, handle)
+        signal.signal(signal.SIGALRM, lambda number, frame: sys.exit(0))
+        return stop

@@ -1,0 +1,119 @@
+/* The exchange of rows between ranks on several hosts, each with a TCP connection to each other.
+ *
+ * All send and receive at once and never wait for one of both, so that no two ranks wait for each other. Each message
+ * begins with the number of its round and its shape: a rank that is at another step is an error, not a wrong sum. */
+#include "intrinsics.h"
+#include "ranks.h"
+#include <errno.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+enum { TRIES = 50, POLL_MS = 200, MOST_PARTS = 64 }; /* a try takes about 0.5 us, less than to fall asleep and wake */
+
+typedef struct {
+    uint64_t round;
+    uint32_t rows, bytes;
+} Head;
+
+typedef struct {
+    const char *own;
+    char *whole;
+    long t, bytes, row;
+    size_t length; /* of a message */
+    Head head;
+} Round;
+
+/* What has passed between this rank and another one in a round. */
+typedef struct {
+    size_t sent, received;
+    Head head; /* as received */
+} Passed;
+
+static int is_done(const Round *c, const Passed *p) { return p->sent == c->length && p->received == c->length; }
+
+static ssize_t send_more(const Round *c, const Passed *p, int fd) {
+    struct iovec parts[2];
+    int count = 0;
+    size_t in_rows = p->sent > sizeof(Head) ? p->sent - sizeof(Head) : 0;
+    if (p->sent < sizeof(Head)) parts[count++] = (struct iovec){(char *)&c->head + p->sent, sizeof(Head) - p->sent};
+    parts[count++] = (struct iovec){(char *)c->own + in_rows, c->length - sizeof(Head) - in_rows};
+    return sendmsg(fd, &(struct msghdr){.msg_iov = parts, .msg_iovlen = count}, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+static ssize_t receive_more(const Round *c, Passed *p, long rank, int fd) {
+    struct iovec parts[MOST_PARTS];
+    int count = 0;
+    size_t at = p->received > sizeof(Head) ? p->received - sizeof(Head) : 0;
+    if (p->received < sizeof(Head))
+        parts[count++] = (struct iovec){(char *)&p->head + p->received, sizeof(Head) - p->received};
+    for (; at < c->length - sizeof(Head) && count < MOST_PARTS; at += c->bytes - at % c->bytes) {
+        long row = at / c->bytes, column = at % c->bytes;
+        parts[count++] = (struct iovec){c->whole + row * c->row + rank * c->bytes + column, c->bytes - column};
+    }
+    return recvmsg(fd, &(struct msghdr){.msg_iov = parts, .msg_iovlen = count}, MSG_DONTWAIT);
+}
+
+static int is_another(const Round *c, const Passed *p) {
+    const Head *got = &p->head, *own = &c->head;
+    return p->received >= sizeof(Head) &&
+           (got->round != own->round || got->rows != own->rows || got->bytes != own->bytes);
+}
+
+/* Returns 1, and notes why the exchange ends for all. */
+static int lose(Ranks *r, long rank, int error) {
+    if (!r->header->gone) r->lost = rank, r->error = error;
+    r->header->gone = 1;
+    return 1;
+}
+
+/* Adds what a call has moved. Returns how many bytes it has moved, or -1 if the connection is no more. */
+static ssize_t moved(Ranks *r, long rank, ssize_t bytes, size_t *sum) {
+    if (bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
+    if (bytes <= 0) return -lose(r, rank, bytes ? errno : 0);
+    *sum += bytes;
+    return bytes;
+}
+
+/* Moves what can be moved at once between this rank and another one. Returns as `moved` does. */
+static ssize_t move(Ranks *r, const Round *c, Passed *p, long rank) {
+    ssize_t out = 0, in = 0;
+    int fd = r->sockets[rank];
+    if (p->sent < c->length) out = moved(r, rank, send_more(c, p, fd), &p->sent);
+    if (out >= 0 && p->received < c->length) in = moved(r, rank, receive_more(c, p, rank, fd), &p->received);
+    if (out < 0 || in < 0) return -1;
+    return is_another(c, p) ? -lose(r, rank, EPROTO) : out + in;
+}
+
+static void sleep_until_ready(const Ranks *r, const Round *c, const Passed *passed) {
+    struct pollfd waiting[RANKS_MAX];
+    int count = 0;
+    for (long i = 0; i < r->count; i++) {
+        short events = (passed[i].sent < c->length ? POLLOUT : 0) | (passed[i].received < c->length ? POLLIN : 0);
+        if (i != r->rank && events) waiting[count++] = (struct pollfd){.fd = r->sockets[i], .events = events};
+    }
+    poll(waiting, count, POLL_MS);
+}
+
+int swap_by_sockets(Ranks *r, const char *own, char *whole, long t, long bytes) {
+    Round c = {own, whole, t, bytes, r->count * bytes, sizeof(Head) + t * bytes, {r->rounds, t, bytes}};
+    Passed passed[RANKS_MAX] = {0};
+    for (long tries = 0;;) {
+        ssize_t sum = 0;
+        int done = 1;
+        if (r->header->gone) return 1;
+        for (long i = 0; i < r->count; i++) {
+            if (i == r->rank || is_done(&c, &passed[i])) continue;
+            ssize_t one = move(r, &c, &passed[i], i);
+            if (one < 0) return 1;
+            sum += one, done &= is_done(&c, &passed[i]);
+        }
+        if (done) return 0;
+        if (sum)
+            tries = 0;
+        else if (++tries < TRIES)
+            spin();
+        else
+            sleep_until_ready(r, &c, passed);
+    }
+}

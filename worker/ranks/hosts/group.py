@@ -1,0 +1,89 @@
+"""Which rank this process is, if others are on other hosts: by the variables of what starts all of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.config import ConfigError, WorkerConfig
+
+PORT = 5557  # of rank 0, if nothing names one; rank N listens on the N-th after it
+LAST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All ranks of a worker. leader, port: where rank 0 listens; the others listen on the ports that follow.
+
+    here: how many ranks are on this machine; place: which of them this one is.
+    """
+
+    rank: int
+    count: int
+    leader: str
+    port: int
+    here: int = 1
+    place: int = 0
+
+    @property
+    def machines(self) -> int:
+        """How many machines there are, if all have as many ranks as this one."""
+        return self.count // self.here
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """The names of the variables that say which rank a process is."""
+
+    rank: str
+    count: str
+    leader: str
+    port: str = ""
+    here: str = ""
+    place: str = ""
+
+
+STARTERS = {
+    "torchrun": Variables("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE", "LOCAL_RANK"),
+    "lws": Variables("LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS"),
+}
+OWN_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True": torchrun itself listens on MASTER_PORT
+
+
+def read_group(worker: WorkerConfig, environment: Mapping[str, str]) -> Group:
+    """Returns the group that the environment states to --rank-group, which is not `local`. Raises ConfigError."""
+    names = STARTERS[worker.rank_group]
+    read = _Reader(environment, f"--rank-group {worker.rank_group}")
+    count = read.number(names.count, 2, 8)
+    if count != worker.tensor_parallel_size:
+        raise ConfigError(f"--tensor-parallel-size {worker.tensor_parallel_size} is not the {count} of {names.count}")
+    rank = read.number(names.rank, 0, count - 1)
+    here = read.number(names.here, 1, count) if environment.get(names.here) else 1
+    place = read.number(names.place, 0, here - 1) if here > 1 else 0
+    return Group(rank, count, read.text(names.leader), _port(worker, names, read, count), here, place)
+
+
+def _port(worker: WorkerConfig, names: Variables, read: "_Reader", count: int) -> int:
+    port = worker.rank_port
+    if not port and read.environment.get(OWN_STORE) == "True":
+        raise ConfigError("--rank-port is needed, because torchrun itself listens on MASTER_PORT")
+    if not port:
+        port = read.number(names.port, 1, LAST_PORT) if names.port else PORT
+    if port + count - 1 > LAST_PORT:
+        raise ConfigError(f"--rank-port {port} leaves no {count} ports up to {LAST_PORT}, of which each rank has one")
+    return port
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    environment: Mapping[str, str]
+    flag: str
+
+    def text(self, name: str) -> str:
+        if not (value := self.environment.get(name, "").strip()):
+            raise ConfigError(f"{self.flag} reads the variable {name}, which is not set")
+        return value
+
+    def number(self, name: str, least: int, most: int) -> int:
+        value = self.text(name)
+        if not (value.isascii() and value.isdecimal() and least <= int(value) <= most):
+            raise ConfigError(f"{name} must be a number from {least} to {most}, not {value!r} ({self.flag} reads it)")
+        return int(value)
