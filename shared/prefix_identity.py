@@ -3,12 +3,19 @@
 The identity is one text, which `Submit.cache_salt` carries. The digests of the prefix cache begin with this text
 (worker/kv_cache/prefix_cache.py), and a frontend remembers under the text and the token ids which worker computed a
 prefix (frontend/workers/routing.py). Both compare the text and never take it apart.
+
+By the key of a prefix, workers tell frontends what their prefix caches have (worker/kv_events/prefix_report.py). A key
+is 32 bits of a hash of the first tokens of a prompt. Two prefixes have the same key about once in four billion pairs;
+then a request goes to a worker that has nothing of it in its cache, and nothing else happens, because what a worker
+computes with is found by the long digests of its own cache.
 """
 
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from shared.messages import Adapter
 
+PREFIX_LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384)  # tokens
 MARK = "lora:"  # what the text of a request with an adapter begins with, and no other text
 
 
@@ -43,3 +50,24 @@ def first_line(adapter: Adapter | None) -> str:
 def fits(text: str, adapter: Adapter | None) -> bool:
     """Returns whether a text may be that of a request with this adapter, or without one."""
     return text.startswith(first_line(adapter)) or (adapter is None and not text.startswith(MARK))
+
+
+def prefix_keys(prompt: bytes, identity: str) -> list[int]:
+    """Returns the keys of the prefixes of PREFIX_LENGTHS that a prompt has, the shortest first.
+
+    prompt: packed token ids (pack_u32)
+    identity: the text of a PrefixIdentity
+    """
+    hashed, keys, begin = blake2b(digest_size=4, key=_key(identity)), list[int](), 0
+    for length in PREFIX_LENGTHS:
+        if len(prompt) < 4 * length:
+            break
+        hashed.update(prompt[begin : 4 * length])
+        begin = 4 * length
+        keys.append(int.from_bytes(hashed.copy().digest(), "little"))
+    return keys
+
+
+def _key(identity: str) -> bytes:
+    """Returns a key of at most 64 bytes for blake2b."""
+    return blake2b(identity.encode(), digest_size=16).digest() if identity else b""

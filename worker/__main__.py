@@ -26,6 +26,7 @@ from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
 from worker.engine.status import StatusReporter
 from worker.engine.validation import no_pictures
+from worker.kv_events.prefix_report import PrefixReport
 from worker.model.device import threads_of
 from worker.observability.draft_metrics import DraftCollector
 from worker.observability.metrics import Metrics
@@ -121,6 +122,9 @@ def _serve(
     server.identity = Identity(
         server.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits, engine.fingerprint
     )
+    state = engine.scheduler.state
+    if state.paging.prefix is not None:
+        server.prefixes = PrefixReport.of(state.paging, state.live).take
     events = _kv_events(settings, engine)
     log.info("ready: %s", settings.model.name)
     gc.collect()

@@ -1,10 +1,11 @@
-"""Measures what publishing K/V events costs the compute loop and the publisher's thread, for each page.
+"""Measures what telling routers of cached pages costs the compute loop and the thread that tells it, for each page.
 
     python -m bench.micro.kv_events [--page-size 16] [--prompt 2048] [--prompts 200]
 
 The scheduler gives pages to prompts of random ids, publishes them as if they were computed, and frees them; the pool
-is small, so that each page is evicted again. It does so without a journal, with one, and with one whose events a
-publisher encodes and sends. There is no model, so the first row is what the prefix cache costs by itself.
+is small, so that each page is evicted again. It does so without a journal, with the reports to frontends that every
+worker makes, and with a journal whose events a publisher encodes and sends. There is no model, so the first row is
+what the prefix cache costs by itself.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from shared.arguments import positive_int
 from shared.messages import Sampling
 from worker.kv_cache.pages import PagePool
 from worker.kv_events.journal import PageJournal
+from worker.kv_events.prefix_report import PrefixReport
 from worker.kv_events.publisher import KvEventPublisher
 from worker.schedule.paging import Paging
 from worker.schedule.records.history import History
@@ -48,7 +50,10 @@ def sequences(prompt: int, prompts: int) -> list[Sequence]:
     ]
 
 
-def seconds(paging: Paging, each: list[Sequence], publish: Callable[[], None]) -> tuple[float, float]:
+def _nothing() -> None: ...
+
+
+def seconds(paging: Paging, each: list[Sequence], publish: Callable[[], object]) -> tuple[float, float]:
     """Returns the seconds of the scheduler, and those of the publisher."""
     scheduling = publishing = 0.0
     for number, sequence in enumerate(each, 1):
@@ -72,15 +77,18 @@ def main() -> None:
     parser.add_argument("--prompts", type=positive_int, default=200)
     args = parser.parse_args()
     pages = args.prompts * (args.prompt // args.page_size)
+    publish: Callable[[], object]
     rows = [["", "compute loop, µs a page", "thread, µs a page"]]
-    for name in ("without", "with --kv-events-endpoint"):
-        paging, publish = paging_of(args.page_size, args.prompt), lambda: None
-        if name != "without":
+    for name in ("without", "with reports to frontends", "with --kv-events-endpoint"):
+        paging, publish = paging_of(args.page_size, args.prompt), _nothing
+        if name == "with reports to frontends":
+            publish = PrefixReport.of(paging, {}).take
+        if name == "with --kv-events-endpoint":
             publisher = KvEventPublisher.open(PageJournal.of(paging), "kv@bench@m", ENDPOINT, "")
             publish = publisher.publish
         spent = seconds(paging, sequences(args.prompt, args.prompts), publish)
         rows.append([name, *(f"{each / pages * 1e6:.2f}" for each in spent)])
-        if name != "without":
+        if name == "with --kv-events-endpoint":
             publisher.close()
     print(aligned(rows))
 

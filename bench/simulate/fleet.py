@@ -12,6 +12,7 @@ frontend that dies breaks its answers; their clients ask again at another fronte
 memory. The table has, for each number of workers:
 
     µs a request     what a choice of a worker took a frontend on this machine (processor time)
+    µs a status      what it took a frontend to take note of a worker's status, decoded
     status kB/s      what the statuses of all workers are together, which every frontend decodes
     cached           the share of prompt tokens that came from prefix caches
     p50, p99 TTFT    the time from a client's first attempt to the first token (simulated)
@@ -33,21 +34,21 @@ from bench.simulate.fleet_run import STATUS_S, Fleet, Result
 from bench.simulate.fleet_workloads import WORKLOADS, Workload
 from shared.arguments import positive_float, positive_int
 
-ROUTING = ("learnt", "homes", "picker")
+ROUTING = ("learnt", "homes", "reports", "picker")
 FRONTENDS_FOR = 20  # workers per frontend
 HEAD = [
-    "workers", "frontends", "routing", "requests", "refused", "µs a request", "status kB/s", "cached", "p50 TTFT",
-    "p99 TTFT", "resumed", "p99 pause", "broken", "lost",
+    "workers", "frontends", "routing", "requests", "refused", "µs a request", "µs a status", "status kB/s", "cached",
+    "p50 TTFT", "p99 TTFT", "resumed", "p99 pause", "broken", "lost",
 ]  # fmt: skip
 CHARTS: dict[str, Callable[[Result], float]] = {
     "time to the first token, 99 of 100, in seconds": lambda result: result.quantile(result.ttft, 0.99),
     "share of prompt tokens from caches": lambda result: result.hits / max(1, result.queries),
     "µs of a frontend for a request": lambda result: result.choices / max(1, result.requests) * 1e6,
-    "statuses that a frontend reads, MB/s": lambda result: result.status_bytes / STATUS_S / 1e6,
+    "statuses that a frontend reads, MB/s": lambda result: result.status_bytes / max(1, result.rounds) / STATUS_S / 1e6,
 }
 
 
-def simulate(workers: int, workload: Workload, seconds: float, cost: CostModel, routing: str = "homes") -> Fleet:
+def simulate(workers: int, workload: Workload, seconds: float, cost: CostModel, routing: str = "reports") -> Fleet:
     """Runs one fleet until every request has ended. The same arguments give the same."""
     frontends = min(50, max(1, workers // FRONTENDS_FOR))
     fleet = Fleet(workers, frontends, cost, routing=routing)
@@ -62,7 +63,8 @@ def row(fleet: Fleet, routing: str) -> list[str]:
         str(len(fleet.workers)), str(len(fleet.routers)), routing,
         str(result.requests), str(result.refused),
         f"{result.choices / max(1, result.requests) * 1e6:.0f}",
-        f"{result.status_bytes / STATUS_S / 1e3:.0f}",
+        f"{result.learning / max(1, result.statuses * len(fleet.routers)) * 1e6:.1f}",
+        f"{result.status_bytes / max(1, result.rounds) / STATUS_S / 1e3:.0f}",
         f"{result.hits / max(1, result.queries):.2f}",
         f"{result.quantile(result.ttft, 0.5):.2f}", f"{result.quantile(result.ttft, 0.99):.2f}",
         str(result.resumed), f"{result.quantile(result.pauses, 0.99):.2f}", str(result.broken), str(result.lost),
@@ -76,9 +78,10 @@ def main(argv: list[str] | None = None, show: Callable[[Any], None] = print) -> 
     parser.add_argument("--seconds", type=positive_float, default=12.0, help="of arrivals")
     parser.add_argument("--cost", default="cpu-qwen3-0.6b", help="see sluice simulate")
     parser.add_argument(
-        "--routing", choices=ROUTING, nargs="+", default=["homes"],
+        "--routing", choices=ROUTING, nargs="+", default=["reports"],
         help="learnt: each frontend learns prefixes alone; homes: frontends agree on the workers of a prefix (by "
-        "rendezvous hashing); picker: one picker for all requests follows the K/V events of all workers",
+        "rendezvous hashing); reports: and workers report which prefixes they have; picker: one picker for all "
+        "requests follows the K/V events of all workers",
     )  # fmt: skip
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the table as charts into this SVG file")
     args = parser.parse_args(argv)

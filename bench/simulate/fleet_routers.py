@@ -36,6 +36,8 @@ class FleetRouter:
         """Takes the latest status of each worker; None of one that is down."""
         for connection, status in zip(self._connections, statuses, strict=True):
             connection.status = status
+            if status is not None:
+                self.router.learn(f"w{connection.index}", status.prefixes)
 
     def down(self, worker: int) -> None:
         """Notes that a worker died. Its streams have been taken away with `ended`."""

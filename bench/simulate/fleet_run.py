@@ -28,7 +28,7 @@ NO_DEATHS = Deaths([], [])
 
 @dataclass
 class Result:
-    """What happened. choices: seconds that frontends spent choosing"""
+    """What happened. choices, learning: seconds that frontends spent choosing, and reading what workers report"""
 
     requests: int = 0
     refused: int = 0
@@ -36,11 +36,14 @@ class Result:
     resumed: int = 0
     broken: int = 0
     choices: float = 0.0
+    learning: float = 0.0
     ttft: list[float] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     queries: int = 0
     hits: int = 0
-    status_bytes: int = 0  # of one status of every worker
+    statuses: int = 0
+    status_bytes: int = 0  # of all statuses
+    rounds: int = 0  # of statuses of every worker
 
     @property
     def lost(self) -> int:
@@ -56,8 +59,11 @@ class Result:
 class Fleet:
     """The simulation of one number of workers."""
 
-    def __init__(self, workers: int, frontends: int, cost: CostModel, seed: int = 0, *, routing: str = "homes") -> None:
-        """routing: learnt (each frontend alone), homes (they agree on homes of a prefix) or picker (of a gateway)"""
+    def __init__(
+        self, workers: int, frontends: int, cost: CostModel, seed: int = 0, *, routing: str = "reports"
+    ) -> None:
+        """routing: learnt (each frontend alone), homes (they agree on homes of a prefix), reports (workers also report
+        what they have) or picker (of a gateway)"""
         self._settings = with_default_sizes(WorkerConfig(), on_gpu=False)
         self._cost, self._routing, self._draw = cost, routing, random.Random(seed)
         self._now = 0.0
@@ -81,6 +87,8 @@ class Fleet:
         if self._picker is not None:
             worker.publish_events()
             self._picked(worker)
+        if self._routing == "reports":
+            worker.report_prefixes()
         return worker
 
     def _picked(self, worker: SimulatedWorker) -> None:
@@ -91,7 +99,7 @@ class Fleet:
     def _new_router(self) -> FleetRouter:
         if self._picker is not None:
             return self._picker
-        return FleetRouter(len(self.workers), lambda: self._now, HOMES if self._routing == "homes" else 0)
+        return FleetRouter(len(self.workers), lambda: self._now, 0 if self._routing == "learnt" else HOMES)
 
     def run(self, arrivals: Iterator[Arrival], deaths: Deaths = NO_DEATHS) -> Result:
         """Runs until every request has ended."""
@@ -121,10 +129,13 @@ class Fleet:
         statuses: list[Status | None] = [
             None if worker.index in self._down else worker.status() for worker in self.workers
         ]
-        if not self.result.status_bytes:
-            self.result.status_bytes = sum(len(encode(status)) for status in statuses if status)
+        self.result.rounds += 1
+        self.result.statuses += len(self.workers) - len(self._down)
+        self.result.status_bytes += sum(len(encode(status)) for status in statuses if status)
+        begun = time.thread_time()
         for router in self._each_router():
             router.heard(statuses)
+        self.result.learning += time.thread_time() - begun
         waiting, self._waiting = self._waiting, []
         for stream in waiting:
             self._place(stream)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from bench.simulate.cost import CostModel
 from bench.simulate.replay import GENERATED_ID, build
 from shared.config import WorkerConfig
-from shared.messages import ConnectedFrontend, KVUsage, Pages, Status, Submit, WorkerState
+from shared.messages import CachedPrefixes, ConnectedFrontend, KVUsage, Pages, Status, Submit, WorkerState
 from worker.kv_events.journal import PageJournal
+from worker.kv_events.prefix_report import PrefixReport
 from worker.schedule.admission import Refused
 from worker.schedule.records.history import History
 from worker.schedule.records.shared_prefix import SharedPrefix
@@ -38,11 +39,16 @@ class SimulatedWorker:
         self.streams: dict[int, SimulatedStream] = {}
         self.computing: Plan | None = None
         self.journal: PageJournal | None = None  # of a worker that publishes K/V events
+        self.report: PrefixReport | None = None
         self._cost = cost
         self._frontends = tuple(ConnectedFrontend(f"{n:032x}", 4000 + n, 10, 1000) for n in range(frontends))
 
     def publish_events(self) -> None:
         self.journal = PageJournal.of(self.scheduler.state.paging)
+
+    def report_prefixes(self) -> None:
+        state = self.scheduler.state
+        self.report = PrefixReport.of(state.paging, state.live)
 
     def submit(self, stream: SimulatedStream, now: float) -> bool:
         """Takes a stream, with the output that it has already. Returns False if the worker is full."""
@@ -95,4 +101,6 @@ class SimulatedWorker:
             state.running, state.waiting, state.waiting_tokens,
             Pages(pages.free, pages.cached, pages.owned, pages.total), state.prefix_queries, state.prefix_hits,
             frontends=self._frontends, kernels="c", kv_cache=(KVUsage("full", pages.owned, pages.total, 1 << 30),),
+            expected_tokens=self.scheduler.state.expected_tokens,
+            prefixes=CachedPrefixes() if self.report is None else self.report.take(),
         )  # fmt: skip

@@ -8,8 +8,10 @@ pictures, several choices, and separate prefill.
 """
 
 import argparse
+import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -71,6 +73,27 @@ async def chunks_of(lines: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]
     yield {"token_ids": [], "index": 0, "finish_reason": reason} | ({"completion_usage": usage} if usage else {})
 
 
+async def until(
+    stopped: asyncio.Future[Any], chunks: AsyncGenerator[dict[str, Any], None]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yields the chunks of an answer. When `stopped` is done it cancels what it waits for, and yields an end."""
+    while True:
+        following = asyncio.ensure_future(anext(chunks, None))
+        try:
+            await asyncio.wait({following, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not following.done():
+                following.cancel()
+                await asyncio.wait({following})
+        if stopped.done():
+            yield {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
+            return
+        chunk = following.result()
+        if chunk is None:
+            return
+        yield chunk
+
+
 class Engine(LLMEngine):  # type: ignore[misc]  # Dynamo's package is not there when types are checked
     """Passes requests on to one server; closing the request there is how one is cancelled."""
 
@@ -107,16 +130,22 @@ class Engine(LLMEngine):  # type: ignore[misc]  # Dynamo's package is not there 
 
     async def generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Raises ValueError for a request that this engine or the server refuses, RuntimeError if the answer fails."""
+        chunks = self._chunks(body_of(request))
+        stopped = asyncio.ensure_future(context.async_killed_or_stopped())
+        try:
+            async with contextlib.aclosing(chunks):
+                async for chunk in until(stopped, chunks):
+                    yield chunk
+        finally:
+            stopped.cancel()
+
+    async def _chunks(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         assert self._http is not None, "Dynamo starts an engine before it sends requests"
-        body = body_of(request)
         async with self._http.post(f"{self._server}/v1/completions", json=body) as answer:
             if answer.status != 200:
                 failed = ValueError if answer.status in (400, 404, 413, 422) else RuntimeError
                 raise failed((await answer.json())["error"]["message"])
             async for chunk in chunks_of(answer.content):
-                if context.is_stopped():
-                    yield {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
-                    return
                 yield chunk
 
     async def cleanup(self) -> None:

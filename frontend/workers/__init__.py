@@ -6,6 +6,7 @@ membership          the workers that belong to the pool, and whether they are co
 picture_memory      bounds the pixels that a frontend keeps for its streams
 placement           which worker has which stream, and how many tokens are left to each
 routing             chooses the worker for a request by load and prefix affinity
+reported_prefixes   which prefixes the workers have in their caches, as they report
 connection          the connection to one worker: handshake, leases, repair
 listener            the events that a connection reports to the pool
 stream              the output of one sequence, in order and without gaps

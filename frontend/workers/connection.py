@@ -232,6 +232,7 @@ class WorkerConnection:
     def _on_status(self, status: m.Status) -> None:
         now = time.monotonic()
         self.status, self._heard_at = status, now
+        self._listener.reported(self, status)
         if self.welcome is not None and status.epoch != self.welcome.epoch:
             self._lose(now)
         if self.welcome is None:

@@ -25,6 +25,9 @@ class WireCounters:
 class ConnectionListener(Protocol):
     """Decides what happens to streams when their connection changes; the pool implements it."""
 
+    def reported(self, connection: "WorkerConnection", status: m.Status) -> None:
+        """Called with each Status that arrives."""
+
     def connected(self, connection: "WorkerConnection") -> None:
         """Called when the worker can be used but has none of `connection.streams`, because it is new
         or has dropped this frontend."""

@@ -213,6 +213,10 @@ class WorkerPool:
 
     # ConnectionListener
 
+    def reported(self, connection: WorkerConnection, status: m.Status) -> None:
+        if len(self.membership.connections) > 1:
+            self._router.learn(connection.address.name, status.prefixes)
+
     def connected(self, connection: WorkerConnection) -> None:
         self.membership.check_compatible()
         self._router.forget(connection.address.name)

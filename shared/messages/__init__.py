@@ -38,6 +38,8 @@ from shared.messages.requests import Abort, Hello, Lease, Request, ResetPrefixCa
 from shared.messages.samplers import Dry, SamplerChain, WindowPenalties
 from shared.messages.sampling import Adapter, Pooling, PoolingKind, Sampling, ThinkingBudget
 from shared.messages.status import (
+    EXPECTED_TOKENS,
+    CachedPrefixes,
     ConnectedFrontend,
     KVUsage,
     Pages,
@@ -50,12 +52,14 @@ from shared.messages.status import (
 
 __all__ = [
     "BROADCAST",
+    "EXPECTED_TOKENS",
     "PROTOCOL_VERSION",
     "TOPIC_BYTES",
     "U32",
     "Abort",
     "Adapter",
     "Admitted",
+    "CachedPrefixes",
     "ConnectedFrontend",
     "Dry",
     "End",

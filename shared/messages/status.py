@@ -7,6 +7,8 @@ import msgspec
 
 from shared.messages.base import Message
 
+EXPECTED_TOKENS = 1024  # an output is expected to need no more new tokens: few use all of their max_tokens
+
 
 class WorkerState(StrEnum):
     """The state of a worker, as it reports it."""
@@ -65,6 +67,23 @@ class ConnectedFrontend(msgspec.Struct, frozen=True, gc=False, array_like=True):
     seq: int = 0  # sequence number of the next Step for it, by which the frontend notices that the last one was lost
 
 
+class CachedPrefixes(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Which prefixes the prefix cache has, by their keys (shared/prefix_identity.py).
+
+    It says what has changed since the last Status, and the next part of a sweep through all keys. The columns of keys
+    are uint32. `first`, `end` and `total` are positions in the sweep: those of the part, and the end of the sweep.
+    """
+
+    came: bytes = b""
+    went: bytes = b""
+    check: int = 0  # all keys after these changes, xor
+    first: int = 0  # at 0 a new sweep begins
+    end: int = 0
+    total: int = 0
+    part: bytes = b""  # the keys at first .. end-1, without those that have gone since the sweep began
+    saved_tokens: int = 0  # of `expected_tokens`, those of waiting sequences that will probably be found (estimated)
+
+
 class Quantiles(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Quantiles in seconds; zero until something was measured."""
 
@@ -109,3 +128,7 @@ class Status(Message, frozen=True):
     ranks: tuple[int, ...] = ()  # the processes that compute the model together, in order; () if it is one process
     drafted_at: tuple[int, ...] = ()  # draft tokens computed, by their position in the drafts of a step
     accepted_at: tuple[int, ...] = ()  # draft tokens accepted, by the same
+    expected_tokens: int = (
+        0  # that all sequences may still need: uncomputed ones, and EXPECTED_TOKENS of output at most
+    )
+    prefixes: CachedPrefixes = CachedPrefixes()  # only in what is broadcast, and only with a prefix cache

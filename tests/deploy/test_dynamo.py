@@ -1,8 +1,9 @@
 """The engine for Dynamo: what it sends and yields. Dynamo's own package is replaced by empty modules here."""
 
+import asyncio
 import importlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import ModuleType
 from typing import Any
 
@@ -83,3 +84,32 @@ async def test_a_stream_becomes_chunks_and_its_end(engine: ModuleType) -> None:
 async def test_a_stream_with_an_error_or_without_an_end_fails(engine: ModuleType, cut: list[Any]) -> None:
     with pytest.raises(RuntimeError, match=r"shut down|ended before its end"):
         _ = [one async for one in engine.chunks_of(events(*cut, done=False))]
+
+
+async def test_a_request_that_is_stopped_between_two_chunks_ends_at_once(engine: ModuleType) -> None:
+    stopped, closed = asyncio.get_running_loop().create_future(), list[str]()
+
+    async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+        try:
+            yield {"token_ids": [5], "index": 0}
+            await asyncio.sleep(3600)
+        finally:
+            closed.append("the request to the server")
+
+    found = engine.until(stopped, chunks())
+    assert (await anext(found))["token_ids"] == [5]
+    asyncio.get_running_loop().call_later(0.01, stopped.set_result, None)
+    assert (await asyncio.wait_for(anext(found), 10))["finish_reason"] == "cancelled"
+    assert closed and [one async for one in found] == []
+
+
+async def test_chunks_pass_until_their_end_or_error(engine: ModuleType) -> None:
+    async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+        yield {"token_ids": [5], "index": 0}
+        raise RuntimeError("the worker was lost")
+
+    never = asyncio.get_running_loop().create_future()
+    found = engine.until(never, engine.chunks_of(events(choice([5, 6], "stop"))))
+    assert [one["token_ids"] async for one in found] == [[5, 6], []]
+    with pytest.raises(RuntimeError, match="the worker was lost"):
+        _ = [one async for one in engine.until(never, chunks())]

@@ -23,7 +23,7 @@ LEAST: Mapping[str, dict[str, Any]] = {
 }
 GREEDY = {"temperature": 0}
 LONG = {**GREEDY, "ignore_eos": True}
-HOT = {"temperature": 2.0, "seed": 5}  # so that it shows when the unlikely is cut off
+HOT = {"temperature": 2.0, "seed": 5}  # so hot that an answer shows whether unlikely tokens were cut off
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The text that decides which requests share prefixes."""
 
 from shared.messages import Adapter
-from shared.prefix_identity import PrefixIdentity, fits
+from shared.prefix_identity import PREFIX_LENGTHS, PrefixIdentity, fits, prefix_keys
+from shared.wire.codec import pack_u32
 
 
 def test_text_of_a_request_without_tenant_is_its_salt() -> None:
@@ -28,3 +29,14 @@ def test_no_text_with_an_adapter_is_one_without_it_or_of_another_one() -> None:
     for adapter in adapters:
         of = PrefixIdentity("lora:" + "1" * 64 + "\n", "", adapter).text
         assert [fits(of, other) for other in adapters] == [other is adapter for other in adapters]
+
+
+def test_a_prefix_has_the_same_key_in_every_prompt_of_its_identity() -> None:
+    short, long = pack_u32(range(300)), pack_u32([*range(300), *range(9, 5000)])
+    assert prefix_keys(short, "") == prefix_keys(long, "")[:2] and len(prefix_keys(long, "")) == 6
+    assert not {*prefix_keys(long, "")} & {*prefix_keys(long, "tenant"), *prefix_keys(pack_u32(range(1, 5000)), "")}
+    assert prefix_keys(pack_u32(range(63)), "") == [] and list(PREFIX_LENGTHS) == sorted(PREFIX_LENGTHS)
+
+
+def test_keys_are_the_same_in_every_process() -> None:
+    assert prefix_keys(pack_u32(range(256)), "a") == [742117142, 2998727011]

@@ -22,6 +22,7 @@ from tests.patience import PATIENCE_S
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
 from worker.kv_cache.pages import PagePool
+from worker.kv_events.prefix_report import PrefixReport
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
 from worker.run.in_flight import StepOutput
@@ -107,6 +108,8 @@ class Worker:
             self.lease_timeout,
             self.status,
         )
+        state = self.scheduler.state
+        self.server.prefixes = PrefixReport.of(state.paging, state.live).take
         self.server.start()
         self.stopped = False
         self.loop = Loop(self.scheduler, self.runner, self.request_table, self.server, stats, self.metrics)  # type: ignore[arg-type]
@@ -120,6 +123,7 @@ class Worker:
             WorkerState.DRAINING if self.request_table.draining else WorkerState.READY,
             running=self.scheduler.status.running, waiting=self.scheduler.status.waiting,
             pages=self.pool.counts(), prefix_cache_reset=self.scheduler.status.prefix_cache_reset,
+            expected_tokens=self.scheduler.state.expected_tokens,
         )  # fmt: skip
 
     def __exit__(

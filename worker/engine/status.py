@@ -60,6 +60,7 @@ class StatusReporter:
             running=scheduler.running,
             waiting=scheduler.waiting,
             waiting_tokens=scheduler.waiting_tokens,
+            expected_tokens=engine.scheduler.state.expected_tokens,
             pages=engine.pools[0].counts(),
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,

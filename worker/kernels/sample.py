@@ -61,7 +61,7 @@ def sample_torch(logits: Tensor, params: PlainParams, stages: Stages = EVERY) ->
 
 
 def wrong_draws(logits: Tensor, params: PlainParams, stages: Stages, ids: Tensor, expected: Tensor) -> Tensor:
-    """Returns which ids [R] are not what another form of this operation may draw where it gave `expected`: [R] bool.
+    """Returns which ids [R] rounding does not explain, where another form of this operation drew `expected`: [R] bool.
 
     Forms may differ in the last bit of exp. Therefore a sampled id is wrong only if its share of the cumulative weights
     is farther than ROUNDING from the drawn point, even if top-p and min-p are lower or higher by as much. A greedy id

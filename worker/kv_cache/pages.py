@@ -33,7 +33,7 @@ class PagePool:
         self._digests: list[bytes | None] = [None] * total_pages
         self._published: dict[bytes, int] = {}
         self._cached = 0
-        self.on_unpublish: Callable[[bytes], None] | None = None  # see worker/kv_events/; called with the digest
+        self.on_unpublish: list[Callable[[bytes], None]] = []  # see worker/kv_events/; called with the digest
 
     @property
     def available(self) -> int:
@@ -152,5 +152,5 @@ class PagePool:
             del self._published[digest]
             self._digests[page] = None
             self._cached -= 1
-            if self.on_unpublish is not None:
-                self.on_unpublish(digest)
+            for listener in self.on_unpublish:
+                listener(digest)

@@ -52,8 +52,8 @@ class PageJournal:
             raise ValueError("there is no prefix cache")
         pool = next((pool for pool in paging.pools if not pool.window), paging.pools[0])
         journal = cls(pool, paging.prefix)
-        pool.on_unpublish = journal.evicted
-        paging.journal = journal
+        pool.on_unpublish.append(journal.evicted)
+        paging.journals.append(journal)
         return journal
 
     def stored(self, sequence: Sequence, pages: range) -> None:

@@ -42,7 +42,7 @@ class Paging:
         self.states = states
         self.page_size = pools[0].page_size
         self.prefix = PrefixCache(pools, states.pool if states else None) if prefix_cache else None
-        self.journal: Journal | None = None
+        self.journals: list[Journal] = []
         self._all = [*pools, states.pool] if states else [*pools]
         self._chunk = chunk
         self._windowed = [(group, pool) for group, pool in enumerate(pools) if pool.window]
@@ -115,15 +115,15 @@ class Paging:
         known = sequence.prefix
         self.prefix.extend(known.digests, sequence.tokens, known.salt, end // size, known.mark)
         self.prefix.publish(known.digests, sequence.pages, range(start // size, end // size))
-        if self.journal is not None:
-            self.journal.stored(sequence, range(start // size, end // size))
+        for journal in self.journals:
+            journal.stored(sequence, range(start // size, end // size))
 
     def clear_prefixes(self) -> None:
         """Empties the prefix cache for sequences that are not known yet."""
         if self.prefix is not None:
             self.prefix.clear()
-        if self.journal is not None:
-            self.journal.cleared()
+        for journal in self.journals:
+            journal.cleared()
 
     def return_behind(self, sequence: Sequence) -> None:
         """Returns the pages behind the windows of the rows that are computed next.
@@ -177,7 +177,7 @@ class Paging:
         return self.states.pool.find(sequence.prefix.digests[pages - 1]) if self.states is not None and pages else None
 
     def _claimed(self, pool: PagePool, tokens: int, computed: int) -> int:
-        """Returns the number of pages up to the last one that claim() gives to a sequence."""
+        """Returns how many pages a sequence has after claim(), with those before its window."""
         every = pool.pages_for(tokens)
         if not pool.window:
             return every

@@ -6,7 +6,7 @@ scheduler.py decides what a step computes, and applies the results.
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, NamedTuple
 
-from shared.messages import Outcome, PrefillBudget
+from shared.messages import EXPECTED_TOKENS, Outcome, PrefillBudget
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.window import chunk_tokens
 from worker.schedule.paging import Paging
@@ -52,6 +52,13 @@ class SchedulerState:
         self.running: dict[Sequence, None] = {}  # from oldest to newest
         self.queue = WaitingQueue(reuses_pages, self.running.keys())
         self.preemptions = 0
+
+    @property
+    def expected_tokens(self) -> int:
+        """The number of tokens that live sequences may still need. Any thread may ask."""
+        each = tuple(self.live.values())
+        outputs = sum([max(0, min(EXPECTED_TOKENS, one.sampling.max_tokens - one.output_len)) for one in each])
+        return outputs + sum([one.uncomputed_tokens for one in each if one.uncomputed_tokens > 1])
 
     def join(self, sequence: Sequence, now: float) -> bool:
         """Lets a waiting sequence run. Returns False if there are not enough pages for all its tokens, or if the

@@ -89,6 +89,7 @@ class WireServer:
     inbox: deque[tuple[bytes, m.Request | FrontendGone]] = field(default_factory=deque)
     awake: threading.Event = field(default_factory=threading.Event)
     step_progress: Callable[[], int] = lambda: 0  # grows while a step makes progress; called in the I/O thread
+    prefixes: Callable[[], m.CachedPrefixes] = m.CachedPrefixes  # for a Status that is sent; called in the I/O thread
     progressed_at: float = field(default_factory=time.monotonic)  # when the compute loop last made progress
     counters: WireCounters = field(default_factory=WireCounters)
     _peers: dict[bytes, FrontendPeer] = field(default_factory=dict)
@@ -284,20 +285,12 @@ class WireServer:
                 "frontend %s (process %d on %s) speaks protocol %d, not %d",
                 sender.hex(), hello.pid, hello.host, hello.version, m.PROTOCOL_VERSION,
             )  # fmt: skip
-        identity = self.identity
-        self._send(
-            sender,
-            m.Welcome(
-                hello.nonce,
-                identity.epoch,
-                os.getpid(),
-                identity.model,
-                identity.tokenizer_hash,
-                limits,
-                seq=seq,
-                fingerprint=identity.fingerprint,
-            ),
-        )
+        mine = self.identity
+        welcome = m.Welcome(
+            hello.nonce, mine.epoch, os.getpid(), mine.model, mine.tokenizer_hash, limits, seq=seq,
+            fingerprint=mine.fingerprint,
+        )  # fmt: skip
+        self._send(sender, welcome)
 
     def _receive_subscriptions(self) -> None:
         for _ in range(MAX_READS):
@@ -330,4 +323,4 @@ class WireServer:
             self.awake.set()
 
     def _broadcast(self) -> None:
-        self._send(m.BROADCAST, self.status())
+        self._send(m.BROADCAST, msgspec.structs.replace(self.status(), prefixes=self.prefixes()))

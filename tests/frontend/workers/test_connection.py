@@ -77,6 +77,8 @@ class Listener:
     def __init__(self) -> None:
         self.ends: dict[Stream, m.End] = {}
 
+    def reported(self, connection: WorkerConnection, status: m.Status) -> None: ...
+
     def stream_ended(self, stream: Stream, end: m.End) -> None:
         assert stream not in self.ends
         self.ends[stream] = end

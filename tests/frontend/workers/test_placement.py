@@ -79,10 +79,10 @@ def test_progress_and_statuses_are_seen_after_a_while(loop: asyncio.AbstractEven
     first = rig.put(rig.stream(), 0, saved=30)
     assert rig.loads() == [40, 0]
     first.output += [1, 2, 3]
-    rig.connections[1].status = Status(1, 1, "m", "cpu", "float32", WorkerState.READY, running=2)
+    rig.connections[1].status = Status(1, 1, "m", "cpu", "float32", WorkerState.READY, expected_tokens=512)
     assert rig.loads() == [40, 0]
     rig.now += REFRESH_S * 1.01
-    assert rig.loads() == [17, 2 * 256]
+    assert rig.loads() == [17, 512]
 
 
 def test_worker_that_joins_is_counted_at_once(loop: asyncio.AbstractEventLoop) -> None:

@@ -17,7 +17,9 @@ from frontend.workers.status import READY, not_ready
 from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.config import WireConfig
+from shared.prefix_identity import prefix_keys
 from shared.wire.address import parse_all
+from shared.wire.codec import pack_u32
 from tests.patience import PATIENCE_S
 from tests.wire.harness import FakeRunner, Worker, expected, sampling, until, whole
 
@@ -69,6 +71,17 @@ def at(pool: WorkerPool, index: int) -> int:
 
 def idle(worker: Worker) -> bool:
     return not worker.scheduler.has_work
+
+
+async def test_frontends_learn_what_a_worker_computed_for_another_one(two: tuple[Worker, Worker]) -> None:
+    async with pool_of(*two) as one, pool_of(*two) as other:
+        prompt = [token % 50 for token in range(300)]
+        await whole(await one.submit(prompt, sampling(2)))
+        known, keys = other._router._reported, prefix_keys(pack_u32(prompt), "")
+        await until(lambda: all(known.holders(key) for key in keys))
+        [holder] = known.holders(keys[-1])
+        [computed] = [worker for worker in two if worker.scheduler.status.prefix_queries]
+        assert holder == f"ipc://{computed.folder}" and len(keys) == 2
 
 
 async def test_requests_are_spread_over_workers(two: tuple[Worker, Worker]) -> None:

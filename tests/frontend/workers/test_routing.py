@@ -5,20 +5,19 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from frontend.workers import routing
 from frontend.workers.routing import (
     AFFINITY_MARGIN,
-    EXPECTED_TOKENS,
-    OTHER_REQUEST_TOKENS,
     PrefixAffinity,
     Router,
     choose,
     load,
-    prefix_hashes,
 )
 from frontend.workers.stream import Stream
-from shared.messages import Sampling, Status, Submit, WorkerState
+from shared.messages import EXPECTED_TOKENS, CachedPrefixes, Sampling, Status, Submit, WorkerState
+from shared.prefix_identity import prefix_keys
 from shared.wire.codec import pack_u32
 
 LOADS = st.lists(st.integers(0, 10**6), min_size=1, max_size=6)
@@ -52,21 +51,16 @@ def test_choose_prefers_the_longest_cached_prefix() -> None:
     assert choose([0, 10, AFFINITY_MARGIN + 1], [[2], [1, 2]]) == 1
 
 
-def test_prefix_affinity_depends_on_tokens_and_salt() -> None:
-    short, long = pack_u32(range(100)), pack_u32(range(300))
+def test_prefix_affinity_remembers_the_latest_prefixes() -> None:
+    short, long = prefix_keys(pack_u32(range(100)), ""), prefix_keys(pack_u32(range(300)), "")
     known = PrefixAffinity(size=3)
-    known.remember(prefix_hashes(short, ""), "a")
-    assert known.workers_with(prefix_hashes(long, "")) == [{"a"}]
-    assert (
-        known.workers_with(prefix_hashes(long, "tenant"))
-        == known.workers_with(prefix_hashes(pack_u32(range(1, 101)), ""))
-        == []
-    )
-    assert prefix_hashes(pack_u32(range(20)), "") == []  # too short to be worth it
-    known.remember(prefix_hashes(long, ""), "b")
-    assert known.workers_with(prefix_hashes(long, "")) == [{"b"}, {"a", "b"}]
+    known.remember(short, "a")
+    known.remember(long, "b")
+    assert [known.workers_with(key) for key in long] == [{"a", "b"}, {"b"}]
+    known.evicted([long[0], 5], "a")
+    assert known.workers_with(long[0]) == {"b"}
     known.forget("b")
-    assert known.workers_with(prefix_hashes(short, "")) == [{"a"}]
+    assert not known.workers_with(long[1])
     known.remember(range(10), "c")
     assert len(known) == 3
 
@@ -78,8 +72,12 @@ def test_load_counts_the_tokens_still_to_compute() -> None:
     endless = Stream(Submit(3, pack_u32(range(50)), Sampling(10**6)), loop.create_future(), output=[1])
     loop.close()
     assert [load([s], None) for s in (fresh, begun, endless)] == [70, 17, EXPECTED_TOKENS]
-    status = Status(1, 1, "m", "cpu", "float32", WorkerState.READY, running=3, waiting=1, waiting_tokens=90)
-    assert load([fresh, begun], status) == 70 + 17 + 2 * OTHER_REQUEST_TOKENS + (90 - 50)
+    status = Status(1, 1, "m", "cpu", "float32", WorkerState.READY, running=3, expected_tokens=500)
+    assert load([fresh, begun], status) == load([], status) == 500, "other frontends have streams there, too"
+    assert load([fresh, begun], status, {fresh: 40}) == 460
+    saving = structs.replace(status, prefixes=CachedPrefixes(saved_tokens=100))
+    assert load([fresh, begun], saving) == 87 + (500 - 87) * 400 // 500, "a fifth will be found"
+    assert load([fresh, begun, endless], saving) == 70 + 17 + EXPECTED_TOKENS, "all that it has is ours"
 
 
 def test_load_counts_no_tokens_that_are_expected_in_the_cache() -> None:
@@ -108,6 +106,16 @@ def test_router_sends_an_equal_prefix_to_the_same_worker_and_short_prompts_in_tu
     assert turns in ([0, 1, 2] * 2, [1, 2, 0] * 2, [2, 0, 1] * 2)
     router.forget(names[second])
     assert router.choose(prompt, "", names, [0, 0, 0]) == (first, 256)
+
+
+def test_router_follows_what_workers_report_and_forgets_what_they_evicted() -> None:
+    router, prompt, names = Router(0), pack_u32(range(300)), ["a", "b", "c"]
+    keys = prefix_keys(prompt, "")
+    came = CachedPrefixes(pack_u32(keys), check=keys[0] ^ keys[1])
+    router.learn("c", came)
+    assert router.choose(prompt, "", names, [0, 0, 9]) == (2, 256), "another frontend sent it there"
+    router.learn("c", CachedPrefixes(b"", pack_u32(keys)))
+    assert router.choose(prompt, "", names, [0, 0, 9]) == (0, 0)
 
 
 def test_frontends_agree_on_the_home_of_a_prefix_and_few_change_it_when_a_worker_leaves() -> None:

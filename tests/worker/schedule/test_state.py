@@ -57,6 +57,17 @@ def test_preempt_takes_the_newest_which_returns_before_new_ones() -> None:
     assert list(rig.ends) == [a, b, c] and b.tokens[: len(had)] == had
 
 
+def test_expected_tokens_are_those_of_prompts_that_are_not_computed_and_of_outputs() -> None:
+    rig = Rig(max_batch_size=1)
+    rig.submit(7, max_tokens=6)
+    rig.submit(5, max_tokens=8)
+    assert rig.scheduler.state.expected_tokens == (7 + 6) + (5 + 8)
+    rig.step()
+    assert rig.scheduler.state.expected_tokens == 5 + (5 + 8)
+    rig.finish(100)
+    assert rig.scheduler.state.expected_tokens == 0
+
+
 def test_preempt_of_several_the_older_returns_first() -> None:
     rig = Rig(pages=7, page_size=3, prefix_cache=False, watermark=0.0)
     a, b, c = rig.submit(6, max_tokens=12), rig.submit(6, max_tokens=9), rig.submit(5, max_tokens=9)

@@ -127,7 +127,8 @@ class Speculation:
                 wanted += [(chunk.sequence, drafter, count)] if count else []
         if wanted:
             ask(proposer, wanted)
-            costs.proposed(len(decodes), max(count for _, _, count in wanted), proposer.seconds)
+            first = any(not drafter.tried for _, drafter, _ in wanted)
+            costs.proposed(len(decodes), max(count for _, _, count in wanted), proposer.seconds, first=first)
 
     def _propose(self, chunk: Chunk, limit: int, cost: float) -> tuple[int, ...]:
         drafter = self._drafter(chunk.sequence)
@@ -264,9 +265,9 @@ class NgramIndex(Acceptance):
         self._after: dict[tuple[int, ...], int] = {}  # n-gram → the position after it
 
     def watch(self, place: int, position: int | None) -> None:
-        """Notes a proposal that is not drafted: that the token at `place`, the next one, is the one at `position`.
+        """Notes a guess that is not drafted: the next token, at `place`, will be the same as the one at `position`.
 
-        Whether it is right is then known for nothing, and drafts begin when proposals have become right.
+        Whether it was right is known without any cost, and drafts begin once such guesses are right.
         """
         self._watched = None if position is None else (place, position)
 

@@ -9,7 +9,8 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-enum { TRIES = 50, POLL_MS = 200, MOST_PARTS = 64 }; /* a try takes about 0.5 us, less than to fall asleep and wake */
+/* Tries take about 0.5 us each, all together longer than a network needs: who sleeps wakes later than the rows come. */
+enum { TRIES = 400, POLL_MS = 200, MOST_PARTS = 64 };
 
 typedef struct {
     uint64_t round;
