@@ -37,6 +37,7 @@ def test_model_that_is_wrong_at_first_is_tried_again_unless_it_has_been_wrong_fo
         drafter = WaitingDrafts(experience)
         while drafter.wanted([], LIMIT, COST, COST, 0):
             drafter.record(1, 0)
+        drafter.record(1, 0)
         assert sum(drafter.wanted([], LIMIT, COST, COST, 0) for _ in range(2 * PROBE_EVERY)) == probes
 
 
@@ -54,7 +55,7 @@ def test_good_model_is_never_given_up(right: float) -> None:
 def test_sequences_begin_with_what_those_before_have_shown_and_try_a_bad_model_again() -> None:
     experience = Experience()
     sums = [sum(asked(WaitingDrafts(experience), 0.0, 40)) for _ in range(100)]
-    assert sums[0] > 1 and max(sums[-50:]) == 1 and any(sums[-10:])
+    assert sums[0] > 1 and max(sums[-50:]) <= 1 + 40 // PROBE_EVERY and any(sums[-10:])
     improved = [sum(asked(WaitingDrafts(experience), 0.9, 40)) for _ in range(60)]
     assert sum(improved[-10:]) > 10 * 100, "the model has become good"
 
