@@ -19,11 +19,13 @@ from bench.peers.gguf_file import add_metadata, architecture, finish, name_map, 
 from bench.peers.gguf_layout import stored_numbers
 from bench.peers.gguf_values import hyperparameters
 from tests.checkpoints import VOCAB
+from tests.worker.vision.harness import PIXTRALS
 
 Config = Mapping[str, Any]
 KINDS = gguf.VisionProjectorType
 PROJECTORS = {
     "idefics3": KINDS.IDEFICS3, "smolvlm": KINDS.IDEFICS3, "gemma3": KINDS.GEMMA3, "qwen2_5_vl": KINDS.QWEN25VL,
+    "mistral3": KINDS.PIXTRAL, "llava": KINDS.PIXTRAL, "lfm2_vl": KINDS.LFM2,
     "qwen3_vl": KINDS.QWEN3VL, "qwen3_vl_moe": KINDS.QWEN3VL, "qwen3_5": KINDS.QWEN3VL,
 }  # fmt: skip
 OF_TOWER = re.compile(r"(?:.*\.)?(vision_model|vision_tower|visual|connector|multi_modal_projector)\.(.+)")
@@ -121,13 +123,19 @@ def _metadata(checkpoint: Path, config: Config) -> dict[str, Any]:
         "embedding_length": vision["hidden_size"], "feed_forward_length": vision["intermediate_size"],
         "block_count": vision.get("depth") or vision["num_hidden_layers"],
         "attention.head_count": vision.get("num_heads") or vision["num_attention_heads"],
-        "attention.layer_norm_epsilon": 1e-6,
+        "attention.layer_norm_epsilon": 1e-5 if kind in PIXTRALS else 1e-6,
         "image_mean": processor["image_mean"], "image_std": processor["image_std"],
-        "preproc_image_size": size.get("longest_edge") if "shortest_edge" not in size else None,
+        "preproc_image_size": size.get("longest_edge") if kind in ("idefics3", "smolvlm") else None,
         "image_min_pixels": size.get("shortest_edge"),
         "image_max_pixels": size.get("longest_edge") if "shortest_edge" in size else None,
-        "spatial_merge_size": vision.get("spatial_merge_size"), "window_size": vision.get("window_size"),
+        "spatial_merge_size": vision.get("spatial_merge_size") or config.get("spatial_merge_size"),
+        "window_size": vision.get("window_size"),
     }  # fmt: skip
+    if kind in PIXTRALS:
+        values["clip.rope.freq_base"] = vision["rope_parameters"]["rope_theta"]
+        of_vision["image_size"] = size["longest_edge"]
+    if kind == "lfm2_vl":
+        of_vision |= {"projector.scale_factor": config["downsample_factor"], "image_size": 256}
     if kind in ("idefics3", "smolvlm"):
         of_vision["projector.scale_factor"] = config["scale_factor"]
     if kind == "gemma3":
@@ -155,6 +163,12 @@ def _tower(config: Config, weights: Mapping[str, Tensor], apart: bool) -> Iterat
             yield f"v.deepstack.{stacked[int(one[1])]}.{target}.{one[3]}", weight
         elif module in MERGER:
             yield f"{MERGER[module]}.{kind}", weight
+        elif module.endswith("patch_embedding") and weight.ndim == 2:  # as the converter writes the linear of LFM2-VL
+            side = int((weight.shape[1] // 3) ** 0.5)
+            yield "v.patch_embd.weight", weight.view(-1, side, side, 3).permute(0, 3, 1, 2)
+        elif module.endswith(("attention.q_proj", "attention.k_proj")):  # the halves of heads become pairs
+            halves = weight.unflatten(0, (config["vision_config"]["num_attention_heads"], 2, -1))
+            yield _found(names, f"vision_tower.{rest}"), halves.transpose(1, 2).reshape(weight.shape)
         elif module == "patch_embed.proj" and kind == "weight":
             yield "v.patch_embd.weight", weight[:, :, 0]
             yield "v.patch_embd.weight.1", weight[:, :, 1]
@@ -166,9 +180,9 @@ def _tower(config: Config, weights: Mapping[str, Tensor], apart: bool) -> Iterat
         elif rest == "mm_soft_emb_norm.weight":
             yield "mm.soft_emb_norm.weight", weight + 1
         else:
-            before = {"vision_tower": "vision_tower.vision_model"}.get(
-                part, part if part == "visual" else f"model.{part}"
-            )
+            before = f"model.{part}" if part == "connector" else part
+            if part == "vision_tower" and config["model_type"] not in PIXTRALS:
+                before = "vision_tower.vision_model"
             yield _found(names, f"{before}.{rest}"), weight
 
 

@@ -10,6 +10,8 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
@@ -66,24 +68,30 @@ MERGES = {"mistral3": 2, "llava": 1}
 QWENS = ("qwen2_5_vl", "qwen3_5", "qwen3_vl")
 QWEN_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 AREA = {"shortest_edge": 512, "longest_edge": 4096}  # of pictures that Qwen sees: 8 to 64 tokens
+GEMMA4_NAMED = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"}
+GEMMA4_AUDIO = {"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>"}
+SOFT_TOKENS = 70  # of pictures that Gemma 4 sees: the fewest that its processor allows
 GEMMA3_NAMED = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 
 
 SPECIAL = {
     "idefics3": IDEFICS3_TOKENS,
     "lfm2_vl": LFM2_TOKENS,
+    "gemma4_small": [*GEMMA4_NAMED.values(), *GEMMA4_AUDIO.values(), "<|video|>"],
     "gemma3": [*GEMMA3_NAMED.values(), "<start_of_turn>", "<end_of_turn>"],
     **dict.fromkeys(QWENS, QWEN_TOKENS),
     **dict.fromkeys(PIXTRALS, PIXTRAL_TOKENS),
 }
 NAMED = {
-    "idefics3": {"image_token": "<image>"}, "lfm2_vl": {"image_token": "<image>"}, "gemma3": GEMMA3_NAMED,
+    "idefics3": {"image_token": "<image>"}, "lfm2_vl": {"image_token": "<image>"},
+    "gemma4_small": {**GEMMA4_NAMED, **GEMMA4_AUDIO}, "gemma3": GEMMA3_NAMED,
     **{kind: {"image_token": "<|image_pad|>"} for kind in QWENS},
     **{kind: {"image_token": "[IMG]"} for kind in PIXTRALS},
 }  # fmt: skip
 TEMPLATES = {
     "idefics3": IDEFICS3_TEMPLATE, "gemma3": GEMMA3_TEMPLATE, **dict.fromkeys(QWENS, QWEN_TEMPLATE),
     **dict.fromkeys(PIXTRALS, PIXTRAL_TEMPLATE),
+    "gemma4_small": QWEN_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|image|>"),
     "lfm2_vl": QWEN_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>"),
 }  # fmt: skip
 
@@ -93,6 +101,15 @@ class _WithoutVideo(Qwen3VLProcessor):  # type: ignore[misc]
 
     def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
         return None if name == "video_processor" else super().check_argument_for_proper_class(name, argument)
+
+
+class _WithoutVideoAndAudio(Gemma4Processor):  # type: ignore[misc]
+    """The processor for videos needs torchvision."""
+
+    def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
+        if name in ("video_processor", "feature_extractor"):
+            return None
+        return super().check_argument_for_proper_class(name, argument)
 
 
 class _OfPixtral:
@@ -166,6 +183,9 @@ def processor_of(kind: str) -> Any:
         return _WithoutVideo(images, tokenizer, chat_template=tokenizer.chat_template)
     if kind in PIXTRALS:
         return _OfPixtral(tokenizer, 4 * MERGES[kind], bare)
+    if kind == "gemma4_small":
+        images = Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=SOFT_TOKENS, **bare)
+        return _WithoutVideoAndAudio(None, images, tokenizer, None, chat_template=tokenizer.chat_template)
     if kind == "lfm2_vl":
         return _OfLfm2(tokenizer)
     side = SIDES[kind]
@@ -190,6 +210,8 @@ def seeing_checkpoint(kind: str, folder: Path) -> Path:
     size = sizes.get(kind) or {"longest_edge": 3 * SIDES.get(kind, 0)}
     settings = {"image_mean": MEAN, "image_std": STD, "rescale_factor": 1 / 255, "do_normalize": True, "size": size}
     settings |= LFM2_SETTINGS if kind == "lfm2_vl" else {}
+    if kind == "gemma4_small":
+        settings |= {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": SOFT_TOKENS}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
 

@@ -49,6 +49,7 @@ class LayerSpec:
     intermediate_size: int = 0  # of the MLP, 0 for ModelSpec.intermediate_size
     key_is_value: bool = False  # values come from the projection of keys, before its norm and rotation
     mixes: int = 0  # how many inputs the mixer's linears have, 0 for ModelSpec.hidden_size
+    sees_ahead: bool = True  # whether the tokens of a picture see those after them, if any do in the model
     shares: int | None = None  # the layer whose K/V this layer reads; it has none of its own then
 
     @property

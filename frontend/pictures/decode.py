@@ -44,12 +44,14 @@ def decode(
         return [f"is broken: {error}"]
     if kind == "square":
         return [0, 0, [_bytes(image.resize((side, side), resample))]]
-    if kind in ("any", "within", "grid"):
+    if kind in ("any", "within", "fit", "grid"):
         if max(width, height) > MOST_RATIO * min(width, height):
             return [f"has {width} x {height} pixels; one side may be {MOST_RATIO} times as long as the other at most"]
         if kind == "grid":
             return _grid(image, side, cuts, resample, area, grid)
-        if kind == "any":
+        if kind == "fit":
+            size = _fitted(image.width, image.height, side, area[1])
+        elif kind == "any":
             size = _of_area(image.width, image.height, side, *area)
         else:
             size = _within(image.width, image.height, side, longest)
@@ -109,6 +111,18 @@ def _of_area(width: int, height: int, step: int, least: int, most: int, *, fewes
     elif across * down * step * step < least:
         grow = math.sqrt(least / (height * width))
         across, down = (math.ceil(side * grow / step) for side in (width, height))
+    return across * step, down * step
+
+
+def _fitted(width: int, height: int, step: int, most: int) -> tuple[int, int]:
+    """Returns the largest multiples of `step` of the picture's shape that have no more than `most` pixels together."""
+    factor = math.sqrt(most / (height * width))
+    across, down = (math.floor(factor * side / step) for side in (width, height))
+    longest = most // step**2
+    if not down:
+        across, down = min(width // height, longest), 1
+    elif not across:
+        across, down = 1, min(height // width, longest)
     return across * step, down * step
 
 

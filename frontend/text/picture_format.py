@@ -14,7 +14,7 @@ from shared.pictures.limits import MAX_PATCHES
 
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers, which preprocessor_config.json has, too
 MOST_SIDE, MOST_TILES = 1 << 14, 64
-Kind = Literal["square", "tiles", "any", "within", "grid"]
+Kind = Literal["square", "tiles", "any", "within", "grid", "fit"]
 Config = Mapping[str, Any]
 
 
@@ -37,9 +37,10 @@ class PictureFormat:
         tiles: several tiles of this size, and one more with the whole picture
         any: one tile of about the picture's own shape, whose height and width are multiples of `side`
         within: the same, of the picture's own size unless a side is longer than `longest`
+        fit: the same, of as many pixels as `area` allows
         grid: small ones, what `any` makes of them; large ones, tiles, and one of the kind `any` with the whole picture
-    tokens: how many the prompt has for each tile; of the kinds `any`, `within` and `grid`, for each square of
-        `side` x `side` pixels
+    tokens: how many the prompt has for each tile; of the kinds `any`, `within`, `fit` and `grid`, for each
+        square of `side` x `side` pixels
     longest: of the kind `tiles`, the longest side of the picture before it is cut; otherwise 0
     cuts: whether pictures of the kinds `tiles` and `grid` are cut; else the same steps make one tile of each
     placeholder: what the chat template writes for a picture
@@ -57,7 +58,7 @@ class PictureFormat:
     token: str
     before: str = ""
     after: str = ""
-    area: tuple[int, int] = (0, 0)  # any, grid: the least and the most pixels
+    area: tuple[int, int] = (0, 0)  # any, grid, fit: the least and the most pixels
     row_end: str = ""  # the text of the token between two rows of squares
     grid: Grid | None = None  # of the kind `grid`
 
@@ -107,7 +108,7 @@ def picture_format(folder: Path, config: Config, named_tokens: Mapping[str, str]
     if found is None:
         return None
     fits = 0 < found.side <= MOST_SIDE and found.longest <= MOST_SIDE and found.tokens > 0
-    bounds = found.kind not in ("any", "grid") or 0 < found.area[0] <= found.area[1]
+    bounds = found.kind not in ("any", "grid", "fit") or 0 < found.area[0] <= found.area[1]
     return found if fits and bounds and (found.grid is None or _is_possible(found.grid, found.side)) else None
 
 
@@ -165,12 +166,25 @@ def _pixtral(config: Config, vision: Config, processor: Config, named: Mapping[s
     )  # fmt: skip
 
 
+def _gemma4(config: Config, vision: Config, processor: Config, named: Mapping[str, str]) -> PictureFormat | None:
+    sizes = {"patch_size": 16, "pooling_kernel_size": 3}
+    patch, pool = (vision.get(name, default) for name, default in sizes.items())
+    if any(processor.get(name, default) != vision.get(name, default) for name, default in sizes.items()):
+        return None  # the worker would expect other numbers of tokens
+    side, most = patch * pool, min(processor.get("max_soft_tokens", 280), MAX_PATCHES // pool**2)
+    token = named.get("image_token", "<|image|>")
+    return PictureFormat(
+        "fit", side, 1, 0, False, processor.get("resample", BICUBIC), token, token,
+        named.get("boi_token", "<|image>"), named.get("eoi_token", "<image|>"), area=(1, most * side**2),
+    )  # fmt: skip
+
+
 def _lfm2(config: Config, vision: Config, processor: Config, named: Mapping[str, str]) -> PictureFormat | None:
     """Reads the settings of Lfm2VlImageProcessor. Its `size` has no effect."""
     if not processor.get("use_image_special_tokens", config.get("use_image_special_tokens", True)):
         return None
-    patch, join = processor.get("encoder_patch_size", 16), processor.get("downsample_factor", 2)
-    if (patch, join) != (vision.get("patch_size", 16), config.get("downsample_factor", 2)):
+    patch, join = vision.get("patch_size", 16), config.get("downsample_factor", 2)
+    if (processor.get("encoder_patch_size", patch), processor.get("downsample_factor", join)) != (patch, join):
         return None  # the worker would expect other numbers of tokens
     square = (patch * join) ** 2
     least, most = (processor.get(f"{name}_image_tokens", count) for name, count in (("min", 64), ("max", 256)))
@@ -187,8 +201,9 @@ def _lfm2(config: Config, vision: Config, processor: Config, named: Mapping[str,
 
 
 FORMATS: Mapping[str, Callable[[Config, Config, Config, Mapping[str, str]], PictureFormat | None]] = {
-    "gemma3": _gemma3, "idefics3": _idefics3, "lfm2_vl": _lfm2, "llava": _pixtral, "mistral3": _pixtral,
-    "qwen2_5_vl": _qwen2_5, "qwen3_5": _qwen, "qwen3_5_moe": _qwen,
+    "gemma3": _gemma3, "gemma4": _gemma4, "gemma4_unified": _gemma4, "idefics3": _idefics3, "lfm2_vl": _lfm2,
+    "llava": _pixtral,
+    "mistral3": _pixtral, "qwen2_5_vl": _qwen2_5, "qwen3_5": _qwen, "qwen3_5_moe": _qwen,
     "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen, "smolvlm": _idefics3,
 }  # fmt: skip
 

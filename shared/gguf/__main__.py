@@ -92,7 +92,9 @@ def _with_tower(index: Index, file: Path, sight: Sight) -> Index:
     own = {name: entry for name, entry in index.tensors.items() if not name.startswith(OF_TOWER)}
     number = len(index.files)
     added = {name: Entry(number, one.type, one.shape, one.offset, one.nbytes) for name, one in sight.tensors.items()}
-    return replace(index, files=(*index.files, str(file)), tensors=own | added, projector=sight.kind)
+    heads = sight.config["vision_config"]["num_attention_heads"]
+    files = (*index.files, str(file))
+    return replace(index, files=files, tensors=own | added, projector=sight.kind, tower_heads=heads)
 
 
 def _write_text(container: Container, folder: Path, config: dict[str, Any], sight: Sight | None) -> None:

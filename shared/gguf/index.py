@@ -22,7 +22,7 @@ class Index(msgspec.Struct, frozen=True):
 
     head_dim, kv_heads: of the model.
     tiled_heads: how the value heads of recurrent layers are stored, if not in the order of Hugging Face.
-    projector: the kind of the vision tower among the files; empty: there is none.
+    projector: the kind of the vision tower among the files; empty: there is none. tower_heads: of its attention
     """
 
     architecture: str
@@ -32,6 +32,7 @@ class Index(msgspec.Struct, frozen=True):
     tensors: dict[str, Entry]
     tiled_heads: "TiledHeads | None" = None
     projector: str = ""
+    tower_heads: int = 0
 
 
 class TiledHeads(msgspec.Struct, frozen=True):

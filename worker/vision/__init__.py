@@ -8,6 +8,8 @@ windows         patches that see those of their window alone
 positions       where a patch is in its picture
 rotary          M-RoPE: the three positions of tokens
 encoder         the forward of a tower, in pieces
+sandwich        layers of Gemma 4, with norms before and after attention and MLP
+embedder        a model without a tower, whose tokens are linears of pixels
 connectors      what joins patches into tokens of the text model
 vision          a loaded tower with a cache of what it has encoded
 between_steps   encodes, piece by piece between steps, the pictures that sequences wait for

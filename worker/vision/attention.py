@@ -22,6 +22,8 @@ from worker.kernels.rowwise.store_kv import store_kv_torch
 from worker.vision.windows import Windows
 
 PAGE = 64
+ROWS = 512  # patches of a piece
+ATTENTION_COST = 3  # of a multiplication of attention, in those of a linear: measured with AMX, where linears are fast
 GROUP, GROUP_GPU = 256, 64  # queries that become heads of one token: what a work item or a tile of the kernels holds
 
 
@@ -33,12 +35,17 @@ class Queries:
     k: Tensor  # [pages, PAGE, heads, D]
     v: Tensor
     windows: Windows  # the rows that see each other; each window has pages of its own
+    scale: float  # of the scores
 
     @classmethod
     def of(
-        cls, qkv: Tensor, heads: int, windows: Windows, do: Operations, tables: tuple[Tensor, Tensor] | None = None
-    ) -> "Queries":
-        """qkv: [N, 3 * heads * D]. tables: cos and sin [N, D] float32 that rotate queries and keys, if any do."""
+        cls, qkv: Tensor, heads: int, windows: Windows, do: Operations, tables: tuple[Tensor, Tensor] | None = None,
+        scale: float | None = None,
+    ) -> "Queries":  # fmt: skip
+        """qkv: [N, 3 * heads * D]. tables: cos and sin [N, D] float32 that rotate queries and keys, if any do.
+
+        scale: of the scores; None: 1 / sqrt(D)
+        """
         rows, plain = len(qkv), _is_plain(do)
         head = qkv.shape[1] // (3 * heads)
         q, k, v = qkv.view(rows, 3, heads, head).unbind(1)
@@ -51,10 +58,10 @@ class Queries:
         cache_k, cache_v = (qkv.new_zeros(pages, PAGE, heads, head) for _ in "kv")
         store: Callable[..., None] = store_kv_torch if plain else store_kv
         store(k, v, cache_k, cache_v, slots.to(qkv.device))
-        return cls(q, cache_k, cache_v, windows)
+        return cls(q, cache_k, cache_v, windows, head**-0.5 if scale is None else scale)
 
     def attend(self, rows: slice, do: Operations) -> Tensor:
-        """Returns softmax(q k^T / sqrt(D)) v of some rows, among the keys of their windows: [rows, heads * D]."""
+        """Returns softmax(scale q k^T) v of some rows, among the keys of their windows: [rows, heads * D]."""
         lengths, (patches, heads, head), device = self.windows.lengths, self.q.shape, self.q.device
         group = min(max(lengths), GROUP_GPU if self.q.is_cuda else GROUP)
         parts = list(self.windows.parts(rows.start, min(rows.stop, patches), group))
@@ -69,7 +76,7 @@ class Queries:
         mixed = do.attention(
             _swapped(padded.view(len(parts), group, heads, head)).view(len(parts), heads * group, head), self.k, self.v,
             ints(range(len(parts) + 1)), ints([lengths[index] for index, _, _ in parts]),
-            ints(pages).clamp(max=len(self.k) - 1), max(lengths), scale=head**-0.5, window=0,
+            ints(pages).clamp(max=len(self.k) - 1), max(lengths), scale=self.scale, window=0,
         )  # fmt: skip
         return _swapped(mixed.view(len(parts), heads, group, head)).view(-1, heads * head)[places]
 

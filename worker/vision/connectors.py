@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class ConnectorWeights:
     before: PackedLinear | None = None
     joined_norm: Tensor | None = None
     joined: PackedLinear | None = None
+    standard: Tensor | None = None  # [2, H] float32: what is taken from averages, and what they are multiplied by then
 
 
 def _joined(squares: Tensor) -> Tensor:
@@ -63,16 +65,31 @@ def merge(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Oper
 
 def pool(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Operations) -> Tensor:
     """Averages the patches of a square, norms the average, and projects it. Gemma 3."""
+    assert weights.norm is not None
+    average = _averages(squares, spec)
+    return do.linear(do.rms_norm(average, weights.norm, spec.norm_eps, offset=True), weights.projection)
+
+
+def scaled_pool(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Operations) -> Tensor:
+    """Averages the patches of a square, scales and standardizes the average, and projects its norm. Gemma 4."""
+    assert weights.norm is not None
+    scaled = _averages(squares, spec).float() * sqrt(spec.hidden_size)
+    if weights.standard is not None:
+        scaled = (scaled - weights.standard[0]) * weights.standard[1]
+    return do.linear(do.rms_norm(scaled.to(squares.dtype), weights.norm, spec.norm_eps), weights.projection)
+
+
+def _averages(squares: Tensor, spec: VisionSpec) -> Tensor:
+    """Returns the average of the patches of each square, [tokens, H]."""
     x, total = squares.float(), None
     for down in range(spec.side):  # one addition after another, so that the order is always the same
         for across in range(spec.side):
             part = x[:, down, :, across]
             total = part if total is None else total + part
-    assert total is not None and weights.norm is not None
-    average = (total / spec.side**2).flatten(0, 1).to(squares.dtype)
-    return do.linear(do.rms_norm(average, weights.norm, spec.norm_eps, offset=True), weights.projection)
+    assert total is not None
+    return (total / spec.side**2).flatten(0, 1).to(squares.dtype)
 
 
 CONNECTORS: Mapping[Connector, Callable[[Tensor, ConnectorWeights, VisionSpec, Operations], Tensor]] = {
-    "shuffle": shuffle, "pool": pool, "merge": merge,
+    "shuffle": shuffle, "pool": pool, "merge": merge, "scaled_pool": scaled_pool,
 }  # fmt: skip

@@ -7,7 +7,7 @@ It is encoded in pieces, so that a worker can compute steps between them: some r
 do not depend on how the rows are divided.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from ctypes import c_uint64
 from dataclasses import dataclass
 
@@ -17,16 +17,15 @@ from torch import Tensor
 from shared.messages import Picture
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import Operations
-from worker.vision.attention import Queries
+from worker.vision.attention import ATTENTION_COST, ROWS, Queries
 from worker.vision.connectors import CONNECTORS, ConnectorWeights
-from worker.vision.positions import resized, rotary_tables, stretched
+from worker.vision.positions import by_axes, resized, rotary_tables, stretched
 from worker.vision.preprocess import level_table, patches_of
+from worker.vision.sandwich import SandwichLayer
 from worker.vision.spec import VisionSpec
 from worker.vision.windows import Windows, in_windows
 
 Tables = tuple[Tensor, Tensor]  # cos and sin
-ROWS = 512  # patches of a piece
-ATTENTION_COST = 3  # of a multiplication of attention, in those of a linear: measured with AMX, where linears are fast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,23 +39,57 @@ class EncoderLayer:
     up: PackedLinear  # the gate, too, if there is one: H → 2 I
     down: PackedLinear
 
+    def forward(
+        self, norm: Tensor | None, h: Tensor, x: Tensor, seen: Windows, tables: Tables | None, spec: VisionSpec,
+        do: Operations,
+    ) -> Generator[int, None, tuple[Tensor, Tensor]]:  # fmt: skip
+        """Returns the normed rows for the next layer and the residual stream. Yields the costs of pieces.
+
+        norm: of the next layer. h, x: normed rows and residual stream of this layer, [N, H]. seen: the rows that see
+        each other
+        """
+        eps = spec.norm_eps
+        parts = [slice(first, min(first + ROWS, len(h))) for first in range(0, len(h), ROWS)]
+        qkv = []
+        for part in parts:
+            qkv.append(do.linear(h[part], self.qkv))
+            yield 3 * h[part].numel() * spec.hidden_size
+        queries = Queries.of(torch.cat(qkv), spec.heads, seen, do, tables)
+        normed, streams = [], []
+        for part in parts:
+            mixed, stream = do.linear_add_norm(queries.attend(part, do), self.o, x[part], self.before_mlp, eps)
+            if spec.gated:
+                wide = do.gated_linear(mixed, self.up, spec.activation)
+            else:
+                wide = do.activate(do.linear(mixed, self.up), spec.activation)
+            mixed, stream = do.linear_add_norm(wide, self.down, stream, norm, eps)
+            normed.append(mixed)
+            streams.append(stream)
+            linears = spec.hidden_size + (3 if spec.gated else 2) * spec.intermediate_size
+            yield stream.numel() * (2 * ATTENTION_COST * max(seen.lengths) + linears)
+        return torch.cat(normed), torch.cat(streams)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderWeights:
     """patches: the convolution over patches as a linear
 
-    positions [P, H]: one for each patch, or a grid to stretch; None: queries and keys are rotated instead
+    positions [P, H]: one for each patch, or a grid to stretch; [2, P, H]: of columns and of rows; None: there are none
     norm: behind the last layer, if there is one
     first_norm [H]: an RMS norm of the patches before the first layer
     """
 
     patches: PackedLinear
     positions: Tensor | None
-    layers: list[EncoderLayer]
+    layers: Sequence[EncoderLayer | SandwichLayer]
     norm: Tensor | None
     connector: ConnectorWeights
     deepstack: list[ConnectorWeights]  # behind the layers of VisionSpec.deepstack
     first_norm: Tensor | None = None
+
+    def encoder(self, spec: VisionSpec, operations: Operations, started: c_uint64) -> "Encoder":
+        """Returns what encodes with these weights. started: see Encoder"""
+        return Encoder(spec, self, operations, started)
 
 
 class Encoder:
@@ -103,13 +136,15 @@ class Encoder:
         for index, (layer, norm) in enumerate(zip(weights.layers, norms, strict=True)):
             self._started.value += 1
             seen = everything if index in spec.whole_layers else windows
-            h, x = yield from self._layer(layer, norm, h, x, seen, tables)
+            h, x = yield from layer.forward(norm, h, x, seen, tables, spec, do)
             if index in stack:
                 more.append(self._connected(x, order, stack[index], picture))
         first = self._connected(h, order, weights.connector, picture)
         return torch.cat([first, *more], dim=1) if more else first
 
     def _positions(self, stored: Tensor, rows: int, columns: int) -> Tensor:
+        if self.spec.position_axes:
+            return by_axes(stored, rows, columns)
         side, found = self.spec.position_side, stretched if self.spec.position_corners else resized
         return found(stored, side, rows, columns).to(stored.dtype) if side else stored
 
@@ -119,34 +154,6 @@ class Encoder:
             return None
         head_dim, alternate = spec.hidden_size // spec.heads, spec.rotary_alternate
         return rotary_tables(rows, columns, head_dim, spec.rotary_theta, self._table.device, alternate=alternate)
-
-    def _layer(
-        self, layer: EncoderLayer, norm: Tensor | None, h: Tensor, x: Tensor, seen: Windows, tables: Tables | None
-    ) -> Generator[int, None, tuple[Tensor, Tensor]]:
-        """Returns the normed rows for the next layer and the residual stream. h, x: the same of this layer, [N, H]
-
-        seen: the rows that see each other
-        """
-        spec, do, eps = self.spec, self._do, self.spec.norm_eps
-        parts = [slice(first, min(first + ROWS, len(h))) for first in range(0, len(h), ROWS)]
-        qkv = []
-        for part in parts:
-            qkv.append(do.linear(h[part], layer.qkv))
-            yield 3 * h[part].numel() * spec.hidden_size
-        queries = Queries.of(torch.cat(qkv), spec.heads, seen, do, tables)
-        normed, streams = [], []
-        for part in parts:
-            mixed, stream = do.linear_add_norm(queries.attend(part, do), layer.o, x[part], layer.before_mlp, eps)
-            if spec.gated:
-                wide = do.gated_linear(mixed, layer.up, spec.activation)
-            else:
-                wide = do.activate(do.linear(mixed, layer.up), spec.activation)
-            mixed, stream = do.linear_add_norm(wide, layer.down, stream, norm, eps)
-            normed.append(mixed)
-            streams.append(stream)
-            linears = spec.hidden_size + (3 if spec.gated else 2) * spec.intermediate_size
-            yield stream.numel() * (2 * ATTENTION_COST * max(seen.lengths) + linears)
-        return torch.cat(normed), torch.cat(streams)
 
     def _connected(self, x: Tensor, order: Tensor | None, connector: ConnectorWeights, picture: Picture) -> Tensor:
         """order: where the rows of x are in the picture; None: in the order of its rows"""

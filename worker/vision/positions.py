@@ -24,6 +24,15 @@ def resized(stored: Tensor, side: int, rows: int, columns: int) -> Tensor:
     return _mixed(stored, side, _covered(rows, side), _covered(columns, side))
 
 
+def by_axes(stored: Tensor, rows: int, columns: int) -> Tensor:
+    """Returns a position for each patch, [rows * columns, H]: the sum of those of its column and its row.
+
+    stored [2, P, H]: positions of columns, and of rows
+    """
+    total: Tensor = stored[0, None, :columns] + stored[1, :rows, None]
+    return total.flatten(0, 1)
+
+
 def _mixed(stored: Tensor, side: int, by_row: tuple[Tensor, Tensor], by_column: tuple[Tensor, Tensor]) -> Tensor:
     """Returns the weighted mean of stored positions for each patch. The additions are always in the same order.
 

@@ -11,11 +11,13 @@ from worker.vision.spec import VisionSpec
 def level_table(spec: VisionSpec) -> Tensor:
     """Returns what each of the 256 levels of each colour becomes, [3, 256] float32, rounded as in transformers.
 
-    Its image processors rescale in float64 and round to float32, then subtract and divide in float32.
+    Its image processors rescale in float64 and round to float32, then subtract and divide in float32. A tower that is
+    `centred` then maps 0 .. 1 to -1 .. 1.
     """
     levels = (np.arange(256, dtype=np.uint8).astype(np.float64) * spec.rescale).astype(np.float32)
     mean, std = np.array(spec.mean, np.float32), np.array(spec.std, np.float32)
-    return torch.from_numpy((levels[None, :] - mean[:, None]) / std[:, None])
+    normalized = torch.from_numpy((levels[None, :] - mean[:, None]) / std[:, None])
+    return 2 * (normalized - 0.5) if spec.centred else normalized
 
 
 def patches_of(picture: Picture, spec: VisionSpec, table: Tensor) -> Tensor:

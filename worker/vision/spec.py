@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from shared.pictures.limits import MAX_PATCHES
 from worker.kernels.rowwise.activate import Activation
 
-Layout = Literal["siglip", "siglip2", "qwen3", "qwen2_5", "pixtral"]
-Connector = Literal["shuffle", "pool", "merge"]
+Layout = Literal["siglip", "siglip2", "qwen3", "qwen2_5", "pixtral", "gemma4", "gemma4_unified"]
+Connector = Literal["shuffle", "pool", "merge", "scaled_pool", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +35,13 @@ class VisionSpec:
     rescale: float  # a pixel x becomes (x * rescale - mean) / std
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    centred: bool = False  # whether this is then doubled and made less by 1, so that 0 .. 1 become -1 .. 1
     bucketed: bool = False  # whether a patch's position is looked up by its place as a share of the side (weights.py)
     bidirectional: bool = False  # whether the tokens of a picture also see those after them, up to the picture's end
     frames: int = 1  # how often a patch is repeated, as a film that stands still
     position_side: int = 0  # height and width of the grid of positions that is stretched over any picture; 0: none is
     position_corners: bool = True  # whether its corners are those of the picture; else it is resized as a picture is
+    position_axes: int = 0  # most rows, and most columns, of patches: each has a learned position; 0: there are none
     rotary_theta: float = 0.0  # of rotary embeddings by row and column of a patch; 0: there are none
     rotary_alternate: bool = False  # whether rows and columns take the frequencies in turn; else both take the same
     sections: tuple[int, int, int] | None = None  # M-RoPE: pairs of a head that rotate by time, row and column
@@ -53,6 +55,10 @@ class VisionSpec:
     connector_size: int = 0  # of the vectors between these linears; 0: as many numbers as the patches of a square have
     joined_eps: float = 0.0  # of a layer norm of the patches of a square before these linears; 0: there is none
     row_ends: bool = False  # whether a token of the text stands between two rows of a picture's tokens
+    clamped: bool = False  # whether the checkpoint has ranges of the inputs and outputs of linears
+    standardized: bool = False  # whether the connector "scaled_pool" has a bias and a scale of the averages
+    stands_in: int | None = None  # the id whose per-layer embeddings a picture's tokens have; None: the placeholder
+    most_tokens: int = 0  # of a picture of any size, if its tokens see each other; 0: there is no such bound
     deepstack: tuple[int, ...] = ()  # after these layers a connector makes vectors for the text model's first layers
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
@@ -85,12 +91,18 @@ class VisionSpec:
         if height < step or width < step or height % step or width % step:
             return f"this model sees multiples of {step}"
         rows, columns = self.grid_of(height, width)
+        if self.position_axes and max(rows, columns) > self.position_axes:
+            return f"this model sees at most {self.position_axes} patches along a side"
+        if self.most_tokens and (tokens := self.tokens_of(height, width)) > self.most_tokens:
+            return f"that would be {tokens} tokens; this model sees at most {self.most_tokens}"
         return f"this worker encodes at most {MAX_PATCHES} patches" if rows * columns > MAX_PATCHES else ""
 
     @property
     def largest_whole(self) -> int:
         """The most tokens of a picture that no step may cut in two; 0 if steps may."""
-        return self.tokens_of(self.image_size, self.image_size) if self.bidirectional else 0
+        if not self.bidirectional:
+            return 0
+        return self.most_tokens or self.tokens_of(self.image_size, self.image_size)
 
     @property
     def patch_width(self) -> int:

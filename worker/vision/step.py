@@ -33,6 +33,8 @@ def with_pictures(inputs: ForwardInputs, chunks: Sequence[Chunk], vision: Vision
     joined = torch.cat(vectors)
     embedded, *more = joined.view(len(joined), -1, vision.spec.text_size).unbind(1)
     replaced = torch.cat(indices).to(inputs.token_ids.device), embedded.contiguous()
+    if vision.spec.stands_in is not None:
+        inputs = replace(inputs, token_ids=inputs.token_ids.index_fill(0, replaced[0], vision.spec.stands_in))
     return replace(inputs, replaced=replaced, visible_to=visible_to, added=tuple(part.contiguous() for part in more))
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from shared.messages import Picture
 from worker.kernels.operations import Operations
-from worker.vision.encoder import Encoder, EncoderWeights
+from worker.vision.embedder import EmbedderWeights
+from worker.vision.encoder import EncoderWeights
 from worker.vision.rotary import components
 from worker.vision.spec import VisionSpec
 
@@ -22,7 +23,7 @@ class Tower:
     """What is loaded of a checkpoint. weights: None if pictures are not served, for the reason `missing`."""
 
     spec: VisionSpec | None = None
-    weights: EncoderWeights | None = None
+    weights: EncoderWeights | EmbedderWeights | None = None
     missing: str = "this model sees no pictures"
 
 
@@ -36,7 +37,7 @@ class Vision:
     def __init__(
         self,
         spec: VisionSpec,
-        weights: EncoderWeights,
+        weights: EncoderWeights | EmbedderWeights,
         operations: Operations,
         started: c_uint64,
         cache_bytes: int,
@@ -51,7 +52,7 @@ class Vision:
         self.encoded = self.hits = 0  # pictures
         self.seconds = 0.0  # spent encoding
         self.cached_bytes = 0
-        self._encoder = Encoder(spec, weights, operations, started)
+        self._encoder = weights.encoder(spec, operations, started)
         self._cache: OrderedDict[bytes, Tensor] = OrderedDict()  # by digest, the most recently used last
         self._cache_bytes = cache_bytes
         self._begun: tuple[bytes, Generator[int, None, Tensor]] | None = None  # a picture that is encoded in part

@@ -14,6 +14,7 @@ from shared.gguf.errors import GgufError
 TOWER = "clip"  # the architecture of such files
 OF_TOWER = ("v.", "mm.")  # what the names of its tensors begin with; others are for sound
 PATCHES, POSITIONS, UP = "v.patch_embd.weight", "v.position_embd.weight", "v.blk.{}.ffn_up"
+FIRST, BIAS, LAYER_NORM, MERGER = "mm.1.weight", "mm.1.bias", "mm.input_norm.bias", "mm.patch_merger.weight"
 WINDOW = 112  # pixels, of Qwen2.5-VL; older files do not state it
 Values = Callable[[Container, Config], Config]
 
@@ -151,6 +152,37 @@ def _deepstack(tower: Container) -> list[int]:
     return [layer for layer, has in enumerate(tower.entries("clip.vision.is_deepstack_layers", bool, [])) if has]
 
 
+def _pixtral(tower: Container, vision: Config) -> Config:
+    """Names the model Mistral 3 if its connector joins patches, else LLaVA."""
+    vision |= {"model_type": "pixtral", "rope_theta": tower.number("clip.rope.freq_base", 10000.0)}
+    biased = {"multimodal_projector_bias": BIAS in tower.tensors, "vision_feature_layer": -1}
+    if MERGER not in tower.tensors:
+        return {"model_type": "llava", "vision_feature_select_strategy": "full", **biased}
+    return {
+        "model_type": "mistral3",
+        "spatial_merge_size": tower.integer("clip.vision.spatial_merge_size", 2),
+        **biased,
+    }
+
+
+def _lfm2(tower: Container, vision: Config) -> Config:
+    positions, first = tower.tensors.get(POSITIONS), tower.tensors.get(FIRST)
+    vision |= {"num_patches": positions.shape[0] if positions else 0, "model_type": "siglip2_vision_model"}
+    return {
+        "downsample_factor": _scale(tower, 2), "projector_hidden_size": first.shape[0] if first else 0,
+        "projector_bias": BIAS in tower.tensors, "projector_use_layernorm": LAYER_NORM in tower.tensors,
+    }  # fmt: skip
+
+
+def _published(tower: Container, vision: Config) -> Config:
+    """States nothing, so that the defaults hold, which are those of all published processors."""
+    return {}
+
+
+def _longest_of_config(tower: Container, vision: Config) -> Config:
+    return {"longest_edge": vision["image_size"]}
+
+
 def _square(tower: Container, vision: Config) -> Config:
     return {"height": vision["image_size"], "width": vision["image_size"]}
 
@@ -176,6 +208,11 @@ PROJECTORS: Mapping[str, Projector] = {
         {"gemma3": "gemma3"}, ("<image_soft_token>", "<unused6241>"), _gemma3, _square,
         {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
     ),
+    "lfm2": Projector(
+        {"lfm2": "lfm2_vl"}, ("<image>",), _lfm2, _published,
+        {"image_start_token": "<|image_start|>", "image_end_token": "<|image_end|>"},
+    ),
+    "pixtral": Projector({"llama": "llava", "mistral3": "mistral3"}, ("[IMG]",), _pixtral, _longest_of_config),
     "qwen2.5vl_merger": Projector(
         {"qwen2vl": "qwen2_5_vl"}, ("<|image_pad|>",), _qwen2_5, _area(56 * 56, 28 * 28 * 16384)
     ),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from transformers.image_utils import load_image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -77,6 +78,18 @@ def test_square_is_that_of_the_processor(size: tuple[int, int]) -> None:
     rows, columns, (tile,) = decode(encoded(image), MOST, "square", SIDE, 0, False, processor.resample)
     assert (rows, columns) == (0, 0)
     assert np.abs(pixels(tile).astype(float) - np.moveaxis(value, 0, -1)).max() <= 1
+
+
+@pytest.mark.parametrize("size", [*SIZES, (2, 400), (1200, 6)])
+def test_fitted_picture_is_that_of_the_processor(size: tuple[int, int]) -> None:
+    image = drawn(*size)
+    processor = Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70, **BARE)
+    found = processor(image)
+    _, _, (tile,) = decode(encoded(image), MOST, "fit", 8, 0, False, processor.resample, (1, 70 * 64))
+    columns, rows = np.asarray(found["image_position_ids"])[0].max(0) + 1
+    assert tile[:2] == (4 * rows, 4 * columns) and rows * columns // 4 == found["num_soft_tokens_per_image"][0]
+    patches = pixels(tile).reshape(rows, 4, columns, 4, 3).swapaxes(1, 2).reshape(rows * columns, -1)
+    assert np.abs(patches.astype(float) - found["pixel_values"][0][: rows * columns]).max() <= 1
 
 
 @pytest.mark.parametrize("area", [(1, 1 << 20), (4096, 1 << 14), (64, 2048), (1 << 14, 1 << 14)])

@@ -35,7 +35,7 @@ from tests.pictures import PIXTRALS, QWENS, SIDES, drawn, processor_of, seeing_c
 
 MODEL = "seeing"
 SIZES = [(90, 40), (30, 200), (64, 64)]
-KINDS = ["idefics3", "gemma3", "lfm2_vl", *QWENS, *PIXTRALS]
+KINDS = ["idefics3", "gemma3", "gemma4_small", "lfm2_vl", *QWENS, *PIXTRALS]
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +82,16 @@ def levels_of(kind: str, expected: Any) -> list[NDArray[Any]]:
         return [
             np.moveaxis(each[:, :height, :width], 0, -1) for each, (height, width) in zip(values, sizes, strict=True)
         ]
+    found: list[NDArray[Any]] = []
+    if kind == "gemma4_small":
+        for patches, places in zip(values, np.asarray(expected["image_position_ids"]), strict=True):
+            columns, rows = places.max(0) + 1
+            cut = patches[: rows * columns].reshape(rows, columns, 4, 4, 3)
+            found.append(cut.swapaxes(1, 2).reshape(4 * rows, 4 * columns, 3))
+        return found
     if kind not in QWENS:
         return list(np.moveaxis(values.reshape(-1, 3, SIDES[kind], SIDES[kind]), 1, -1))
-    found, at = [], 0
+    at = 0
     for _, rows, columns in np.asarray(expected["image_grid_thw"]):
         patches = values[at : at + rows * columns].reshape(rows // 2, columns // 2, 2, 2, 3, 4, 4)
         found.append(patches.transpose(0, 2, 5, 1, 3, 6, 4).reshape(4 * rows, 4 * columns, 3))

@@ -12,6 +12,10 @@ from torch import Tensor
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForConditionalGeneration,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Lfm2VlConfig,
@@ -35,7 +39,7 @@ from transformers import (
 
 from shared.messages import Picture, Sampling
 from shared.pictures.digest import picture_digest
-from tests.checkpoints import DELTA, EOS, VOCAB, byte_level_tokenizer
+from tests.checkpoints import DELTA, EOS, FULL, GEMMA4_SIZES, SLIDING, VOCAB, byte_level_tokenizer
 from tests.worker.schedule.harness import commit
 from worker.engine.crash_journal import CrashJournal
 from worker.kv_cache.groups import cache_groups
@@ -105,6 +109,79 @@ def _gemma3(**changes: Any) -> PreTrainedModel:
         image_token_id=PLACEHOLDER, boi_token_index=3, eoi_token_index=4,
     )  # fmt: skip
     return Gemma3ForConditionalGeneration(config)
+
+
+def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> PreTrainedModel:
+    """A model whose scores, which are not scaled, are small enough that rounding errors are not amplified."""
+    of_tower = {
+        "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 3,
+        "num_key_value_heads": 3, "head_dim": 16, "patch_size": 4, "position_embedding_size": 40,
+    }  # fmt: skip
+    config = Gemma4Config(
+        text_config={**GEMMA4_SIZES, "max_position_embeddings": LONGEST, "pad_token_id": 2, **text},
+        vision_config={**of_tower, **vision}, image_token_id=PLACEHOLDER, video_token_id=6, audio_token_id=5,
+    )  # fmt: skip
+    model = Gemma4ForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("q_norm.weight"):
+                weight.fill_(0.3)
+            if name.endswith("position_embedding_table"):
+                weight.normal_(0, 0.5)
+        for name, number in model.named_buffers():
+            if name.endswith(("put_min", "put_max")):
+                number.fill_(1.2 if name.endswith("max") else -1.1)
+            if name.endswith(("std_bias", "std_scale")):
+                number.uniform_(0.5, 1.5)
+    return model
+
+
+def _gemma4_small(**changes: Any) -> PreTrainedModel:
+    """Per-layer embeddings, clamped linears in the tower, and pictures whose tokens see those before them (E2B)."""
+    text = {
+        "num_hidden_layers": 6, "layer_types": [SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL],
+        "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 24,
+        "vocab_size_per_layer_input": VOCAB,
+    }  # fmt: skip
+    return _gemma4(text, {"use_clipped_linears": True, "pooling_kernel_size": 2, **changes})
+
+
+def _gemma4_dense(**changes: Any) -> PreTrainedModel:
+    """Tokens of a picture see each other under sliding windows alone (31B)."""
+    text = {
+        "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, FULL], "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision",
+    }  # fmt: skip
+    return _gemma4(text, {"standardize": True, "pooling_kernel_size": 3, **changes})
+
+
+def _gemma4_unified(**changes: Any) -> PreTrainedModel:
+    """No tower (12B)."""
+    sizes = {name: one for name, one in GEMMA4_SIZES.items() if not name.endswith("per_layer_input")}
+    text = {
+        **sizes, "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, FULL], "max_position_embeddings": LONGEST,
+        "use_bidirectional_attention": "vision", "pad_token_id": 2,
+    }  # fmt: skip
+    vision = {
+        "patch_size": 4,
+        "pooling_kernel_size": 3,
+        "mm_embed_dim": 48,
+        "output_proj_dims": 48,
+        "mm_posemb_size": 9,
+    }
+    config = Gemma4UnifiedConfig(
+        text_config=text, vision_config={**vision, **changes}, image_token_id=PLACEHOLDER, video_token_id=6,
+        audio_token_id=5,
+    )  # fmt: skip
+    model = Gemma4UnifiedForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("q_norm.weight"):
+                weight.fill_(0.3)
+    return model
+
+
+GEMMA4S = ("gemma4_small", "gemma4_dense", "gemma4_unified")
 
 
 def _qwen3_5(**changes: Any) -> PreTrainedModel:
@@ -186,6 +263,8 @@ def _lfm2_vl(**changes: Any) -> PreTrainedModel:
 PIXTRALS = ("mistral3", "llava")
 MODELS = {
     "mistral3": _mistral3, "llava": _llava, "lfm2_vl": _lfm2_vl,
+    "gemma4_small": _gemma4_small, "gemma4_dense": _gemma4_dense,
+    "gemma4_unified": _gemma4_unified,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl_moe": _qwen3_vl_moe,
     "idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3, "qwen3_5": _qwen3_5, "qwen3_vl": _qwen3_vl,
@@ -199,7 +278,9 @@ def build(kind: str, **changes: Any) -> PreTrainedModel:
     model = MODELS[kind](**changes).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
+            if kind in GEMMA4S and (name.endswith("norm.weight") or "table" in name):
+                parameter.mul_(1 + torch.randn_like(parameter) * 0.2)
+            elif "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             elif (
                 "vision" in name or "visual" in name or "connector" in name or "projector" in name
@@ -216,7 +297,15 @@ def save(kind: str, folder: Path) -> Path:
     build(kind).save_pretrained(folder)
     byte_level_tokenizer().save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(
-        json.dumps({"image_mean": MEAN, "image_std": STD, "rescale_factor": 1 / 255, "do_normalize": True})
+        json.dumps(
+            {
+                "image_mean": MEAN,
+                "image_std": STD,
+                "rescale_factor": 1 / 255,
+                "do_normalize": True,
+                "max_soft_tokens": 12,
+            }
+        )
     )
     return folder
 

@@ -55,6 +55,19 @@ PIXTRAL_12B: dict[str, Any] = {
 }  # fmt: skip
 
 
+GEMMA4_31B: dict[str, Any] = {
+    "model_type": "gemma4", "image_token_id": 258880,
+    "text_config": {"use_bidirectional_attention": "vision", "pad_token_id": 0},
+    "vision_config": {
+        "model_type": "gemma4_vision", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 72, "standardize": True,
+        "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
+    },
+}  # fmt: skip
+GEMMA4_12B: dict[str, Any] = {
+    "model_type": "gemma4_unified", "text_config": {"use_bidirectional_attention": "vision"},
+    "vision_config": {"model_type": "gemma4_unified_vision", "mm_embed_dim": 3840, "output_proj_dims": 3840},
+}  # fmt: skip
 LFM2_VL_450M: dict[str, Any] = {
     "model_type": "lfm2_vl", "image_token_id": 396, "projector_hidden_size": 2560, "downsample_factor": 2,
     "vision_config": {
@@ -81,6 +94,12 @@ def test_sizes_of_published_models(tmp_path: Path) -> None:
     assert mistral is not None and mistral.tokens_of(280, 560) == 10 * 21 - 1 and mistral.connector_eps == 1e-5
     pixtral = vision_spec(tmp_path, PIXTRAL_12B, 5120)
     assert pixtral is not None and pixtral.tokens_of(160, 32) == 10 * 3 - 1 and pixtral.connector_biased
+    large = vision_spec(tmp_path, GEMMA4_31B, 5376)
+    assert large is not None and large.tokens_of(768, 816) == 16 * 17 and large.largest_whole == 280
+    assert "would be 289 tokens" in large.size_problem(816, 816) and not large.size_problem(768, 816)
+    assert (large.position_axes, large.rotary_theta, large.standardized, large.clamped) == (10240, 100.0, True, False)
+    unified = vision_spec(tmp_path, GEMMA4_12B, 3840)
+    assert unified is not None and unified.tokens_of(768, 816) == 16 * 17 and unified.largest_whole == 280
     liquid = vision_spec(tmp_path, LFM2_VL_450M, 1024)
     assert liquid is not None and liquid.tokens_of(512, 512) == 256 and liquid.tokens_of(416, 576) == 13 * 18
     assert (liquid.position_side, liquid.connector_size, liquid.joined_eps) == (16, 2560, 1e-5)
@@ -146,6 +165,14 @@ def test_families_and_checkpoints_without_a_served_tower(config: dict[str, Any],
         ({**MISTRAL_SMALL_3_1, "spatial_merge_size": 65}, "spatial_merge_size 65"),
         (changed(PIXTRAL_12B, model_type="clip_vision_model"), "'clip_vision_model' is not supported"),
         ({**PIXTRAL_12B, "vision_feature_select_strategy": "default"}, "select_strategy 'default'"),
+        (changed(GEMMA4_31B, num_key_value_heads=4), "num_key_value_heads 4"),
+        (changed(GEMMA4_31B, head_dim=64), "head_dim 64"),
+        (changed(GEMMA4_31B, hidden_activation="silu"), "hidden_act 'silu'"),
+        (changed(GEMMA4_31B, position_embedding_size=0), "position_embedding_size 0"),
+        (changed(GEMMA4_31B, pooling_kernel_size=65), "pooling_kernel_size 65"),
+        (changed(GEMMA4_31B, rope_parameters={"rope_type": "yarn"}), "rope_type 'yarn'"),
+        (changed(GEMMA4_12B, patch_size=0), "patch_size 0"),
+        (changed(GEMMA4_12B, output_proj_dims=64), "output_proj_dims 64"),
         (changed(LFM2_VL_450M, num_patches=200), "num_patches 200"),
         (changed(LFM2_VL_450M, model_type="siglip_vision_model"), "'siglip_vision_model' is not supported"),
         ({**LFM2_VL_450M, "vision_feature_layer": -2}, "vision_feature_layer -2"),

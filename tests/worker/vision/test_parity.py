@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from shared.messages import Picture
 from tests.worker.vision.harness import (
+    GEMMA4S,
     MODELS,
     PIXTRALS,
     PLACEHOLDER,
@@ -38,6 +39,17 @@ def inputs_of(kind: str, pictures: list[Picture], shows: torch.Tensor, patch: in
         padded = [pad(each, (0, wide - each.shape[2], 0, high - each.shape[1])) for each in pixels]
         sizes = torch.tensor([each.shape[1:] for each in pixels])
         return {"pixel_values": torch.stack(padded), "image_sizes": sizes}
+    patch *= 3 if kind == "gemma4_unified" else 1  # its patches are whole squares
+    if kind in GEMMA4S:  # patches have their colours last, and beside them their column and row
+        cut = [each.unfold(1, patch, patch).unfold(2, patch, patch).permute(1, 2, 3, 4, 0) for each in pixels]
+        rows = [each.reshape(-1, 3 * patch * patch) for each in cut]
+        places = [torch.cartesian_prod(*map(torch.arange, each.shape[:2])).flip(1) for each in cut]
+        most = max(map(len, rows))
+        return {
+            "pixel_values": torch.stack([pad(each, (0, 0, 0, most - len(each))) for each in rows]),
+            "image_position_ids": torch.stack([pad(each, (0, 0, 0, most - len(each)), value=-1) for each in places]),
+            "mm_token_type_ids": shows.int(),
+        }
     if kind == "lfm2_vl":  # patches of shorter pictures of a batch are padded
         cut = [each.unfold(1, patch, patch).unfold(2, patch, patch).permute(1, 2, 3, 4, 0) for each in pixels]
         rows = [each.reshape(-1, 3 * patch * patch) for each in cut]
@@ -68,6 +80,11 @@ def test_answer_has_the_log_probabilities_of_transformers(kind: str, towers: dic
     model = build(kind)
     read = torch.tensor([prompt + ids])
     how = inputs_of(kind, shown, read == PLACEHOLDER, one.vision.spec.patch_size)
+    if kind == "gemma4_unified":  # the masks with which it generates; without them, full layers look ahead, too
+        rows = torch.zeros(1, read.shape[1], 96)
+        how["attention_mask"] = model.create_masks_for_generate(
+            model.config, rows, None, None, torch.arange(read.shape[1])[None], how["mm_token_type_ids"]
+        )
     with torch.no_grad():
         logits = model(input_ids=read, **how).logits[0, len(prompt) - 1 : -1]
     expected = logits.log_softmax(-1)

@@ -70,6 +70,7 @@ class AttentionC:
     window: int
     group: int  # which of the step's slot mappings and page tables are for this cache
     shares: bool  # whether the cache is another layer's, which writes it
+    sees_ahead: bool = True  # whether StepRows.visible_to holds for the layer
 
 
 # in the order of struct Kernels in csrc/decoder.c, which begins with two for the kind of the model's norms
@@ -91,7 +92,7 @@ class _Layer(Structure):
         *((name, c_void_p) for name in (*EXPERT_NORMS, *INPUT_LINEARS, "after_input", "scale")),
         *((name, c_void_p) for name in ("q_norm", "k_norm", "v_norm", "cos", "sin", "sinks", "cache_k", "cache_v")),
         *((name, c_long) for name in ("window", "group", "kv_heads", "own_kv_heads", "d")),
-        ("normed", c_int), ("kv_format", c_int),
+        ("normed", c_int), ("kv_format", c_int), ("sees_ahead", c_int),
     ]  # fmt: skip
 
 
@@ -331,5 +332,5 @@ def _attention(attention: AttentionC, width: int) -> dict[str, int | None]:
         "window": attention.window, "group": attention.group, "kv_heads": kv_heads,
         "own_kv_heads": 0 if attention.shares else kv_heads, "d": d,
         "normed": bindings.normed_heads(attention.q_norm, d, attention.norm_last),
-        "kv_format": bindings.kv_format(attention.cache_v),
+        "kv_format": bindings.kv_format(attention.cache_v), "sees_ahead": attention.sees_ahead,
     }  # fmt: skip

@@ -35,6 +35,7 @@ def gemma4_layers(config: Config, types: Sequence[str]) -> list[dict[str, Any]]:
         wide = shares is not None and config["use_double_wide_mlp"]
         details: dict[str, Any] = {
             "shares": shares,
+            "sees_ahead": kind != FULL,
             "key_is_value": config["attention_k_eq_v"] and kind == FULL,
             "intermediate_size": 2 * config["intermediate_size"] if wide else 0,
         }

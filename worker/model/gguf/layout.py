@@ -20,6 +20,8 @@ from worker.model.gguf.tower_names import PREFIXES, SOFT_NORM
 
 PAIRED_ARCHITECTURES = ("llama", "smollm3", "granite", "granitemoe", "mistral3", "arcee", "granitehybrid")
 PAIRED = re.compile(r".*\.self_attn\.(q|k|qkv)_proj\.(weight|bias)")
+PAIRED_TOWERS = ("pixtral",)
+PAIRED_OF_TOWER = re.compile(r".*\.attention\.[qk]_proj\.weight")
 SHIFTED_ARCHITECTURES = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe", "nemotron")
 SHIFTED = re.compile(r".*(?<!\.linear_attn\.)norm\.weight")
 DECAYS = re.compile(r".*\.(linear_attn|mamba)\.A_log")
@@ -59,7 +61,10 @@ AS_STORED = Layout()
 
 def layout_of(name: str, rows: int, index: Index) -> Layout:
     """Returns the layout of a tensor by its Hugging Face name. rows: the size of its first dimension."""
-    if name.startswith(PREFIXES):  # the converter changes one norm of a tower
+    if name.startswith(PREFIXES):  # the converter changes one norm of a tower, and the order of rows that rotate
+        if index.projector in PAIRED_TOWERS and PAIRED_OF_TOWER.fullmatch(name):
+            pairs = torch.arange(rows).view(index.tower_heads, -1, 2)
+            return Layout(rows=pairs.transpose(1, 2).flatten())
         return Layout(undo=lambda stored: stored - 1) if name == SOFT_NORM else AS_STORED
     if index.architecture in SHIFTED_ARCHITECTURES and SHIFTED.fullmatch(name):
         return Layout(undo=lambda stored: stored - 1)

@@ -37,6 +37,19 @@ _QWEN_LAYER = {
 }  # fmt: skip
 
 
+_PIXTRAL_LAYER = {
+    "attn_q": "attention.q_proj", "attn_k": "attention.k_proj", "attn_v": "attention.v_proj",
+    "attn_out": "attention.o_proj", "ln1": "attention_norm", "ln2": "ffn_norm", "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj", "ffn_down": "feed_forward.down_proj",
+}  # fmt: skip
+
+
+def _projector(norm: str) -> dict[str, str]:
+    """Returns the names of a connector of two linears. norm: what stands before them"""
+    names, kinds = {"mm.1": "linear_1", "mm.2": "linear_2", "mm.input_norm": norm}, ("weight", "bias")
+    return {f"{stored}.{kind}": f"{PROJECTION}{name}.{kind}" for stored, name in names.items() for kind in kinds}
+
+
 def _merger(first: str, second: str) -> dict[str, str]:
     names = {"mm.0": f"{QWEN}merger.{first}", "mm.2": f"{QWEN}merger.{second}"}
     return {f"{stored}.{kind}": f"{name}.{kind}" for stored, name in names.items() for kind in ("weight", "bias")}
@@ -54,6 +67,11 @@ NAMES: Mapping[str, TowerNames] = {
             "mm.soft_emb_norm.weight": SOFT_NORM,
         },
     ),
+    "lfm2": TowerNames(TOWER, TOWER + "encoder.layers.", _SIGLIP, _SIGLIP_LAYER, _projector("layer_norm")),
+    "pixtral": TowerNames(
+        TOWER, TOWER + "transformer.layers.", {"patch_embd": "patch_conv", "pre_ln": "ln_pre"}, _PIXTRAL_LAYER,
+        _projector("norm") | {"mm.patch_merger.weight": PROJECTION + "patch_merger.merging_layer.weight"},
+    ),
     "qwen2.5vl_merger": TowerNames(
         QWEN, QWEN + "blocks.", {**_QWEN, "post_ln": "merger.ln_q"},
         {**_QWEN_LAYER, "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
@@ -65,6 +83,7 @@ NAMES: Mapping[str, TowerNames] = {
         _merger("linear_fc1", "linear_fc2"),
     ),
 }  # fmt: skip
+OF_TEXT = ("v.token_embd.img_break",)  # a copy of a row of the text model's embedding
 BEHIND_LAYERS = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}  # connectors of Qwen3-VL ("deepstack")
 LAYER = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(.+)")
 STACKED = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(.+)")
@@ -76,7 +95,7 @@ def tower_name(name: str, projector: str) -> str:
     An unknown name of a tower stays behind its prefix, so that it is refused.
     """
     names = NAMES.get(projector)
-    if names is None or not name.startswith(("v.", "mm.")):
+    if names is None or not name.startswith(("v.", "mm.")) or name in OF_TEXT:
         return ""
     if found := names.connector.get(name):
         return found

@@ -13,6 +13,8 @@ from typing import Any
 from shared.pictures.limits import MAX_PATCHES
 from worker.kernels.rowwise.activate import Activation
 from worker.model.checkpoint.checkpoint import UnsupportedModel
+from worker.vision.checkpoint.gemma4 import gemma4_fields
+from worker.vision.checkpoint.gemma4_unified import unified_fields
 from worker.vision.checkpoint.lfm2 import lfm2_fields
 from worker.vision.checkpoint.pixtral import pixtral_fields
 from worker.vision.spec import Connector, Layout, VisionSpec
@@ -26,8 +28,8 @@ SIZES = {  # the most that a config may state
     "image_size": 1 << 14, "patch_size": 1 << 10, "hidden_size": 1 << 16, "intermediate_size": 1 << 18,
     "num_hidden_layers": 1 << 10, "num_attention_heads": 1 << 10, "scale_factor": 64, "spatial_merge_size": 64,
     "mm_tokens_per_image": 1 << 14, "temporal_patch_size": 16, "num_position_embeddings": 1 << 20,
-    "out_hidden_size": 1 << 18, "downsample_factor": 64, "window_size": 1 << 14, "image_token_id": 1 << 31,
-    "image_token_index": 1 << 31,
+    "out_hidden_size": 1 << 18, "downsample_factor": 64, "pooling_kernel_size": 64, "window_size": 1 << 14,
+    "image_token_id": 1 << 31, "image_token_index": 1 << 31,
 }  # fmt: skip
 OF_TOWER = tuple(SIZES)[:6]
 MAX_HEAD = 512
@@ -67,7 +69,9 @@ class VisionFamily:
     sections: tuple[int, int, int] = (11, 11, 10)  # VisionSpec.sections that a config may leave out
     sections_alternate: bool = True
     any_size: bool = False  # whether pictures may have any size that is whole squares of patches
-    fields: Callable[[Config, Config], dict[str, Any]] | None = None  # of such a family whose tokens have no M-RoPE
+    # of such a family whose tokens have no M-RoPE; from config.json, its vision_config and the processor's settings
+    fields: Callable[[Config, Config, Config], dict[str, Any]] | None = None
+    towerless: bool = False  # whether there is no tower; then `fields` returns all that configs decide
 
 
 _BASE = {"patch_size": 16, "num_hidden_layers": 12, "intermediate_size": 3072, "hidden_act": "gelu_pytorch_tanh",
@@ -113,6 +117,20 @@ PIXTRAL = VisionFamily(
     any_size=True, layout="pixtral", activation="silu", gated=True, fields=pixtral_fields,
 )  # fmt: skip
 MISTRAL3 = replace(PIXTRAL, side=lambda config, grid: _size(config, "spatial_merge_size", 2), default_placeholder=10)
+GEMMA4 = VisionFamily(
+    "scaled_pool", lambda config, grid: _size(config["vision_config"], "pooling_kernel_size", 3), ("image_token_id",),
+    258880,
+    {
+        **_BASE, "num_hidden_layers": 16, "hidden_size": 768, "num_attention_heads": 12, "image_size": 0,
+        "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "position_embedding_size": 10240,
+    },
+    names={"hidden_act": "hidden_activation", "layer_norm_eps": "rms_norm_eps"}, any_size=True, layout="gemma4",
+    gated=True, fields=gemma4_fields,
+)  # fmt: skip
+GEMMA4_UNIFIED = VisionFamily(
+    "none", lambda config, grid: 1, ("image_token_id",), 258880, {}, layout="gemma4_unified", fields=unified_fields,
+    towerless=True,
+)  # fmt: skip
 LFM2_VL = VisionFamily(
     "merge", lambda config, grid: _size(config, "downsample_factor", 2), ("image_token_id",), 396,
     {**_BASE, "hidden_size": 768, "num_attention_heads": 12, "image_size": 0},
@@ -120,6 +138,8 @@ LFM2_VL = VisionFamily(
 )  # fmt: skip
 FAMILIES: Mapping[str, VisionFamily] = {  # by the model_type of config.json
     "gemma3": GEMMA3,
+    "gemma4": GEMMA4,
+    "gemma4_unified": GEMMA4_UNIFIED,
     "idefics3": IDEFICS3,
     "lfm2_vl": LFM2_VL,
     "llava": PIXTRAL,
@@ -151,12 +171,25 @@ def vision_spec(folder: Path, config: Config, text_size: int) -> VisionSpec | No
 
 
 def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, text_size: int) -> VisionSpec:
+    processor = _processor(folder)
+    common: dict[str, Any] = {
+        "text_size": text_size, "activation": ACTIVATIONS[family.activation], "gated": family.gated,
+        "layout": family.layout, "connector": family.connector,
+        "placeholder": next(
+            (_size(config, name, 0) for name in family.placeholder if config.get(name) is not None),
+            family.default_placeholder,
+        ),
+        "rescale": float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0,
+        "mean": _channels(processor, "image_mean", HALF, (0.0, 0.0, 0.0)),
+        "std": _channels(processor, "image_std", HALF, (1.0, 1.0, 1.0)),
+    }  # fmt: skip
+    if family.towerless and family.fields is not None:
+        return VisionSpec(**common, **family.fields(config, stated, processor))
     vision = {**family.defaults, **stated}
     vision |= {common: vision[own] for common, own in family.names.items()}
     _check(vision, family)
-    processor = _processor(folder)
     if family.fields is not None:
-        own = family.fields(config, vision)
+        own = family.fields(config, vision, processor)
     else:
         own = _of_any_size(family, config, vision, text_size) if family.any_size else {}
     spec = VisionSpec(
@@ -166,24 +199,12 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
         layers=vision["num_hidden_layers"],
         heads=vision["num_attention_heads"],
         norm_eps=float(vision["layer_norm_eps"]),
-        activation=ACTIVATIONS[family.activation],
-        gated=family.gated,
-        layout=family.layout,
-        connector=family.connector,
         bucketed=family.bucketed,
         side=family.side(
             {**config, "vision_config": vision}, 0 if family.any_size else vision["image_size"] // vision["patch_size"]
         ),
-        text_size=text_size,
-        placeholder=next(
-            (_size(config, name, 0) for name in family.placeholder if config.get(name) is not None),
-            family.default_placeholder,
-        ),
-        bidirectional=family.bidirectional,
-        **{"image_size": vision["image_size"], **own},
-        rescale=float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0,
-        mean=_channels(processor, "image_mean", HALF, (0.0, 0.0, 0.0)),
-        std=_channels(processor, "image_std", HALF, (1.0, 1.0, 1.0)),
+        **{"image_size": vision["image_size"], "bidirectional": family.bidirectional, **own},
+        **common,
     )
     grid = spec.image_size // spec.patch_size
     if not family.any_size and (not 1 <= spec.side <= grid or grid % spec.side):

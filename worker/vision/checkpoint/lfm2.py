@@ -11,7 +11,7 @@ MOST = 1 << 18  # vectors between the linears of the connector
 LAYER_NORM_EPS = 1e-5  # of torch's layer norm, which configs do not state
 
 
-def lfm2_fields(config: Config, vision: Config) -> dict[str, Any]:
+def lfm2_fields(config: Config, vision: Config, processor: Config) -> dict[str, Any]:
     """Returns the fields of VisionSpec that this family alone has. Raises UnsupportedModel, which names the setting.
 
     config: config.json. vision: its vision_config with defaults

@@ -9,7 +9,7 @@ Config = Mapping[str, Any]
 MERGES = "spatial_merge_size"  # stated or meant by configs of mistral3 alone
 
 
-def pixtral_fields(config: Config, vision: Config) -> dict[str, Any]:
+def pixtral_fields(config: Config, vision: Config, processor: Config) -> dict[str, Any]:
     """Returns the fields of VisionSpec that this family alone has. Raises UnsupportedModel, which names the setting.
 
     config: config.json with defaults

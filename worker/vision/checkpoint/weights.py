@@ -3,7 +3,7 @@
 The tower is found by its patch embedding, and the connector by its projections: layouts differ in what stands before.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -14,19 +14,22 @@ import torch
 from torch import Tensor
 
 from worker.kernels.linear import PackedLinear, pack
-from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.model.checkpoint.expected_tensors import check_tensors
-from worker.model.checkpoint.stored_weight import PLAIN, PlainWeight, Shape, StoredTensors, StoredWeight, WeightSource
+from worker.model.checkpoint.stored_weight import Shape, WeightSource
 from worker.model.source import open_source
+from worker.vision.checkpoint.gemma4 import PATCHES, Gemma4Weights
+from worker.vision.checkpoint.gemma4_unified import PIXELS, UnifiedWeights
 from worker.vision.checkpoint.names import APART, FRAMES, MERGER, MERGER_NORM, NAMES, PROJECTIONS, SOFT_NORM
+from worker.vision.checkpoint.reading import Read, TowerReader, before
 from worker.vision.connectors import ConnectorWeights
+from worker.vision.embedder import EmbedderWeights
 from worker.vision.encoder import EncoderLayer, EncoderWeights
-from worker.vision.spec import VisionSpec
-
-Read = Callable[[str], Tensor]
+from worker.vision.spec import Layout, VisionSpec
 
 
-def load_tower(folder: Path, spec: VisionSpec, dtype: torch.dtype, device: torch.device) -> EncoderWeights | None:
+def load_tower(
+    folder: Path, spec: VisionSpec, dtype: torch.dtype, device: torch.device
+) -> EncoderWeights | EmbedderWeights | None:
     """Loads the tower in `dtype` on a device; None if the checkpoint has no tower, as a file of text weights alone.
 
     Raises CheckpointError when a tensor is missing, misshaped or stored in few bits, or a file is broken.
@@ -43,28 +46,25 @@ def tower_bytes(folder: Path, spec: VisionSpec, dtype: torch.dtype) -> int:
         return 0 if found is None else found.nbytes
 
 
-def _loader(source: WeightSource, spec: VisionSpec, dtype: torch.dtype, device: torch.device) -> "_Loader | None":
-    prefix = _before(source.tensors, NAMES[spec.layout].patches + ".weight")
-    return None if prefix is None else _Loader(source, spec, prefix, dtype, device)
-
-
-def _before(tensors: StoredTensors, ending: str) -> str | None:
-    """Returns what stands before this ending in the name of a tensor; None if no tensor has it."""
-    found = (name.removesuffix(ending) for name in tensors.names() if f".{name}".endswith(f".{ending}"))
-    return min(found, key=len, default=None)
+def _loader(
+    source: WeightSource, spec: VisionSpec, dtype: torch.dtype, device: torch.device
+) -> "_Loader | Gemma4Weights | UnifiedWeights | None":
+    first, make = LOADERS.get(spec.layout) or (NAMES[spec.layout].patches + ".weight", _Loader)
+    prefix = before(source.tensors, first)
+    return None if prefix is None else make(TowerReader(source, dtype, device), spec, prefix)
 
 
 class _Loader:
     """Performs one load: lists all tensors, checks them, and then reads them."""
 
-    def __init__(
-        self, source: WeightSource, spec: VisionSpec, prefix: str, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._source, self._spec, self._prefix, names = source, spec, prefix, NAMES[spec.layout]
-        apart = f"{prefix}{names.layers}0.{APART[0]}.weight" in source.tensors
+    def __init__(self, reader: TowerReader, spec: VisionSpec, prefix: str) -> None:
+        self._reader, self._spec, self._prefix, names = reader, spec, prefix, NAMES[spec.layout]
+        self._source, self._found = reader.source, reader.found
+        apart = f"{prefix}{names.layers}0.{APART[0]}.weight" in self._source.tensors
         self._names = replace(names, qkv=APART) if apart else names
-        self._by_frame = prefix + names.patches + FRAMES[1] in source.tensors
-        self._dtype, self._device = dtype, device
+        stored = self._source.tensors.shape(prefix + names.patches + FRAMES[0])
+        self._colours_last = names.colours_last and len(stored) == 2  # GGUF files have a convolution
+        self._by_frame = prefix + names.patches + FRAMES[1] in self._source.tensors
         end = "" if self._names.bare else ".weight"
         projections = self._names.projections or PROJECTIONS[spec.connector]
         self._projections = [self._found(name + end).removesuffix(end) for name in projections]
@@ -73,19 +73,13 @@ class _Loader:
         weight = f"{self._names.joined_norm}.weight"
         self._joined_norm = self._found(weight).removesuffix(".weight") if spec.joined_eps else ""
 
-    def _found(self, ending: str) -> str:
-        before = _before(self._source.tensors, ending)
-        if before is None:
-            raise CheckpointError(f"{self._source.tensors.folder}: tensor {ending} is missing")
-        return before + ending
-
     def load(self) -> EncoderWeights:
         shapes, names = self._shapes(), self._names
         check_tensors(
-            self._source, [self._weight(*each) for each in shapes.items()], self._prefix,
+            self._source, [self._reader.weight(*each) for each in shapes.items()], self._prefix,
             tuple(self._prefix + name for name in names.unread),
         )  # fmt: skip
-        read = self._reader(shapes)
+        read = self._reader.read(shapes)
         return EncoderWeights(
             patches=self._patches(read),
             positions=self._positions(read) if names.positions else None,
@@ -98,13 +92,13 @@ class _Loader:
 
     @property
     def nbytes(self) -> int:
-        return sum(prod(shape) for shape in self._shapes().values()) * self._dtype.itemsize
+        return sum(prod(shape) for shape in self._shapes().values()) * self._reader.dtype.itemsize
 
     def _shapes(self) -> dict[str, Shape]:
         spec, prefix, names = self._spec, self._prefix, self._names
         hidden, wide, patch = spec.hidden_size, spec.intermediate_size, (spec.patch_size, spec.patch_size)
         stored = spec.position_side or spec.grid_of(spec.image_size, 0)[0]
-        of_patch = (spec.patch_width,) if names.colours_last else (3, *([spec.frames] * (spec.frames > 1)), *patch)
+        of_patch = (spec.patch_width,) if self._colours_last else (3, *([spec.frames] * (spec.frames > 1)), *patch)
         shapes: dict[str, Shape] = {prefix + names.patches + FRAMES[0]: (hidden, *of_patch)}
         if self._by_frame:
             shapes |= {prefix + names.patches + kind: (hidden, 3, *patch) for kind in FRAMES}
@@ -155,8 +149,8 @@ class _Loader:
     def _stacked(self) -> list[list[str]]:
         """Returns the names of the connectors behind layers: the norm, and then the projections."""
         own = [name.rpartition(".")[2] for name in self._names.projections]
-        before = self._prefix + self._names.deepstack
-        return [[f"{before}{index}.{name}" for name in ("norm", *own)] for index in range(len(self._spec.deepstack))]
+        stack = self._prefix + self._names.deepstack
+        return [[f"{stack}{index}.{name}" for name in ("norm", *own)] for index in range(len(self._spec.deepstack))]
 
     def _positions(self, read: Read) -> Tensor:
         """Returns the position of each patch, [grid * grid, H], or the grid that is stretched over pictures.
@@ -173,23 +167,6 @@ class _Loader:
         along = torch.bucketize(places, edges, right=True)
         return stored[(along[:, None] * grid + along[None, :]).flatten().to(stored.device)]
 
-    def _weight(self, name: str, shape: Shape) -> StoredWeight:
-        """Returns how a tensor is stored: as plain numbers, or in the blocks of GGUF files."""
-        few_bits = name in self._source.tensors and self._source.tensors.format(name) not in PLAIN
-        return self._source.weight(name, shape) if few_bits and len(shape) == 2 else PlainWeight(name, shape)
-
-    def _reader(self, shapes: Mapping[str, Shape]) -> Read:
-        def copied(name: str, shape: Shape, dtype: torch.dtype) -> Tensor:
-            into = torch.empty(shape, dtype=dtype, device=self._device)
-            self._source.tensors.copy(name, into)
-            return into
-
-        def read(name: str) -> Tensor:
-            found = self._weight(name, shapes[name]).read(copied, self._dtype)
-            return found if isinstance(found, Tensor) else found.dequantize(self._dtype)
-
-        return read
-
     def _patches(self, read: Read) -> PackedLinear:
         """Reads the convolution over patches. GGUF files have a tensor of it for each of two frames."""
         name = self._prefix + self._names.patches
@@ -197,7 +174,7 @@ class _Loader:
             weight = torch.stack([read(name + kind) for kind in FRAMES], dim=2)
         else:
             weight = read(name + FRAMES[0])
-        if self._names.colours_last:
+        if self._colours_last:
             weight = weight.view(len(weight), -1, 3).mT
         return pack(
             weight.flatten(1).contiguous(), read(f"{name}.bias") if self._names.biased else None, invariant=True
@@ -242,3 +219,9 @@ def _linear(names: Iterable[str], read: Read, *, biased: bool = True) -> PackedL
     )
     assert weight is not None
     return pack(weight.flatten(1), bias, invariant=True)
+
+
+# What the name of the first tensor ends with, by which a tower is found, and who loads it; _Loader loads the others.
+LOADERS: Mapping[Layout, tuple[str, type[Gemma4Weights] | type[UnifiedWeights]]] = {
+    "gemma4": (PATCHES, Gemma4Weights), "gemma4_unified": (PIXELS, UnifiedWeights),
+}  # fmt: skip

@@ -1,0 +1,150 @@
+"""What configs of Gemma 4 say about the tower, and the tower's weights in a checkpoint."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from math import inf, prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker.kernels.linear import PackedLinear, pack
+from worker.model.checkpoint.checkpoint import UnsupportedModel
+from worker.model.checkpoint.expected_tensors import check_tensors
+from worker.model.checkpoint.stored_weight import Shape
+from worker.vision.checkpoint.reading import Read, TowerReader
+from worker.vision.connectors import ConnectorWeights
+from worker.vision.encoder import EncoderWeights
+from worker.vision.sandwich import ClampedLinear, SandwichLayer
+from worker.vision.spec import VisionSpec
+
+Config = Mapping[str, Any]
+MOST_POSITIONS, MOST_TOKENS = 1 << 20, 1 << 14
+PATCHES, POSITIONS = "patch_embedder.input_proj.weight", "patch_embedder.position_embedding_table"
+PROJECTION = "embed_vision.embedding_projection.weight"
+NORMS = {
+    "before_attention": "input_layernorm", "after_attention": "post_attention_layernorm",
+    "before_mlp": "pre_feedforward_layernorm", "after_mlp": "post_feedforward_layernorm",
+}  # fmt: skip
+ATTENTION, MLP = ("q", "k", "v", "o"), ("gate", "up", "down")
+RANGES = ("input_min", "input_max", "output_min", "output_max")
+
+
+def gemma4_fields(config: Config, vision: Config, processor: Config) -> dict[str, Any]:
+    """Returns the fields of VisionSpec that this family alone has. Raises UnsupportedModel, which names the setting.
+
+    config: config.json. vision: its vision_config with defaults. processor: the settings of the image processor
+    """
+    heads = vision["num_attention_heads"]
+    wanted = {"num_key_value_heads": heads, "head_dim": vision["hidden_size"] // heads, "attention_bias": False}
+    for name, only in wanted.items():
+        if vision.get(name) not in (only, None):
+            raise UnsupportedModel(f"vision_config: {name} {str(vision[name])[:80]} is not supported: only {only} is")
+    if not isinstance(most := processor.get("max_soft_tokens", 280), int) or not 1 <= most <= MOST_TOKENS:
+        raise UnsupportedModel(f"max_soft_tokens {str(most)[:80]} is not supported")
+    axis = vision["position_embedding_size"]
+    if not isinstance(axis, int) or not 1 <= axis <= MOST_POSITIONS:
+        raise UnsupportedModel(f"vision_config: position_embedding_size {str(axis)[:80]} is not supported")
+    text = config.get("text_config") or {}
+    rope = vision.get("rope_parameters") or {}
+    if (kind := rope.get("rope_type", "axial")) not in ("axial", "default"):
+        raise UnsupportedModel(f"vision_config: rope_type {str(kind)[:80]!r} is not supported")
+    return {
+        "image_size": 0, "centred": True, "position_axes": axis, "rotary_theta": float(rope.get("rope_theta", 100.0)),
+        "clamped": bool(vision.get("use_clipped_linears")), "standardized": bool(vision.get("standardize")),
+        "most_tokens": most, "bidirectional": text.get("use_bidirectional_attention") == "vision",
+        "stands_in": text.get("pad_token_id") or 0,
+    }  # fmt: skip
+
+
+class Gemma4Weights:
+    """The tower's weights in a checkpoint. prefix: what the names of its tensors begin with"""
+
+    def __init__(self, reader: TowerReader, spec: VisionSpec, prefix: str) -> None:
+        self._reader, self._spec, self._prefix = reader, spec, prefix
+        self._projection = reader.found(PROJECTION)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(prod(shape) for shape in self._shapes().values()) * self._reader.dtype.itemsize
+
+    def load(self) -> EncoderWeights:
+        """Raises CheckpointError when a tensor is missing, superfluous or misshaped."""
+        spec, prefix, shapes = self._spec, self._prefix, self._shapes()
+        weights = [self._reader.weight(*each) for each in shapes.items()]
+        check_tensors(self._reader.source, weights, prefix, ())
+        read = self._reader.read(shapes)
+        patches = read(prefix + PATCHES)  # the three colours of a pixel are last
+        patches = patches.view(spec.hidden_size, -1, 3).mT.flatten(1).contiguous()
+        standard = torch.stack([read(prefix + name).float() for name in _STANDARD]) if spec.standardized else None
+        projection, ones = pack(read(self._projection), invariant=True), patches.new_ones(spec.hidden_size)
+        return EncoderWeights(
+            patches=pack(patches, invariant=True), positions=read(prefix + POSITIONS),
+            layers=[self._layer(index, read) for index in range(spec.layers)], norm=None,
+            connector=ConnectorWeights(projection, norm=ones, standard=standard), deepstack=[],
+        )  # fmt: skip
+
+    def _shapes(self) -> dict[str, Shape]:
+        spec, prefix, hidden = self._spec, self._prefix, self._spec.hidden_size
+        shapes: dict[str, Shape] = {
+            prefix + PATCHES: (hidden, spec.patch_width), prefix + POSITIONS: (2, spec.position_axes, hidden),
+            self._projection: (spec.text_size, hidden),
+        }  # fmt: skip
+        shapes |= dict.fromkeys((prefix + name for name in _STANDARD), (hidden,)) if spec.standardized else {}
+        for index in range(spec.layers):
+            shapes |= dict(self._shapes_of_layer(self._before(index)))
+        return shapes
+
+    def _shapes_of_layer(self, layer: str) -> Iterator[tuple[str, Shape]]:
+        hidden, wide = self._spec.hidden_size, self._spec.intermediate_size
+        for name in NORMS.values():
+            yield f"{layer}{name}.weight", (hidden,)
+        for name in "qk":
+            yield f"{layer}self_attn.{name}_norm.weight", (hidden // self._spec.heads,)
+        for name in ATTENTION + MLP:
+            shape = {"gate": (wide, hidden), "up": (wide, hidden), "down": (hidden, wide)}.get(name, (hidden, hidden))
+            yield f"{layer}{_module(name)}.linear.weight", shape
+            for bound in RANGES if self._spec.clamped else ():
+                yield f"{layer}{_module(name)}.{bound}", ()
+
+    def _before(self, index: int) -> str:
+        return f"{self._prefix}encoder.layers.{index}."
+
+    def _layer(self, index: int, read: Read) -> SandwichLayer:
+        layer, norms = self._before(index), {}
+        for field, name in NORMS.items():
+            norms[field] = read(f"{layer}{name}.weight")
+        q_norm, k_norm = (self._in_halves(read(f"{layer}self_attn.{name}_norm.weight")) for name in "qk")
+        linear = partial(self._linear, layer, read)
+        return SandwichLayer(
+            **norms, q=linear("q"), k=linear("k"), v=linear("v"), o=linear("o"), q_norm=q_norm, k_norm=k_norm,
+            v_norm=torch.ones_like(q_norm), gate=linear("gate"), up=linear("up"), down=linear("down"),
+        )  # fmt: skip
+
+    def _linear(self, layer: str, read: Read, name: str) -> ClampedLinear:
+        module = layer + _module(name)
+        weight = read(f"{module}.linear.weight")
+        if name in ("q", "k"):
+            weight = self._in_halves(weight)
+        packed: PackedLinear = pack(weight, invariant=True)
+        low, high, least, most = (
+            (read(f"{module}.{bound}").item() for bound in RANGES) if self._spec.clamped else (-inf, inf, -inf, inf)
+        )
+        return ClampedLinear(packed, (low, high), (least, most))
+
+    def _in_halves(self, rows: Tensor) -> Tensor:
+        """Reorders the dimensions of heads, so that the rotation of a head turns what the checkpoint's quarters say.
+
+        The checkpoint's first two quarters rotate together by the column, and the others by the row. Here quarters one
+        and three rotate by the row, two and four by the column (positions.py).
+        """
+        quarter = self._spec.hidden_size // self._spec.heads // 4
+        order = torch.arange(len(rows), device=rows.device).view(-1, 4, quarter)[:, [2, 0, 3, 1]]
+        return rows[order.flatten()]
+
+
+_STANDARD = ("std_bias", "std_scale")
+
+
+def _module(name: str) -> str:
+    return f"self_attn.{name}_proj" if name in ATTENTION else f"mlp.{name}_proj"

@@ -1,0 +1,53 @@
+"""Finds and reads single tensors of a tower, which layouts name with other beginnings."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.stored_weight import PLAIN, PlainWeight, Shape, StoredTensors, StoredWeight, WeightSource
+
+Read = Callable[[str], Tensor]
+
+
+def before(tensors: StoredTensors, ending: str) -> str | None:
+    """Returns what stands before this ending in the name of a tensor; None if no tensor has it."""
+    found = (name.removesuffix(ending) for name in tensors.names() if f".{name}".endswith(f".{ending}"))
+    return min(found, key=len, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class TowerReader:
+    """Reads tensors of a checkpoint in `dtype` to a device."""
+
+    source: WeightSource
+    dtype: torch.dtype
+    device: torch.device
+
+    def found(self, ending: str) -> str:
+        """Returns the whole name of a tensor. Raises CheckpointError if there is none."""
+        first = before(self.source.tensors, ending)
+        if first is None:
+            raise CheckpointError(f"{self.source.tensors.folder}: tensor {ending} is missing")
+        return first + ending
+
+    def weight(self, name: str, shape: Shape) -> StoredWeight:
+        """Returns how a tensor is stored: as plain numbers, or in the blocks of GGUF files."""
+        few_bits = name in self.source.tensors and self.source.tensors.format(name) not in PLAIN
+        return self.source.weight(name, shape) if few_bits and len(shape) == 2 else PlainWeight(name, shape)
+
+    def read(self, shapes: Mapping[str, Shape]) -> Read:
+        """Returns what reads a tensor by its name. shapes: of all tensors that will be read"""
+
+        def copied(name: str, shape: Shape, dtype: torch.dtype) -> Tensor:
+            into = torch.empty(shape, dtype=dtype, device=self.device)
+            self.source.tensors.copy(name, into)
+            return into
+
+        def read(name: str) -> Tensor:
+            found = self.weight(name, shapes[name]).read(copied, self.dtype)
+            return found if isinstance(found, Tensor) else found.dequantize(self.dtype)
+
+        return read
