@@ -92,7 +92,7 @@ def _write_text(
     for name, weight in weights.items():
         if OF_TOWER.fullmatch(name):
             continue
-        plain = re.sub(r"^.*?(layers\.|embed_tokens\.|norm\.)", r"model.\1", name)
+        plain = re.sub(r"^.*?(layers\.|embed_tokens\.|(?:embedding_)?norm\.)", r"model.\1", name)
         plain = "lm_head.weight" if "lm_head" in name else plain
         found += [(one, stored_name(names, one), part) for one, part in _of_experts(plain, weight)]
     rng.shuffle(found)  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ def _tower(config: Config, weights: Mapping[str, Tensor], apart: bool) -> Iterat
         elif rest == "mm_soft_emb_norm.weight":
             yield "mm.soft_emb_norm.weight", weight + 1
         else:
-            before = f"model.{part}" if part == "connector" else part
+            before = f"model.{part}" if part in ("connector", "vision_model") else part
             if part == "vision_tower" and config["model_type"] not in PIXTRALS:
                 before = "vision_tower.vision_model"
             yield _found(names, f"{before}.{rest}"), weight

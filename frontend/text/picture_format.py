@@ -202,8 +202,7 @@ def _lfm2(config: Config, vision: Config, processor: Config, named: Mapping[str,
 
 FORMATS: Mapping[str, Callable[[Config, Config, Config, Mapping[str, str]], PictureFormat | None]] = {
     "gemma3": _gemma3, "gemma4": _gemma4, "gemma4_unified": _gemma4, "idefics3": _idefics3, "lfm2_vl": _lfm2,
-    "llava": _pixtral,
-    "mistral3": _pixtral, "qwen2_5_vl": _qwen2_5, "qwen3_5": _qwen, "qwen3_5_moe": _qwen,
+    "llava": _pixtral, "mistral3": _pixtral, "qwen2_5_vl": _qwen2_5, "qwen3_5": _qwen, "qwen3_5_moe": _qwen,
     "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen, "smolvlm": _idefics3,
 }  # fmt: skip
 

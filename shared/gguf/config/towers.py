@@ -154,7 +154,8 @@ def _deepstack(tower: Container) -> list[int]:
 
 def _pixtral(tower: Container, vision: Config) -> Config:
     """Names the model Mistral 3 if its connector joins patches, else LLaVA."""
-    vision |= {"model_type": "pixtral", "rope_theta": tower.number("clip.rope.freq_base", 10000.0)}
+    vision |= {"model_type": "pixtral", "hidden_act": "silu"}
+    vision["rope_theta"] = tower.number("clip.rope.freq_base", 10000.0)
     biased = {"multimodal_projector_bias": BIAS in tower.tensors, "vision_feature_layer": -1}
     if MERGER not in tower.tensors:
         return {"model_type": "llava", "vision_feature_select_strategy": "full", **biased}

@@ -252,7 +252,13 @@ def _llava(**changes: Any) -> PreTrainedModel:
 def _lfm2_vl(**changes: Any) -> PreTrainedModel:
     """Its positions are a grid of 5 x 5, so that pictures have more patches than positions, and fewer."""
     vision = {**TOWER, "model_type": "siglip2_vision_model", "num_patches": 25, "vision_use_head": False, **changes}
-    text = {**TEXT, "model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-5}
+    text = {
+        **TEXT,
+        "model_type": "lfm2",
+        "layer_types": ["conv", "full_attention", "conv"],
+        "norm_eps": 1e-5,
+        "block_auto_adjust_ff_dim": False,
+    }  # GGUF files state the width that counts
     config = Lfm2VlConfig(
         text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, projector_hidden_size=72,
         downsample_factor=2,
@@ -263,10 +269,8 @@ def _lfm2_vl(**changes: Any) -> PreTrainedModel:
 PIXTRALS = ("mistral3", "llava")
 MODELS = {
     "mistral3": _mistral3, "llava": _llava, "lfm2_vl": _lfm2_vl,
-    "gemma4_small": _gemma4_small, "gemma4_dense": _gemma4_dense,
-    "gemma4_unified": _gemma4_unified,
-    "qwen2_5_vl": _qwen2_5_vl,
-    "qwen3_vl_moe": _qwen3_vl_moe,
+    "gemma4_small": _gemma4_small, "gemma4_dense": _gemma4_dense, "gemma4_unified": _gemma4_unified,
+    "qwen2_5_vl": _qwen2_5_vl, "qwen3_vl_moe": _qwen3_vl_moe,
     "idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3, "qwen3_5": _qwen3_5, "qwen3_vl": _qwen3_vl,
 }  # fmt: skip
 SQUARES = [(3, 2), (2, 5), (1, 4)]  # rows and columns of tokens, where pictures may have any size
@@ -288,6 +292,8 @@ def build(kind: str, **changes: Any) -> PreTrainedModel:
                 parameter.normal_(0, parameter[0].numel() ** -0.5)
             if kind == "gemma3" and "language_model" in name and "post_" in name:
                 parameter.add_(16.0)  # else the scaled embedding outweighs the layers, and a tied head repeats a token
+            if kind in GEMMA4S and "language_model" in name and "post_" in name:
+                parameter.mul_(8)
             if "connector" in name or "projection" in name:
                 parameter.mul_(3)
     return model

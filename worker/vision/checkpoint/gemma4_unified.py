@@ -19,7 +19,7 @@ Config = Mapping[str, Any]
 MOST = {"patch_size": 1 << 10, "pooling_kernel_size": 64, "mm_embed_dim": 1 << 16, "mm_posemb_size": 1 << 14}
 DEFAULTS = {"patch_size": 16, "pooling_kernel_size": 3, "mm_embed_dim": 3840, "mm_posemb_size": 1120}
 PIXELS, POSITIONS = "patch_dense.weight", "pos_embedding"
-PROJECTION = "multimodal_embedder.embedding_projection.weight"
+PROJECTION = "embed_vision.embedding_projection.weight"
 NORMS = ("patch_ln1", "patch_ln2", "pos_norm")
 
 
@@ -47,6 +47,7 @@ class UnifiedWeights:
 
     def __init__(self, reader: TowerReader, spec: VisionSpec, prefix: str) -> None:
         self._reader, self._spec, self._prefix = reader, spec, prefix
+        self._projection = reader.found(PROJECTION)
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +64,7 @@ class UnifiedWeights:
         # Three colours of a pixel are last in the checkpoint.
         order = torch.arange(pixel_norm.shape[1], device=norm.device).view(-1, 3).T.flatten()
         pixels = pack(read(prefix + PIXELS)[:, order], read(f"{prefix}patch_dense.bias"), invariant=True)
-        projection = pack(read(prefix + PROJECTION), invariant=True)
+        projection = pack(read(self._projection), invariant=True)
         return EmbedderWeights(
             pixel_norm=pixel_norm[:, order].contiguous(), pixels=pixels, norm=norm, positions=positions,
             last_norm=last_norm, projection=projection, ones=norm.new_ones(norm.shape[1]),
@@ -75,7 +76,7 @@ class UnifiedWeights:
         shapes: dict[str, Shape] = {
             prefix + PIXELS: (hidden, width), f"{prefix}patch_dense.bias": (hidden,),
             prefix + POSITIONS: (spec.position_axes // spec.side, 2, hidden),
-            prefix + PROJECTION: (spec.text_size, hidden),
+            self._projection: (spec.text_size, hidden),
         }  # fmt: skip
         for name in NORMS:
             shapes |= {

@@ -155,7 +155,8 @@ static int attention_block(const Model *m, const Step *s, const Layer *l) {
     if (m->query_scales)
         m->kernels.scale_rows(s->q, m->query_scales, s->positions, s->t, m->heads * l->d, s->threads);
     if (m->kernels.attention(s->q, l->cache_k, l->cache_v, s->query_start_loc, s->seq_lens, s->page_tables[l->group],
-                             l->sinks, l->sees_ahead ? s->visible_to : NULL, s->inner, s->seqs, m->heads * l->d, m->heads, l->kv_heads, l->d, m->page_size,
+                             l->sinks, l->sees_ahead ? s->visible_to : NULL, s->inner, s->seqs, m->heads * l->d, m->heads,
+                             l->kv_heads, l->d, m->page_size,
                              s->page_table_stride, l->window, l->kv_format, m->scale, m->softcap, s->threads))
         return 1;
     if (l->gates) m->kernels.output_gate(s->inner, s->gates, s->inner, s->t, m->heads * l->d, s->threads);
