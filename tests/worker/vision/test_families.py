@@ -100,6 +100,7 @@ def test_sizes_of_published_models(tmp_path: Path) -> None:
     assert (large.position_axes, large.rotary_theta, large.standardized, large.clamped) == (10240, 100.0, True, False)
     unified = vision_spec(tmp_path, GEMMA4_12B, 3840)
     assert unified is not None and unified.tokens_of(768, 816) == 16 * 17 and unified.largest_whole == 280
+    assert large.mean == unified.mean == (0.0, 0.0, 0.0) and large.std == unified.std == (1.0, 1.0, 1.0)
     liquid = vision_spec(tmp_path, LFM2_VL_450M, 1024)
     assert liquid is not None and liquid.tokens_of(512, 512) == 256 and liquid.tokens_of(416, 576) == 13 * 18
     assert (liquid.position_side, liquid.connector_size, liquid.joined_eps) == (16, 2560, 1e-5)

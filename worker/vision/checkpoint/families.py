@@ -71,6 +71,7 @@ class VisionFamily:
     any_size: bool = False  # whether pictures may have any size that is whole squares of patches
     # of such a family whose tokens have no M-RoPE; from config.json, its vision_config and the processor's settings
     fields: Callable[[Config, Config, Config], dict[str, Any]] | None = None
+    normalizes: bool = True  # whether a processor does that does not say so
     towerless: bool = False  # whether there is no tower; then `fields` returns all that configs decide
 
 
@@ -125,11 +126,11 @@ GEMMA4 = VisionFamily(
         "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "position_embedding_size": 10240,
     },
     names={"hidden_act": "hidden_activation", "layer_norm_eps": "rms_norm_eps"}, any_size=True, layout="gemma4",
-    gated=True, fields=gemma4_fields,
+    gated=True, fields=gemma4_fields, normalizes=False,
 )  # fmt: skip
 GEMMA4_UNIFIED = VisionFamily(
     "none", lambda config, grid: 1, ("image_token_id",), 258880, {}, layout="gemma4_unified", fields=unified_fields,
-    towerless=True,
+    normalizes=False, towerless=True,
 )  # fmt: skip
 LFM2_VL = VisionFamily(
     "merge", lambda config, grid: _size(config, "downsample_factor", 2), ("image_token_id",), 396,
@@ -171,7 +172,7 @@ def vision_spec(folder: Path, config: Config, text_size: int) -> VisionSpec | No
 
 
 def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, text_size: int) -> VisionSpec:
-    processor = _processor(folder)
+    processor = {"do_normalize": family.normalizes, **_processor(folder)}
     common: dict[str, Any] = {
         "text_size": text_size, "activation": ACTIVATIONS[family.activation], "gated": family.gated,
         "layout": family.layout, "connector": family.connector,
