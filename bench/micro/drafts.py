@@ -60,8 +60,8 @@ HEROES = ("dog", "king", "cat", "teacher", "bird", "princess", "robot", "fisherm
 class RecordedDrafter(WaitingDrafts):
     """Proposes the tokens of a recorded answer, each of them right with the probability of its place in the drafts."""
 
-    def __init__(self, recorded: list[int], acceptance: tuple[float, ...]) -> None:
-        super().__init__(Experience())
+    def __init__(self, recorded: list[int], acceptance: tuple[float, ...], experience: Experience) -> None:
+        super().__init__(experience)
         self._recorded, self._right = recorded, acceptance
         self._draw = random.Random(recorded[0])
 
@@ -119,6 +119,7 @@ class Text:
     temperature: float
     drafter: Callable[[list[int]], Drafter] = lambda recorded: NgramDrafter()  # recorded: the tokens of the sequence
     head: Callable[[Engine], HeadDrafter] | None = None  # proposes what a RecordedDrafter does, or drafts of its own
+    experience: Experience | None = None
     always: int = 0  # how many drafts of its own there are in every step; 0: as many as pay
 
 
@@ -168,7 +169,8 @@ def decode(
                 scheduler.speculation.drafters[sequences[-1]] = drafter
             elif isinstance(drafter, RecordedDrafter):
                 recorded_drafters.append(drafter)
-                scheduler.speculation.drafters[sequences[-1]] = WaitingDrafts(Experience())  # none of the text
+                own = WaitingDrafts(text.experience or Experience())  # without drafts of the text
+                scheduler.speculation.drafters[sequences[-1]] = own
             elif text.always:
                 scheduler.speculation.drafters[sequences[-1]] = AlwaysDrafting(text.always)
         scheduler.submit(sequences[-1], 0.0)
@@ -222,7 +224,8 @@ def compare(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int
 
 def _simulated(acceptance: tuple[float, ...], head: str) -> Text:
     made = None if not head else lambda engine: mtp_head(engine, in_few_bits=head == "int4")
-    return Text("greedy", 0.0, lambda recorded: RecordedDrafter(recorded, acceptance), made)
+    experience = Experience()  # of a server, whose sequences come one after another
+    return Text("greedy", 0.0, lambda recorded: RecordedDrafter(recorded, acceptance, experience), made, experience)
 
 
 def mtp_head(engine: Engine, *, in_few_bits: bool) -> HeadDrafter:

@@ -7,5 +7,6 @@ loaded              an adapter in memory: for each linear the packed product of 
 store               keeps adapters in memory, and reads them in a thread
 metrics             which adapters run and wait, for Prometheus
 operations          the operations of a step in which some rows have an adapter
+on_gpu              adds the products of all adapters of a step together, on a GPU
 experts             of these the experts of a mixture, where an adapter changes them
 """

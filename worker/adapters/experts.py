@@ -89,7 +89,7 @@ def _mixed(
     if layer.loads is not None:
         layer.loads.add_(numbers.flatten().bincount(minlength=len(layer.loads)))
     results = torch.empty(*numbers.shape, h.shape[1], device=h.device)  # [T, chosen, H]
-    for expert in numbers.unique().tolist():
+    for expert in sorted(set(numbers.flatten().tolist())):
         rows, slots = (numbers == expert).nonzero(as_tuple=True)
         inner = plain.act_and_mul(multiply(h[rows], layer.gate_up, expert, h.dtype), how.activation)
         results[rows, slots] = multiply(inner, layer.down, expert, torch.float32)

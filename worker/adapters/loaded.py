@@ -48,6 +48,12 @@ class Product:
     a: PackedLinear  # inputs → ranks of all parts
     parts: tuple[Part, ...]
     factors: Tensor  # [outputs] float32
+    table: Tensor | None = None  # on a GPU, what its kernels read of the product (adapter_products.py)
+
+    @property
+    def ranks(self) -> int:
+        """How many outputs A has."""
+        return max(part.first_rank + part.ranks for part in self.parts)
 
     def add(self, y: Tensor, rows: Tensor, x: Tensor, scale: float, multiply: Callable[..., Tensor] = linear) -> None:
         """Adds to the rows [R] of y [T, N] what these rows of x [R, K] give. Sums are in float32, and rounded once."""
@@ -125,8 +131,8 @@ def _product(
     memory: Memory,
 ) -> Product:
     first = pairs[0][0]
-    factors, stacked, parts = torch.ones(first.outputs), [], list[Part]()
-    at = 0
+    factors, stacked, at = torch.ones(first.outputs), list[Tensor](), 0
+    stored_parts = list[tuple[Tensor, int, int, int]]()  # B, first rank, ranks, first column
     for group in _apart(pairs):
         ranks, (begin, end) = sum(stored.low.rank for _, stored in group), _columns(group)
         b, own = torch.zeros(end - begin, -(-ranks // RANK_STEP) * RANK_STEP), 0
@@ -138,10 +144,21 @@ def _product(
             b[places - begin, own : own + rank] = stored.b(stored_factors)[inside]
             factors[places] = stored.low.scale
             own += rank
-        parts.append(Part(_packed(b, dtype, device, memory), at, ranks, begin, end - begin))
+        stored_parts.append((b, at, ranks, begin))
         at += ranks
-    a = _packed(torch.cat(stacked), dtype, device, memory)
-    return Product(a, tuple(parts), factors.to(device))
+    a = _packed(torch.cat(stacked), dtype, device, memory)  # before B: memory is read in this order
+    parts = tuple(
+        Part(_packed(b, dtype, device, memory), first_rank, ranks, column, len(b))
+        for b, first_rank, ranks, column in stored_parts
+    )
+    factors = factors.to(device)
+    return Product(a, parts, factors, _table(a, factors, parts) if device.type == "cuda" else None)
+
+
+def _table(a: PackedLinear, factors: Tensor, parts: Sequence[Part]) -> Tensor:
+    from worker.kernels.gpu.products.adapter_products import part_table
+
+    return part_table(a.weight, factors, [(one.b.weight, one.first_rank, one.ranks, one.column) for one in parts])
 
 
 def _apart(pairs: Sequence[tuple[Rows, StoredProduct]]) -> list[list[tuple[Rows, StoredProduct]]]:

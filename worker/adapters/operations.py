@@ -7,18 +7,21 @@ the sum is rounded once. Rows are grouped by adapter; no row reads another one, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from worker.adapters.loaded import LoadedAdapter, Product
 from worker.kernels.cpu.adapters_c import RowsC, StepAdaptersC
-from worker.kernels.linear import PackedLinear
+from worker.kernels.linear import PackedLinear, linear_torch
 from worker.kernels.operations import Operations
 from worker.kernels.rowwise.activate import Activation
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.schedule.sequence import Chunk
+
+if TYPE_CHECKING:
+    from worker.adapters.on_gpu import ProductsOnGpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,28 +92,49 @@ def operations_with_adapters(plain: Operations, chunks: Sequence[Chunk], inputs:
         if not changing:
             return plain.linear(x, packed, fp32_out=fp32_out, split_k=split_k)
         y = plain.linear(x, packed, fp32_out=fp32_out)
+        if on_gpu is not None:
+            on_gpu.add(y, x, changing)
+            return y
         for rows, product, scale in changing:
             product.add(y, rows, x[rows], scale, plain.linear)
         return y
 
     def gated_linear(x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
         changing = made.changing(x, packed)
-        if sum(len(rows) for rows, *_ in changing) < len(x):
-            y = plain.gated_linear(x, packed, activation)
+        if not changing:
+            return plain.gated_linear(x, packed, activation)
+        rows = torch.cat([rows for rows, *_ in changing])
+        own = plain.linear(x[rows], packed)
+        if on_gpu is not None:
+            on_gpu.add(own, x[rows], changing, together=True)
         else:
-            y = x.new_empty((len(x), len(changing[0][1].factors) // 2))
-        for rows, product, scale in changing:
-            own = plain.linear(x[rows], packed)
-            product.add(own, torch.arange(len(own), device=own.device), x[rows], scale, plain.linear)
-            y[rows] = plain.act_and_mul(own, activation)
+            inside = torch.arange(len(rows), device=x.device).split_with_sizes([len(rows) for rows, *_ in changing])
+            for at, (rows_of_one, product, scale) in zip(inside, changing, strict=True):
+                product.add(own, at, x[rows_of_one], scale, plain.linear)
+        changed = plain.act_and_mul(own, activation)
+        y = (
+            x.new_empty((len(x), changed.shape[1]))
+            if len(rows) == len(x)
+            else plain.gated_linear(x, packed, activation)
+        )
+        y[rows] = changed
         return y
 
     bound = {item.name: getattr(plain, item.name) for item in fields(Operations)}
     bound |= {"linear": linear, "gated_linear": gated_linear}
-    rows = rows_of_adapters(chunks, inputs)
+    rows, on_gpu = rows_of_adapters(chunks, inputs), _on_gpu(plain, inputs.positions)
     if any([one.adapter.of_experts for one in rows]):
         from worker.adapters.experts import experts_with_adapters
 
         bound |= {"experts": experts_with_adapters(plain, lambda h: made.rows_of(h))}
     made = OperationsWithAdapters(**bound, plain=plain, rows=rows, total=len(inputs.positions))
     return made
+
+
+def _on_gpu(plain: Operations, positions: Tensor) -> "ProductsOnGpu | None":
+    """Returns what adds all products of a step together, where Triton's kernels run."""
+    if not positions.is_cuda or plain.linear is linear_torch:
+        return None
+    from worker.adapters.on_gpu import ProductsOnGpu
+
+    return ProductsOnGpu()

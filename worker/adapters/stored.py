@@ -49,14 +49,14 @@ class StoredProduct:
         """Returns [rank, inputs] float32. Raises AdapterError."""
         values = factors.read(self.low.a)
         if self.expert is not None:
-            return values.unflatten(0, (self.low.experts, -1))[self.expert]
+            return values.view(self.low.experts, self.low.rank, -1)[self.expert]
         return values if self.order.columns is None else values[:, self.order.columns]
 
     def b(self, factors: Factors) -> Tensor:
         """Returns [outputs, rank] float32. Raises AdapterError."""
         values = factors.read(self.low.b)
         if self.expert is not None:
-            return values.unflatten(1, (-1, self.low.experts))[:, :, self.expert]
+            return values.view(len(values), self.low.rank, -1)[:, :, self.expert]
         return values if self.order.rows is None else values[self.order.rows]
 
 

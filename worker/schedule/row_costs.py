@@ -19,7 +19,8 @@ ASSUMED_ROWS = 8  # the assumption counts as a comparison with so many rows
 COMPARISONS = 24  # so many are kept for each number of sequences
 PROPOSAL_COST = 1 / 24  # the assumed time of a model for one draft, as a share of a step, before it is measured
 PLAIN_EVERY = 32  # after so many steps with drafts, one has none, so that there is something to compare with
-FORGET_AFTER = 64  # after so many steps without drafts, one comparison is forgotten: the machine may have changed
+# After so many steps without drafts, one comparison is forgotten, and what a model takes: the machine may have changed.
+FORGET_AFTER = 64
 
 
 class RowCosts:
@@ -45,10 +46,15 @@ class RowCosts:
         nearest = self._nearest(sequences)
         return self._costs[nearest].proposal if nearest else PROPOSAL_COST
 
-    def proposed(self, sequences: int, drafts: int, seconds: float) -> None:
-        """Notes the seconds that a model has taken for at most so many drafts of each sequence of the next step."""
+    def proposed(self, sequences: int, drafts: int, seconds: float, *, first: bool = False) -> None:
+        """Notes the seconds that a model has taken for at most so many drafts of each sequence of the next step.
+
+        first: whether it has proposed for a sequence for the first time, and has read its prompt for that. These
+        seconds say nothing of later drafts.
+        """
         self._proposing += seconds
-        self._costs.setdefault(sequences, _RowCost()).proposals.add(seconds / drafts)
+        if not first:
+            self._costs.setdefault(sequences, _RowCost()).proposals.add(seconds / drafts)
 
     def take_proposing(self) -> float:
         """Returns the seconds that a model has taken since this was called last."""
@@ -88,9 +94,11 @@ class _RowCost:
         elif not drafted:
             self._plain.add(seconds)
             self._plain_steps += 1
-            if self._compared and self._plain_steps % FORGET_AFTER == 0:
-                self._compared.popleft()
-                self.value = self._median()
+            if self._plain_steps % FORGET_AFTER == 0:
+                self.proposals = Median()
+                if self._compared:
+                    self._compared.popleft()
+                    self.value = self._median()
 
     def _median(self) -> float:
         costs = sorted([*self._compared, (ROW_COST, ASSUMED_ROWS)])

@@ -86,7 +86,12 @@ def test_time_of_a_model_that_proposes_is_measured_by_itself() -> None:
     costs.add(1, 1, 0.020)
     costs.proposed(1, 2, 0.004)
     assert costs.of_proposals(1) == costs.of_proposals(3) == pytest.approx(0.1)
-    assert (costs.take_proposing(), costs.take_proposing()) == (0.004, 0.0)
+    costs.proposed(1, 1, 0.5, first=True)
+    assert costs.of_proposals(1) == pytest.approx(0.1), "a prompt was read"
+    assert (costs.take_proposing(), costs.take_proposing()) == (0.504, 0.0)
+    for _ in range(FORGET_AFTER):
+        costs.add(1, 1, 0.020)
+    assert costs.of_proposals(1) == PROPOSAL_COST
     policy = StepTimePolicy(inf, 64)
     for seconds, rows, proposing in ((0.020, 1, 0.0), (0.030, 2, 0.005)) * 20:
         policy.row_cost.proposed(1, 1, proposing)

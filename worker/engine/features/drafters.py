@@ -55,7 +55,7 @@ def load_with_drafter(
     except ConfigError as error:
         if drafter is None or not drafter.optional:
             raise
-        loaded = load_model(files, model, worker, on_progress)
+        loaded = load_model(files, model, worker, on_progress, 0, hosts)
         log.warning("the checkpoint's MTP head proposes no drafts: %s", error)
         return loaded, None
 

@@ -127,7 +127,8 @@ class Speculation:
                 wanted += [(chunk.sequence, drafter, count)] if count else []
         if wanted:
             ask(proposer, wanted)
-            costs.proposed(len(decodes), max(count for _, _, count in wanted), proposer.seconds)
+            first = any(not drafter.tried for _, drafter, _ in wanted)
+            costs.proposed(len(decodes), max(count for _, _, count in wanted), proposer.seconds, first=first)
 
     def _propose(self, chunk: Chunk, limit: int, cost: float) -> tuple[int, ...]:
         drafter = self._drafter(chunk.sequence)

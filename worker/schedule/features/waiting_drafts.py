@@ -12,6 +12,7 @@ from worker.schedule.features.speculation import LEARNING_RATE, Acceptance, Ngra
 from worker.schedule.sequence import Sequence
 
 INITIAL_ACCEPTANCE = 0.6  # a model's drafts are right more often than repetitions
+PROBE_EVERY = 24  # steps: a sequence whose first drafts were unlucky is tried again if others were not
 RESULTS = 32  # a sequence begins with the mean of about so many results of the sequences before
 
 
@@ -38,6 +39,10 @@ class Experience:
     def __init__(self) -> None:
         self._acceptance = INITIAL_ACCEPTANCE
 
+    @property
+    def acceptance(self) -> float:
+        return self._acceptance
+
     def begin(self) -> float:
         """Returns the acceptance to begin a sequence with. It recovers a little, to try a bad model again."""
         expected = self._acceptance
@@ -52,7 +57,8 @@ class WaitingDrafts:
     """The drafts of one sequence. See Drafter.
 
     They begin with one in a step, and become more only as they are accepted. The first results count more than later
-    ones. A useless model therefore loses little.
+    ones. A useless model therefore loses little. A good one is tried again from time to time where its first drafts
+    were wrong.
     """
 
     def __init__(self, experience: Experience, text: NgramDrafter | None = None) -> None:
@@ -62,8 +68,13 @@ class WaitingDrafts:
         self.waiting: tuple[int, ...] = ()
         self._experience = experience
         self._acceptance = Acceptance(INITIAL_ACCEPTANCE, experience.begin())
-        self._accepted = self._results = 0
+        self._accepted = self._results = self._steps = 0
         self._stopped = False
+
+    @property
+    def tried(self) -> bool:
+        """Whether drafts of the model have been computed."""
+        return self._results > 0
 
     def wanted(self, tokens: list[int], limit: int, text_cost: float, cost: float, repeats: int) -> int:
         """Returns how many drafts are worth asking the model for: none if drafts of the text promise more.
@@ -72,7 +83,10 @@ class WaitingDrafts:
         """
         if self._stopped:
             return 0
+        self._steps += 1
         count = self._acceptance.draft_length(min(limit, 1 + self._accepted), cost, repeats)
+        if not count and self._steps % PROBE_EVERY == 0 and self._experience.acceptance > cost:
+            count = 1
         if self._text is not None:
             least = self._acceptance.gain(count, cost)
             self.waiting = self._text.propose_above(least, tokens, limit, text_cost, repeats)

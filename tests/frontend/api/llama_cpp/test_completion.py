@@ -166,7 +166,7 @@ async def test_key_is_needed_and_either_header_has_it(tokenizer: Tokenizer, tmp_
 async def test_openais_completions_stay_where_they_were(tokenizer: Tokenizer) -> None:
     async with http_client(completing(tokenizer), tokenizer) as http:
         theirs = await http.post("/v1/completions", json=PROMPT)
-        strict = await http.post("/v1/completions", json=PROMPT | {"n_predict": 1})
+        strict = await http.post("/v1/completions", json=PROMPT | {"input_prefix": "a"})
         chat = await http.post("/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}]})
     assert theirs.json()["choices"][0]["text"] == "hello"
     assert (strict.status_code, strict.json()["error"]["code"]) == (422, "unknown_field")

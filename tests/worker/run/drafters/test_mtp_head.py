@@ -57,11 +57,11 @@ def test_head_drafts_by_default_unless_it_cannot_be_used(
     assert engine.scheduler.speculation.proposer is engine.runner.hidden_reader
 
     def too_much(
-        files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_progress: Any, drafter: int = 0
+        files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_progress: Any, drafter: int = 0, *others: Any
     ) -> Any:
         if drafter:
             raise ConfigError("the model needs more memory than there is")
-        return load_model(files, model, worker, on_progress)
+        return load_model(files, model, worker, on_progress, drafter, *others)
 
     with monkeypatch.context() as patch:
         patch.setattr(drafters, "load_model", too_much)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.worker.schedule.harness import Rig, reference
 from worker.schedule.features.speculation import NgramDrafter
-from worker.schedule.features.waiting_drafts import Experience, WaitingDrafts
+from worker.schedule.features.waiting_drafts import PROBE_EVERY, Experience, WaitingDrafts
 from worker.schedule.sequence import Sequence
 
 LIMIT, COST = 7, 0.2
@@ -26,7 +26,19 @@ def asked(drafter: WaitingDrafts, right: float, steps: int = 100) -> list[int]:
 
 def test_useless_model_is_asked_for_a_few_single_drafts() -> None:
     counts = asked(WaitingDrafts(Experience()), 0.0)
-    assert counts[0] == 1 and max(counts) == 1 and sum(counts) <= 4
+    assert counts[0] == 1 and max(counts) == 1 and sum(counts) <= 4 + len(counts) // PROBE_EVERY
+
+
+def test_model_that_is_wrong_at_first_is_tried_again_unless_it_has_been_wrong_for_others() -> None:
+    for usually, probes in ((0.6, 2), (0.1, 0)):
+        experience = Experience()
+        for _ in range(400):
+            experience.record(accepted=random.Random(_).random() < usually)
+        drafter = WaitingDrafts(experience)
+        while drafter.wanted([], LIMIT, COST, COST, 0):
+            drafter.record(1, 0)
+        drafter.record(1, 0)
+        assert sum(drafter.wanted([], LIMIT, COST, COST, 0) for _ in range(2 * PROBE_EVERY)) == probes
 
 
 def test_perfect_model_is_soon_asked_for_the_most_drafts() -> None:
@@ -43,7 +55,7 @@ def test_good_model_is_never_given_up(right: float) -> None:
 def test_sequences_begin_with_what_those_before_have_shown_and_try_a_bad_model_again() -> None:
     experience = Experience()
     sums = [sum(asked(WaitingDrafts(experience), 0.0, 40)) for _ in range(100)]
-    assert sums[0] > 1 and max(sums[-50:]) == 1 and any(sums[-10:])
+    assert sums[0] > 1 and max(sums[-50:]) <= 1 + 40 // PROBE_EVERY and any(sums[-10:])
     improved = [sum(asked(WaitingDrafts(experience), 0.9, 40)) for _ in range(60)]
     assert sum(improved[-10:]) > 10 * 100, "the model has become good"
 

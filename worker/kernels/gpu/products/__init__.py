@@ -8,6 +8,7 @@ chains, code_chains one chain of additions over K for a tile, with plain and wit
 parked_linear       linear with the largest tiles where K has several chains
 linear_norm         linear whose last program computes the norm that follows
 prefetch_branch     loads weights into the L2 cache while attention runs
+adapter_products    what adapters add to linear, for all adapters of a step together
 tiles               how matrix products split K, and which tiles they use
 tile_table          the tiles as data: rules, measured_tiles.json, and candidates for a measurement
 """

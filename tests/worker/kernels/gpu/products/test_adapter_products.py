@@ -35,3 +35,43 @@ def test_product_is_that_of_both_matrices_and_each_row_that_of_it_alone(
         close(found, ((inner @ b.double().T) * scale.double()).float())
     for begin, end in ((0, 1), (3, 20), (20, 70)):
         assert torch.equal(of(x[begin:end]), found[begin:end])
+
+
+@pytest.mark.parametrize("dtype", TRITON_DTYPES)
+def test_all_adapters_of_a_step_together_give_what_each_row_gets_alone(dtype: torch.dtype, device: str) -> None:
+    from worker.kernels.gpu.products.adapter_products import add_products_triton, part_table, tiles_of
+
+    x, y = random(45, 72, dtype=dtype, device=device), random(45, 130, dtype=dtype, device=device, seed=9)
+    factors = random(130, device=device, seed=2)
+    rows = [torch.tensor(each, device=device) for each in (range(3, 40, 2), [0], [1, 2, 44])]
+    scales, all_a, all_parts = [1.0, 0.5, 2.0], [], []
+    for seed, ranks in enumerate([(40, 8), (3, 16), (70,)]):  # of each part; the last adapter has one part
+        all_a.append(random(sum(ranks), 72, dtype=dtype, device=device, seed=seed) / 8)
+        parts, first, column = [], 0, 30 * seed
+        for own in ranks:
+            b = torch.zeros(50 if len(ranks) > 1 else 66, -(-own // 32) * 32, dtype=dtype, device=device)
+            b[:, :own] = random(len(b), own, dtype=dtype, device=device, seed=seed + 7)
+            parts.append((b, first, own, column))
+            first, column = first + own, column + 50
+        all_parts.append(parts)
+    tables = [part_table(a, factors, parts) for a, parts in zip(all_a, all_parts, strict=True)]
+    tables[2] = torch.nn.functional.pad(tables[2], (0, 0, 0, 1))
+
+    found = y.clone()
+    add_products_triton(found, x, tiles_of(rows, scales), tables, 70)
+    expected = y.float().clone()
+    for own, scale, a, parts in zip(rows, scales, all_a, all_parts, strict=True):
+        low = (x[own].double() @ a.double().T).to(dtype).double()
+        for b, first, ranks, column in parts:
+            at = slice(column, column + len(b))
+            added = low[:, first : first + ranks] @ b[:, :ranks].double().T
+            expected[own, at] += (added * factors[at].double() * scale).float()
+    close(found, expected.to(dtype))
+    others = [row for row in range(45) if row not in torch.cat(rows).tolist()]
+    assert torch.equal(found[others], y[others])
+    for index, own in enumerate(rows):
+        for row in own[:3]:
+            alone = y[row : row + 1].clone()
+            one = tiles_of([torch.tensor([0], device=device)], [scales[index]])
+            add_products_triton(alone, x[row : row + 1], one, [tables[index]], 70)
+            assert torch.equal(alone[0], found[row])

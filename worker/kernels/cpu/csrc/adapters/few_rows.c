@@ -13,7 +13,7 @@
 #define COLUMNS (REGISTERS * SIMD_WIDTH)
 #define HALF_PANEL (PANEL / 2)
 #define K_STEP 32
-#define PREFETCH_DISTANCE 8192 /* bytes ahead of use */
+#define PREFETCH_DISTANCE (16L << 10) /* bytes ahead of use; to the L2 cache: the L1 cache awaits few lines at once */
 
 /* The most rows whose sums stay in registers. Tiles have two more sums of each. */
 #ifdef IN_TILES
@@ -47,109 +47,128 @@ INLINE vu broadcast_pair(const char *p) {
 INLINE vf low_half(vu pairs) { return as_float(pairs << 16); }
 INLINE vf high_half(vu pairs) { return as_float(pairs & 0xffff0000u); }
 
-/* Returns where the pairs of column `column` of a panel are, in bytes from those of its first column. */
+/* Returns where the pairs of column `column` of a k-step are, in bytes from those of its first column. */
 INLINE long pairs_at(long column) { return column / HALF_PANEL * K_STEP * HALF_PANEL * 2 + column % HALF_PANEL * 4; }
 
+INLINE void prefetch(const char *p) { __builtin_prefetch(p + PREFETCH_DISTANCE, 0, 2); }
+
+/* Prefetches what is due beside pair `pair` of a k-step, of which `pairs` are read. Lines are asked for in the order of
+ * memory, though both halves of a k-step are read in turns: that is twice as fast. */
+INLINE void prefetch_pair(const char *step, long pair, long pairs, const int whole_panel) {
+    if (!whole_panel) {
+        prefetch(step + pair * HALF_PANEL * 4);
+        return;
+    }
+    const char *next = step + pair * HALF_PANEL * 8;
+    if (pair * 2 >= pairs) next += (K_STEP / 2 - pairs) * HALF_PANEL * 4; /* in the second half */
+    prefetch(next);
+    prefetch(next + HALF_PANEL * 4);
+}
+
+/* Adds the products of a pair of inputs of each row: to `sums` of pairs, or of the even ones to `sums` and of the odd ones
+ * to `odd`, which may be the same. weight: where the pairs of the columns are; at: bytes of x before the pair */
 #if defined(__AVX512BF16__) && !defined(IN_TILES)
-/* Adds the products of a pair of inputs of each row. weight: where the pairs of the columns are */
-INLINE void add_pair(const char *weight, const char *const *x, long pair, Sums *sums, const int rows,
+INLINE void add_pair(const char *weight, const char *const *x, long at, Sums *sums, Sums *odd, const int rows,
                      const int registers) {
     vu numbers[REGISTERS];
     for (int j = 0; j < registers; j++) numbers[j] = load_words(weight + pairs_at(j * SIMD_WIDTH));
     for (int r = 0; r < rows; r++) {
-        vu inputs = broadcast_pair(x[r] + pair * 4);
+        vu inputs = broadcast_pair(x[r] + at);
         __asm__("" : "+v"(inputs)); /* keeps gcc from loading them again for each register */
         for (int j = 0; j < registers; j++)
             sums->of[r][j] = (vf)_mm512_dpbf16_ps((__m512)sums->of[r][j], (__m512bh)inputs, (__m512bh)numbers[j]);
     }
+    (void)odd;
 }
 #else
-/* Adds the products of a pair of inputs of each row: of the even ones to `even`, then of the odd ones to `odd`. */
-INLINE void add_halves(const char *weight, const char *const *x, long pair, Sums *even, Sums *odd, const int rows,
-                       const int registers) {
+INLINE void add_pair(const char *weight, const char *const *x, long at, Sums *sums, Sums *odd, const int rows,
+                     const int registers) {
     for (int second = 0; second < 2; second++) { /* words are loaded twice: registers are scarce */
         vf numbers[REGISTERS];
-        Sums *sums = second ? odd : even;
+        Sums *to = second ? odd : sums;
         for (int j = 0; j < registers; j++) {
             vu words = load_words(weight + pairs_at(j * SIMD_WIDTH));
             numbers[j] = second ? high_half(words) : low_half(words);
         }
         for (int r = 0; r < rows; r++) {
-            vu inputs = broadcast_pair(x[r] + pair * 4);
+            vu inputs = broadcast_pair(x[r] + at);
             vf input = second ? high_half(inputs) : low_half(inputs);
-            for (int j = 0; j < registers; j++) sums->of[r][j] = simd_fma(input, numbers[j], sums->of[r][j]);
+            for (int j = 0; j < registers; j++) to->of[r][j] = simd_fma(input, numbers[j], to->of[r][j]);
         }
     }
 }
 #endif
 
-INLINE void prefetch_columns(const char *weight, const int registers) {
-    for (int j = 0; j < registers; j++)
-        if (j * SIMD_WIDTH % HALF_PANEL == 0)
-            __builtin_prefetch(weight + pairs_at(j * SIMD_WIDTH) + PREFETCH_DISTANCE, 0, 3);
+/* Adds the products of a last single input of each row, which has a zero beside it. */
+INLINE void add_single(const char *weight, const char *const *x, long at, Sums *sums, Sums *odd, const int rows,
+                       const int registers) {
+    const char *last[STRIP_ROWS];
+    char single[STRIP_ROWS][4];
+    for (int r = 0; r < rows; r++) {
+        memset(single[r], 0, sizeof single[r]);
+        last[r] = memcpy(single[r], x[r] + at, 2);
+    }
+    add_pair(weight, last, 0, sums, odd, rows, registers);
 }
 
-/* Adds the products of pairs of inputs of a k-step. weight: [2 halves][pairs][16 columns][2]; x: the inputs of each row */
-INLINE void add_pairs(const char *weight, const char *const *x, long pairs, Sums *sums, const int rows,
+/* Adds the products of inputs [from, to) of each row, all in one k-step. step: its panel */
+INLINE void add_step(const char *step, const char *const *x, long from, long to, Sums *sums, Sums *odd, const int rows,
+                     const int registers) {
+    long pairs = (to - from) / 2;
+    for (long pair = 0; pair < pairs; pair++) {
+        prefetch_pair(step, pair, pairs, registers * SIMD_WIDTH == PANEL);
+        add_pair(step + pair * HALF_PANEL * 4, x, from * 2 + pair * 4, sums, odd, rows, registers);
+    }
+    if ((to - from) % 2) add_single(step + pairs * HALF_PANEL * 4, x, (to - 1) * 2, sums, odd, rows, registers);
+}
+
+/* Adds the products of k inputs: in tiles, those of even and of odd inputs apart in each k-step. */
+INLINE void add_steps(const char *panel, const char *const *x, long k, Sums *sums, const int rows,
                       const int registers) {
+    for (long from = 0; from < k; from += K_STEP, panel += K_STEP * PANEL * 2) {
+        long to = from + K_STEP < k ? from + K_STEP : k;
 #ifdef IN_TILES
-    Sums even, odd;
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < registers; j++) even.of[r][j] = odd.of[r][j] = broadcast(0);
-#endif
-    for (long pair = 0; pair < pairs; pair++, weight += HALF_PANEL * 4) {
-        prefetch_columns(weight, registers);
-#ifdef IN_TILES
-        add_halves(weight, x, pair, &even, &odd, rows, registers);
-#elif defined(__AVX512BF16__)
-        add_pair(weight, x, pair, sums, rows, registers);
+        Sums even, odd;
+        for (int r = 0; r < rows; r++)
+            for (int j = 0; j < registers; j++) even.of[r][j] = odd.of[r][j] = broadcast(0);
+        add_step(panel, x, from, to, &even, &odd, rows, registers);
+        for (int r = 0; r < rows; r++)
+            for (int j = 0; j < registers; j++) sums->of[r][j] += even.of[r][j] + odd.of[r][j];
 #else
-        add_halves(weight, x, pair, sums, sums, rows, registers);
+        add_step(panel, x, from, to, sums, sums, rows, registers);
 #endif
     }
-#ifdef IN_TILES
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < registers; j++) sums->of[r][j] += even.of[r][j] + odd.of[r][j];
-#endif
 }
 
 /* Adds the products of fp32 inputs. weight: [inputs][32 columns] */
 INLINE void add_inputs(const float *weight, const char *const *x, long inputs, Sums *sums, const int rows,
                        const int registers) {
-    for (long k = 0; k < inputs; k++, weight += PANEL)
+    for (long k = 0; k < inputs; k++, weight += PANEL) {
+        vf numbers[REGISTERS];
         for (int j = 0; j < registers; j++) {
-            const float *at = weight + j * SIMD_WIDTH;
-            vf numbers = load_f32(at);
-            if (j * SIMD_WIDTH % HALF_PANEL == 0) __builtin_prefetch((const char *)at + PREFETCH_DISTANCE, 0, 3);
-            for (int r = 0; r < rows; r++)
-                sums->of[r][j] = simd_fma(broadcast(((const float *)x[r])[k]), numbers, sums->of[r][j]);
+            numbers[j] = load_f32(weight + j * SIMD_WIDTH);
+            if (j * SIMD_WIDTH % HALF_PANEL == 0) prefetch((const char *)(weight + j * SIMD_WIDTH));
         }
+        for (int r = 0; r < rows; r++) {
+            vf input = broadcast(((const float *)x[r])[k]);
+            for (int j = 0; j < registers; j++) sums->of[r][j] = simd_fma(input, numbers[j], sums->of[r][j]);
+        }
+    }
 }
 
 /* Computes `registers` registers of columns, from `column` on, from the first k inputs of each row; the others meet
  * zeros. */
-INLINE void multiply_columns(const Weight *w, long column, const char *const *rows_x, long k, Sums *sums,
-                             const int rows, const int registers, const int is_bf16) {
-    const char *x[STRIP_ROWS];
-    char tails[STRIP_ROWS][K_STEP * 2];
-    long steps = (w->k + K_STEP - 1) / K_STEP, panel = column / PANEL;
+INLINE void multiply_columns(const Weight *w, long column, const char *const *x, long k, Sums *sums, const int rows,
+                             const int registers, const int is_bf16) {
+    long depth = is_bf16 ? (w->k + K_STEP - 1) / K_STEP * K_STEP : w->k, panel = column / PANEL;
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < registers; j++) sums->of[r][j] = broadcast(0);
-    for (long s = 0; s * K_STEP < k; s++) {
-        long inputs = k - s * K_STEP < K_STEP ? k - s * K_STEP : K_STEP;
-        for (int r = 0; r < rows; r++) {
-            x[r] = rows_x[r] + s * K_STEP * (is_bf16 ? 2 : 4);
-            if (!is_bf16 || inputs == K_STEP) continue;
-            memset(tails[r], 0, sizeof tails[r]);
-            x[r] = memcpy(tails[r], x[r], inputs * 2);
-        }
-        if (is_bf16)
-            add_pairs(w->panels + (panel * steps + s) * K_STEP * PANEL * 2 + pairs_at(column % PANEL), x,
-                      (inputs + 1) / 2, sums, rows, registers);
-        else
-            add_inputs((const float *)w->panels + (panel * w->k + s * K_STEP) * PANEL + column % PANEL, x, inputs, sums,
-                       rows, registers);
+    if (!is_bf16) {
+        add_inputs((const float *)w->panels + panel * depth * PANEL + column % PANEL, x, k, sums, rows, registers);
+        return;
     }
+    const char *at = w->panels + panel * depth * PANEL * 2 + pairs_at(column % PANEL);
+    add_steps(at, x, k, sums, rows, registers);
 }
 
 /* Writes outputs of A, `registers` registers from `column` on, for each row. */
@@ -183,7 +202,7 @@ INLINE void add_strip(const Change *c, const ProductPart *part, long column, lon
     Sums sums;
     for (int r = 0; r < rows; r++) {
         x[r] = c->low + ((row + r) * c->product->a->n + part->first_rank) * size;
-        __builtin_prefetch(out + places[r] * row_bytes + column * size, 1, 3); /* far away: other weights came between */
+        if (rows > 1) __builtin_prefetch(out + places[r] * row_bytes + column * size, 1, 3); /* each in another line */
     }
     multiply_columns(part->b, column, x, part->ranks, &sums, rows, REGISTERS, is_bf16);
     for (int j = 0; j < REGISTERS && column + j * SIMD_WIDTH < n; j++) {

@@ -1,0 +1,145 @@
+"""Triton kernels that add the products of adapters to the output of a linear: two launches for all adapters of a step.
+
+The rows of each adapter are cut into tiles. The programs of a tile read from tables where the matrices of its adapter
+are. Tiles have one size, and K is one chain in the order of K, so the bits of a row depend on this row and its adapter
+alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.kernels.gpu.products.chains import accumulate_chain
+from worker.kernels.gpu.products.tile_table import cdiv
+
+TILE_ROWS, TILE_RANKS, TILE_COLUMNS, TILE_DEPTH = 16, 32, 64, 64
+ROW_FIELDS = 3  # of a tile of rows: number of its adapter, first place in `order`, number of rows
+PART_FIELDS = 7  # of a part: addresses of A, B and factors, its first rank, its ranks, its first column, its columns
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTiles:
+    """The rows of adapters, in tiles.
+
+    order: the rows of the first adapter, then those of the next [S] int64; tiles [n, ROW_FIELDS] int32
+    scales: of each adapter [adapters] float32
+    """
+
+    order: Tensor
+    tiles: Tensor
+    scales: Tensor
+
+
+def tiles_of(rows: Sequence[Tensor], scales: Sequence[float]) -> AdapterTiles:
+    """Cuts the rows of each adapter [S] int64 into tiles. rows: at least one for each adapter"""
+    device, first, tiles = rows[0].device, 0, list[tuple[int, int, int]]()
+    for adapter, own in enumerate(rows):
+        end = first + len(own)
+        tiles += [(adapter, at, min(TILE_ROWS, end - at)) for at in range(first, end, TILE_ROWS)]
+        first = end
+    table = torch.tensor(tiles, dtype=torch.int32).to(device, non_blocking=True)
+    return AdapterTiles(torch.cat(list(rows)), table, torch.tensor(scales).to(device, non_blocking=True))
+
+
+def part_table(a: Tensor, factors: Tensor, parts: Sequence[tuple[Tensor, int, int, int]]) -> Tensor:
+    """Returns what the kernels read of a product [parts, PART_FIELDS] int64, which is valid as long as its tensors.
+
+    a [all ranks, K]; factors [N] float32; parts: B [columns, TILE_RANKS * n], first rank, ranks, first column of each
+    """
+    for b, first_rank, ranks, column in parts:
+        assert b.is_contiguous() and b.shape[1] == cdiv(ranks, TILE_RANKS) * TILE_RANKS
+        assert first_rank + ranks <= len(a) and column + len(b) <= len(factors)
+    assert a.is_contiguous() and factors.is_contiguous() and factors.dtype == torch.float32
+    fields = [
+        (a.data_ptr(), b.data_ptr(), factors.data_ptr(), first_rank, ranks, column, len(b))
+        for b, first_rank, ranks, column in parts
+    ]
+    return torch.tensor(fields, dtype=torch.int64).to(a.device)
+
+
+@triton.jit
+def _load_tile(order_ptr, tiles_ptr, parts_ptr, parts, m, ROW_FIELDS: tl.constexpr, PART_FIELDS: tl.constexpr):
+    """Returns the adapter of a tile, its places in `order`, its rows, which of these exist, and where its part is."""
+    tile, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    adapter = tl.load(tiles_ptr + tile * ROW_FIELDS)
+    places, mask = tl.load(tiles_ptr + tile * ROW_FIELDS + 1) + m, m < tl.load(tiles_ptr + tile * ROW_FIELDS + 2)
+    rows = tl.load(order_ptr + places, mask=mask, other=0)
+    return adapter, places.to(tl.int64), rows, mask, parts_ptr + (adapter * parts + part) * PART_FIELDS
+
+
+@triton.jit
+def _multiply_a_kernel(
+    x_ptr, low_ptr, order_ptr, tiles_ptr, parts_ptr, parts, depth, x_stride, low_stride,
+    ROW_FIELDS: tl.constexpr, PART_FIELDS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Multiplies the rows of a tile by BLOCK_N ranks of a part's A in each program."""
+    m, n, k = tl.arange(0, BLOCK_M), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    _, places, rows, mask_m, part_ptr = _load_tile(order_ptr, tiles_ptr, parts_ptr, parts, m, ROW_FIELDS, PART_FIELDS)
+    ranks = tl.load(part_ptr + 4)
+    if tl.program_id(1) * BLOCK_N >= ranks:
+        return
+    first_rank = tl.load(part_ptr + 3)
+    a_ptr = tl.load(part_ptr).to(tl.pointer_type(x_ptr.dtype.element_ty))
+    acc = accumulate_chain(
+        a_ptr + (first_rank + n)[:, None] * depth + k[None, :], x_ptr + rows[None, :] * x_stride + k[:, None],
+        n < ranks, mask_m, 0, depth, depth, 0.0, 0.0, False, 0, False, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    at = low_ptr + places[None, :] * low_stride + (first_rank + n)[:, None]
+    tl.store(at, acc.to(low_ptr.dtype.element_ty), mask=(n < ranks)[:, None] & mask_m[None, :])
+
+
+@triton.jit
+def _add_b_kernel(
+    low_ptr, y_ptr, order_ptr, tiles_ptr, parts_ptr, scales_ptr, parts, low_stride, y_stride,
+    ROW_FIELDS: tl.constexpr, PART_FIELDS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Adds BLOCK_N columns of a part to the rows of a tile in each program."""
+    m, n, k = tl.arange(0, BLOCK_M), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    adapter, places, rows, mask_m, part_ptr = _load_tile(
+        order_ptr, tiles_ptr, parts_ptr, parts, m, ROW_FIELDS, PART_FIELDS
+    )
+    columns = tl.load(part_ptr + 6)
+    if tl.program_id(1) * BLOCK_N >= columns:
+        return
+    first_rank, ranks, column = tl.load(part_ptr + 3), tl.load(part_ptr + 4), tl.load(part_ptr + 5)
+    padded = tl.cdiv(ranks, BLOCK_K) * BLOCK_K
+    mask_n = n < columns
+    b_ptr = tl.load(part_ptr + 1).to(tl.pointer_type(low_ptr.dtype.element_ty))
+    acc = accumulate_chain(
+        b_ptr + n[:, None] * padded + k[None, :],
+        low_ptr + places[None, :] * low_stride + (first_rank + k)[:, None],
+        mask_n, mask_m, 0, ranks, ranks, 0.0, 0.0, False, 0, False, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    factors_ptr = tl.load(part_ptr + 2).to(tl.pointer_type(tl.float32))
+    factors = tl.load(factors_ptr + column + n, mask=mask_n, other=0.0)
+    added = acc * factors[:, None] * tl.load(scales_ptr + adapter)
+    at, mask = y_ptr + rows[None, :] * y_stride + (column + n)[:, None], mask_n[:, None] & mask_m[None, :]
+    y = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(at, (y + added).to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def add_products_triton(y: Tensor, x: Tensor, tiles: AdapterTiles, tables: Sequence[Tensor], ranks: int) -> None:
+    """Adds to rows of y [T, N] the products of their adapters for x [T, K]. Sums are in float32, and rounded once.
+
+    tables: of each adapter of `tiles`, as many parts in each (part_table; parts without columns may fill up)
+    ranks: the most rows that an A has
+    """
+    assert x.stride(1) == y.stride(1) == 1 and len({len(table) for table in tables}) == 1
+    parts, count = len(tables[0]), len(tiles.tiles)
+    fields = tables[0] if len(tables) == 1 else torch.cat(list(tables))
+    low = torch.empty(len(tiles.order), ranks, dtype=x.dtype, device=x.device)
+    given = {"ROW_FIELDS": ROW_FIELDS, "PART_FIELDS": PART_FIELDS, "BLOCK_M": TILE_ROWS, "enable_fp_fusion": False}
+    _multiply_a_kernel[(count * parts, cdiv(ranks, TILE_RANKS))](
+        x, low, tiles.order, tiles.tiles, fields, parts, x.shape[1], x.stride(0), ranks,
+        BLOCK_N=TILE_RANKS, BLOCK_K=TILE_DEPTH, **given,
+    )  # fmt: skip
+    _add_b_kernel[(count * parts, cdiv(y.shape[1], TILE_COLUMNS))](
+        low, y, tiles.order, tiles.tiles, fields, tiles.scales, parts, ranks, y.stride(0),
+        BLOCK_N=TILE_COLUMNS, BLOCK_K=TILE_RANKS, **given,
+    )  # fmt: skip
