@@ -82,7 +82,9 @@ def _said(config: Mapping[str, Any], settings: Mapping[str, Any], modules: Seque
 
 def _labels(folder: Path, config: Mapping[str, Any]) -> int:
     stated = config.get("num_labels")
-    labels = len(config.get("id2label") or (0, 1)) if stated is None else stated  # transformers leaves two labels out
+    labels = (
+        len(config.get("id2label") or (0, 1)) if stated is None else stated
+    )  # transformers writes no id2label for two
     if labels != 1:
         raise TaskError(f"{folder / 'config.json'}: a classifier with {labels} labels is not supported; supported is 1")
     return 1

@@ -43,8 +43,10 @@ def draw_adapter(
     experts: bool = False,
     **config: Any,
 ) -> Path:
-    """Writes an adapter whose numbers follow from the seed. ranks: of modules by the end of their names;
-    experts: whether experts are changed, instead of MLPs"""
+    """Writes an adapter whose numbers follow from the seed.
+
+    ranks: the rank of modules by the end of their names; others have `r`. experts: adapts experts instead of MLPs
+    """
     draw = torch.Generator().manual_seed(seed)
     tensors = {}
     for module, (outputs, inputs) in sorted(linears_of(base, targets, experts).items()):

@@ -358,7 +358,7 @@ def _granite_hybrid(**more: Any) -> PreTrainedModel:
 
 
 def _granite_hybrid_moe() -> PreTrainedModel:
-    """A model with experts beside a shared one, that rotates queries and keys."""
+    """A model that rotates queries and keys, and has a shared expert beside the others."""
     experts = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96}
     return _granite_hybrid(**experts, position_embedding_type="rope")
 

@@ -1,11 +1,11 @@
-"""Measures what telling routers of cached pages costs the compute loop and the thread that tells it, for each page.
+"""Measures what reports of cached pages to routers cost for each page: in the compute loop and the thread that sends.
 
     python -m bench.micro.kv_events [--page-size 16] [--prompt 2048] [--prompts 200]
 
 The scheduler gives pages to prompts of random ids, publishes them as if they were computed, and frees them; the pool
-is small, so that each page is evicted again. It does so without a journal, with the reports to frontends that every
-worker makes, and with a journal whose events a publisher encodes and sends. There is no model, so the first row is
-what the prefix cache costs by itself.
+is small, so that each page is evicted again. There are three runs: without a journal; with the reports to frontends
+that every worker makes; and with a journal whose events a publisher encodes and sends. There is no model, so the first
+run shows what the prefix cache costs by itself.
 """
 
 import argparse

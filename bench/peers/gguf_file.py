@@ -43,7 +43,7 @@ def main(folder: Path, out: Path) -> None:
     if config["model_type"] == "gemma4_text":
         writer.add_tensor("rope_freqs.weight", rotary_factors(config))
     for name, weight in load_file(folder / "model.safetensors").items():
-        if not name.startswith("lm_head"):
+        if not name.startswith(("lm_head", "mtp.")):  # a tied head, and a head for drafts, are not written
             _tensor(writer, stored_name(names, name), name, weight, config)
     finish(writer)
 

@@ -24,7 +24,7 @@ ROWS_OF_VALUES = (
     "in_proj_qkv.weight",
     "in_proj_z.weight",
     "conv1d.weight",
-)  # the rows of values come behind the rows of queries and keys
+)  # their last rows belong to values; any rows before belong to queries and keys
 ROWS_OF_VALUE_HEADS = ("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight")
 
 

@@ -47,7 +47,7 @@ def address(folder: Path, index: int) -> Address:
 
 @dataclass
 class FakeWorker:
-    """Both sockets of a worker that computes nothing. known: whether the frontend has greeted it"""
+    """Both sockets of a worker that computes nothing. known: the frontend that has greeted it, if one has"""
 
     router: "zmq.Socket[bytes]"
     events: "zmq.Socket[bytes]"

@@ -1,6 +1,7 @@
-"""`sluice verify RECEIPT --request FILE`: checks receipts, by a running server or by a model that is loaded for it.
+"""`sluice verify RECEIPT --request FILE`: checks receipts on a running server, or with a model loaded for the check.
 
-Exit code 0: every receipt is identical, and no signature is wrong; 1: one is not; 2: the receipts could not be checked.
+Exit code 0: every receipt is identical, and no signature is wrong; 1: a receipt or a signature is not right; 2: the
+receipts could not be checked.
 """
 
 import json

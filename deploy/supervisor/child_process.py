@@ -227,7 +227,7 @@ class Child:
     def _show(self, lines: list[str]) -> None:
         for line in lines:
             self.show_held_line()
-            if ERROR_LINE.match(line):  # shown once, by whoever knows whether it is final
+            if ERROR_LINE.match(line):  # held back: if the process ends for good, the supervisor shows it
                 self._held_line = line
             else:
                 self._console.line(self.spec.name, line)

@@ -25,7 +25,7 @@ class Pages(msgspec.Struct, kw_only=True):
 
 
 class KVUsage(msgspec.Struct, kw_only=True):
-    """Pages of one kind of layers: how many sequences own, of how many, and the bytes of the owned ones."""
+    """Pages of one kind of layers. owned: held by sequences; bytes: memory of the owned ones."""
 
     owned: Count = 0
     total: Count = 0

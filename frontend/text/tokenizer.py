@@ -251,9 +251,9 @@ class Tokenizer:
         return text
 
     def detokenizer(self, marks: Mapping[str, str] | None = None) -> Detokenizer:
-        """Creates a detokenizer for a new stream; its texts joined equal `decode` of all ids.
+        """Creates a detokenizer for a new stream. All its texts together equal `decode` of all ids.
 
-        marks: special tokens that the text shows all the same, and what stands for each
+        marks: special tokens that are shown although others are hidden, and the text for each
         """
         if marks:
             return MarkedText(self._plain_detokenizer(), self.ids_of(marks))

@@ -15,7 +15,7 @@ DOCUMENTED = (501, 503, 504)  # 501: the model cannot do it, as /infill without 
 
 @contextmanager
 def posting(watch: Watch, patience_s: float = HANG_S) -> Iterator[Attempt]:
-    """Attempts inputs with `path` and `body` (as text in Latin-1) on one connection, renewed as necessary."""
+    """Yields a function that posts the `body` of an input (text in Latin-1) to its `path`, on one connection."""
     there = urlsplit(watch.url)
     wire = http.client.HTTPConnection(str(there.hostname), there.port, timeout=patience_s + 1)
 

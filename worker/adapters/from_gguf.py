@@ -15,7 +15,7 @@ from worker.model.gguf.layout import AS_STORED, PAIRED, layout_of
 from worker.model.gguf.names import hugging_face_name
 from worker.spec import ModelSpec
 
-# families that llama.cpp calls by the architecture of another one
+# families whose GGUF files may state the architecture of another family
 CONVERTED_AS = {"mistral": ("llama",), "mixtral": ("llama",), "ministral3": ("mistral3",)}
 TILED = ("qwen35", "qwen35moe")  # the converter reorders rows of their recurrent layers, depending on the heads
 

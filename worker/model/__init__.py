@@ -16,8 +16,8 @@ mixers/             kinds of mixers: attention, and layers with a state; a file 
 feed_forward/       kinds of feed-forward networks: the MLP, and mixtures of experts
 layer               the weights of a layer, and of a model
 layer_parts         what all kinds of mixers and feed-forward networks have in common
-layer_names         the names of a layer's modules in a checkpoint, and its norms
-rooms               imports what only some checkpoints need
+layer_names         the names of a layer's modules and norms in a checkpoint
+rooms               imports the modules that only some checkpoints need
 layer_inputs        per-layer embeddings
 share               what one process has of a model that several compute together
 weights             makes the weights of the decoder from those of a checkpoint

@@ -53,7 +53,7 @@ def checksum(tensor: Tensor, before: int = 0) -> int:
 
 
 def differing(sums: Sequence[int]) -> int | None:
-    """Returns the first rank whose checksum most others do not have; None if all have the same.
+    """Returns the first rank whose checksum is not the most frequent one; None if all are equal.
 
     If there are two ranks, rank 1 is named, as nobody can know which one errs.
     """

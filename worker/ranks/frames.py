@@ -47,9 +47,10 @@ class Free(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The answer: this rank is ready. Checksums of its slices and of those of the next rank (checks.py); or none.
+    """What a rank says when it has loaded its part, or cannot.
 
-    content: a hash of the files of weights, from a rank that has files of its own. problem: why it cannot load them.
+    own, of_next: checksums of its slices and of the next rank's (checks.py), or empty. content: a hash of the files of
+    weights, from a rank that has files of its own. problem: why it cannot load them; empty if it is ready.
     """
 
     own: dict[str, int] = {}

@@ -156,7 +156,7 @@ class OrderPolicy(Protocol):
         """Returns the decodes in the order in which they get a token. decodes: from oldest to newest."""
 
     def served(self, count: int, decodes: int) -> None:
-        """Notes that the first `count` of the `decodes` sequences that arrange() returned got a token."""
+        """Notes who got a token: the first `count` of the sequences that arrange() returned, `decodes` in all."""
 
 
 class Fcfs:

@@ -1,7 +1,7 @@
 """Scans arguments that are written as literals of a language near JSON, and makes JSON of them.
 
 (city="Ulm", days=[1, 2], exact=True)         Python's keyword arguments
-{city:<|"|>Ulm<|"|>,days:[1,2],exact:true}    Gemma 4's objects: names have no quotes, and strings have a token's
+{city:<|"|>Ulm<|"|>,days:[1,2],exact:true}    Gemma 4's objects: names have no quotes, strings have the token <|"|>
 """
 
 import json

@@ -256,7 +256,7 @@ def bitsandbytes(kind: str = "nf4", *, nested: bool = True, block: int = 64) -> 
     return Format(config, quantize)
 
 
-MIXTURE = {  # the projections that read the same inputs have formats, groups and orders of their own
+MIXTURE = {  # projections that read the same input differ in format, group size and order
     "q_proj": ordered(),
     "k_proj": ordered(size=16, symmetric=False),
     "v_proj": compressed("int-quantized", bits=8, strategy="channel"),

@@ -180,7 +180,7 @@ def test_engine_of_a_four_bit_checkpoint_reports_it(copy: Copy, caplog: pytest.L
 
 @pytest.mark.parametrize("form", [gptq(), gptq(act_order=True)])
 def test_gptq_zeros_for_groups_in_the_usual_order_are_understood(copy: Copy, form: Format) -> None:
-    """Old tools wrote zeros if groups have the usual order. With act-order, zeros are no valid groups."""
+    """Old tools wrote a g_idx of zeros for groups in the usual order. With act-order, such a g_idx is refused."""
     folder = rewrite(copy("llama", "quantized"), form)
     state = load_file(folder / "model.safetensors")
     save(folder, {name: torch.zeros_like(tensor) if "g_idx" in name else tensor for name, tensor in state.items()})

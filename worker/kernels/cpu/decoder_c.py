@@ -158,7 +158,7 @@ class StepRows:
         return self.columns, pointers(self.page_tables), seen, *tables, *added, *other, *counts
 
     def _taps(self, layers: int) -> "ctypes.Array[c_void_p] | None":
-        """Returns for each layer the address of its tensor in `tapped`; None if there is no such tensor."""
+        """Returns the address of each layer's tensor in `tapped`, null for a layer without one; None if none has."""
         if not self.tapped:
             return None
         assert all(into.is_contiguous() and len(into) == self.outputs for _, into in self.tapped)
@@ -290,7 +290,7 @@ def _function(dtype: torch.dtype, name: str) -> c_void_p:
 
 
 def _rows(layer: DecoderCLayer, *names: str) -> list[int]:
-    """Returns the outputs of linears of a layer, 0 for one that it lacks."""
+    """Returns how many outputs each named linear of the layer has; 0 if the layer lacks it."""
     return [0 if (linear := getattr(layer, name)) is None else linear.n for name in names]
 
 

@@ -36,7 +36,7 @@ class ForwardInputs:
     slot_mappings: Annotated[tuple[Tensor, ...], Column(int64, TOKENS, SCRATCH_SLOT, grouped=True, in_c=True)]
     query_start_loc: Annotated[Tensor, Column(int32, BOUNDS, COMPUTED, in_c=True)]
     seq_lens: Annotated[Tensor, Column(int32, SEQUENCES, COMPUTED, in_c=True)]  # including the tokens of this step
-    page_tables: tuple[Tensor, ...]  # [S, P] int32; page 0 (scratch) after the last page, and behind a group's window
+    page_tables: tuple[Tensor, ...]  # [S, P] int32; 0 (scratch page) after the last page, and before a window
     # ascending: the rows whose logits are returned
     logits_indices: Annotated[Tensor, Column(int64, LOGITS, COMPUTED, in_c=True)]
     max_kv_len: int  # at least the largest of seq_lens

@@ -49,7 +49,7 @@ class MxFp4Weight:
 
 @dataclass(frozen=True, slots=True)
 class MxFp4:
-    """A checkpoint as gpt-oss. A linear is quantized if it has blocks."""
+    """A checkpoint that is quantized as gpt-oss is. A linear is quantized if the checkpoint has its `_blocks`."""
 
     @property
     def ignored(self) -> tuple[str, ...]:

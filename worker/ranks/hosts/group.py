@@ -1,4 +1,4 @@
-"""Which rank this process is, if others are on other hosts: by the variables of what starts all of them."""
+"""Finds the rank of this process, if ranks are on several hosts, in the variables that torchrun or Kubernetes sets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -38,7 +38,7 @@ Frame = TypeVar("Frame")
 
 
 class Refused(Exception):
-    """This rank does not fit rank 0, or they have different keys. It may fit when the other host was changed, too."""
+    """This rank does not fit rank 0, or their keys differ. A later try may succeed: one host may not be updated yet."""
 
 
 class Introduction(msgspec.Struct, frozen=True):

@@ -46,7 +46,7 @@ class Head(Protocol):
     def target_ids(self) -> Tensor | None: ...
 
     def features(self, hidden: Tensor) -> Tensor:
-        """Returns what the rows of tokens read [N, H], of their hidden states in the served model [N, W]."""
+        """Returns what the head reads for N tokens [N, H]. hidden [N, W]: their states in the served model."""
 
     def inputs(self, inputs: ForwardInputs, features: Tensor) -> ForwardInputs:
         """Returns the inputs of the layer. inputs: of the next tokens; features [T, H]: what their rows read."""

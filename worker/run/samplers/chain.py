@@ -1,6 +1,7 @@
-"""Runs chains of samplers: each turns the logits of a row into those of the tokens that are left.
+"""Runs chains of samplers: each removes tokens of a row, or changes their logits.
 
-The rest is drawn by the kernel of all requests (kernels/sample.py), with the row's own random number.
+The kernel for all requests (kernels/sample.py) then draws from the tokens that are left, with the row's own random
+number.
 """
 
 from functools import partial

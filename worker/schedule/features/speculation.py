@@ -231,7 +231,7 @@ class Acceptance:
         the first to be rejected. The drafts before it are repeated, too.
         """
         count, probability = 0, self.acceptance
-        tokens = time = 1.0  # of a step with the drafts so far, as multiples of those of a step without any
+        tokens = time = 1.0  # tokens and time of a step with the drafts so far, relative to a step without drafts
         while count < limit:
             first_rejected = probability * (1 / self.acceptance - 1) if repeats else 0.0
             longer = cost * (1 + first_rejected * (repeats + count))

@@ -2,7 +2,8 @@
 
     python -m tests.worker.kernels.harness.compare_amx
 
-Where the processor has AMX, it also compares its bits with those of the emulation, which follows Intel's manual.
+On a processor with AMX, the product is also compared, bit for bit, with that of the emulation, which follows Intel's
+manual.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Questions that the shapes of ForwardInputs answer."""
+"""ForwardInputs: which rows get logits, as its shapes say."""
 
 import torch
 

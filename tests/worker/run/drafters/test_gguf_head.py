@@ -27,7 +27,7 @@ LAYERS = {hugging_face: own for own, hugging_face in (LAYER | DELTA_NET).items()
 
 
 def gguf_name(name: str) -> str:
-    """Returns the name in a GGUF file of a model of three layers. name: of a tensor of the head, `mtp.fc.weight`."""
+    """Returns a head tensor's name in the GGUF file of a model of three layers. name: such as `mtp.fc.weight`."""
     module = name.removesuffix(".weight")
     outer = {QWEN[field]: f"nextn.{own}" for field, own in OUTER.items()}
     return f"blk.3.{outer.get(module) or LAYERS[module.removeprefix('mtp.layers.0.')]}.weight"
