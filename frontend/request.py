@@ -43,13 +43,13 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Where a request stands among others. For the first three, see shared.messages.Submit."""
+    """Where a request stands among others. `priority` is that of shared.messages.Submit."""
 
-    cache_salt: str = ""
-    deadline_ms: int = 0
+    cache_salt: str = ""  # as the client sent it
+    deadline_ms: int = 0  # counted from the arrival of the request; 0 if there is no deadline
     priority: int = 0
     tenant: str = ""  # the name of the request's API key, and the fairness id of a gateway
-    fingerprint: str = ""  # only workers with this fingerprint may compute it; "": any, but all sequences by the same
+    fingerprint: str = ""  # only workers with this fingerprint may compute it; "": any, but the same for all sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Delta(msgspec.Struct, gc=False):
     texts: list[str]
     finish: Finish | None = None
     stop: str | int | None = None
-    matched_stop: str | int | None = None  # the same; the last token if the model or a grammar ended it
+    matched_stop: str | int | None = None  # like `stop`, but the last token's id if the model or a grammar ended it
     usage: Usage | None = None  # of this choice so far
     logprobs: list[TokenLogprob] | None = None
     timings: Timings | None = None  # set together with `finish`, and in the first one if the request asks for the start

@@ -37,7 +37,7 @@ class Reading:
     max_tokens: int | None  # the limit on new tokens; None: up to the context's end
     ends_with_context: bool = False  # the end of the context may cut an answer off before `max_tokens`
     n: int = 1
-    logprobs: int | None = None  # also of this many of the likeliest tokens in each place; None: none
+    logprobs: int | None = None  # of each token and of this many likeliest in its place; None: none are told
     tool_choice: ToolChoice | None = None  # None: all of the output is text, whatever it looks like
     form: Sequence[StructuredOutput] = ()  # more than one is refused
     budget: Budget = NO_BUDGET
@@ -156,7 +156,7 @@ def _features(
     if pictures:
         asked["pictures"] = pictures
     if fields.receipt:
-        import frontend.api.receipts.making  # noqa: F401, so that its absence does not show at the answer's end only
+        import frontend.api.receipts.making  # noqa: F401, so that a missing module is refused now, not at the answer's end
 
         asked["receipt"] = True
     return replace(reading.features, **asked) if asked else reading.features

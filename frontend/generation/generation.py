@@ -46,7 +46,7 @@ class Generation:
         """
         choices: choice `i` belongs to prompt `i // n`
         live: the generations of this process that are not closed; this one adds and removes itself
-        arrived_at: when the request arrived, by `time.perf_counter()`
+        arrived_at: when its body had been read, by `time.perf_counter()`
         generates: whether tokens are generated, and not only checked: only then is their speed measured
         """
         self.choices = choices

@@ -102,7 +102,7 @@ class Service:
     async def start(self, request: GenerationRequest, arrived_at: float | None = None) -> "Generation":
         """Submits the sequences of a request, and returns when all are admitted.
 
-        arrived_at: when the request arrived, by `time.perf_counter()`; None means now
+        arrived_at: when its body had been read, by `time.perf_counter()`; None means now
 
         Raises:
             Unprocessable: the workers could not hold all sequences even if they had no others.

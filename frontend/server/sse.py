@@ -33,7 +33,7 @@ class Framing:
 
 
 SERVER_SENT_EVENTS = Framing("text/event-stream", b": keep-alive\n\n")
-JSON_LINES = Framing("application/x-ndjson", b"")  # a line that is no JSON would end a client
+JSON_LINES = Framing("application/x-ndjson", b"")  # clients fail on a line that is not JSON
 
 
 class DeltaSource(Protocol):

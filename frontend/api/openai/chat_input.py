@@ -112,7 +112,7 @@ class MessageParam(RequestModel):
         return self.reasoning_content or self.reasoning
 
     def chat_message(self) -> ChatMessage:
-        """Returns the message for chat templates, which expect arguments as an object; others stay text."""
+        """Returns the message for chat templates. They expect arguments as an object; what is none stays text."""
         calls = [
             call(one.id, one.function.name, parse_arguments(one.function.arguments or "{}"))
             for one in self.tool_calls or ()
