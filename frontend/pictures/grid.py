@@ -10,7 +10,8 @@ def is_cut(width: int, height: int, step: int, above: int) -> bool:
 def best_grid(width: int, height: int, tile: int, least: int, most: int) -> tuple[int, int]:
     """Returns the columns and rows of tiles whose shape is next to the picture's, `least` to `most` tiles together.
 
-    Of grids of the same shape, it is the largest of which the picture would fill more than half in its own size.
+    Several grids may have the same shape. A larger one of them is taken if the picture, in its own size, would fill
+    more than half of it.
     """
     grids = [(columns, rows) for columns in range(1, most + 1) for rows in range(1, most // columns + 1)]
     grids = sorted((one for one in grids if one[0] * one[1] >= least), key=lambda one: one[0] * one[1])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from worker.adapters.loaded import LoadedAdapter, Product
 from worker.kernels.cpu import bindings, experts_c
-from worker.kernels.experts import Experts, PackedExperts, choose_experts, in_c
+from worker.kernels.experts import Experts, PackedExperts, choose_experts, combine_torch, in_c
 from worker.kernels.operations import Operations
 from worker.kernels.rowwise.activate import Activation
 
@@ -93,7 +93,8 @@ def _mixed(
         rows, slots = (numbers == expert).nonzero(as_tuple=True)
         inner = plain.act_and_mul(multiply(h[rows], layer.gate_up, expert, h.dtype), how.activation)
         results[rows, slots] = multiply(inner, layer.down, expert, torch.float32)
-    return _combine(results, weights, how, add, add_gate, h.dtype)
+    combine = combine_torch if layer.down.cpu is None else experts_c.combine
+    return combine(results, weights, add, add_gate, h.dtype)
 
 
 def _linear(plain: Operations, x: Tensor, packed: PackedExperts, expert: int, dtype: torch.dtype) -> Tensor:
@@ -112,17 +113,3 @@ def _choose(logits: Tensor, how: Mixture) -> tuple[Tensor, Tensor]:
         logits, how.chosen, normalized=how.normalized, scales=how.layer.scales, sigmoid=how.sigmoid,
         choice_bias=how.layer.choice_bias,
     )  # fmt: skip
-
-
-def _combine(
-    results: Tensor, weights: Tensor, how: Mixture, add: Tensor | None, add_gate: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """Returns the sum of results [T, chosen, H] times weights [T, chosen], and of `add` [T, H] times its gate."""
-    if how.layer.down.cpu is not None:
-        return experts_c.combine(results, weights, add, add_gate, dtype)
-    total = results.new_zeros(results.shape[::2]) if add is None else add.float()
-    if add_gate is not None:
-        total = total * add_gate.sigmoid()
-    for slot in range(how.chosen):
-        total = total + weights[:, slot, None] * results[:, slot]
-    return total.to(dtype)

@@ -227,12 +227,22 @@ def experts_torch(
         rows, slots = (numbers == expert).nonzero(as_tuple=True)
         inner = act_and_mul_torch(_linear(h[rows], layer.gate_up, expert), activation)
         out[rows, slots] = _linear(inner, layer.down, expert, fp32_out=True)
-    total = torch.zeros(h.shape, device=h.device) if add is None else add.float()
+    return combine_torch(out, weights, add, add_gate, h.dtype)
+
+
+def combine_torch(
+    results: Tensor, weights: Tensor, add: Tensor | None, add_gate: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Returns `add` [T, H] times the sigmoid of its gate [T, 1], plus results [T, chosen, H] times weights [T, chosen].
+
+    The sum is float32, in the order of the chosen experts, and rounded once to `dtype`.
+    """
+    total = results.new_zeros(results.shape[::2]) if add is None else add.float()
     if add_gate is not None:
         total = total * add_gate.sigmoid()
-    for slot in range(chosen):
-        total = total + weights[:, slot, None] * out[:, slot]
-    return total.to(h.dtype)
+    for slot in range(results.shape[1]):
+        total = total + weights[:, slot, None] * results[:, slot]
+    return total.to(dtype)
 
 
 def clear_choices(h: Tensor, layer: Experts, chosen: int) -> Tensor:

@@ -4,7 +4,6 @@ import mmap
 import re
 import shutil
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.checkpoints import Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier  # noqa: F401
 from tests.worker.model.harness import CPU, advance, cache_for, pack, prompts_of, rows_for
 from tests.worker.model.quantized_checkpoints import gptq, rewrite
+from tests.worker.ranks.threads import together
 from worker.kernels.cpu.ranks_c import RankLost, RanksC, shared_bytes
 from worker.model.checkpoint.checkpoint import read_config
 from worker.model.cpu_decoder import fastest_decoder
@@ -41,24 +41,6 @@ def part(folder: Path, dtype: torch.dtype, share: Share, memory: mmap.mmap) -> P
     weights = load(folder, spec, dtype, CPU, invariant=True, share=share)
     decoder = Decoder(share.spec(spec), weights, 512)
     return PartDecoder(decoder, cache_for(decoder, tokens=512), RanksC(memory, share.rank, share.count))
-
-
-def together(tasks: list[Callable[[], Any]]) -> list[Any]:
-    """Runs each task in a thread of its own, and returns what they return or raise."""
-    found: list[Any] = [None] * len(tasks)
-
-    def run(index: int) -> None:
-        try:
-            found[index] = tasks[index]()
-        except Exception as error:
-            found[index] = error
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(tasks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
 
 
 def forward(part: PartDecoder, inputs: ForwardInputs) -> Tensor:

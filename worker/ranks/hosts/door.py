@@ -20,7 +20,7 @@ BACKLOG = 64
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """Who has been let in. address: as this machine sees it."""
+    """A rank that was let in. address: the rank's own, as this machine sees it."""
 
     caller: Caller
     link: socket.socket

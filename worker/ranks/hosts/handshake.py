@@ -31,7 +31,7 @@ class Stranger(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who has connected. group: what rank 0 has named all ranks by, once they are complete; else NO_GROUP."""
+    """The rank that has connected. group: the name that rank 0 gave to all ranks, once they had come; else NO_GROUP."""
 
     purpose: int
     rank: int

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from math import inf, prod
+from math import inf
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from worker.kernels.linear import PackedLinear, pack
 from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.model.checkpoint.expected_tensors import check_tensors
 from worker.model.checkpoint.stored_weight import Shape
 from worker.vision.checkpoint.reading import Read, TowerReader
 from worker.vision.connectors import ConnectorWeights
@@ -66,14 +65,12 @@ class Gemma4Weights:
 
     @property
     def nbytes(self) -> int:
-        return sum(prod(shape) for shape in self._shapes().values()) * self._reader.dtype.itemsize
+        return self._reader.nbytes(self._shapes())
 
     def load(self) -> EncoderWeights:
         """Raises CheckpointError when a tensor is missing, superfluous or misshaped."""
         spec, prefix, shapes = self._spec, self._prefix, self._shapes()
-        weights = [self._reader.weight(*each) for each in shapes.items()]
-        check_tensors(self._reader.source, weights, prefix, ())
-        read = self._reader.read(shapes)
+        read = self._reader.read(shapes, prefix)
         patches = read(prefix + PATCHES)  # the three colours of a pixel are last
         patches = patches.view(spec.hidden_size, -1, 3).mT.flatten(1).contiguous()
         standard = torch.stack([read(prefix + name).float() for name in _STANDARD]) if spec.standardized else None

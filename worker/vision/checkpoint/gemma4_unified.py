@@ -1,7 +1,6 @@
 """Gemma 4 12B, which has no tower: what its config says about pictures, and the weights that embed them."""
 
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 import torch
@@ -9,7 +8,6 @@ from torch import Tensor
 
 from worker.kernels.linear import pack
 from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.model.checkpoint.expected_tensors import check_tensors
 from worker.model.checkpoint.stored_weight import Shape
 from worker.vision.checkpoint.reading import Read, TowerReader
 from worker.vision.embedder import EmbedderWeights
@@ -51,14 +49,12 @@ class UnifiedWeights:
 
     @property
     def nbytes(self) -> int:
-        return sum(prod(shape) for shape in self._shapes().values()) * self._reader.dtype.itemsize
+        return self._reader.nbytes(self._shapes())
 
     def load(self) -> EmbedderWeights:
         """Raises CheckpointError when a tensor is missing, superfluous or misshaped."""
         prefix, shapes = self._prefix, self._shapes()
-        weights = [self._reader.weight(*each) for each in shapes.items()]
-        check_tensors(self._reader.source, weights, prefix, ())
-        read = self._reader.read(shapes)
+        read = self._reader.read(shapes, prefix)
         pixel_norm, norm, last_norm = (self._both(name, read) for name in NORMS)
         positions = read(prefix + POSITIONS).transpose(0, 1).contiguous()
         # Three colours of a pixel are last in the checkpoint.

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.expected_tensors import check_tensors
 from worker.model.checkpoint.stored_weight import PLAIN, PlainWeight, Shape, StoredTensors, StoredWeight, WeightSource
 
 Read = Callable[[str], Tensor]
@@ -38,8 +40,18 @@ class TowerReader:
         few_bits = name in self.source.tensors and self.source.tensors.format(name) not in PLAIN
         return self.source.weight(name, shape) if few_bits and len(shape) == 2 else PlainWeight(name, shape)
 
-    def read(self, shapes: Mapping[str, Shape]) -> Read:
-        """Returns what reads a tensor by its name. shapes: of all tensors that will be read"""
+    def nbytes(self, shapes: Mapping[str, Shape]) -> int:
+        """Returns how many bytes tensors of these shapes take."""
+        return sum(map(prod, shapes.values())) * self.dtype.itemsize
+
+    def read(self, shapes: Mapping[str, Shape], prefix: str, unread: tuple[str, ...] = ()) -> Read:
+        """Checks the tensors of a tower, and returns a function that reads one by its name.
+
+        shapes: of all tensors that will be read. prefix: what the names of the tower's tensors begin with. unread:
+        beginnings of names that may be there, too. Raises CheckpointError when a tensor is missing, superfluous or
+        misshaped.
+        """
+        check_tensors(self.source, [self.weight(*each) for each in shapes.items()], prefix, unread)
 
         def copied(name: str, shape: Shape, dtype: torch.dtype) -> Tensor:
             into = torch.empty(shape, dtype=dtype, device=self.device)

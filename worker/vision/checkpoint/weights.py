@@ -7,14 +7,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from worker.kernels.linear import PackedLinear, pack
-from worker.model.checkpoint.expected_tensors import check_tensors
 from worker.model.checkpoint.stored_weight import Shape, WeightSource
 from worker.model.source import open_source
 from worker.vision.checkpoint.gemma4 import PATCHES, Gemma4Weights
@@ -75,11 +73,7 @@ class _Loader:
 
     def load(self) -> EncoderWeights:
         shapes, names = self._shapes(), self._names
-        check_tensors(
-            self._source, [self._reader.weight(*each) for each in shapes.items()], self._prefix,
-            tuple(self._prefix + name for name in names.unread),
-        )  # fmt: skip
-        read = self._reader.read(shapes)
+        read = self._reader.read(shapes, self._prefix, tuple(self._prefix + name for name in names.unread))
         return EncoderWeights(
             patches=self._patches(read),
             positions=self._positions(read) if names.positions else None,
@@ -92,7 +86,7 @@ class _Loader:
 
     @property
     def nbytes(self) -> int:
-        return sum(prod(shape) for shape in self._shapes().values()) * self._reader.dtype.itemsize
+        return self._reader.nbytes(self._shapes())
 
     def _shapes(self) -> dict[str, Shape]:
         spec, prefix, names = self._spec, self._prefix, self._names

@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 from shared.config import WorkerConfig
 from tests.patience import PATIENCE_S
+from tests.worker.ranks.threads import together
 from worker.ranks.frames import receive, send
 from worker.ranks.hosts.door import Door
 from worker.ranks.hosts.group import Group
@@ -52,24 +53,6 @@ def closing_all() -> Iterator[list[socket.socket]]:
 
 def hosts(rank: int, count: int, port: int, secret: bytes = SECRET) -> Hosts:
     return Hosts(Group(rank, count, "127.0.0.1", port), secret)
-
-
-def together(tasks: list[Callable[[], Any]]) -> list[Any]:
-    """Runs each task in a thread of its own, and returns what they return or raise."""
-    found: list[Any] = [None] * len(tasks)
-
-    def run(index: int) -> None:
-        try:
-            found[index] = tasks[index]()
-        except Exception as error:
-            found[index] = error
-
-    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(tasks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    return found
 
 
 def gather(count: int, port: int) -> Gathered:
