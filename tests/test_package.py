@@ -33,7 +33,10 @@ def test_import_after_another_package_of_a_name_says_which(tmp_path: Path) -> No
 
 
 def test_interrupt_of_the_command_before_it_runs_is_silent(tmp_path: Path) -> None:
-    raise_it = "import sluice, signal, time; signal.raise_signal(signal.SIGINT); time.sleep(60)"
+    usual = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a job in the background ignores it
+    )
+    raise_it = f"{usual}\nimport sluice, time; signal.raise_signal(signal.SIGINT); time.sleep(60)"
     done = python(raise_it, tmp_path, "/usr/bin/sluice")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
     assert "KeyboardInterrupt" in python(raise_it, tmp_path, "program.py").stderr, "a program keeps its own handling"
