@@ -137,7 +137,9 @@ def in_weights(peer: Peer, weights: str, isa: str, safetensors: bool) -> Peer:
         return peer
 
     def serve(root: Path, folder: Path, port: int) -> Command:
-        """Repeats the flag --model, of which the last one counts."""
-        return [*peer.serve(root, folder, port), *sluice_flags(folder, weights, safetensors)]
+        """Replaces the flag --model and its value: a second --model would be a second model."""
+        command = peer.serve(root, folder, port)
+        at = command.index("--model")
+        return [*command[:at], *sluice_flags(folder, weights, safetensors), *command[at + 2 :]]
 
     return replace(peer, serve=serve, environment={"SLUICE_ISA": ISAS[isa].sluice})

@@ -18,7 +18,8 @@ def test_peers_in_weights_read_one_file_on_one_instruction_set(tmp_path: Path) -
     ours = in_weights(configured("--page-size 32"), "q4_k_m", "avx512", False)
     theirs = in_weights(PEERS["llama.cpp"], "q4_k_m", "avx512", False)
     words = ours.serve(root, folder, 1)
-    assert words[-2:] == ["--model", f"{folder}-q4_k_m.gguf"] and "--page-size" in words
+    assert words.count("--model") == 1 and words[words.index("--model") + 1] == f"{folder}-q4_k_m.gguf"
+    assert words[-2:] == ["--page-size", "32"]
     assert ours.environment == {"SLUICE_ISA": "avx512"}
     command = theirs.serve(root, folder, 1)
     assert command[0] == "root/lcpp-avx512/llama-server" and f"{folder}-q4_k_m.gguf" in command
@@ -28,12 +29,13 @@ def test_peers_in_weights_read_one_file_on_one_instruction_set(tmp_path: Path) -
 
 
 def test_sluice_from_safetensors_quantizes_while_loading() -> None:
-    flags = {
-        weights: in_weights(PEERS["sluice"], weights, "best", True).serve(Path("r"), Path("m"), 1)[-2:]
-        for weights in ("bf16", "q8_0", "q4_0")
-    }
-    assert flags["bf16"] == ["--model", "m"]
-    assert (flags["q8_0"], flags["q4_0"]) == (["--quantization", "int8"], ["--quantization", "int4"])
+    def flags(weights: str) -> list[str]:
+        words = in_weights(PEERS["sluice"], weights, "best", True).serve(Path("r"), Path("m"), 1)
+        return words[words.index("serve") + 1 : words.index("--served-model-name")]
+
+    assert flags("bf16") == ["--model", "m"]
+    assert flags("q8_0") == ["--model", "m", "--quantization", "int8"]
+    assert flags("q4_0") == ["--model", "m", "--quantization", "int4"]
 
 
 def test_peers_that_read_no_gguf_stay_as_they_are() -> None:
