@@ -283,7 +283,7 @@ class SamplerFields(OpenAIFields):
     }
 
     n_predict: Annotated[
-        Annotated[int, Meta(ge=-2, le=MOST)] | None,
+        Annotated[int, Meta(ge=-2, le=MOST, extra_json_schema={"not": {"const": 0}})] | None,
         doc("Llama.cpp's name of `max_tokens`, before which it goes; -1 and -2: to the context's end"),
     ] = None
     cache_prompt: Annotated[bool, doc("No effect: a prompt that is cached gives the same bytes")] = True

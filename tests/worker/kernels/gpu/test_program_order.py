@@ -240,6 +240,27 @@ def prefetches() -> Iterable[Tensor]:
     yield weight
 
 
+# Matrices of two adapters. The kernels find these by addresses in tables. The first adapter has two parts; the second
+# one has one, and a part without columns fills up its table. Each part: B, its first rank, its ranks, its first column.
+FACTORS = torch.linspace(0.5, 1.5, 90)
+B = tuple(random(*shape, dtype=HALF) for shape in ((70, 64), (20, 32), (90, 32), (0, 0)))
+ADAPTERS = (
+    (random(43, 70, dtype=HALF, seed=2), ((B[0], 0, 40, 0), (B[1], 40, 3, 70))),
+    (random(8, 70, dtype=HALF, seed=3), ((B[2], 0, 8, 0), (B[3], 0, 0, 90))),
+)
+REACHED = (FACTORS, *(a for a, _ in ADAPTERS), *B[:3])
+
+
+def adapters() -> Iterable[Tensor]:
+    from worker.kernels.gpu.products.adapter_products import add_products_triton, part_table, tiles_of
+
+    y = random(20, 90, dtype=HALF, seed=1)
+    tiles = tiles_of([torch.tensor([19, 0, 3]), torch.tensor([1, 2, *range(4, 19)])], [0.5, 2.0])
+    tables = [part_table(a, FACTORS, parts) for a, parts in ADAPTERS]
+    add_products_triton(y, strided(20, 70), tiles, tables, 43)
+    yield y
+
+
 def samples() -> Iterable[Tensor]:
     from worker.kernels.gpu.sampling.sample import sample_triton
     from worker.kernels.params import EVERY
@@ -283,6 +304,7 @@ KERNELS: dict[Run, set[str]] = {
     parked_products: {"_parked_linear_kernel"},
     products_with_norms: {"_linear_norm_kernel"},
     prefetches: {"_prefetch_kernel"},
+    adapters: {"_multiply_a_kernel", "_add_b_kernel"},
     gated_products: {"_gated_linear_kernel", "_quantize_tokens_kernel"},
     quantized_products: {"_quantized_gated_linear_kernel", "_quantized_linear_kernel"},
     attentions: {"_combine_kernel", "_split_kernel", "_prefill_kernel"},
@@ -308,7 +330,7 @@ ATOMIC: dict[Run, str] = {
 def test_kernel_bits_do_not_depend_on_program_order_or_neighbours(run: Run) -> None:
     expected = list(run())
     for order in get_args(Order) if run in ATOMIC else ("backwards",):
-        with poisoned(), adverse(order) as launched:
+        with poisoned(), adverse(order, REACHED) as launched:
             got = list(run())
         for one, other in zip(got, expected, strict=True):
             assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)), order

@@ -9,7 +9,7 @@ before what another program does after a later atomic.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 from unittest.mock import patch
@@ -34,12 +34,12 @@ class Fault(Exception):
 class Area:
     """One tensor in memory of its own, and how a launch has accessed each element so far."""
 
-    def __init__(self, given: Tensor) -> None:
+    def __init__(self, given: Tensor, *, movable: bool = True) -> None:
         self._given = _distinct(given)
         shape, strides = self._given.shape, self._given.stride()
         span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         self.size = given.element_size()
-        if span * self.size > LARGE:
+        if span * self.size > LARGE or not movable:
             self.moved, self._copy = given, None
         else:
             place = torch.full((span * self.size + 2 * GAP,), 0xFF, dtype=torch.uint8)  # NaN
@@ -102,11 +102,16 @@ class Area:
 
 
 class Launch:
-    """One launch of a kernel: its tensors, and the order of its programs."""
+    """One launch of a kernel: its tensors, and the order of its programs.
 
-    def __init__(self, order: Order) -> None:
+    reached: tensors that the kernel finds by addresses in a table. They stay where they are.
+    """
+
+    def __init__(self, order: Order, reached: Sequence[Tensor]) -> None:
         self._order = order
-        self._areas: dict[tuple[object, ...], Area] = {}
+        self._areas: dict[tuple[object, ...], Area] = {
+            ("reached", tensor.data_ptr()): Area(tensor, movable=False) for tensor in reached
+        }
         self._programs: list[tuple[int, int, int]] = []
         self._dim = (1, 1, 1)
         self._begins = np.empty(0, np.uint64)
@@ -161,12 +166,12 @@ def _distinct(given: Tensor) -> Tensor:
 
 
 @contextmanager
-def adverse(order: Order) -> Iterator[set[str]]:
+def adverse(order: Order, reached: Sequence[Tensor] = ()) -> Iterator[set[str]]:
     """Checks every launch inside the `with`, and yields the names of launched kernels. A Fault arrives inside Triton's
-    InterpreterError."""
+    InterpreterError. reached: see Launch; a list may be extended before the launch"""
     from triton.runtime import interpreter
 
-    builder, launched, current = interpreter.InterpreterBuilder, set[str](), [Launch(order)]
+    builder, launched, current = interpreter.InterpreterBuilder, set[str](), [Launch(order, reached)]
 
     def watch(name: str, how: int, pointer: int, mask: int) -> None:
         plain: Callable[..., Any] = getattr(builder, name)
@@ -178,7 +183,7 @@ def adverse(order: Order) -> Iterator[set[str]]:
         stack.enter_context(patch.object(builder, name, watched))
 
     def move(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        current[0] = Launch(order)
+        current[0] = Launch(order, reached)
         launched.add(self.fn.__name__)
         return [current[0].move(arg) for arg in args], {name: current[0].move(arg) for name, arg in kwargs.items()}
 

@@ -121,6 +121,7 @@ def _add_b_kernel(
     added = acc * factors[:, None] * tl.load(scales_ptr + adapter)
     at, mask = y_ptr + rows[None, :] * y_stride + (column + n)[:, None], mask_n[:, None] & mask_m[None, :]
     y = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    tl.debug_barrier()  # all threads of the program have loaded y before one of them stores
     tl.store(at, (y + added).to(y_ptr.dtype.element_ty), mask=mask)
 
 
