@@ -61,11 +61,33 @@ class Paging:
         Returns False and changes nothing if fewer pages than the watermark would be left, or if there are too few
         slots. alone: no other sequence runs, so the watermark is ignored.
         """
+        if not self._claim(sequence, sequence.cacheable_tokens, alone=alone):
+            return False
+        if self.prefix is not None:
+            self.prefix.count(sequence.known_len, sequence.computed_tokens)
+        return True
+
+    def claim_again(self, sequence: Sequence) -> None:
+        """Gives a sequence that has computed nothing the pages that the prefix cache has by now, instead of its own."""
+        before = sequence.computed_tokens
+        self.free(sequence)
+        for most in (sequence.cacheable_tokens, before):  # a longer prefix may need more pages, for a window
+            if self._claim(sequence, most, alone=True):
+                break
+            self._last_refused = (None, [])
+        found = sequence.computed_tokens - before
+        if not sequence.history.preemptions:
+            sequence.prefix.cached_tokens += found
+        if self.prefix is not None:
+            self.prefix.count(0, found)
+
+    def _claim(self, sequence: Sequence, most: int, *, alone: bool) -> bool:
+        """Does what claim() does, but looks up only the first `most` tokens, and does not count them."""
         available = [pool.available for pool in self._all]
         refused, then = self._last_refused
         if refused is sequence and all(now <= before for now, before in zip(available, then, strict=True)):
             return False  # nothing was freed since: saves looking up a long prompt at every step
-        shared = self._match(sequence)
+        shared = self._match(sequence, most)
         computed = len(shared[0]) * self.page_size
         state = self._state(sequence, len(shared[0]))
         fresh = [self._claimed(pool, sequence.known_len, computed) - len(shared[0]) for pool in self.pools]
@@ -87,11 +109,9 @@ class Paging:
             array("i", pages) for pages in shared
         ]  # a new list: worker/run/graphs/graph_inputs.py compares it
         sequence.room = self._room(sequence)
-        sequence.computed_tokens = computed
+        sequence.computed_tokens = sequence.prefix.claimed_tokens = computed
         if self.states is not None:
             self.states.claim(sequence, state)
-        if self.prefix is not None:
-            self.prefix.count(sequence.known_len, computed)
         return True
 
     def grow(self, sequence: Sequence, end: int) -> bool:
@@ -165,8 +185,7 @@ class Paging:
         if self.states is not None:
             self.states.check(running)
 
-    def _match(self, sequence: Sequence) -> list[list[int]]:
-        most = sequence.cacheable_tokens
+    def _match(self, sequence: Sequence, most: int) -> list[list[int]]:
         if self.prefix is None or not most:
             return [[] for _ in self.pools]
         known = sequence.prefix

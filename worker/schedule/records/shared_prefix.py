@@ -12,4 +12,5 @@ class SharedPrefix:
     salt: str = ""  # only sequences with the same salt share cached prefixes
     digests: list[bytes] = field(default_factory=list)  # of its full pages
     mark: Mark | None = None  # what pages are hashed with besides tokens: the pictures of a prompt that has some
+    claimed_tokens: int = 0  # found in the cache when it got its pages; it computes those after them
     cached_tokens: int = 0  # prompt and earlier output tokens found in the cache at the first admission
