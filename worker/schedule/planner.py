@@ -1,6 +1,5 @@
 """Plans the next step: which sequences compute how many tokens.
 
-Two design choices:
 - A prompt gets all its pages when it joins, not chunk by chunk. Half-computed prompts therefore never wait for each
   other's pages, and admission is one comparison. Only layers with a sliding window get pages chunk by chunk, because
   they return as many behind the window (paging.py).
@@ -17,7 +16,6 @@ from worker.schedule.starved_tenants import admit_starved
 from worker.schedule.state import SchedulerState
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
-    from worker.schedule.features.prefix_waits import PrefixWaits
     from worker.schedule.features.speculation import Speculation
     from worker.schedule.features.states import States
 
@@ -25,8 +23,7 @@ if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
 class Planner:
     """Plans steps by the policies of `config`. Sequences get pages, join and are preempted as a step needs it.
 
-    states: if layers have a recurrent state; speculation: if decodes may have drafts; prefix_waits: if there is a
-    prefix cache.
+    states: if layers have a recurrent state; speculation: if decodes may have drafts.
     """
 
     def __init__(
@@ -36,12 +33,11 @@ class Planner:
         batching: BatchingPolicy,
         states: "States | None" = None,
         speculation: "Speculation | None" = None,
-        prefix_waits: "PrefixWaits | None" = None,
     ) -> None:
         self.step_time = step_time_policy(config)
         self._config = config
         self._state = state
-        self._states, self._speculation, self._prefix_waits = states, speculation, prefix_waits
+        self._states, self._speculation = states, speculation
         self._batching = batching
         self._chunking = chunk_policy(config)
         self._order = order_policy(config)
@@ -127,9 +123,8 @@ class Planner:
         """Returns the chunks of running prompts, then those of sequences that join now."""
         chunks: list[Chunk] = []
         state, queue = self._state, self._state.queue
-        if self._prefix_waits is not None and (prompts or queue):
-            self._prefix_waits.begin(state.running)
         limit = self._config.max_prefill_chunks_per_step or inf
+        state.prefix_waits.begin_plan()
         for sequence in prompts:
             budget -= self._add_prefill(sequence, budget, chunks, limit)
         if not admit or not queue:
@@ -146,7 +141,7 @@ class Planner:
 
     def _add_prefill(self, sequence: Sequence, budget: int, chunks: list[Chunk], limit: float) -> int:
         """Appends the next prompt chunk of a sequence if it fits in the step. Returns its length, or 0."""
-        if self._prefix_waits is not None and budget > 0 and self._prefix_waits.waits(sequence):
+        if budget > 0 and self._state.prefix_waits.waits(sequence):
             return 0
         start = sequence.computed_tokens + sequence.in_flight_tokens
         known, samples = len(sequence.tokens) - start, self._state.outcome(sequence) is None

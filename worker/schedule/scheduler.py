@@ -29,7 +29,7 @@ from shared.messages import Outcome
 from worker.kv_cache.pages import PagePool
 from worker.schedule.admission import Refused, check_possible, check_queue
 from worker.schedule.features.drafts import accepted_ids, without_drafts
-from worker.schedule.features.features import prefix_waits_of, speculation_of, states_of
+from worker.schedule.features.features import speculation_of, states_of
 from worker.schedule.planner import Planner
 from worker.schedule.policy import SchedulerConfig, batching_policy
 from worker.schedule.records.constraint import accept
@@ -51,8 +51,7 @@ class Scheduler:
         self.speculation = speculation_of(config, self._states)
         reuses_pages = config.prefix_cache and not self._batching.closed
         self.state = SchedulerState(config, pools, self._states, reuses_pages=reuses_pages)
-        prefix_waits = prefix_waits_of(self.state.paging) if reuses_pages else None
-        self._planner = Planner(config, self.state, self._batching, self._states, self.speculation, prefix_waits)
+        self._planner = Planner(config, self.state, self._batching, self._states, self.speculation)
         self._step_time = self._planner.step_time
         self._earliest_deadline = inf  # no live sequence has an earlier deadline
         self._prefix_cache_reset = 0  # the nonce of the latest reset

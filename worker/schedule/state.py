@@ -11,6 +11,7 @@ from worker.kv_cache.pages import PagePool
 from worker.kv_cache.window import chunk_tokens
 from worker.schedule.paging import Paging
 from worker.schedule.policy import SchedulerConfig
+from worker.schedule.prefix_waits import PrefixWaits
 from worker.schedule.queue import WaitingQueue
 from worker.schedule.sequence import Key, Sequence
 
@@ -50,6 +51,7 @@ class SchedulerState:
         self.paging = Paging(pools, config.prefix_cache, config.watermark, chunk, states)
         self.live: dict[Key, Sequence] = {}  # in order of arrival
         self.running: dict[Sequence, None] = {}  # from oldest to newest
+        self.prefix_waits = PrefixWaits(self.paging, self.running.keys())
         self.queue = WaitingQueue(reuses_pages, self.running.keys())
         self.preemptions = 0
 

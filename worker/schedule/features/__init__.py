@@ -5,6 +5,5 @@ drafts              the tokens of a chunk that are guessed: which are right, and
 speculation         proposes draft tokens if they are worth computing
 predicted           proposes what follows in a text that the client expects
 waiting_drafts      drafts of a model, which wait until they are planned
-prefix_waits        lets a prompt wait while another one computes the same prefix
 states              gives slots for recurrent states to sequences
 """

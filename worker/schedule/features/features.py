@@ -3,11 +3,9 @@
 from typing import TYPE_CHECKING
 
 from worker.kv_cache.pages import PagePool
-from worker.schedule.paging import Paging
 from worker.schedule.policy import SchedulerConfig
 
 if TYPE_CHECKING:
-    from worker.schedule.features.prefix_waits import PrefixWaits
     from worker.schedule.features.speculation import Speculation
     from worker.schedule.features.states import States
 
@@ -29,10 +27,3 @@ def speculation_of(config: SchedulerConfig, states: "States | None" = None) -> "
     from worker.schedule.features.speculation import Speculation
 
     return Speculation(config, states)
-
-
-def prefix_waits_of(paging: Paging) -> "PrefixWaits":
-    """Returns what lets a prompt wait while another one computes the same prefix."""
-    from worker.schedule.features.prefix_waits import PrefixWaits
-
-    return PrefixWaits(paging)

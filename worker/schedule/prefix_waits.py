@@ -6,7 +6,7 @@ step as long as another prompt in this step, or in a step in flight, has pages o
 takes these pages from the prefix cache.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from worker.schedule.paging import Paging
 from worker.schedule.sequence import Sequence
@@ -15,27 +15,32 @@ from worker.schedule.sequence import Sequence
 class PrefixWaits:
     """Knows the pages that are still to be computed for the prompts of a step and of the steps in flight."""
 
-    def __init__(self, paging: Paging) -> None:
+    def __init__(self, paging: Paging, running: Collection[Sequence]) -> None:
+        """running: the sequences that run at any time"""
         self._paging = paging
+        self._running = running
         self._size = paging.page_size
-        self._expected: set[bytes] = set()  # digests of these pages
+        self._expected: set[bytes] | None = None  # digests of these pages; None: not collected yet in this plan
 
-    def begin(self, running: Iterable[Sequence]) -> None:
-        """Begins a plan: notes the pages of the prompts that steps in flight compute."""
-        self._expected.clear()
-        for sequence in running:
-            if sequence.in_flight_tokens > 1:
-                self._expected.update(sequence.prefix.digests[sequence.computed_tokens // self._size :])
+    def begin_plan(self) -> None:
+        self._expected = None
 
     def waits(self, sequence: Sequence) -> bool:
         """Whether a prompt should be left out of this step. If not, it has all cached pages of its prefix by now."""
+        if self._expected is None:
+            in_flight = [other for other in self._running if other.in_flight_tokens > 1]
+            self._expected = {digest for other in in_flight for digest in self._missing(other)}
         begun = sequence.computed_tokens != sequence.prefix.claimed_tokens or sequence.in_flight_tokens
         if not begun and sequence.check is None:
             usable = min(sequence.cacheable_tokens, len(sequence.tokens) - 1) // self._size
-            missing = sequence.prefix.digests[sequence.computed_tokens // self._size : usable]
+            missing = self._missing(sequence, usable)
             if not self._expected.isdisjoint(missing):
                 return True
             if missing and any(pool.find(missing[0]) is not None for pool in self._paging.pools):
                 self._paging.claim_again(sequence)
-        self._expected.update(sequence.prefix.digests[sequence.computed_tokens // self._size :])
+        self._expected.update(self._missing(sequence))
         return False
+
+    def _missing(self, sequence: Sequence, end: int | None = None) -> list[bytes]:
+        """Returns the digests of its pages before page `end` that are not full yet."""
+        return sequence.prefix.digests[sequence.computed_tokens // self._size : end]
