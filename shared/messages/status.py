@@ -68,7 +68,7 @@ class ConnectedFrontend(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class CachedPrefixes(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Which prefixes the prefix cache has, by their keys (shared/prefix_identity.py).
+    """Which prefixes the prefix cache has or will have soon, by their keys (shared/prefix_identity.py).
 
     It says what has changed since the last Status, and the next part of a sweep through all keys. The columns of keys
     are uint32. `first`, `end` and `total` are positions in the sweep: those of the part, and the end of the sweep.

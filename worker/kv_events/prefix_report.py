@@ -1,12 +1,15 @@
-"""Which prefixes the prefix cache has, in short, for the frontends of this server: a part of every Status.
+"""Tells the frontends of this server which prefixes the prefix cache has, or will have soon: a part of every Status.
 
-A prefix is known by its key (shared/prefix_identity.py), for a few lengths, and only while the page at its end can be
-found. The compute loop notes what was stored and evicted; the I/O thread makes a report for each Status. A report has
-what has changed since the last one and, because Statuses may be lost, a part of all keys, so that a frontend knows all
-of them again after a sweep through these parts.
+A prefix is known by its key (shared/prefix_identity.py), for a few lengths. It is told while the page at its end can be
+found, and while a prompt that begins with it waits or is being computed: in a long queue, this is known seconds before
+the page exists.
+
+The compute loop notes which pages were stored and evicted. The I/O thread looks at the live sequences and makes a
+report for each Status. A report has the keys that came and went since the last report. Because Statuses may be lost, it
+also has a part of all keys, so that a frontend knows all of them again after a sweep through these parts.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 
 from shared.messages import CachedPrefixes
@@ -17,7 +20,8 @@ from worker.kv_cache.prefix_cache import PrefixCache
 from worker.schedule.paging import Paging
 from worker.schedule.sequence import Key, Sequence
 
-MAX_KEYS = 1024  # the most recently used ones are told
+MAX_KEYS = 1024  # of cached prefixes: the most recently used ones are told
+MAX_EXPECTED = 512  # keys of prompts that wait or are being computed: the oldest ones are told
 MAX_CHANGES = 256  # in one report; further ones come with the next
 SAMPLE = 32  # waiting sequences that are looked at
 PART = 64  # keys that a report has for those who missed others
@@ -32,17 +36,20 @@ class PrefixReport:
         self._ends = [(length // pool.page_size - 1, length) for length in PREFIX_LENGTHS if length >= pool.page_size]
         self._keys: OrderedDict[bytes, int] = OrderedDict()  # by the digest of the last page; the latest used last
         self._changes: deque[tuple[int, bool]] = deque()  # key, and whether it came or went
+        self._cached: set[int] = set()  # keys, after the changes that a report has taken
+        self._expected: Counter[int] = Counter()  # keys, by the number of prompts that begin with the prefix
+        self._prompts: dict[Key, list[tuple[int, int]]] = {}  # these prompts: lengths and keys of their prefixes
+        self._touched: deque[int] = deque()  # keys that prompts brought or took away since they were told
         self._told: dict[int, None] = {}  # keys that those who have seen every report know
         self._check = 0  # all these, xor
         self._sweep: list[int] = []
         self._at = 0
-        self._waiting: dict[Key, list[tuple[int, int]]] = {}  # lengths and keys of those that wait
 
     @classmethod
     def of(cls, paging: Paging, live: Mapping[Key, Sequence]) -> "PrefixReport":
         """Returns a report that the scheduler writes from now on. Raises ValueError if there is no prefix cache.
 
-        live: all sequences of the scheduler, of which the report looks at those that wait
+        live: all sequences of the scheduler
         """
         if paging.prefix is None:
             raise ValueError("there is no prefix cache")
@@ -100,16 +107,7 @@ class PrefixReport:
 
     def take(self) -> CachedPrefixes:
         """Returns what a Status says. Every report has to be sent, for the next one says only what changed after it."""
-        changed: dict[int, bool] = {}
-        for _ in range(min(MAX_CHANGES, len(self._changes))):
-            key, came = self._changes.popleft()
-            if came != (key in self._told):
-                self._check ^= key
-                changed[key] = came
-                if came:
-                    self._told[key] = None
-                else:
-                    del self._told[key]
+        changed = self._take_changes()
         if self._at >= len(self._sweep):
             self._sweep, self._at = list(self._told), 0
         first = self._at
@@ -125,19 +123,71 @@ class PrefixReport:
             self._saved_tokens(),
         )
 
+    def _take_changes(self) -> dict[int, bool]:
+        """Returns the keys that came (True) or went since the last report, at most MAX_CHANGES."""
+        self._follow_prompts()
+        changed: dict[int, bool] = {}
+        left = MAX_CHANGES
+        while left and self._changes:
+            key, came = self._changes.popleft()
+            if came:
+                self._cached.add(key)
+            else:
+                self._cached.discard(key)
+            self._tell(key, changed)
+            left -= 1
+        while left and self._touched:
+            self._tell(self._touched.popleft(), changed)
+            left -= 1
+        return changed
+
+    def _tell(self, key: int, changed: dict[int, bool]) -> None:
+        known = key in self._cached or key in self._expected
+        if known != (key in self._told):
+            self._check ^= key
+            changed[key] = known
+            if known:
+                self._told[key] = None
+            else:
+                del self._told[key]
+
+    def _follow_prompts(self) -> None:
+        """Takes note of the prompts that have come, and of those that are computed or have left."""
+        live = {one.key: one for one in tuple(self._live.values()) if one.computed_tokens <= one.prompt_len}
+        for gone in self._prompts.keys() - live.keys():
+            for _, key in self._prompts.pop(gone):
+                self._expected[key] -= 1
+                if not self._expected[key]:
+                    del self._expected[key]
+                    self._touched.append(key)
+        for name, sequence in live.items():
+            if len(self._expected) >= MAX_EXPECTED:
+                break
+            if name not in self._prompts:
+                self._prompts[name] = _keys(sequence)
+                for _, key in self._prompts[name]:
+                    self._expected[key] += 1
+                    self._touched.append(key)
+
     def _saved_tokens(self) -> int:
         """Estimates how many tokens of waiting sequences will be found, from those that have waited longest."""
         waiting = [one for one in tuple(self._live.values()) if not one.pages]
         sample = waiting[:SAMPLE]
-        self._waiting = {one.key: self._waiting.get(one.key) or _keys(one) for one in sample}
-        found = sum(
-            next((length for length, key in reversed(keys) if key in self._told), 0) for keys in self._waiting.values()
-        )
+        found = sum([self._saved(self._prompts.get(one.key, [])) for one in sample])
         return found * len(waiting) // max(1, len(sample))
+
+    def _saved(self, prompt: list[tuple[int, int]]) -> int:
+        """Returns how many tokens of a waiting prompt will be found: of several that begin alike, all but the first."""
+        for length, key in reversed(prompt):
+            if key in self._cached:
+                return length
+            if self._expected[key] > 1:
+                return length * (self._expected[key] - 1) // self._expected[key]
+        return 0
 
 
 def _keys(sequence: Sequence) -> list[tuple[int, int]]:
-    """Returns the lengths of the prefixes of a waiting sequence, and their keys."""
+    """Returns the lengths of the prefixes of a prompt, and their keys."""
     if sequence.prefix.mark is not None:
         return []
     tokens = pack_u32(sequence.tokens[: PREFIX_LENGTHS[-1]])

@@ -121,3 +121,40 @@ def test_report_estimates_what_waiting_sequences_will_find(monkeypatch: pytest.M
     assert report.take().saved_tokens == 5 * 256, "three of them stand for all five"
     rig.finish(100)
     assert report.take().saved_tokens == 0
+
+
+def keys_of(prompt: list[int]) -> set[int]:
+    return set(prefix_keys(pack_u32(prompt), ""))
+
+
+def test_prefix_of_a_prompt_is_told_from_when_it_waits_until_it_is_evicted() -> None:
+    rig, paging, report = reported()
+    prompt = [3] * 300
+    rig.submit(prompt, max_tokens=3)
+    assert set(unpack_u32(report.take().came)) == keys_of(prompt), "nothing is computed yet"
+    rig.finish(100)
+    said = report.take()
+    assert not said.came and not said.went, "the pages are there now"
+    paging.clear_prefixes()
+    assert set(unpack_u32(report.take().went)) == keys_of(prompt)
+
+
+def test_prefix_of_a_prompt_that_leaves_early_goes_unless_another_one_begins_with_it() -> None:
+    rig, _, report = reported()
+    first, second = rig.submit([3] * 300), rig.submit([3] * 70)
+    assert set(unpack_u32(report.take().came)) == keys_of([3] * 300)
+    rig.scheduler.abort(first.key)
+    assert set(unpack_u32(report.take().went)) == keys_of([3] * 300) - keys_of([3] * 70)
+    rig.scheduler.abort(second.key)
+    assert set(unpack_u32(report.take().went)) == keys_of([3] * 70)
+
+
+def test_prompts_that_wait_have_a_bound_and_are_told_when_others_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_report, "MAX_EXPECTED", 3)
+    rig, _, report = reported(pages=200)
+    prompts = [rig.submit([token] * 70, max_tokens=3) for token in range(5)]
+    assert len(unpack_u32(report.take().came)) == 3
+    for one in prompts[:3]:
+        rig.scheduler.abort(one.key)
+    said = report.take()
+    assert len(unpack_u32(said.went)) == 3 and len(unpack_u32(said.came)) == 2
