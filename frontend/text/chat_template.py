@@ -8,8 +8,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -22,6 +23,8 @@ from frontend.text.picture_marks import parts_of
 from shared.config import ConfigError
 
 DATE = "strftime_now"  # the function with which templates write the date
+# Renders a template elsewhere. It gets the arguments of `rendered` and has its result.
+Renderer = Callable[..., list[str]]
 
 
 class TemplateError(BadRequest):
@@ -101,12 +104,21 @@ class ChatTemplate:
     specials: the special tokens that a template may write (`bos_token`, `eos_token`, ...)
 
     sees: whether the model sees pictures
+    renderer: renders the template elsewhere, for a template of a request
 
     A missing template, or one that does not compile, raises at the first `render` only: completions need none.
     """
 
-    def __init__(self, templates: Mapping[str, str], specials: Mapping[str, str], *, sees: bool = False) -> None:
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        specials: Mapping[str, str],
+        *,
+        sees: bool = False,
+        renderer: Renderer | None = None,
+    ) -> None:
         self._templates = dict(templates)
+        self._sees, self._renderer = sees, renderer
         self.takes_parts = sees and self.mentions("image")  # else contents are texts
         self._compiled: dict[str, jinja2.Template] = {}
         self._environment = _environment()
@@ -117,6 +129,11 @@ class ChatTemplate:
     def __bool__(self) -> bool:
         """Whether the model has a template."""
         return bool(self._templates)
+
+    @property
+    def blocks(self) -> bool:
+        """Whether `render` may take long, so that it belongs in a thread."""
+        return self._renderer is not None
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -150,6 +167,13 @@ class ChatTemplate:
 
         Raises TemplateError with the template's own words when it refuses the messages.
         """
+        if self._renderer is not None:
+            specials = {name: value for name, value in self._specials.items() if name != DATE}
+            parts = self._templates, specials, self._sees, self.seconds, messages, add_generation_prompt, tools, kwargs
+            text, *refused = self._renderer(*parts)
+            if refused:
+                raise TemplateError(text, param=refused[0])
+            return text
         if "messages" in kwargs:
             raise TemplateError("the chat template's messages cannot be replaced", param="chat_template_kwargs")
         defaults: dict[str, object] = {
@@ -164,7 +188,7 @@ class ChatTemplate:
         try:
             return template.render(variables)
         except Exception as exc:  # a template is a program: unexpected messages can make it raise anything
-            raise TemplateError(f"the model's chat template refused the messages: {exc}") from exc
+            raise TemplateError(f"the chat template refused the messages: {str(exc) or type(exc).__name__}") from exc
 
     def _choose(self, with_tools: bool) -> jinja2.Template:
         if not self._templates:
@@ -180,5 +204,34 @@ class ChatTemplate:
             try:
                 self._compiled[name] = self._environment.from_string(self._templates[name])
             except jinja2.TemplateSyntaxError as exc:
-                raise TemplateError(f"the model's chat template does not compile: {exc}") from exc
+                raise TemplateError(f"the chat template does not compile: {exc}") from exc
         return self._compiled[name]
+
+
+def rendered(
+    templates: dict[str, str],
+    specials: dict[str, str],
+    sees: bool,
+    seconds: float | None,
+    messages: list[dict[str, Any]],
+    generate: bool,
+    tools: list[dict[str, Any]] | None,
+    kwargs: dict[str, Any],
+) -> list[str]:
+    """Renders a template in another process (shared/processes/expendable.py).
+
+    Returns the text; if the template refuses, the message and the parameter of the TemplateError
+    """
+    template = _template(tuple(templates.items()), tuple(specials.items()), sees)
+    try:
+        template = template if seconds is None else template.at(seconds)
+        return [template.render(messages, generate, tools, **kwargs)]
+    except TemplateError as error:
+        return [error.message, error.param or "messages"]
+
+
+@lru_cache(maxsize=8)
+def _template(
+    templates: tuple[tuple[str, str], ...], specials: tuple[tuple[str, str], ...], sees: bool
+) -> ChatTemplate:
+    return ChatTemplate(dict(templates), dict(specials), sees=sees)

@@ -21,8 +21,8 @@ class FrontendConfig:
     )  # fmt: skip
     chat_template: str = setting("", "file with a chat template (Jinja) that replaces the model's own")
     trust_request_chat_template: bool = setting(
-        False, "accept a chat template in a request, which is a program that runs in the frontend, without access to "
-        "anything but the request, and without a limit on its time",
+        False, "accept a chat template in a request, which is a program: it runs in a child process, without access to "
+        "anything but the request, for at most 2 s and with at most 256 MB",
     )  # fmt: skip
     special_tokens_in_content: bool = setting(
         False, "let the spelling of a special token in a message, a tool, a document or a variable of the chat "

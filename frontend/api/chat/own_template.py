@@ -5,18 +5,21 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from frontend.api.chat.call_history import COMMON_ROLES, ChatMessage
 from frontend.api.chat.chat_prompt import render
 from frontend.api.chat.continuation_fields import ContinueFrom
 from frontend.api.model_context import ModelContext
-from frontend.errors import Unprocessable
+from frontend.errors import Overloaded, Unprocessable
 from frontend.output_parser.formats import ModelFormat
 from frontend.output_parser.tool_choice import Function
 from frontend.text.chat_template import ChatTemplate, TemplateError
+from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Raised
 
+SECONDS = 2.0  # for rendering one template
+MEGABYTES = 256
 SHOWN = "\ue001"  # a private-use character; around the number of a message, it shows that a template shows the message
 
 
@@ -42,15 +45,26 @@ def with_template(context: ModelContext, source: str | None, continued: Continue
         has_reasoning_effort=shown.has_reasoning_effort,
     )  # fmt: skip
     sees = context.tokenizer.pictures is not None
-    template = _compiled(source, tuple(context.tokenizer.named_tokens.items()), sees)
+    template = ChatTemplate({"default": source}, context.tokenizer.named_tokens, sees=sees, renderer=_in_child)
     if (seconds := context.template.seconds) is not None:
         template = template.at(seconds)
     return replace(context, template=template, style=style)
 
 
-@lru_cache(maxsize=8)
-def _compiled(source: str, specials: tuple[tuple[str, str], ...], sees: bool) -> ChatTemplate:
-    return ChatTemplate({"default": source}, dict(specials), sees=sees)
+def _in_child(*arguments: Any) -> list[str]:
+    """Renders a template in a child process: Jinja's sandbox limits neither time nor memory."""
+    try:
+        text: list[str] = _child().call(*arguments, seconds=SECONDS)
+        return text
+    except (NotStarted, Killed) as error:
+        raise Overloaded(f"`chat_template` was not rendered: {error}", code="not_ready", retry_after=1.0) from error
+    except (Lost, Raised) as error:
+        raise TemplateError(f"`chat_template` cannot be rendered: {error}", param="chat_template") from error
+
+
+@cache
+def _child() -> Expendable:
+    return Expendable("frontend.text.chat_template:rendered", megabytes=MEGABYTES)
 
 
 def document_arguments(documents: list[dict[str, Any]] | None, context: ModelContext) -> dict[str, Any]:

@@ -18,7 +18,7 @@ async def apply_template(request: TemplateRequest, context: ModelContext) -> typ
     """
     check_model(request.model, context)
     context = with_template(context.unlimited, request.chat_template)
-    text = rendered_chat(request, shown(request.tools, request.tool_choice), context).text
+    text = (await rendered_chat(request, shown(request.tools, request.tool_choice), context)).text
     bos = context.tokenizer.named_tokens.get("bos_token") or ""
     (lead,) = await context.tokenizer.encode_batch([""])
     added = bool(bos) and context.tokenizer.decode(lead, skip_special=False).startswith(bos)

@@ -1,5 +1,6 @@
 """The request of OpenAI's chat completions, and the prompt that its messages make; `/tokenize` shares them."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -233,11 +234,17 @@ def _thinking_arguments(request: Asked, context: ModelContext) -> dict[str, Any]
 
 async def chat_prompt(request: Asked, functions: Sequence[Function], context: ModelContext) -> Prompt:
     """Returns the prompt of a request's messages. Raises BadRequest or Unprocessable."""
-    return await encoded(rendered_chat(request, functions, context), context)
+    return await encoded(await rendered_chat(request, functions, context), context)
 
 
-def rendered_chat(request: Asked, functions: Sequence[Function], context: ModelContext) -> Rendered:
+async def rendered_chat(request: Asked, functions: Sequence[Function], context: ModelContext) -> Rendered:
     """Renders a request's messages. Raises BadRequest or Unprocessable."""
+    if context.template.blocks:
+        return await asyncio.to_thread(_rendered, request, functions, context)
+    return _rendered(request, functions, context)
+
+
+def _rendered(request: Asked, functions: Sequence[Function], context: ModelContext) -> Rendered:
     generate, resume = request.add_generation_prompt, request.continue_final_message
     if generate and resume:
         raise Unprocessable(

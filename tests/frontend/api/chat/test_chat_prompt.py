@@ -1,12 +1,15 @@
 """Prompts of formats with rules of their own: Mistral's ids of nine characters, and gpt-oss's channels."""
 
+import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from frontend.api.chat import own_template
 from frontend.api.chat.call_history import as_the_template_shows, call, chat_message
 from frontend.api.openai import chat
 from frontend.errors import BadRequest, Unprocessable
@@ -118,3 +121,25 @@ async def test_documents_are_shown_or_refused(tokenizer: Tokenizer) -> None:
     assert "hi" in await prompt_of(tokenizer, documents=[])
     with pytest.raises(Unprocessable, match="no place"):
         await prompt_of(tokenizer, documents=documents)
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{{ 'a' * 10**9 }}", "MemoryError"),
+        ("{% for i in [0] * 10**9 %}{% endfor %}", "MemoryError"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}", "`chat_template` cannot be rendered: it takes longer than 0.3 s"),
+    ],
+)
+async def test_template_of_a_request_that_takes_all_time_or_memory_is_refused_and_holds_up_nobody(
+    template: str, problem: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_template, "SECONDS", 0.3)
+    refused = asyncio.create_task(prompt_of(tokenizer, chat_template=template))
+    waited = time.monotonic()
+    await asyncio.sleep(0.01)
+    assert time.monotonic() - waited < 0.2, "the event loop stood still"
+    with pytest.raises(BadRequest, match=problem):
+        await refused
+    monkeypatch.setattr(own_template, "SECONDS", 30.0)
+    assert await prompt_of(tokenizer, chat_template="{{ messages[0].content }}") == "hi"
