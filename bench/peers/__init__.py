@@ -7,6 +7,7 @@ serving             CPU time per streamed token around a tiny model
 engine              the same comparison without HTTP, for tuning kernels
 start               time from the command to the first token, and memory
 pictures            time to the first token of questions about pictures, of servers that run
+adapters            decode with LoRA adapters, of servers that run
 llama_cpp           llama.cpp for every instruction set and weight format
 gguf_file           writes a checkpoint as GGUF for llama.cpp
 gguf_values         the hyperparameters in such a file
