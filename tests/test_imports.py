@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,12 @@ def sources(place: str) -> list[Path]:
     return [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     """Full names of all modules that a file imports, wherever in it; relative ones made absolute."""
     package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
@@ -159,6 +165,7 @@ CIRCLES = {
 }
 
 
+@cache
 def node_of(path: Path) -> str:
     """Returns the node of a file in the search for circles: its folder, or the file itself if folders lie beside it.
 
@@ -169,6 +176,7 @@ def node_of(path: Path) -> str:
     return (path if has_folders else folder).relative_to(ROOT).as_posix()
 
 
+@cache
 def file_of(module: str) -> Path | None:
     """Returns the file that holds a module, or the name in a module, of this full name; None for another project's."""
     path = ROOT.joinpath(*module.split("."))

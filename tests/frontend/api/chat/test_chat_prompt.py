@@ -128,7 +128,10 @@ async def test_documents_are_shown_or_refused(tokenizer: Tokenizer) -> None:
     [
         ("{{ 'a' * 10**9 }}", "MemoryError"),
         ("{% for i in [0] * 10**9 %}{% endfor %}", "MemoryError"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}", "`chat_template` cannot be rendered: it takes longer than 0.3 s"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}",
+            "`chat_template` cannot be rendered: it takes longer than 0.3 s",
+        ),
     ],
 )
 async def test_template_of_a_request_that_takes_all_time_or_memory_is_refused_and_holds_up_nobody(
