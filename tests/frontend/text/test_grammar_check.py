@@ -15,6 +15,7 @@ from frontend.text import grammar_builder as build
 from frontend.text import grammar_check
 from frontend.text.tokenizer import Tokenizer
 from shared.processes import grammar_trial
+from shared.processes.expendable import Expendable
 from tests.deep_grammars import ANCHORS, CHAINS, IDS, NAMED_DEFINITIONS, PERCENT, chain, rules
 from tests.fakes import MODEL, FakePool
 from tests.frontend.serving import http_client
@@ -125,16 +126,15 @@ async def test_in_turn_with_a_known_grammar_does_not_wait(monkeypatch: pytest.Mo
 
 def test_child_killed_during_a_check_costs_that_request(monkeypatch: pytest.MonkeyPatch) -> None:
     build.regex("first", "x")
-    child = grammar_check._children().queue[-1]  # the one that is used next
-    ask = child.call
+    ask = Expendable.call
 
-    def killed(*arguments: Any, seconds: float) -> Any:
+    def killed(child: Expendable, *arguments: Any, seconds: float) -> Any:
         os.kill(child.pid, signal.SIGSTOP)
         threading.Timer(0.1, os.kill, (child.pid, signal.SIGKILL)).start()
-        return ask(*arguments, seconds=seconds)
+        return ask(child, *arguments, seconds=seconds)
 
     with monkeypatch.context() as patch:
-        patch.setattr(child, "call", killed)
+        patch.setattr(Expendable, "call", killed)
         with pytest.raises(Unprocessable, match="the process that examined it ended"):
             build.regex("second", "x")
     assert build.regex("second", "x")
