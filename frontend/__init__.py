@@ -2,15 +2,15 @@
 
 __main__            one process: opens the port, loads the tokenizer, serves, drains
 errors, request     exceptions with their HTTP status; a validated request and its deltas
-features            what only some requests ask for
-server/             the edge: connections, TLS, authentication, middleware, server-sent events
-api/                the routes, and what each API format reads and writes
+features            optional features of a request, as plain values
+server/             connections, TLS, authentication, middleware, server-sent events
+api/                the routes, and the requests and responses of each API format
 generation/         one request: its sequences, its choices, their deltas
 text/               tokenizer, chat template, detokenizer, stop strings, grammars
-pictures/           pictures in chat: read, decoded, and put into prompts
+pictures/           reads and decodes pictures in chats, and puts them into prompts
 output_parser/      reasoning and tool calls in the generated text
 workers/            the worker pool: discovery, membership, routing, connections, streams
 observability/      access log, metrics, statistics, tracing
-offline/, llm        generation from Python, without HTTP: the class `LLM`, and its public name
+offline/, llm       generation from Python, without HTTP: the class `LLM`, and the module to import it from
 web/                the page at `/`
 """

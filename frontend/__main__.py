@@ -1,12 +1,12 @@
-"""One frontend process: opens the port, loads the tokenizer, serves, drains. deploy/cli has the command line.
+"""One frontend process: opens the port, loads the tokenizer, serves, drains. The command line is in deploy/cli.
 
-The port is open before the tokenizer is read, so that `/health` and `/ready` answer at once.
+The port is opened before the tokenizer is loaded, so that `/health` and `/ready` respond at once.
 
-SIGTERM and Ctrl-C drain: nothing more is admitted, and running requests may finish. A second signal, more than a second
-after the first (shared/processes/stop_requests.py), exits at once, except under the launcher: a process manager signals
-both, so that the frontend may see the first signal twice. When the launcher gets a second signal, it kills the
-frontend. SIGHUP means that another process has taken over the port: this one accepts no further connections, and serves
-the open ones.
+SIGTERM and Ctrl-C start a drain: no more requests are admitted, and running ones may finish. A second signal, more than
+a second after the first (shared/processes/stop_requests.py), ends the process at once. This does not hold under the
+launcher: a process manager signals both processes, so the frontend may get the first signal twice. The launcher kills
+the frontend when it gets a second signal itself. SIGHUP means that another process has taken over the port: this
+process accepts no more connections, and serves the open ones.
 """
 
 import asyncio
@@ -41,25 +41,23 @@ from shared.processes.stop_requests import StopRequests, ignore_further
 from shared.wire.address import parse_all
 from shared.wire.curve import keys_for
 
-GRACE_S = 5.0  # for connections to receive their last bytes after a drain
-IDLE_CLOSE_S = 3.0  # after SIGHUP, until idle connections are closed
+GRACE_S = 5.0  # time after a drain in which connections may receive their last bytes
+IDLE_CLOSE_S = 3.0  # time after SIGHUP until idle connections are closed
 HOLD_S = 30.0  # how long `hold` waits for readiness before it accepts connections anyway
 READY_POLL_S = 0.05
 BEAT_S = 0.2
-# Decoding a frame for thousands of streams creates far more objects than Python's threshold of 700 before it frees any:
-# with that threshold, collections would find no garbage.
+# Decoding a frame for thousands of streams creates far more live objects than Python's threshold of 700. With that
+# threshold, garbage collections would run often and find nothing.
 GC_THRESHOLDS = (50_000, 20, 20)
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that still answers (503) while it drains, and exits with success after a signal."""
+    """A uvicorn server that still responds (with 503) while it drains, and exits with success after a signal."""
 
     def __init__(
         self, config: uvicorn.Config, models: ModelTable, drain_timeout: float, heartbeat: Heartbeat, *, hold: bool
     ) -> None:
-        """
-        hold: accept no connections before requests can be served
-        """
+        """hold: whether to accept connections only when requests can be served"""
         super().__init__(config)
         self._heartbeat = heartbeat
         self._hold = hold
@@ -81,7 +79,7 @@ class Server(uvicorn.Server):
             self._heartbeat.phase = Phase.SERVING
 
     async def _accept(self, sockets: list[socket.socket]) -> None:
-        """Waits until requests can be served, HOLD_S at most; then listens as uvicorn does at its start."""
+        """Waits until requests can be served, for at most HOLD_S. Then listens, as uvicorn does at its start."""
         deadline = time.monotonic() + HOLD_S
         while not self._models.readiness.ready and time.monotonic() < deadline:
             await asyncio.sleep(READY_POLL_S)
@@ -96,8 +94,8 @@ class Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
-        """Drains, then exits. A call more than a second after the first exits at once, unless `sluice serve` started
-        this process."""
+        """Drains and exits. A second call, more than a second later, exits at once unless `sluice serve` started the
+        process."""
         second = self._stop_requests.is_second()
         if self._draining is None:
             self._draining = self._loop.create_task(self._drain())
@@ -106,11 +104,11 @@ class Server(uvicorn.Server):
 
     @property
     def stopping(self) -> bool:
-        """Whether a signal has asked to stop."""
+        """Whether a signal has asked this process to stop."""
         return self._draining is not None
 
     def leave(self) -> None:
-        """Accepts no further connections; exits when the open ones are done, or the drain's time is over."""
+        """Accepts no more connections. Exits when the open ones are closed, or after the drain's time limit."""
         if self._leaving is None:
             self._leaving = self._loop.create_task(self._leave())
 
@@ -124,7 +122,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(BEAT_S)
             if time.monotonic() > left_at + IDLE_CLOSE_S:
                 for connection in list(self.server_state.connections):
-                    connection.shutdown()  # at once if it is idle, else after its response
+                    connection.shutdown()  # closes it at once if it is idle, else after its response
         await self._models.drain(0.0)
         self.should_exit = True
 
@@ -142,8 +140,8 @@ def serve(
 ) -> None:
     """Runs one frontend until a signal ends it. `settings.model.model` is the folder of the checkpoint.
 
-    heartbeat: shows the launcher that this process lives, and when it accepts connections
-    hold: accept no connections before requests can be served
+    heartbeat: tells the launcher that this process lives, and when it accepts connections
+    hold: whether to accept connections only when requests can be served
 
     Raises:
         TokenizerError: the folder has no usable tokenizer.
@@ -155,11 +153,11 @@ def serve(
 
 
 async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat: Heartbeat, *, hold: bool) -> None:
-    """Does the same as `serve`, in the running event loop."""
+    """Does the same as `serve`, but in the running event loop."""
     config = settings.frontend
     check_tls(config)
     for address in (settings.wire.requests, *config.worker_addresses.split(",")):
-        keys_for(address.strip(), settings.wire, worker=False)  # raises ConfigError
+        keys_for(address.strip(), settings.wire, worker=False)  # only for its ConfigError
     entries = read_entries(Path(settings.models.models)) if settings.many else []
     names = [entry.name for entry in entries] or [settings.model.name]
     metrics = PrometheusMetrics(config.metrics_prefix, names, config.metrics_aliases, on_demand=bool(entries))
@@ -192,7 +190,7 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat
 
 
 def _model_table(settings: Settings, tokenizer: asyncio.Future[Tokenizer], metrics: PrometheusMetrics) -> ModelTable:
-    """Makes the table of the one model that the settings name, and of its adapters. Raises ConfigError."""
+    """Makes the table of the one model in the settings, and of its adapters. Raises ConfigError."""
     names, pool = settings.model.names, _worker_pool(settings, tokenizer)
     model = ServedModel.of(names, settings.frontend, pool, tokenizer, metrics.models[names[0]])
     if not (settings.model.lora_modules or settings.model.allow_runtime_lora):
@@ -203,14 +201,14 @@ def _model_table(settings: Settings, tokenizer: asyncio.Future[Tokenizer], metri
 
 
 def _many(settings: Settings, entries: list[Entry], metrics: PrometheusMetrics) -> ModelTable:
-    """Makes the table for many models. The launcher starts and stops their workers."""
+    """Makes the table for many models, whose workers the launcher starts and stops."""
     from frontend.api.many.residents import Residents
 
     return Residents(settings, entries, metrics.of_model)
 
 
 def _worker_pool(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPool:
-    """Creates the pool of the workers that the settings name; if none, of the one at the wire's own addresses."""
+    """Creates the pool of the workers in the settings. If there are none, its worker is at the wire's own addresses."""
     config = settings.frontend
     file = Path(config.workers_file) if config.workers_file else None
     has_discovery = bool(config.worker_addresses or file)
@@ -245,13 +243,13 @@ async def _load_tokenizer(settings: Settings, server: Server, tokenizer: asyncio
         tokenizer.set_exception(exc)
         server.should_exit = True
     gc.collect()
-    gc.freeze()  # these objects live as long as the process: no later collection pauses to scan them
+    gc.freeze()  # these objects live as long as the process, so no later collection needs to scan them
     gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _uvicorn_config(settings: Settings, app: Any, protocol: Any) -> uvicorn.Config:
     config = settings.frontend
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # no warnings about malformed requests: metrics count them
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # hides warnings about malformed requests, which metrics count
     return uvicorn.Config(
         app,
         host=config.host,

@@ -1,6 +1,6 @@
-"""Errors with their HTTP status. The middleware turns them into responses; each API format has its own error body.
+"""Errors with their HTTP status. The middleware turns them into responses, in the format of the API.
 
-`/v1/completions` sends an error's own status. The other routes follow the APIs of OpenAI and Anthropic, which have no
+`/v1/completions` uses an error's own status. The other routes follow the APIs of OpenAI and Anthropic, which do not use
 422 (`api_status`).
 """
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class SluiceError(Exception):
-    """Base of all errors that a client sees.
+    """The base of all errors that a client sees.
 
-    kind: the OpenAI error type
+    kind: the error type in OpenAI's format
     code: a machine-readable reason
     """
 
@@ -40,7 +40,7 @@ class Unauthorized(SluiceError):
 
 
 class Forbidden(SluiceError):
-    """A page of another site sent the request, or it needs a server with API keys."""
+    """A page of another site sent the request, or the route needs a server with API keys or another setting."""
 
     status = 403
     kind = "permission_error"
@@ -52,7 +52,7 @@ class NotFound(SluiceError):
 
 
 class MethodNotAllowed(SluiceError):
-    """The route does not have the method; `allow` lists the methods that it has."""
+    """The route does not accept the method. `allow` lists the methods that it accepts."""
 
     status = 405
     kind = "not_found_error"
@@ -68,7 +68,7 @@ class TooLarge(SluiceError):
 
 
 class UnsupportedMediaType(SluiceError):
-    """The headers say that the body is no JSON, or that it is compressed."""
+    """The headers say that the body is not JSON, or that it is compressed."""
 
     status = 415
     kind = "invalid_request_error"
@@ -82,11 +82,11 @@ class Unprocessable(SluiceError):
 
 
 class ContextLengthExceeded(Unprocessable):
-    """The prompt, or the prompt together with the tokens asked for, is longer than the model's context.
+    """The prompt, or the prompt together with the requested tokens, is longer than the model's context.
 
-    prompt: the number of the prompt's tokens, or a lower bound of it if `at_least`
-    output: how many tokens were asked for; 0 if the prompt alone is too long
-    limit: the longest sequence, in tokens
+    prompt: the number of prompt tokens, or a lower bound of it if `at_least`
+    output: the number of requested tokens; 0 if the prompt alone is too long
+    limit: the longest possible sequence, in tokens
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class Overloaded(SluiceError):
 
 
 class NotSupported(SluiceError):
-    """The model cannot do what the route is for."""
+    """The model cannot do what the route or a field needs, or the module for it is missing."""
 
     status = 501
     kind = "not_supported_error"
 
 
 class Internal(SluiceError):
-    """A fault of the frontend or the worker: the step raised, or the stream could not be repaired."""
+    """A fault of the frontend or the worker: a step raised an exception, or a stream could not be repaired."""
 
 
 class DeadlineExceeded(SluiceError):
@@ -126,8 +126,8 @@ def own_status(error: SluiceError) -> int:
 
 
 def api_status(error: SluiceError) -> int:
-    """Returns the status that OpenAI's and Anthropic's APIs have for an error: 404 for another model, and 400 for
-    everything else that is not acceptable."""
+    """Returns the status of an error in OpenAI's and Anthropic's APIs: 404 for an unknown model, and 400 for everything
+    else that is 422 here."""
     if error.code == "model_not_found":
         return 404
     return 400 if isinstance(error, Unprocessable) else error.status

@@ -1,6 +1,6 @@
-"""The features that only some requests ask for, one field for each. A request that only generates text has none.
+"""The optional features of a request, one field for each. A request that only generates text has none.
 
-These are plain values. Each feature has a module in `frontend/generation/`, which changes the answer. Only
+These are plain values. Each feature has a module in `frontend/generation/` that changes the answer. Only
 `frontend/generation/extras.py` knows which module belongs to which field.
 """
 
@@ -13,31 +13,31 @@ from shared.messages import Adapter, Picture, Pooling
 class Scored:
     """Asks for the log-probabilities of each prompt instead of text."""
 
-    starts: tuple[int, ...]  # for each prompt the index of the first token that is scored
-    one_group: bool = False  # the prompts begin with the same tokens, which are computed once
+    starts: tuple[int, ...]  # by prompt: the index of the first token that is scored
+    one_group: bool = False  # whether the prompts begin with the same tokens, which are then computed once
 
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """The reports of llama.cpp that a stream has while it runs."""
+    """Which of llama.cpp's reports a stream contains."""
 
-    timings: bool  # every event has them
-    progress: bool  # the stream begins with the progress of the prompt
+    timings: bool  # whether every event has timings
+    progress: bool  # whether the stream begins with the progress of the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
     """Optional features of a request, beyond plain generation."""
 
-    continued: tuple[int, ...] = ()  # the output so far; every choice continues it, and does not repeat it
-    echo: tuple[str, ...] = ()  # each prompt's text, which precedes its choices; "" for a prompt of ids
-    prompt_logprobs: int | None = None  # also of this many of the likeliest tokens in each place; None: none
-    output_ms: int = 0  # time limit from the first token on, for a choice with a line break; 0: none
-    receipt: bool = False  # the response has receipts
+    continued: tuple[int, ...] = ()  # ids of the earlier output, which every choice continues without repeating it
+    echo: tuple[str, ...] = ()  # each prompt's text, to be put before its choices; "" for a prompt of ids
+    prompt_logprobs: int | None = None  # number of likeliest tokens to report per position; None: no log-probabilities
+    output_ms: int = 0  # time limit from the first token on, for an output with a line break; 0: none
+    receipt: bool = False  # whether the response has receipts
     checked: list[int] | None = None  # ids to check instead of generating; there is one prompt, and n is 1
     scored: Scored | None = None
-    adapter: Adapter | None = None  # changes the weights of the model
-    pictures: tuple[Picture, ...] = ()  # of the only prompt
+    adapter: Adapter | None = None  # the LoRA adapter, which changes the weights of the model
+    pictures: tuple[Picture, ...] = ()  # the pictures of the prompt, which is then the only one
     predicted: tuple[int, ...] | None = None  # ids that the client expects as the output
     pooling: Pooling | None = None  # asks for one vector of each prompt instead of text
 

@@ -1,4 +1,4 @@
-"""Public API: `from frontend.llm import LLM`; frontend/offline/llm.py implements it."""
+"""The public module of `LLM`: `from frontend.llm import LLM`. frontend/offline/llm.py implements the class."""
 
 from frontend.offline.llm import LLM
 

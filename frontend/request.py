@@ -1,6 +1,6 @@
-"""The frontend's vocabulary: a validated request in any API format, and the deltas that its response is made of.
+"""The frontend's common types: a validated request of any API format, and the deltas that its response is made of.
 
-A module of `api/` parses bytes into a `GenerationRequest`; `generation/` turns that into lists of `Delta`; the same
+A module of `api/` parses bytes into a `GenerationRequest`. `generation/` turns it into lists of `Delta`, and the same
 module of `api/` writes the Deltas in its format. No other module knows both HTTP and tokens.
 """
 
@@ -17,44 +17,44 @@ from shared.messages import Logprobs, Sampling, Timings
 
 
 class Finish(enum.StrEnum):
-    """Why a choice ended with success (failures are exceptions, never a Finish)."""
+    """Why a choice ended with success. A failure is an exception and has no Finish."""
 
     EOS = "eos"
     STOP = "stop"
     LENGTH = "length"
-    POOLED = "pooled"  # its vector is here
-    CHECKED = "checked"  # its tokens were compared with a given answer, up to the first that differs
+    POOLED = "pooled"  # its vector is computed
+    CHECKED = "checked"  # its tokens were compared with a given answer, up to the first difference
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a response shows besides the text of its choices."""
+    """Which optional parts a response has besides the text of its choices."""
 
-    usage: bool = False  # a stream has the usage in a last chunk
-    continuous_usage: bool = False  # a stream has the usage in every chunk
-    timings: bool = False  # the response includes timings
-    telemetry: Telemetry | None = None  # with it, a choice's first delta has the worker's timings so far
-    ids: bool = False  # the response has token ids
-    tokens_as_ids: bool = False  # log-probabilities name tokens by id
-    stop: bool = False  # a choice ends with the stop string that ended it
-    specials: bool = False  # text shows special tokens
+    usage: bool = False  # whether a stream ends with a chunk that has the usage
+    continuous_usage: bool = False  # whether every chunk of a stream has the usage
+    timings: bool = False  # whether the response has timings
+    telemetry: Telemetry | None = None  # if set, a choice's first delta has the worker's timings up to then
+    ids: bool = False  # whether the response has token ids
+    tokens_as_ids: bool = False  # whether log-probabilities name tokens by id
+    stop: bool = False  # whether a choice includes the stop string that ended it
+    specials: bool = False  # whether the text shows special tokens
     reasoning: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Where a request stands among others. `priority` is that of shared.messages.Submit."""
+    """What decides when and where a request runs. `priority` is that of shared.messages.Submit."""
 
-    cache_salt: str = ""  # as the client sent it
-    deadline_ms: int = 0  # counted from the arrival of the request; 0 if there is no deadline
+    cache_salt: str = ""  # requests share cached prefixes only if they have the same salt
+    deadline_ms: int = 0  # counted from the arrival of the request; 0: no deadline
     priority: int = 0
     tenant: str = ""  # the name of the request's API key, and the fairness id of a gateway
-    fingerprint: str = ""  # only workers with this fingerprint may compute it; "": any, but the same for all sequences
+    fingerprint: str = ""  # only workers with this fingerprint may compute it; "": any one for all sequences
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One HTTP request in any API format, tokenized and validated.
+    """One HTTP request of any API format, tokenized and validated.
 
     Choice `i` of the response belongs to prompt `i // n`.
     """
@@ -65,20 +65,20 @@ class GenerationRequest:
     n: int = 1
     stream: bool = False
     model: str = ""
-    parser_config: ParserConfig | None = None  # None: all of the output is text
+    parser_config: ParserConfig | None = None  # None: the output is not parsed
     shown: Shown = Shown()
     admission: Admission = Admission()
     features: Features = NO_FEATURES
-    format_data: Any = None  # what only this API format's response needs, as a record of the format's own
+    format_data: Any = None  # a record of the API format with data for its response
 
     @property
     def prompt_tokens(self) -> int:
-        """How many tokens the worker is given. A prompt counts once, however many choices continue it."""
+        """How many prompt tokens the worker gets. A prompt counts once, however many choices it has."""
         return sum(map(len, self.prompts)) + self.brought
 
     @property
     def brought(self) -> int:
-        """How many tokens of output the request brings, which each choice goes on from."""
+        """How many tokens of earlier output the request contains, which each choice continues."""
         return len(self.features.continued)
 
     def admitted(self, **changes: Any) -> Self:
@@ -91,9 +91,9 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    continued_tokens: int = 0  # those of the prompt that are earlier output, which this output continues
-    reasoning_tokens: int | None = None  # of the completion's; None where nobody counts them
-    predicted: tuple[int, int] | None = None  # tokens of a `prediction` that were accepted, and that were rejected
+    continued_tokens: int = 0  # prompt tokens that are earlier output, see `continue_from`
+    reasoning_tokens: int | None = None  # how many of the completion tokens; None: not counted
+    predicted: tuple[int, int] | None = None  # tokens of a `prediction` that were accepted, and rejected
 
     @property
     def total_tokens(self) -> int:
@@ -102,36 +102,36 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The log-probability of a token, and the likeliest tokens in its place (`top`), most likely first."""
+    """The log-probability of a token, and the likeliest tokens at its position (`top`), likeliest first."""
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    rank: int = 0  # of a prompt's token among all tokens, from 1 on
+    rank: int = 0  # for a token of a prompt: its place among all tokens by likelihood, from 1
 
     @property
     def top_with_token(self) -> tuple[tuple[int, float], ...]:
-        """`top` and, if it is not among them, the token itself."""
+        """`top`, and the token itself if `top` does not contain it."""
         among = any(id == self.token_id for id, _ in self.top)
         return self.top if among else (*self.top, (self.token_id, self.logprob))
 
 
 class Extras(msgspec.Struct, gc=False):
-    """What only some features add to a delta. All but `before` come together with `finish`."""
+    """What optional features add to a delta. All fields except `before` are set together with `finish`."""
 
-    before: Sequence[str] = ()  # in the first delta, if the output goes on from another: the texts of its tokens
-    prompt_logprobs: list[TokenLogprob] | None = None  # NaN for the first token
+    before: Sequence[str] = ()  # the texts of an earlier output's tokens, if this one continues it; in the first delta
+    prompt_logprobs: list[TokenLogprob] | None = None  # the first token's is NaN
     output: list[int] | None = None  # all ids of the output, for a receipt
     scores: Sequence[Logprobs] = ()  # the log-probabilities of the prompt, as the worker sent them
     vector: bytes = b""  # packed float32
-    predicted: tuple[int, int] | None = None  # drafts of an expected output: accepted, and rejected
+    predicted: tuple[int, int] | None = None  # tokens of an expected output that were accepted, and rejected
 
 
-NO_EXTRAS = Extras()  # to read from, never to write to
+NO_EXTRAS = Extras()  # read-only
 
 
 class Delta(msgspec.Struct, gc=False):
-    """What one choice gained since its last Delta.
+    """The output of one choice since its last Delta.
 
     `texts[i]` is what token `ids[i]` added to the text: empty while a character is incomplete, cut where a stop string
     began. The last Delta of a choice has `finish`, `timings` and `seed`; `stop` is the string or id that ended it.
@@ -142,10 +142,10 @@ class Delta(msgspec.Struct, gc=False):
     texts: list[str]
     finish: Finish | None = None
     stop: str | int | None = None
-    matched_stop: str | int | None = None  # like `stop`, but the last token's id if the model or a grammar ended it
+    matched_stop: str | int | None = None  # like `stop`, or the last token's id if the model or a grammar ended it
     usage: Usage | None = None  # of this choice so far
     logprobs: list[TokenLogprob] | None = None
-    timings: Timings | None = None  # set together with `finish`, and in the first one if the request asks for the start
+    timings: Timings | None = None  # with `finish`, and in the first delta if it is requested
     seed: int | None = None
     added: Extras | None = None
 
@@ -155,11 +155,11 @@ class Delta(msgspec.Struct, gc=False):
 
     @property
     def extras(self) -> Extras:
-        """What features have added. For reading only."""
+        """What optional features have added. For reading only."""
         return self.added or NO_EXTRAS
 
     def add(self) -> Extras:
-        """Returns what features have added, for the caller to add to."""
+        """Returns what optional features have added, so that the caller can add to it."""
         if self.added is None:
             self.added = Extras()
         return self.added

@@ -1,31 +1,31 @@
-"""The routes, and the API formats: how each one reads a request (`parse`) and writes its response.
+"""The routes, and the API formats: how each format reads a request (`parse`) and writes the response.
 
-    app                 the table of routes, and what runs as long as the app does
-    app_state           what all routes share, and how they read a body
-    model_table         the models by their names: each with its tokenizer, its requests and its workers
-    api_formats         what an API format has to offer, and which one a path speaks
+    app                 the table of routes, and the background tasks of the app
+    app_state           the objects that all routes share, and how routes read a body
+    model_table         looks up a served model by name: its tokenizer, service and worker pool
+    api_formats         the interface of an API format, and the table from paths to formats
     routes/             the life of a request on each kind of route
     openai/             completions, typed events, chat completions, responses
     anthropic/          messages
-    ollama/             chat, generate, embed, and the routes around them
-    llama_cpp/          completion, infill, and the routes around them
-    pooling/            the formats that answer with vectors or scores
+    ollama/             chat, generate, embed, and Ollama's other routes
+    llama_cpp/          completion, infill, and llama.cpp's other routes
+    pooling/            the formats whose responses are vectors or scores
     many/               many models, which the launcher loads when requests need them
-    adapters/           LoRA adapters, which requests choose by name as models
+    adapters/           LoRA adapters, which requests select by a model name
     tokenize            /tokenize and /detokenize
-    receipts/           what proves an answer, and how it is checked
+    receipts/           records that prove how an answer was made, and the check of such a record
     models, tokenize, prefix_cache      routes that need no generation
 
 The formats share these modules:
 
     requests/           the base of all request and response types, and how JSON becomes them
-    model_context       the model's facts, and checks of a request against them
-    prepare             from what a format has read to a GenerationRequest: the steps that all formats share
-    truncation, context_length      whether a prompt is shortened; whether it fits, and the words if it does not
-    sampling, recommended           how tokens are drawn, and what the checkpoint recommends for it
-    response_context    what writing a response needs
+    model_context       facts about the model, and checks of a request against them
+    prepare             makes a GenerationRequest of a decoded body: the steps that all formats share
+    truncation, context_length      shorten a prompt on request; refuse a prompt that is too long
+    sampling, recommended           the sampling parameters of a request, and the checkpoint's defaults for them
+    response_context    everything besides the deltas that is needed to write a response
     totals              usage and timings of a response
     chat/               chat messages as a prompt, and the features that chats and completions share
-    fingerprint         what a frontend adds to a worker's fingerprint
-    rooms               a feature whose module is missing is refused in words
+    fingerprint         the frontend's part of the fingerprint
+    rooms               the error for a feature whose module was deleted
 """

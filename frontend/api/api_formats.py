@@ -1,4 +1,4 @@
-"""The API formats: what each one has to offer, and which one a path speaks."""
+"""The interface of an API format, and the tables that say which format a path uses."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -22,11 +22,11 @@ from shared.config import FrontendConfig
 
 
 class ApiFormat(Protocol):
-    """The interface of a module in `openai/`, `anthropic/`, `ollama/` or `llama_cpp/` that handles one format."""
+    """The interface of a module in `openai/`, `anthropic/`, `ollama/` or `llama_cpp/` that implements one format."""
 
-    NAME: str  # in logs and traces
-    PREFIX: str  # of a response's id
-    FRAMING: Framing  # of a stream
+    NAME: str  # the format's name in logs and traces
+    PREFIX: str  # the prefix of a response's id
+    FRAMING: Framing  # how the events of a stream are framed
 
     @property
     def REQUEST(self) -> type[RequestModel]: ...  # the type that a body is decoded into
@@ -39,7 +39,7 @@ class ApiFormat(Protocol):
     def stream_error(self, exc: SluiceError, request_id: str, context: ResponseContext) -> bytes: ...
 
 
-API_FORMATS: Mapping[str, ApiFormat] = {  # the routes that generate
+API_FORMATS: Mapping[str, ApiFormat] = {  # by path: all routes that generate text
     "/v1/completions": completions,
     "/v1/chat/completions": chat,
     "/chat/completions": chat,
@@ -52,7 +52,7 @@ API_FORMATS: Mapping[str, ApiFormat] = {  # the routes that generate
     "/completions": llama_cpp_completion,
     "/infill": llama_cpp_infill,
 }
-ERRORS: Mapping[str, Envelope] = {  # the format of errors under other paths, by how they begin; else OpenAI's
+ERRORS: Mapping[str, Envelope] = {  # the error format of other paths, by prefix; a path without a row uses OpenAI's
     "/v1/messages/": messages,
     "/api/": ollama_chat,
     **dict.fromkeys(("/apply-template", "/embedding", "/props", "/slots", "/lora-adapters"), llama_cpp_envelope),
@@ -60,7 +60,7 @@ ERRORS: Mapping[str, Envelope] = {  # the format of errors under other paths, by
 
 
 def api_format(path: str, body: bytes, config: FrontendConfig) -> ApiFormat:
-    """Returns the API format of the response; an error has it, too, even if the body cannot be decoded."""
+    """Returns the API format of the response. Errors use it, too, even if the body cannot be decoded."""
     if path == "/v1/completions":
         wanted = requested_stream_format(body) or config.completions_stream_format
         return typed_events if wanted == "events" else completions
@@ -68,7 +68,7 @@ def api_format(path: str, body: bytes, config: FrontendConfig) -> ApiFormat:
 
 
 def error_format(path: str, config: FrontendConfig) -> Envelope:
-    """Returns the format of an error that occurs before the body is read, or on a route that generates nothing."""
+    """Returns the API format of an error before the body is read, or on a route that generates no text."""
     if path in API_FORMATS:
         return api_format(path, b"", config)
     return next((envelope for start, envelope in ERRORS.items() if path.startswith(start)), chat)

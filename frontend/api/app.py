@@ -1,7 +1,7 @@
-"""The app: the table of its routes, and what runs as long as it does.
+"""The app: the table of its routes, and the background tasks that run as long as the app.
 
-The app can be created, and its port opened, before the tokenizer is loaded or a worker is connected; until then the
-routes that need them answer 503 and `/ready` says what is missing.
+The app can be created, and its port opened, before the tokenizer is loaded or a worker is connected. Until then, the
+routes that need them respond with 503, and `/ready` says what is missing.
 """
 
 import asyncio
@@ -54,14 +54,14 @@ from shared.config import FrontendConfig, words
 from shared.signing import Signer
 
 FLUSH_S = 1.0
-LAG_S = 0.05  # between two measurements of the event loop's lag
+LAG_S = 0.05  # pause between two measurements of the event loop's lag
 
 Handler = Callable[[AppState, Request], Awaitable[Response]]
 R = TypeVar("R", bound=RequestModel)
 
 
 def answering(kind: type[R], function: Callable[[R, ModelContext], Awaitable[Any]]) -> Handler:
-    """Returns the function of a route that decodes a body into `kind` and answers with what `function` returns."""
+    """Returns a route handler that decodes the body into `kind`, calls `function` and responds with its result."""
 
     async def handler(app: AppState, request: Request) -> Response:
         decoded = app.decode(request, await app.body(request), kind)
@@ -120,9 +120,9 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
 
 
 def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMetrics) -> Starlette:
-    """Creates the ASGI application; its lifespan starts and closes the pools of `models`, which are `app.state.models`.
+    """Creates the ASGI application. Its lifespan starts and closes the pools of `models` (also `app.state.models`).
 
-    Raises ConfigError if the file of API keys, or that of the key for receipts, cannot be used; and for --objectives.
+    Raises ConfigError if the file of API keys, the signing key of receipts or --objectives cannot be used.
     """
     ended = end_hooks(config, metrics)
     state = AppState(config, models, metrics, Signer.load(config.receipt_key))
@@ -149,7 +149,7 @@ def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMe
 
 
 def routes(state: AppState) -> list[Route]:
-    """Returns the routes of the table, and those of the page, which need nothing of the app."""
+    """Returns the routes of ROUTES and those of the playground page. The page's routes need no AppState."""
     return [
         Route("/", playground.page),
         Route("/web/{name:path}", playground.page),
@@ -165,7 +165,7 @@ async def _answered(handler: Handler, state: AppState, request: Request) -> Resp
 
 
 def _cors(origins: list[str]) -> list[Middleware]:
-    """Returns what tells browsers that pages of these origins may read the answers, their headers, too."""
+    """Returns the CORS middleware, which lets pages of these origins read responses and their headers."""
     if not origins:
         return []
     every = ["*"]
@@ -191,7 +191,7 @@ def _comments_while_loading(config: FrontendConfig, models: ModelTable) -> list[
 
 
 def _pass_on(request: Request, exc: Exception) -> Response:
-    raise exc  # the middleware makes the response
+    raise exc  # the middleware makes the response from the exception
 
 
 def _lifespan(

@@ -1,4 +1,4 @@
-"""What all routes share: the settings, the table of models, the metrics; and how a route reads a body.
+"""The objects that all routes share (settings, table of models, metrics), and how a route reads a body.
 
 Knows Starlette's requests and responses, but no route.
 """
@@ -26,13 +26,14 @@ from shared.signing import Signer
 
 R = TypeVar("R", bound=RequestModel)
 
-# What bodies of JSON are called: the right name, what `curl -d` says without a header, and what a page's `fetch` says.
+# The accepted content types of a JSON body: the correct one, the one that `curl -d` sends by default, and the one that
+# a browser's `fetch` sends by default.
 JSON_TYPES = frozenset({"", "application/json", "application/x-www-form-urlencoded", "text/plain"})
 
 
 @dataclass(frozen=True)
 class AppState:
-    """Lives as long as the app. Every route's function gets it, and the request."""
+    """The state that all routes share, as long as the app lives. Every route handler gets it, and the request."""
 
     config: FrontendConfig
     models: ModelTable
@@ -42,20 +43,20 @@ class AppState:
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     def model_of(self, decoded: RequestModel) -> ServedModel:
-        """Returns the model that a decoded body means by its field `model`, see ModelTable.find; or by `lora`."""
+        """Returns the model that a decoded body selects by `model` (see ModelTable.find) or by llama.cpp's `lora`."""
         found, scales = self.models.find(getattr(decoded, "model", None)), getattr(decoded, "lora", None)
         if scales is None:
             return self.models.by_default(found)
         return self.models.scaled({one.id: one.scale for one in scales}) if scales else found
 
     async def usable_model(self, decoded: RequestModel, *, computing: bool = True) -> ServedModel:
-        """Returns the model that a decoded body means, when it can serve, see ModelTable.usable."""
+        """Returns the model that a decoded body selects, as soon as it can serve (see ModelTable.usable)."""
         found, name = self.model_of(decoded), getattr(decoded, "model", None)
         keep_alive = getattr(decoded, "keep_alive", None)
         return await self.models.usable(found, name, computing=computing, keep_alive=keep_alive)
 
     def sign(self, request: Request, model: ServedModel, worker: str) -> str:
-        """Returns the fingerprint of answers, and adds it to the response's headers. worker: the worker's own."""
+        """Returns the fingerprint of a response, and adds it to the headers. worker: the worker's fingerprint"""
         record: RequestRecord = request.scope[RECORD]
         found = record.fingerprint = model.fingerprint_with(worker)
         if found:
@@ -63,19 +64,19 @@ class AppState:
         return found
 
     async def body(self, request: Request) -> bytes:
-        """Reads the body. Raises as `Bodies.read` does; UnsupportedMediaType if its headers say that it is no JSON."""
+        """Reads the body. Raises what `Bodies.read` raises, and UnsupportedMediaType if the headers name no JSON."""
         check_media_type(request)
         return await self.bodies.read(request, self.config.max_body_bytes or largest_body(self._most_pictures()))
 
     def _most_pictures(self) -> int:
-        """Returns how many pictures a request may have; 0 if no model sees. One that is still loading might."""
+        """Returns how many pictures a request may have: 0 only if all models are loaded and none accepts pictures."""
         sees = any(not one.service.has_tokenizer or one.service.tokenizer.pictures for one in self.models)
         return self.config.max_images_per_request if sees else 0
 
     def decode(self, request: Request, body: bytes, kind: type[R], path: str = "") -> R:
-        """Returns the body as `kind`; the response will name the fields that were ignored. Raises as `decode` does.
+        """Returns the body as `kind`, and notes ignored fields for a response header. Raises what `decode` raises.
 
-        path: of the route that the body is meant for; empty: that of the request
+        path: the route whose fields the body has; empty: the path of the request
         """
         ignored: dict[str, None] = {}
         decoded = decode(body, kind, self._unknown_fields.reader(path or request.scope["path"], ignored))
@@ -89,7 +90,7 @@ class AppState:
 
 
 def check_media_type(request: Request) -> None:
-    """Raises UnsupportedMediaType for a body that is called something else than JSON, or that is compressed."""
+    """Raises UnsupportedMediaType for a body that is compressed, or whose content type is not JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in JSON_TYPES and not kind.endswith("+json"):
         raise UnsupportedMediaType(

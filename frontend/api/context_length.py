@@ -1,7 +1,7 @@
-"""Whether a prompt fits the model's context, and the words of the refusal if it does not.
+"""Checks that a prompt fits the model's context, and words the refusal if it does not.
 
-Clients find out from these words that a conversation is too long, and by how much, so the words are OpenAI's.
-Anthropic's format writes its own from the same numbers (anthropic/envelope.py).
+The message is worded like OpenAI's, because clients parse it to learn that a conversation is too long, and by how much.
+Anthropic's format writes its own message from the same numbers (anthropic/envelope.py).
 """
 
 from frontend.api.model_context import ModelContext
@@ -9,7 +9,7 @@ from frontend.errors import ContextLengthExceeded
 
 
 def check_length(param: str, prompt: int, output: int, context: ModelContext) -> None:
-    """Raises ContextLengthExceeded if a prompt of `prompt` tokens cannot be answered with `output` more.
+    """Raises ContextLengthExceeded if the context cannot hold `prompt` prompt tokens and `output` new tokens.
 
     param: the request field that holds the prompt
     """
@@ -27,15 +27,15 @@ def check_length(param: str, prompt: int, output: int, context: ModelContext) ->
 
 
 def check_characters(param: str, text: str, context: ModelContext) -> None:
-    """Raises ContextLengthExceeded for a text that has too many characters for any of its tokenizations to fit.
+    """Raises ContextLengthExceeded for a text with so many characters that no tokenization of it can fit.
 
-    Such a text is refused before it is tokenized, which takes seconds for megabytes. A context whose `max_seq_len` is 0
-    has no limit.
+    This check comes before tokenization, which takes seconds for a text of megabytes. There is no limit if
+    `max_seq_len` is 0.
     """
     most = context.max_seq_len
     least = (
         context.tokenizer.fewest_tokens(text, most) if 0 < most < len(text) else 0
-    )  # a token has a character at least
+    )  # a text of `most` characters or fewer always fits, as each token has a character at least
     if least > most:
         raise _exceeded(
             f"at least {least} tokens in the {param}. Please reduce the length of the {param}.",

@@ -1,4 +1,4 @@
-"""What a frontend adds to a worker's fingerprint: how it makes prompts, and how it parses the output."""
+"""The frontend's part of the fingerprint: a hash of how prompts are made, and of how the output is parsed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from frontend.output_parser.formats import ModelFormat
 from frontend.text.tokenizer import Tokenizer
 from shared.fingerprint import fingerprint_of
 
-TEXT_VERSION = 3  # raise it with every change after which the same request may get another prompt or another answer
+TEXT_VERSION = 3  # raise it with every change that may alter the prompt or the answer of an unchanged request
 
 
 def text_fingerprint(
@@ -15,13 +15,13 @@ def text_fingerprint(
 ) -> str:
     """Returns the frontend's part.
 
-    defaults: the sampling fields of requests that set none
-    specials_in_content: spellings of special tokens in messages make special tokens
+    defaults: the sampling parameters of a request that sets none
+    specials_in_content: whether text like <|im_end|> in a message becomes a special token
     """
     facts = [tokenizer.hash, tokenizer.templates, tokenizer.named_tokens, tokenizer.eos_ids, style, defaults]
     return fingerprint_of([TEXT_VERSION, *facts, specials_in_content])
 
 
 def combined(worker: str, text: str) -> str:
-    """Returns the fingerprint that clients see, from the worker's and the frontend's part."""
+    """Returns the fingerprint that clients see. worker, text: the worker's part and the frontend's part"""
     return fingerprint_of([worker, text])

@@ -1,4 +1,4 @@
-"""Facts about the model that reading a request needs, and checks of a request against them. Knows no API format."""
+"""Facts about the model that are needed to read requests, and checks of requests against them. Knows no API format."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,25 +17,25 @@ from shared.task import GENERATE, Task
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """Facts about the model that reading a request needs."""
+    """Facts about the model that are needed to read a request."""
 
-    model: str  # the served name, which responses have
-    max_seq_len: int  # tokens, prompt + output; 0: no limit, or none known before a worker has reported it
+    model: str  # the served name, which responses state
+    max_seq_len: int  # prompt and output tokens together; 0: no limit, or no worker has reported it yet
     vocab_size: int
     tokenizer: Tokenizer
     template: ChatTemplate
-    stream_format: str = "openai"  # of /v1/completions, if the body names none
+    stream_format: str = "openai"  # the event format of /v1/completions, if the body selects none
     style: ModelFormat = field(default_factory=ModelFormat)  # how the model writes reasoning and tool calls
-    recommended: Mapping[str, Any] = field(default_factory=dict)  # defaults of sampling fields, by the model's authors
+    recommended: Mapping[str, Any] = field(default_factory=dict)  # defaults of sampling, from generation_config.json
     names: frozenset[str] = frozenset()  # the model's other names
-    any_name: bool = False  # accept every name
+    any_name: bool = False  # accept every name as this model's
     task: Task = GENERATE
-    hidden_size: int = 0  # dimensions of an embedding; 0 before a worker has reported it
-    trusts_templates: bool = False  # a request may bring its own chat template
-    special_tokens_in_content: bool = False  # text like <|im_end|> in a message becomes that token
-    adapter: Adapter | None = None  # the adapter that requests are computed with
-    config: FrontendConfig = field(default_factory=FrontendConfig)  # how requests are read
-    text_fingerprint: str = ""  # of how prompts are made, see fingerprint.py
+    hidden_size: int = 0  # dimensions of an embedding; 0: no worker has reported it yet
+    trusts_templates: bool = False  # whether a request may bring its own chat template
+    special_tokens_in_content: bool = False  # whether text like <|im_end|> in a message becomes that token
+    adapter: Adapter | None = None  # the LoRA adapter of the requests
+    config: FrontendConfig = field(default_factory=FrontendConfig)  # the settings
+    text_fingerprint: str = ""  # a hash of how prompts are made, see fingerprint.py
 
     @classmethod
     def of(cls, names: Sequence[str], tokenizer: Tokenizer, config: FrontendConfig) -> Self:
@@ -54,22 +54,22 @@ class ModelContext:
 
     @property
     def unlimited(self) -> Self:
-        """The context for a prompt that is only counted."""
+        """The same context without a length limit, for a prompt whose tokens are only counted."""
         return replace(self, max_seq_len=0)
 
     def fingerprint_with(self, worker: str) -> str:
-        """Returns the fingerprint of answers that workers with the fingerprint `worker` compute; "" if that is ""."""
+        """Returns the fingerprint of answers from workers with the fingerprint `worker`; "" if `worker` is ""."""
         base = combined(worker, self.text_fingerprint) if worker else ""
         return combined(base, self.adapter.identity) if base and self.adapter is not None else base
 
     def at(self, seconds: float) -> Self:
-        """Returns the context of a request that was read at this time (seconds since 1970): templates may write it."""
+        """Returns the context for a request that arrived at `seconds` since 1970, for templates that write the date."""
         if not (self.template.writes_date or self.trusts_templates):
             return self
         return replace(self, template=self.template.at(seconds))
 
     def within(self, limits: Limits | None) -> Self:
-        """Returns the context with a worker's limits; unchanged if no worker has reported them."""
+        """Returns the context with a worker's limits; the same context if no worker has reported any."""
         if limits is None:
             return self
         return replace(
@@ -78,7 +78,7 @@ class ModelContext:
 
 
 def check_model(name: str | None, context: ModelContext) -> None:
-    """Raises Unprocessable for a name that the model does not have. No name means the served one."""
+    """Raises Unprocessable if `name` is not a name of the model. None and "" are accepted."""
     if name and name != context.model and name not in context.names and not context.any_name:
         raise Unprocessable(
             f"`model`: the model `{name}` does not exist; this server serves `{context.model}`",
@@ -88,7 +88,7 @@ def check_model(name: str | None, context: ModelContext) -> None:
 
 
 def check_task(what: str, tasks: Sequence[str], context: ModelContext) -> None:
-    """Raises BadRequest unless the server's task is one of `tasks`, which `what`, a route or a method, needs."""
+    """Raises BadRequest if the server's task is not one of `tasks`. what: the route or method, for the message"""
     if context.task.name not in tasks:
         raise BadRequest(
             f"{what} needs a server with --task {' or '.join(tasks)}; this one serves --task {context.task.name}",
@@ -97,6 +97,6 @@ def check_task(what: str, tasks: Sequence[str], context: ModelContext) -> None:
 
 
 def check_ids(name: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> None:
-    """Raises Unprocessable when an id lies outside the vocabulary."""
+    """Raises Unprocessable if an id lies outside the vocabulary."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise Unprocessable(f"`{name}` has token ids outside 0 to {vocab_size - 1}", param=name, code="out_of_range")

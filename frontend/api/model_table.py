@@ -1,6 +1,6 @@
-"""The models that this frontend serves, by their names: each with its tokenizer, its requests and its workers.
+"""The models that this frontend serves, by name. Each has its own tokenizer, service and worker pool.
 
-Routes look up the model that a request names, and work with what they get. Knows no HTTP.
+Routes look up the model that a request names, and use its service. Knows no HTTP.
 """
 
 import asyncio
@@ -22,19 +22,20 @@ from shared.config import FrontendConfig
 from shared.messages import Adapter, Limits
 from shared.models.messages import ModelState
 
-if TYPE_CHECKING:  # a server without adapters loads no part of theirs
+if TYPE_CHECKING:  # a server without adapters never imports their modules
     from frontend.api.adapters.registry import AdapterRegistry
 
-TAG = ":latest"  # Ollama's clients leave it out or add it
+TAG = ":latest"  # Ollama's clients may omit or add this suffix of a model name
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model: its names, what its prompts are made with, and the service that runs its requests on its workers.
+    """A model with its names, its settings, and the service that runs its requests on its workers.
 
-    names: the first one appears in responses
+    names: all names of the model; responses state the first one
     config: how prompts are made, and how the output is parsed
-    adapter: changes the weights of the model `base`; both are None for a base model
+    adapter: the LoRA adapter of the model; None: none
+    base: the same model without the adapter; None if there is no adapter
     """
 
     names: tuple[str, ...]
@@ -53,7 +54,7 @@ class ServedModel:
         tokenizer: asyncio.Future[Tokenizer],
         metrics: ModelMetrics,
     ) -> "ServedModel":
-        """Makes the entry of a model whose `tokenizer` may still be loading, and whose pool may not have started."""
+        """Makes the entry of a model. `tokenizer` may still be loading, and `pool` may not have been started."""
         return cls(names, config, Service(pool, tokenizer, metrics, config.prefix_cache_scope), metrics)
 
     @property
@@ -66,22 +67,22 @@ class ServedModel:
 
     @property
     def limits(self) -> Limits | None:
-        """The limits of its workers; None before one has reported them."""
+        """The limits that the workers have reported; None before the first report."""
         welcome = self.pool.membership.welcome
         return welcome.limits if welcome else None
 
     @property
     def context(self) -> ModelContext:
-        """The facts about the model that requests need. Raises Overloaded while the tokenizer is loading."""
+        """The facts that are needed to read requests. Raises Overloaded while the tokenizer is loading."""
         return self._context.within(self.limits)
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of all ready workers with this frontend; empty while there is none, or if they differ."""
+        """The fingerprint of responses; empty if no worker is ready, or if the workers' fingerprints differ."""
         return self.fingerprint_with(self.pool.membership.fingerprint)
 
     def fingerprint_with(self, worker: str) -> str:
-        """Returns the fingerprint of answers that workers with the fingerprint `worker` compute; empty if not known."""
+        """Returns the fingerprint of answers from workers with the fingerprint `worker`; empty if it is not known."""
         return self._context.fingerprint_with(worker) if self.service.has_tokenizer else ""
 
     def flush_metrics(self) -> None:
@@ -94,7 +95,7 @@ class ServedModel:
         return replace(self.base._context, model=self.name, names=frozenset(self.names), adapter=self.adapter)
 
     def adapted(self, adapter: Adapter, *names: str) -> "ServedModel":
-        """Returns this model with an adapter, under other names if there are `names`."""
+        """Returns this model with an adapter, under `names` if there are any and else under its own names."""
         return replace(self, names=names or self.names, adapter=adapter, base=self)
 
 
@@ -102,9 +103,10 @@ class ModelTable:
     """All models of a frontend, in the order in which they are listed. There is at least one."""
 
     def __init__(self, models: Sequence[ServedModel], registry: "AdapterRegistry | None" = None) -> None:
-        """registry: the adapters of the first model, which requests choose by name; None if it may have none.
+        """registry: the LoRA adapters of the first model, which requests select by name; None: no adapters
 
-        Raises ValueError if two models have a name in common."""
+        Raises ValueError if two models have a name in common.
+        """
         self._models, self.registry = tuple(models), registry
         self._adapters: dict[Adapter, ServedModel] = {}
         self._by_name = {name: model for model in models for name in model.names}
@@ -116,9 +118,9 @@ class ModelTable:
 
     @property
     def first(self) -> ServedModel:
-        """The model for requests that name no model, or an unknown one.
+        """The model for requests that name no model or an unknown one.
 
-        It is also the model of routes on which no request can name one: llama.cpp's /props and /slots, /tokenizer_info,
+        It also serves the routes whose requests cannot name a model: llama.cpp's /props and /slots, /tokenizer_info,
         and the task in /ready.
         """
         return self._models[0]
@@ -131,24 +133,24 @@ class ModelTable:
 
     @property
     def adapters(self) -> list[ServedModel]:
-        """The adapters of the first model: each is this model under another name."""
+        """The adapters of the first model. Each entry is the first model with one adapter, under the adapter's name."""
         known = [] if self.registry is None else [*self.registry.adapters.values()]
         self._adapters = {adapter: self._with(adapter) for adapter in known}
         return [*self._adapters.values()]
 
     def scaled(self, scales: Mapping[int, float]) -> ServedModel:
-        """Returns the first model with the adapter whose scale is not 0, or without one. scales: by adapter's place.
+        """Returns the first model, with the adapter whose scale is not 0 if there is one.
 
-        Raises Unprocessable for an adapter that is not there, and for several.
+        scales: by the index of the adapter. Raises Unprocessable for an unknown index, and if several scales are not 0.
         """
         known = [] if self.registry is None else [*self.registry.adapters.values()]
         used = scaled_adapter(known, scales, "lora")
         return self.first if used is None else self.first.adapted(used)
 
     def by_default(self, found: ServedModel) -> ServedModel:
-        """Returns what serves requests that mean the model `found` and name no adapter: with the default one, if any.
+        """Returns `found` with the registry's default adapter, if there is a default and `found` has no adapter yet.
 
-        Its answers have the name of the model.
+        Responses still state the name of the base model.
         """
         default = None if self.registry is None or found.adapter is not None else self.registry.default
         return found if default is None else self.first.adapted(default)
@@ -161,7 +163,7 @@ class ModelTable:
     def find(self, name: str | None) -> ServedModel:
         """Returns the model of this name, or the first model if there is none.
 
-        This refuses no name. Each API format does so in its own words (`check_model`), unless any name is accepted.
+        It never refuses a name. The API formats do that (`check_model`), because each has its own error message.
         """
         name = name or ""
         found = (self.get(written) for written in (name, name.removesuffix(TAG), name + TAG))
@@ -170,9 +172,9 @@ class ModelTable:
     async def usable(
         self, found: ServedModel, name: str | None, *, computing: bool = True, keep_alive: object = None
     ) -> ServedModel:
-        """Returns the model `found` by `name` when it can serve. Raises Overloaded if it cannot.
+        """Waits until the model `found`, which the request called `name`, can serve. Raises Overloaded if it cannot.
 
-        computing: it needs a worker, and not only a tokenizer
+        computing: whether the request needs a worker; else it needs only the tokenizer
         keep_alive: how long the model stays loaded after this request, if models are unloaded here; None: the default
         """
         if computing:
@@ -181,28 +183,28 @@ class ModelTable:
 
     @property
     def waited_for(self) -> Callable[["asyncio.Task[object] | None"], str] | None:
-        """Maps the task of a request to the name of the model it waits for ("": none). None if requests never wait."""
+        """Maps a request's task to the name of the model it waits for, or to "". None if requests never wait."""
         return None
 
     def state_of(self, name: str) -> ModelState | None:
-        """Returns what the launcher says of a model; None if this server always has its models loaded."""
+        """Returns the launcher's report about a model; None if all models always stay loaded."""
         return None
 
     def load(self, name: str) -> None:
-        """Has the launcher load a model. Only called, like `keep`, where models are loaded on demand."""
+        """Asks the launcher to load a model. Called, like `keep`, only where models are loaded on demand."""
         raise NotImplementedError
 
     def keep(self, name: str, seconds: float | None) -> None:
-        """Says how long a model stays without requests, see shared.models.messages.Keep."""
+        """Sets how long a model stays loaded without requests, see shared.models.messages.Keep."""
         raise NotImplementedError
 
     @property
     def asleep(self) -> bool:
-        """Whether all models are unloaded until the server is woken."""
+        """Whether all models are unloaded until a request to /wake_up."""
         return False
 
     async def sleep(self, asleep: bool) -> None:
-        """Unloads all models and returns when they are gone, or wakes up. Raises BadRequest where they always stay."""
+        """Unloads all models and waits for it, or ends the sleep. Raises BadRequest if models always stay loaded."""
         text = (
             "this server has one model, which is always loaded; with --models, --models-dir or several --model it can"
         )
@@ -213,7 +215,7 @@ class ModelTable:
 
     @property
     def readiness(self) -> Readiness:
-        """Whether requests for every model can be served now and, if not, why."""
+        """Whether the server can serve requests for every model now and, if not, why."""
         each = [(model.name, model.service.readiness) for model in self._models]
         if all(readiness.ready for _, readiness in each):
             return READY
@@ -239,19 +241,19 @@ class ModelTable:
             await model.pool.start()
 
     async def drain(self, timeout: float) -> None:
-        """Admits nothing more, lets requests of all models finish within `timeout` seconds, then ends the others."""
+        """Admits no more requests, lets running ones finish within `timeout` seconds, and then ends the others."""
         await asyncio.gather(*(model.service.drain(timeout) for model in self._models))
 
     async def close(self) -> None:
-        """Fails what still runs, and closes all connections to workers."""
+        """Fails all running requests, and closes all connections to workers."""
         for model in self._models:
             await model.pool.close()
 
 
 def scaled_adapter(known: Sequence[Adapter], scales: Mapping[int, float], field: str) -> Adapter | None:
-    """Returns the adapter whose scale is not 0; None if there is none. scales: by place among the adapters
+    """Returns the one adapter whose scale is not 0; None if there is none. scales: by index in `known`
 
-    field: of the request, for errors. Raises Unprocessable for an adapter that is not there, and for several.
+    field: the request field, for errors. Raises Unprocessable for an unknown index, and if several scales are not 0.
     """
     if scales and max(scales) >= len(known):
         raise Unprocessable(f"`{field}`: there is no adapter {max(scales)}", param=field, code="out_of_range")

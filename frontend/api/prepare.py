@@ -1,8 +1,8 @@
-"""From what an API format has read to a GenerationRequest: the steps that all formats share, in this order.
+"""Makes a GenerationRequest of a decoded body: the steps that all API formats share, in this order.
 
-The prompt is shortened if the request allows it, and has to fit. Then come the limit on new tokens, the budget of
-reasoning, the grammar, the sampling, how to parse the output, and what else is asked for. Each feature is met once, and
-its module is imported by the first request that asks for it.
+The prompt is shortened if the request allows it, and must fit the context. Then come the limit on new tokens, the
+thinking budget, the grammar, the sampling parameters, the parsing of the output, and optional features. The module of
+an optional feature is imported by the first request that asks for it.
 """
 
 from collections.abc import Sequence
@@ -30,18 +30,18 @@ Prompts = Sequence[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A body that asks for text, as its API format has read it. The prompts are not in it."""
+    """A request for generated text, as its API format has read it. The prompts are passed separately."""
 
-    fields: GenerationFields  # how tokens are drawn, and how the request is admitted
-    param: str  # the request field that holds the prompts, for refusals
+    fields: GenerationFields  # sampling parameters, and priority and deadline
+    param: str  # the name of the request field with the prompts, for error messages
     max_tokens: int | None  # the limit on new tokens; None: up to the context's end
-    ends_with_context: bool = False  # the end of the context may cut an answer off before `max_tokens`
+    ends_with_context: bool = False  # whether the end of the context may cut an answer off before `max_tokens`
     n: int = 1
-    logprobs: int | None = None  # of each token and of this many likeliest in its place; None: none are told
-    tool_choice: ToolChoice | None = None  # None: all of the output is text, whatever it looks like
-    form: Sequence[StructuredOutput] = ()  # more than one is refused
+    logprobs: int | None = None  # how many likeliest tokens to report beside each token; None: no log-probabilities
+    tool_choice: ToolChoice | None = None  # None: the output is not parsed for tool calls and reasoning
+    form: Sequence[StructuredOutput] = ()  # the constraints on the output; more than one is refused
     budget: Budget = NO_BUDGET
-    features: Features = NO_FEATURES  # those that only this API format has
+    features: Features = NO_FEATURES  # the features that only this API format has
     format_data: Any = None
 
     @property
@@ -59,7 +59,7 @@ async def prepare(
 ) -> GenerationRequest:
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field.
 
-    begins: the state of reasoning where the output begins; pictures: of the only prompt
+    begins: the state of reasoning where the output begins; pictures: those of the prompt, which is then the only one
     """
     fields, whole = reading.fields, prompts
     prompts = [truncated(ids, reading.max_tokens, fields, context) for ids in whole]
@@ -109,7 +109,7 @@ def _budget(budget: Budget, begins: Reasoning, most: int, context: ModelContext)
 
 
 async def _grammar(reading: Reading, prompts: int, begins: Reasoning, context: ModelContext) -> str:
-    """Builds the grammar of the whole output; empty if it is free."""
+    """Builds the grammar of the whole output; empty if the output is not constrained."""
     text_grammar, tool_choice = "", reading.tool_choice
     if reading.form:
         from frontend.api.chat.structured_output import grammar
@@ -142,9 +142,9 @@ def _features(
     reading: Reading, whole: Prompts, prompts: Prompts, most: int, prompt_top: int | None, context: ModelContext,
     pictures: tuple[Picture, ...],
 ) -> Features:  # fmt: skip
-    """Returns what the request asks for besides text. whole: the prompts before they were shortened"""
+    """Returns the optional features of the request. whole: the prompts before they were shortened"""
     fields, asked = reading.fields, dict[str, Any](adapter=context.adapter) if context.adapter is not None else {}
-    if reading.features.echo:  # a prompt that was shortened is not what the client wrote
+    if reading.features.echo:  # a shortened prompt is not echoed here, because it is no longer the client's text
         texts = zip(reading.features.echo, whole, prompts, strict=True)
         asked["echo"] = tuple([text if all is some else "" for text, all, some in texts])
     if getattr(fields, "continue_from", None) is not None:
@@ -167,7 +167,7 @@ def admission(fields: GenerationFields) -> Admission:
 
 
 def shown(fields: GenerationFields) -> Shown:
-    """Returns which reports the response shall have. A field that the API format lacks has its default."""
+    """Returns which optional parts the response has. A field that the API format lacks counts as its default."""
     asks, options = partial(getattr, fields), fields.stream_options
     return Shown(
         usage=bool(options and options.include_usage),

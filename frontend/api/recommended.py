@@ -1,4 +1,4 @@
-"""The sampling that a checkpoint recommends for requests that say nothing."""
+"""The sampling parameters that a checkpoint recommends, as defaults of requests."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,13 +9,13 @@ from frontend.api.requests.request_model import fields_of
 from frontend.api.requests.request_types import OpenAIFields
 from frontend.errors import SluiceError
 
-RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what a checkpoint may recommend
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # all that may be recommended
 
 
 def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sampling fields that a checkpoint's generation_config.json recommends; none if it says not to sample.
+    """Returns the sampling parameters in a checkpoint's generation_config.json; none if it turns sampling off.
 
-    A value that no request could have is ignored.
+    A value that a request could not have is ignored.
     """
     if generation.get("do_sample") is False:
         return {}

@@ -1,4 +1,4 @@
-"""Everything that writing a response needs in addition to its deltas. Knows no API format."""
+"""Everything besides the deltas that is needed to write a response. Knows no API format."""
 
 import secrets
 import time
@@ -10,17 +10,17 @@ from frontend.request import Delta, GenerationRequest
 from frontend.text.tokenizer import Tokenizer
 from shared.signing import Signer
 
-AsyncDeltas = AsyncIterator[list[Delta]]  # each list has all that arrived since the previous list
+AsyncDeltas = AsyncIterator[list[Delta]]  # each list holds all deltas that arrived since the previous list
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """Everything that writing a response needs in addition to its deltas."""
+    """Everything besides the deltas that is needed to write a response."""
 
     request: GenerationRequest
     tokenizer: Tokenizer
     prefix: str = "cmpl"
-    fingerprint: str = ""  # of the server, see shared/fingerprint.py; empty if its workers make none
+    fingerprint: str = ""  # of the server, see shared/fingerprint.py; empty if the workers report none
     route: str = ""  # the path of the request
     signer: Signer | None = None  # signs receipts
     nonce: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -33,9 +33,9 @@ class ResponseContext:
 
     @property
     def system_fingerprint(self) -> str | None:
-        """The fingerprint as OpenAI's formats have it."""
+        """The fingerprint as OpenAI's formats state it, with null for none."""
         return self.fingerprint or None
 
     def token_text(self, id: int) -> str:
-        """Returns how log-probabilities name a token."""
+        """Returns the text that stands for a token in log-probabilities."""
         return f"token_id:{id}" if self.request.shown.tokens_as_ids else self.tokenizer.token_text(id)

@@ -1,6 +1,6 @@
-"""A feature whose module is missing is refused in words: who does not want a feature may delete its module.
+"""Refuses a feature whose module is missing with a clear error, so that an operator may delete unwanted modules.
 
-A feature's module is imported by the first request that asks for it, so all other requests are served without it.
+A feature's module is imported by the first request that asks for it, so all other requests work without it.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from frontend.errors import NotSupported
 
 @contextmanager
 def missing_modules_refused() -> Iterator[None]:
-    """Raises NotSupported where a module of the frontend cannot be found."""
+    """Raises NotSupported if a module of the frontend cannot be imported."""
     try:
         yield
     except ModuleNotFoundError as error:

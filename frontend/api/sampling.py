@@ -1,4 +1,4 @@
-"""Sampling: turns the fields of a request, which have the names of OpenAI's API, into the message to a worker."""
+"""Turns the sampling fields of a request, which have OpenAI's names, into the message to a worker."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ SAMPLING = (
 
 
 async def chosen_sampling(request: GenerationFields, max_tokens: int, context: ModelContext, **more: Any) -> Sampling:
-    """Does the same as `sampling`, for requests that may ask for a chain of samplers."""
+    """Does the same as `sampling`, but also reads a request that sets its own chain of samplers."""
     chosen = sampling(request, max_tokens, context, **more)
     if not request.wants_chain:
         return chosen
@@ -26,9 +26,9 @@ async def chosen_sampling(request: GenerationFields, max_tokens: int, context: M
 
 
 def sampling(request: GenerationFields, max_tokens: int, context: ModelContext, **more: Any) -> Sampling:
-    """Makes the wire's Sampling. An absent field has the checkpoint's recommendation or else Sampling's default.
+    """Makes the worker's Sampling. A missing field gets the checkpoint's recommendation, or else Sampling's default.
 
-    more: the fields that only some API formats have
+    more: values of fields that only some API formats have
     """
     given = {name: value for name in SAMPLING if (value := getattr(request, name, None)) is not None}
     if (factor := getattr(request, "repeat_penalty", None)) is not None:
@@ -42,9 +42,9 @@ def sampling(request: GenerationFields, max_tokens: int, context: ModelContext, 
 def _for_worker(name: str, value: Any, context: ModelContext) -> Any:
     match name:
         case "seed":
-            return value % (1 << 64)  # the same integer of 64 bits, as unsigned
+            return value % (1 << 64)  # reinterprets a signed 64-bit integer as unsigned
         case "top_k":
-            # 0 and -1: from all tokens; a number above the vocabulary's means the same, and may not fit the wire
+            # 0, -1 and numbers above the vocabulary's size turn top_k off; the latter may be too large for the message
             return min(value, context.vocab_size) if value > 0 else 0
         case "stop_token_ids":
             check_ids(name, value, context.vocab_size)
@@ -63,12 +63,12 @@ def _for_worker(name: str, value: Any, context: ModelContext) -> Any:
 
 
 def _bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Returns the ids of each word, as it stands at the beginning of a text and after a space."""
+    """Returns the token ids of each word, both at the beginning of a text and after a space."""
     bare = [word.lstrip() or word for word in words]
     encoded = tokenizer.encode_now([*bare, *[" " + word for word in bare]], False)
     return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
 
 
 def _float32(value: float) -> float:
-    """Returns the value, or 0 if it is too small for the worker's float32."""
+    """Returns the value, or 0 if it is below the normal range of the worker's float32."""
     return value if abs(value) >= SMALLEST else 0.0

@@ -1,4 +1,4 @@
-"""Text or chat messages to ids and back, without the worker."""
+"""Turns text or chat messages into token ids and back, without a worker."""
 
 from typing import Annotated
 
@@ -18,7 +18,7 @@ class DetokenizeRequest(RequestModel):
 
 
 async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
-    """Encodes `prompt`, by default with the tokenizer's special tokens, or `messages` as chat does."""
+    """Encodes `prompt`, by default with the tokenizer's special tokens, or else `messages`, rendered as a chat."""
     check_model(request.model, context)
     prompt, special = request.prompt, request.add_special_tokens
     if (prompt is None) == (request.messages is None):
@@ -43,7 +43,7 @@ async def detokenize(request: DetokenizeRequest, context: ModelContext) -> Promp
 
 
 def info(context: ModelContext) -> TokenizerInfo:
-    """Returns facts for evaluation harnesses that lack the tokenizer, as on vLLM's route of this name."""
+    """Returns facts for evaluation harnesses that do not have the tokenizer. The same route exists in vLLM."""
     tokenizer = context.tokenizer
     return TokenizerInfo(
         bos_token=tokenizer.named_tokens.get("bos_token"),

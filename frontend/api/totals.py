@@ -1,4 +1,4 @@
-"""The usage and the timings of a response, from the deltas of its choices."""
+"""Sums up the usage and the timings of a response from the deltas of its choices."""
 
 import time
 
@@ -10,11 +10,11 @@ from shared.messages import Timings
 
 
 class Totals:
-    """Folds the deltas of all choices into one usage and one set of timings."""
+    """Accumulates the deltas of all choices into one usage and one set of timings."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self.request = request
-        self.reasoning_tokens: int | None = None  # set by those who count them
+        self.reasoning_tokens: int | None = None  # None: this response does not count them
         self._completion = [0] * (len(request.prompts) * request.n)
         self._cached: dict[int, int] = {}
         self._predicted: tuple[int, int] | None = None
@@ -46,7 +46,7 @@ class Totals:
 
     @property
     def usage(self) -> Usage:
-        """A prompt counts once, however many choices continue it."""
+        """The usage. The tokens of a prompt count once, however many choices it has."""
         request, cached = self.request, sum(self._cached.values())
         return Usage(
             request.prompt_tokens, sum(self._completion), cached, request.brought, self.reasoning_tokens,
@@ -55,7 +55,7 @@ class Totals:
 
     @property
     def timings(self) -> response_types.Timings | UnsetType:
-        """Times of the slowest choice, if requested. Inter-token times are those that this process measured."""
+        """The largest times of all choices, if requested. This process measures the times between tokens."""
         if not self.request.shown.timings:
             return UNSET
         gaps = sorted(self._gaps) or [0.0]

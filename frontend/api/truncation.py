@@ -1,4 +1,4 @@
-"""Prompts that a request allows to be shortened (`truncate_prompt_tokens`, `truncation_side`)."""
+"""Shortens a prompt if the request allows it (`truncate_prompt_tokens`, `truncation_side`)."""
 
 from frontend.api.model_context import ModelContext
 from frontend.api.requests.request_types import GenerationFields
@@ -6,14 +6,14 @@ from frontend.errors import Unprocessable
 
 
 def before_truncation(kept: int | None, context: ModelContext) -> ModelContext:
-    """Returns the context for reading a prompt that `truncated` will shorten: without a limit on its length."""
+    """Returns the context for reading a prompt: without a length limit if the prompt will be shortened to `kept`."""
     return context if kept is None else context.unlimited
 
 
 def truncated(ids: list[int], most: int | None, fields: GenerationFields, context: ModelContext) -> list[int]:
-    """Returns the last ids of a prompt, as many as `truncate_prompt_tokens` says; all of them if it is absent.
+    """Returns the last `truncate_prompt_tokens` ids of a prompt; all of them if the field is absent.
 
-    With -1, it leaves room for the answer; with `truncation_side` "right", the first ids are kept.
+    -1 keeps as many ids as leave room for the answer. `truncation_side` "right" keeps the first ids.
 
     most: the limit on new tokens, if there is one
     """
@@ -26,5 +26,5 @@ def truncated(ids: list[int], most: int | None, fields: GenerationFields, contex
             param="truncate_prompt_tokens", code="out_of_range",
         )  # fmt: skip
     if kept < 0 and (kept := context.max_seq_len - (most or 1)) <= 0:
-        return ids  # check_length says that the answer alone is too long
+        return ids  # check_length then refuses the request, because the answer alone is too long
     return ids[:kept] if getattr(fields, "truncation_side", None) == "right" else ids[-kept:]

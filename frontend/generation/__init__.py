@@ -1,17 +1,17 @@
-"""One admitted request, without HTTP.
+"""The life of one admitted request, without HTTP.
 
-service             submits the sequences of all requests; knows which requests are alive, and drains them
+service             submits the sequences of all requests; knows all running requests, and drains them
 generation          one admitted request: notifies, and is polled for the deltas of its choices
-windows             a request of many prompts, of which some are submitted at a time
-choice              one choice: its stream of tokens becomes deltas of text
+windows             a request with many prompts, which are submitted a few at a time
+choice              one choice: turns its stream of tokens into deltas of text
 
-Beside this path, what only some requests ask for (frontend/features.py), as changes to the deltas of a choice:
+The other modules implement optional features (frontend/features.py), as changes to the deltas of a choice:
 
-extras              which of the following a request has
-continued           an output goes on from an earlier one
-time_limit          an output ends after so many milliseconds
+extras              selects the features that a request asks for
+continued           an output that continues an earlier one
+time_limit          ends an output after a given time
 token_scores        log-probabilities of the output and of the prompt
-echo                the prompt stands before the output
+echo                the prompt in front of the output
 progress            usage and times while a stream runs
-endings             a receipt's ids, a vector, a prompt's scores with the last delta
+endings             data for the last delta: the output's ids for a receipt, a vector, a prompt's scores
 """

@@ -1,7 +1,7 @@
-"""One choice of a request: turns what its stream has received into Deltas. Knows no other choice; never waits.
+"""One choice of a request: turns the tokens that its stream has received into Deltas. Never waits.
 
-A batch of tokens becomes text, and the text becomes a Delta. Features of a request add to its deltas: each feature has
-a function, which is called with every delta (extras.py).
+A batch of tokens becomes text, and the text becomes a Delta. Optional features change the deltas: each feature has a
+function that is called with every delta (extras.py). Knows no other choice.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ FINISH = {
     Outcome.CHECKED: Finish.CHECKED,
 }  # fmt: skip
 
-Extra = Callable[["Choice", Delta], None]  # may change a delta; one that stays empty is dropped
+Extra = Callable[["Choice", Delta], None]  # may change a delta; a delta that is empty afterwards is dropped
 
 
 class Choice:
-    """Turns batches into deltas until it is `done`. `finish` then says how it ended; it is None after a failure."""
+    """Turns batches into deltas until it is `done`. Then `finish` says how the choice ended; None after a failure."""
 
     __slots__ = (
         "_brought", "_extras", "_index", "done", "finish", "first_at", "last_at", "logprobs", "prompt", "stream",
@@ -32,26 +32,26 @@ class Choice:
     def __init__(
         self, index: int, request: GenerationRequest, stream: Stream, text: OutputText, extras: Sequence[Extra] = ()
     ) -> None:
-        """extras: called in this order with each delta, also with an empty one, which is dropped if it stays empty"""
+        """extras: called in this order with each delta, even an empty one; a delta that stays empty is dropped"""
         self.stream = stream
         self.done = False
         self.finish: Finish | None = None
-        self.first_at = 0.0  # when its first tokens arrived, in seconds
-        self.last_at = 0.0  # when its last tokens arrived; 0 before the first
+        self.first_at = 0.0  # when the first tokens arrived, in seconds
+        self.last_at = 0.0  # when the last tokens arrived; 0 before the first
         self.prompt = request.prompts[index // request.n]
         self.text = text
-        self.logprobs: list[Logprobs] = []  # those that have arrived, until an extra takes them
+        self.logprobs: list[Logprobs] = []  # those that arrived and that no extra has taken yet
         self._brought = request.brought
         self._extras = extras
         self._index = index
 
     @property
     def consumed(self) -> int:
-        """How many output tokens there are, up to the one that completed a stop string."""
+        """The number of output tokens so far; a stop string ends the count with the token that completes it."""
         return max(0, self.text.consumed - self._brought)
 
     def add(self, batch: Batch) -> Delta | None:
-        """Returns the delta that the batch makes certain; None if there is none yet."""
+        """Returns the delta for a batch. None if the batch adds no text or ids that can be sent yet."""
         end = batch.end
         if batch.logprobs:
             self.logprobs += batch.logprobs
@@ -83,17 +83,17 @@ class Choice:
         delta.matched_stop = next(reversed(self.stream.output), None) if delta.finish is Finish.EOS else delta.stop
 
     def usage(self, cached_tokens: int = 0) -> Usage:
-        """Returns what has been used so far."""
+        """Returns the usage so far."""
         return Usage(len(self.prompt) + self._brought, self.consumed, cached_tokens, self._brought)
 
     def timings(self, end: End | None) -> Timings:
         """Returns the worker's timings.
 
-        end: None if a stop string ended the choice; its timings then count from its first token
+        end: None while the choice runs, or if a stop string ended it; the decoding time is then measured here
         """
         sent = len(self.prompt) + self._brought
         timings = self.stream.started if end is None else end.timings
-        if timings.cached_tokens > sent:  # a worker went on from output of another one
+        if timings.cached_tokens > sent:  # a worker continued the output of another worker
             timings = msgspec.structs.replace(timings, cached_tokens=sent)
         if end is not None:
             return timings

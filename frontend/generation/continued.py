@@ -1,7 +1,8 @@
-"""An output that continues an earlier one (`continue_from`): deltas do not repeat the earlier tokens.
+"""An output that continues an earlier one (`continue_from`). Its deltas do not repeat the earlier tokens.
 
 The earlier tokens go through the detokenizer and the search for stop strings first, because both must see the whole
-output. Some of them may be held back there, and come out later beside new tokens. This module removes them then.
+output. Some of these tokens may be held back there, and come out later together with new tokens. This module then
+removes them.
 """
 
 from collections.abc import Sequence
@@ -12,10 +13,10 @@ from frontend.text.detokenizer import OutputText
 
 
 class Continued:
-    """Removes the tokens of the earlier output from deltas, and puts their text into `Extras.before`."""
+    """Removes the tokens of the earlier output from deltas, and keeps their text in `Extras.before`."""
 
     def __init__(self, ids: Sequence[int], text: OutputText) -> None:
-        """text: the detokenizer of the choice. The ids are pushed into it."""
+        """text: the detokenizer of the choice; the ids of the earlier output are pushed into it here"""
         pushed, self._before, _ = text.push(list(ids))
         self._held = len(ids) - len(pushed)
 

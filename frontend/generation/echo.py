@@ -1,4 +1,4 @@
-"""The prompt before the output (`echo` of completions), as the client wrote it, with its log-probabilities."""
+"""Puts the prompt before the output (`echo` of completions), with its log-probabilities if they are requested."""
 
 from frontend.generation.choice import Choice
 from frontend.generation.token_scores import TokenScores
@@ -7,14 +7,14 @@ from frontend.text.detokenizer import OutputText
 
 
 class Echo:
-    """Puts the prompt before the first delta of a choice."""
+    """Puts the prompt, as the client wrote it, before the first delta of a choice."""
 
     def __init__(self, request: GenerationRequest, index: int, text: OutputText, scores: TokenScores | None) -> None:
-        """text: turns the prompt's tokens into text. scores: the choice's log-probabilities, if any are asked for"""
+        """text: decodes the prompt's tokens; scores: the log-probabilities of the choice, if requested"""
         prompt = index // request.n
         self._ids, self._texts, _ = text.finish(request.prompts[prompt])
         exact = request.features.echo[prompt]
-        if exact and "".join(self._texts) != exact:  # a tokenizer that does not round-trip
+        if exact and "".join(self._texts) != exact:  # decoding the ids does not give the client's text
             self._texts = [exact, *[""] * (len(self._ids) - 1)]
         self._scores, self._top = scores, request.sampling.logprobs
         self._told = False

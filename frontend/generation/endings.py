@@ -1,4 +1,4 @@
-"""What the last delta has for features that wait for the end: a receipt's ids, a vector, a prompt's scores."""
+"""Adds data to the last delta, for features that need it: a receipt's ids, a vector, a prompt's scores."""
 
 from frontend.features import Features
 from frontend.generation.choice import Choice, Extra
@@ -6,7 +6,7 @@ from frontend.request import Delta
 
 
 def endings(features: Features) -> list[Extra]:
-    """Returns the extras of the features that are asked for."""
+    """Returns the extras for the requested features."""
     asked = (
         (features.receipt, _output), (features.pooling, _vector), (features.scored, _scores),
         (features.predicted is not None, _predicted),

@@ -1,6 +1,7 @@
-"""What the features of a request add to a choice: the only place that knows which module does it.
+"""The extras of a choice: functions that change its deltas for the optional features of a request.
 
-A feature's module is imported when the first request asks for it; a request without features has no extras.
+Only this module knows which module implements a feature. It imports a feature's module when the first request asks for
+it. A request without optional features has no extras.
 """
 
 from collections.abc import Callable
@@ -13,10 +14,10 @@ from frontend.text.detokenizer import OutputText
 def extras_of(
     request: GenerationRequest, index: int, text: OutputText, new_text: Callable[[], OutputText]
 ) -> list[Extra]:
-    """Returns the extras of choice `index`, in the order in which a delta goes through them.
+    """Returns the extras of choice `index`, in the order in which they change a delta.
 
-    text: of the choice, which has nothing pushed yet
-    new_text: makes one that neither finds stop strings nor shows special tokens, for the prompt
+    text: the detokenizer of the choice, before its first token
+    new_text: makes a detokenizer for the prompt, which finds no stop strings and shows no special tokens
     """
     features, sampling, extras = request.features, request.sampling, list[Extra]()
     if features.continued:

@@ -1,7 +1,7 @@
 """An admitted request: its choices, polled for what has arrived, until every choice has ended or one has failed.
 
-Knows tokens and text; knows neither an API format nor a socket. Each poll returns one list of everything that has
-arrived: if the client reads slowly or the event loop is busy, the lists get longer, and there are not more of them.
+Knows tokens and text, but no API format and no socket. Each poll returns one list with everything that has
+arrived. So if the client reads slowly or the event loop is busy, the lists get longer instead of more numerous.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from shared.messages import End, Outcome
 
 
 class RequestMetrics:
-    """Receives what the service reports about its requests, in under a microsecond a call. This base class drops it."""
+    """Receives the service's reports about requests, in under a microsecond a call. This base class ignores them."""
 
     def admitted(self, prompt_tokens: int) -> None: ...
     def first_tokens(self, seconds: float, tokens: int) -> None: ...
@@ -27,10 +27,10 @@ class RequestMetrics:
 
 
 class Generation:
-    """An admitted request. Poll it, or iterate over `deltas()`, once; `close()` it in any case.
+    """An admitted request. Use either `poll` or `deltas()`, and `close()` it in any case.
 
-    `on_ready` and `poll` need no task: a stream (frontend/server/sse.py) is called back, and polls. `deltas()` awaits
-    the same polls, for complete responses and the Python API.
+    A stream (frontend/server/sse.py) uses `on_ready` and `poll`, which need no task. `deltas()` awaits
+    the same polls. It is for complete responses and the Python API.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Generation:
         generates: bool = True,
     ) -> None:
         """
-        choices: choice `i` belongs to prompt `i // n`
-        live: the generations of this process that are not closed; this one adds and removes itself
-        arrived_at: when its body had been read, by `time.perf_counter()`
-        generates: whether tokens are generated, and not only checked: only then is their speed measured
+        choices: the choice at index `i` belongs to prompt `i // n`
+        live: all generations of this process that are not closed; this object adds and removes itself
+        arrived_at: when the request's body had been read, by `time.perf_counter()`
+        generates: whether tokens are generated; if they are only checked, their speed is not measured
         """
         self.choices = choices
         self._pool = pool
@@ -55,24 +55,24 @@ class Generation:
         self._live = live
         self._arrived_at = arrived_at
         self._generates = generates
-        self.ended = False  # the last `poll` returned the last deltas
-        self.error: SluiceError | None = None  # why it ended without success
-        self.reason = ""  # why it was closed before every choice had its finish
-        self._failure: SluiceError | None = None  # what `fail` was called with
+        self.ended = False  # whether the last `poll` returned the last deltas
+        self.error: SluiceError | None = None  # why the generation ended without success
+        self.reason = ""  # why it was closed before every choice had a `finish`
+        self._failure: SluiceError | None = None  # the argument of `fail`
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._open = len(choices)  # choices that are not done
-        self._scheduled = False  # the loop will call `_notify`
+        self._scheduled = False  # whether the loop will call `_notify`
         self._callback: Callable[[], None] = ignore
         live.add(self)
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the workers that compute it; empty if they made none."""
+        """The fingerprint of the workers that compute the answer; empty if they have none."""
         return self.choices[0].stream.fingerprint
 
     def fail_after(self, seconds: float) -> None:
-        """Fails the request if it has not ended after `seconds`, whatever state its worker is in."""
+        """Fails the request if it has not ended after `seconds`, even if its worker does not respond."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, deadline_error())
 
     def fail(self, error: SluiceError) -> None:
@@ -81,7 +81,7 @@ class Generation:
         self._pool.abort([choice.stream for choice in self.choices])
 
     def close(self, reason: str = "client") -> None:
-        """Aborts every choice that has not ended, and counts it under `reason`. Idempotent; never waits."""
+        """Aborts every choice that has not ended, and counts it under `reason`. May be called twice. Never waits."""
         if self not in self._live:
             return
         self._live.discard(self)
@@ -95,14 +95,14 @@ class Generation:
             self._metrics.aborted(reason)
 
     def on_ready(self, callback: Callable[[], None]) -> None:
-        """Has the event loop call `callback` in its next turn, and then after each arrival."""
+        """Calls `callback` in the next turn of the event loop, and again after each arrival."""
         self._callback = callback
         for choice in self.choices:
             choice.stream.on_fresh = self._schedule_notify
         self._schedule_notify()
 
     def _schedule_notify(self) -> None:
-        """Schedules one `_notify` for the next turn of the loop, however much arrives."""
+        """Schedules one `_notify` for the next turn of the loop, no matter how many arrivals there are until then."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._notify)
@@ -112,9 +112,9 @@ class Generation:
         self._callback()
 
     def poll(self) -> list[Delta]:
-        """Returns all deltas since the last call, perhaps none. With the last ones, sets `ended` and closes itself.
+        """Returns all deltas since the last call, perhaps none. After the last delta, sets `ended` and closes itself.
 
-        The generation ends when every choice has its finish, or when one failed: then `error` says why.
+        The generation ends when every choice has a `finish`, or when one has failed. Then `error` says why.
         """
         now = time.perf_counter()
         deltas: list[Delta] = []
@@ -145,7 +145,7 @@ class Generation:
         """Yields each list of deltas that is not empty.
 
         Raises:
-            SluiceError: a choice failed; its last deltas have been yielded before.
+            SluiceError: a choice failed. Its last deltas have been yielded before.
         """
         ready = asyncio.Event()
         self.on_ready(ready.set)

@@ -1,11 +1,11 @@
-"""Reports that some streams have while they run: the usage so far, and the worker's times up to the first token."""
+"""Reports in a running stream: the usage so far, and the worker's times up to the first token."""
 
 from frontend.generation.choice import Choice
 from frontend.request import Delta, Shown
 
 
 class Progress:
-    """Adds the usage to every delta, and the times to the first, as the request asks for them."""
+    """Adds the usage to every delta and the times to the first delta, if the request asks for them."""
 
     def __init__(self, shown: Shown) -> None:
         self._usage, self._start = shown.continuous_usage, shown.telemetry is not None

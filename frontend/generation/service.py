@@ -1,7 +1,7 @@
-"""All requests of one model: submits their sequences, and knows which requests are alive.
+"""All requests of one model: submits their sequences, and keeps the set of running requests.
 
-Knows tokens and text; knows neither an API format nor a socket. `Service.start` makes `len(prompts) * n` sequences of a
-`GenerationRequest`, all admitted or none, and returns a `Generation`.
+Knows tokens and text, but no API format and no socket. `Service.start` makes `len(prompts) * n` sequences of a
+`GenerationRequest` and returns a `Generation`. Either all sequences are admitted, or none.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ from shared.prefix_identity import PrefixIdentity
 
 DRAINING_RETRY_S = 5.0  # the Retry-After while draining: another server may have taken over by then
 HANDSHAKE_S = 0.5  # how long a request waits for a worker that may be ready at any moment
-MAX_TOKENS = 1 << 22  # of prompts, times `n`, in a request of several sequences: 16 MiB of messages to the workers
-POLL_S = 0.02  # how often it checks for the end of the handshake, or of the last request of a drain
+MAX_TOKENS = 1 << 22  # limit on prompt tokens times `n` in a request of several sequences: 16 MiB of messages
+POLL_S = 0.02  # pause between two checks for the end of a handshake or of a drain
 
 
 class Service:
-    """Starts requests, and knows which are alive."""
+    """Starts requests, and keeps the set of running requests."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Service:
         metrics: RequestMetrics | None = None,
         prefix_cache_scope: str = "all",
     ) -> None:
-        """prefix_cache_scope: --prefix-cache-scope"""
+        """prefix_cache_scope: which requests share cached prefixes, see --prefix-cache-scope"""
         self.pool = pool
         self.metrics = metrics or RequestMetrics()
         self.generations: set[Generation] = set()  # those that are not closed
@@ -80,11 +80,11 @@ class Service:
         return self._tokenizer.result()
 
     async def wait_for_handshake(self) -> None:
-        """Waits, for HANDSHAKE_S at most, while the tokenizer loads or the handshake with the workers goes on.
-        Another frontend on the same port may already have told the client that the server is ready.
+        """Waits for the tokenizer and for the handshake with the workers, for at most HANDSHAKE_S.
+        This matters if another frontend on the same port has already told the client that the server is ready.
 
         Raises:
-            Overloaded: requests still cannot be served.
+            Overloaded: requests still cannot be served after that time.
         """
         deadline = time.monotonic() + HANDSHAKE_S
         while not self.draining and (not self._tokenizer.done() or self.pool.membership.handshaking):
@@ -100,14 +100,14 @@ class Service:
             raise Overloaded(f"not ready: {readiness.text}", code=readiness.code, retry_after=retry_after)
 
     async def start(self, request: GenerationRequest, arrived_at: float | None = None) -> "Generation":
-        """Submits the sequences of a request, and returns when all are admitted.
+        """Submits the sequences of a request, and returns when all of them are admitted.
 
-        arrived_at: when its body had been read, by `time.perf_counter()`; None means now
+        arrived_at: when the request's body had been read, by `time.perf_counter()`; None means now
 
         Raises:
-            Unprocessable: the workers could not hold all sequences even if they had no others.
-            Overloaded, Unprocessable: a sequence was refused; those already admitted are aborted.
-            DeadlineExceeded: `deadline_ms`, counted from `arrived_at`, passed before all were admitted.
+            Unprocessable: the workers could not hold all the sequences even without other requests.
+            Overloaded, Unprocessable: a sequence was refused; the others are aborted.
+            DeadlineExceeded: `deadline_ms`, counted from `arrived_at`, passed before all sequences were admitted.
         """
         self._check_ready()
         self._check_size(request)
@@ -129,7 +129,7 @@ class Service:
         return generation
 
     def _outputs(self, request: GenerationRequest) -> list[tuple[OutputText, list[Extra]]]:
-        """Returns the text builder and the extras of each choice. Submits nothing yet."""
+        """Returns the detokenizer and the extras of each choice. Submits nothing yet."""
         tokenizer, shown = self.tokenizer, self._shown_specials(request)
         stops, searched = Stops(request.stops) if request.stops else None, searched_text(request.parser_config)
         outputs = []
@@ -140,7 +140,7 @@ class Service:
         return outputs
 
     def _check_size(self, request: GenerationRequest) -> None:
-        """Raises Unprocessable for more sequences than workers can hold, before any message is made."""
+        """Raises Unprocessable for more sequences than the workers can hold, before any message is made."""
         count = len(request.prompts) * request.n
         if count == 1:
             return
@@ -155,12 +155,12 @@ class Service:
         raise Unprocessable(f"`{param}` {problem}", param=param, code="out_of_range")
 
     def _salt(self, request: GenerationRequest) -> str:
-        """Returns the text that decides which requests share cached prefixes."""
+        """Returns the cache salt: only requests with the same salt share cached prefixes."""
         tenant = request.admission.tenant if self._prefix_cache_scope == "tenant" else ""
         return PrefixIdentity(request.admission.cache_salt, tenant, request.features.adapter).text
 
     def _shown_specials(self, request: GenerationRequest) -> dict[str, str]:
-        """Returns the special tokens that the output's text has, and what stands for each."""
+        """Returns the special tokens that appear in the output's text, each with the text that stands for it."""
         marks = dict(request.parser_config.marks) if request.parser_config else {}
         if not request.shown.specials:
             return marks
@@ -214,9 +214,9 @@ class Service:
         return [next(self._groups) if request.n > 1 else 0 for _ in request.prompts]
 
     async def drain(self, timeout: float) -> None:
-        """Admits nothing more, lets requests finish within `timeout` seconds, then ends the others with an error.
+        """Admits no more requests, lets running ones finish for `timeout` seconds, then ends the rest with an error.
 
-        Requests that wait for a lost worker end at once.
+        Requests that wait for the return of a lost worker end at once.
         """
         self.draining = True
         deadline = time.monotonic() + timeout
@@ -233,7 +233,7 @@ def _time_left(request: GenerationRequest, arrived_at: float) -> float:
 
 
 def _sampling(sampling: Sampling, n: int) -> Sampling:
-    """Returns the sampling of a prompt's choice `n`: its seed is the given seed plus `n`."""
+    """Returns the sampling of choice `n` of a prompt. Its seed is the request's seed plus `n`."""
     if sampling.seed is None or n == 0:
         return sampling
     return msgspec.structs.replace(sampling, seed=(sampling.seed + n) % (1 << 64))

@@ -5,7 +5,8 @@ from frontend.request import Delta, Finish
 
 
 class TimeLimit:
-    """Ends a choice so long after its first token, once its output has a line break."""
+    """Ends a choice at its time limit, which counts from the first token, but not before its output has a line
+    break."""
 
     def __init__(self, most_ms: int) -> None:
         self._most_ms = most_ms

@@ -1,4 +1,4 @@
-"""Log-probabilities in deltas: those of an output token are in its own delta, those of the prompt in the last one."""
+"""Adds log-probabilities to deltas: each output token's to its own delta, the prompt's to the last delta."""
 
 import math
 
@@ -11,11 +11,11 @@ ByOffset = dict[int, TokenLogprob]
 
 
 class TokenScores:
-    """Keeps the log-probabilities of one choice until their delta goes out."""
+    """Keeps the log-probabilities of one choice until their delta is sent."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self._tells_output = request.sampling.logprobs is not None
-        self._prompt_top = request.features.prompt_logprobs  # None: the prompt's are not reported
+        self._prompt_top = request.features.prompt_logprobs  # None: do not report the prompt's
         self._told = request.brought  # the offset of the next token in the output
         self._output: ByOffset = {}
         self._prompt: ByOffset = {}
@@ -31,7 +31,7 @@ class TokenScores:
             delta.add().prompt_logprobs = self.of_prompt(choice.prompt, self._prompt_top)
 
     def of_prompt(self, prompt: list[int], most: int | None) -> list[TokenLogprob]:
-        """Returns the prompt's log-probabilities, with `most` of the likeliest tokens each."""
+        """Returns the prompt's log-probabilities, each with `most` of the likeliest tokens."""
         every = _taken(dict(self._prompt), prompt, 0)
         return [TokenLogprob(one.token_id, one.logprob, one.top[:most], one.rank) for one in every]
 
@@ -45,7 +45,7 @@ def _store(logprobs: Logprobs, into: ByOffset) -> None:
 
 
 def _taken(logprobs: ByOffset, ids: list[int], start: int) -> list[TokenLogprob]:
-    """Removes and returns one log-probability per id: NaN for a token that was never scored (a prompt's first)."""
+    """Removes and returns one log-probability per id. A token without score (a prompt's first token) gets NaN."""
     taken = [logprobs.pop(start + i, None) for i in range(len(ids))]
     return [
         TokenLogprob(id, math.nan) if entry is None else TokenLogprob(id, entry.logprob, entry.top, entry.rank)

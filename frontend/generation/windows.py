@@ -1,7 +1,7 @@
-"""A request of many prompts, of which only some are submitted at a time, so that it fits in a worker's queue.
+"""A request with many prompts, which are submitted a few at a time so that they fit in a worker's queue.
 
-A request that generates is admitted as a whole, before its response begins. One that asks for vectors or
-log-probabilities answers only when all are there, so it may also be refused halfway.
+A request that generates text is admitted as a whole, before its response begins. A request for vectors or
+log-probabilities is answered only when all of them are computed, so it may also be refused halfway.
 """
 
 from collections.abc import AsyncGenerator
@@ -11,15 +11,16 @@ from frontend.generation.choice import Choice
 from frontend.generation.service import Service
 from frontend.request import Delta, GenerationRequest
 
-WINDOW = 256  # prompts; the default of --max-waiting-requests has room for several such requests
+WINDOW = 256  # prompts at a time; the default of --max-waiting-requests leaves room for several such requests
 
 
 class Windows:
-    """The generations of a request, one after the other; each has the next WINDOW prompts, or fewer if
-    the workers have less room.
+    """Runs the generations of a request, one after the other.
 
-    choices, reason: as a Generation has them, of all that have begun.
-    fingerprint: of the workers, which is the same for all; empty before the first prompts are admitted
+    Each has the next WINDOW prompts, or fewer if the workers have less room.
+
+    choices, reason: the same as in a Generation, for all generations that have begun
+    fingerprint: that of the workers, the same for all prompts; empty before the first prompts are admitted
     """
 
     def __init__(self, service: Service, request: GenerationRequest, arrived_at: float) -> None:
@@ -50,7 +51,7 @@ class Windows:
 
 
 def _window(request: GenerationRequest, at: slice) -> GenerationRequest:
-    """Returns the request with some of its prompts."""
+    """Returns the request with only the prompts `at`."""
     features = request.features
     if features.scored is not None:
         features = replace(features, scored=replace(features.scored, starts=features.scored.starts[at]))

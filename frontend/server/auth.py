@@ -1,8 +1,8 @@
 """API keys: authenticates requests and names their tenants. Knows headers, but no routes and no limits.
 
-Keys come from settings and a file. A line of the file holds a key, white space, and the name of its tenant in logs,
-metrics and the queue. Several keys may have one name, such as an old key and the new one while clients change over. `#`
-begins a comment.
+Keys come from settings and from a file. A line of the file holds a key, white space, and the key's name, which is its
+tenant in logs, metrics and the queue. Several keys may share a name, such as an old and a new key while clients change
+over. `#` begins a comment.
 """
 
 import hashlib
@@ -23,17 +23,21 @@ log = logging.getLogger("sluice.frontend")
 
 _LINE = re.compile(rb"(?P<key>\S+)(?:\s+(?P<name>[A-Za-z0-9._@:+-]{1,64}))?\s*(?:\s#.*)?")
 
-Names = dict[bytes, tuple[bytes, str]]  # sha256 of the key → the same digest, and the name
+Names = dict[bytes, tuple[bytes, str]]  # sha256 digest of a key → (the same digest, the key's name)
 
 
 class ApiKeys:
-    """Fixed keys, and those in a file, reread when it changes. Without any, no key is needed; every tenant is ""."""
+    """The API keys from settings and from a file, which is read again when it changes.
+
+    Without any key, requests need no key, and every tenant is "".
+    """
 
     def __init__(self, path: str, keys: Iterable[str] = ()) -> None:
-        """Reads the file. Raises ConfigError when it cannot be read, may be read by others, has no keys, or has
-        an invalid line.
+        """Reads the file.
 
-        keys: those that need no file; their names are made of their digests
+        Raises ConfigError when it cannot be read, may be read by others, has no keys, or has an invalid line.
+
+        keys: keys from settings; their names are made of their digests
         """
         self._path = Path(path) if path else None
         self._fixed = dict(_named(key.encode("utf-8", "surrogateescape"), "") for key in keys)
@@ -43,7 +47,7 @@ class ApiKeys:
             raise ConfigError(f"--api-keys: {path} {problem}")
 
     def _read(self) -> str:
-        """Reads the file if it changed. Returns why it cannot be used (the keys then stay as they were), else ""."""
+        """Reads the file if it changed. Returns why it cannot be used (the old keys then stay), or "" if it can."""
         assert self._path is not None
         try:
             stat = os.stat(self._path)
@@ -62,9 +66,9 @@ class ApiKeys:
         return ""
 
     def identify(self, headers: Headers) -> str:
-        """Returns the name of a request's key, sent as `Authorization: Bearer` or `X-Api-Key`. Raises Unauthorized.
+        """Returns the name of the request's key, sent as `Authorization: Bearer` or `X-Api-Key`. Raises Unauthorized.
 
-        Keys are looked up and compared by their digests, so that the time taken reveals nothing about them.
+        Keys are looked up and compared by their digests, so that the time this takes reveals nothing about the keys.
         """
         if self._path is None and not self._fixed:
             return ""
@@ -80,7 +84,7 @@ class ApiKeys:
 
 
 def _names(content: bytes) -> Names:
-    """Parses the file. Raises ValueError, which names the line but not its content."""
+    """Parses the file. Raises ValueError, whose text states the number of the line but not its content."""
     names: Names = {}
     for number, line in enumerate(content.splitlines(), 1):
         line = line.strip()

@@ -1,40 +1,40 @@
-"""Reads the bodies of requests: how large one may be, and how large those are together that a frontend holds.
+"""Reads the bodies of requests, and limits their size: that of each body, and that of all bodies in memory.
 
-Knows HTTP's requests; no route, no API format, no model.
+Knows HTTP's requests, but no route, API format or model.
 """
 
 from starlette.requests import Request
 
 from frontend.errors import Overloaded, TooLarge
 
-TEXT_BYTES = 8 << 20  # of a body without pictures
-PICTURE_BYTES = 8 << 20  # of a usual picture in base64: a photograph of 6 MiB
-FILE_BYTES = 27 << 20  # of the largest file of a picture in base64, see frontend/pictures/sources.py
-LARGEST_BYTES = 128 << 20  # of a body with any number of pictures
-UNCOUNTED_BYTES = 1 << 20  # of a body that --max-connections alone bounds
-MAX_HELD_BYTES = 256 << 20  # of all larger bodies together
-HELD = "sluice.body_bytes"  # in a request's scope: how many bytes of its body are counted
+TEXT_BYTES = 8 << 20  # limit for a body without pictures
+PICTURE_BYTES = 8 << 20  # an ordinary picture in base64: a photograph of 6 MiB
+FILE_BYTES = 27 << 20  # the largest file of a picture in base64, see frontend/pictures/sources.py
+LARGEST_BYTES = 128 << 20  # limit for a body with any number of pictures
+UNCOUNTED_BYTES = 1 << 20  # bodies up to this size are not counted, because --max-connections bounds them
+MAX_HELD_BYTES = 256 << 20  # limit for all counted bodies together
+HELD = "sluice.body_bytes"  # key in a request's scope: how many bytes of its body are counted
 
 
 def largest_body(pictures: int) -> int:
-    """Returns how many bytes a body may have, with at most so many pictures; 0: the model sees none."""
+    """Returns the limit on a body in bytes. pictures: how many it may have; 0: the model accepts none"""
     return TEXT_BYTES + min(max(FILE_BYTES, pictures * PICTURE_BYTES), LARGEST_BYTES - TEXT_BYTES) * (pictures > 0)
 
 
 class Bodies:
-    """Counts the bytes of large bodies that are being received or read."""
+    """Counts the bytes of all large bodies in memory."""
 
     def __init__(self) -> None:
         self.held = 0
 
     async def read(self, request: Request, most: int) -> bytes:
-        """Returns the body of a request; `release` takes it out of the count.
+        """Returns the body of a request. Its bytes stay counted until `release`.
 
-        Raises TooLarge as soon as its announced or received length exceeds `most` bytes, and Overloaded as soon as
-        it does not fit beside the large bodies of other requests.
+        Raises TooLarge as soon as its announced or received length exceeds `most` bytes, and Overloaded as soon as all
+        large bodies together would exceed MAX_HELD_BYTES.
         """
         announced = request.headers.get("content-length", "0")
-        if announced.isdigit():  # before `Expect: 100-continue` is answered
+        if announced.isdigit():  # checked before `Expect: 100-continue` is answered
             self._check(request, int(announced), most)
         data = bytearray()
         async for piece in request.stream():
@@ -44,7 +44,7 @@ class Bodies:
         return bytes(data)
 
     def release(self, request: Request) -> None:
-        """The body of this request is no longer in memory."""
+        """Stops counting the body of this request, when it is no longer in memory."""
         self.held -= request.scope.pop(HELD, 0)
 
     def _count(self, request: Request, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Limits on connections, from the settings and from the number of open files that the system allows."""
+"""Limits on connections, from the settings and from the system's limit on open files."""
 
 import contextlib
 import logging
@@ -9,12 +9,12 @@ from shared.config import ConfigError, FrontendConfig
 
 log = logging.getLogger("sluice.frontend")
 
-OTHER_FILES = 64  # open files of a frontend in addition to its connections
+OTHER_FILES = 64  # open files that a frontend needs in addition to its connections
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The limits; FrontendConfig describes the settings of the same names. Sizes are in bytes, times in seconds."""
+    """The limits. FrontendConfig describes the settings of the same names. Sizes are in bytes, times in seconds."""
 
     connections: int = 10_000
     header_bytes: int = 64 << 10
@@ -24,7 +24,7 @@ class ConnectionLimits:
 
     @classmethod
     def of(cls, config: FrontendConfig) -> "ConnectionLimits":
-        """Makes the limits of the settings, with fewer connections if the system does not allow so many open files."""
+        """Makes the limits from the settings. Allows fewer connections if the system's limit on open files is lower."""
         connections = available_connections(config.max_connections)
         if connections < config.max_connections:
             log.warning(
@@ -37,9 +37,9 @@ class ConnectionLimits:
 
 
 def available_connections(connections: int) -> int:
-    """Raises the limit on open files as far as allowed. Returns how many of `connections` it permits.
+    """Raises the limit on open files as far as allowed, and returns how many of `connections` it then permits.
 
-    Raises ConfigError when it permits none.
+    Raises ConfigError if it permits no connection.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

@@ -1,7 +1,7 @@
-"""What the headers of an inference gateway say about a request's place among others (--gateway-headers).
+"""Reads the tenant and the priority of a request from the headers of an inference gateway (--gateway-headers).
 
-A fairness id becomes part of the request's tenant, and an objective its priority. The names of the headers are those
-of llm-d's router, and of the Gateway API Inference Extension before it.
+A fairness id becomes part of the request's tenant, and an objective becomes its priority. The headers' names are those
+of llm-d's router and of its predecessor, the Gateway API Inference Extension.
 """
 
 import re
@@ -15,26 +15,26 @@ from shared.config import ConfigError, FrontendConfig, words
 
 FAIRNESS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
-MOST = 2**31 - 1  # of a priority, as in bodies
-_ID = re.compile(r"[A-Za-z0-9._@:+-]{1,64}")  # as the names of API keys
+MOST = 2**31 - 1  # the largest priority, the same as in bodies
+_ID = re.compile(r"[A-Za-z0-9._@:+-]{1,64}")  # the same form as names of API keys
 _NUMBER = re.compile(r"[+-]?\d{1,10}")
 
-Admission = Callable[[Headers, str], Mapping[str, Any]]  # headers, the name of the API key → fields of an `Admission`
+Admission = Callable[[Headers, str], Mapping[str, Any]]  # (headers, name of the API key) → fields of `Admission`
 
 
 def admission_of(config: FrontendConfig) -> Admission:
-    """Returns what reads a request's headers. Raises ConfigError for objectives that are none."""
+    """Returns the function that reads a request's headers. Raises ConfigError for an invalid --objectives."""
     objectives = _objectives(config)
     return GatewayHeaders(objectives).admission if config.gateway_headers else own_tenant
 
 
 def own_tenant(headers: Headers, tenant: str) -> Mapping[str, Any]:
-    """Returns the name of the request's key alone: without --gateway-headers, headers say nothing."""
+    """Returns the name of the request's key as its tenant. Used without --gateway-headers, so it ignores headers."""
     return {"tenant": tenant} if tenant else {}
 
 
 class GatewayHeaders:
-    """Reads the headers of a gateway. objectives: their priorities, by name; lower is scheduled first"""
+    """Reads the headers of a gateway. objectives: priorities by the name of an objective; lower is scheduled first"""
 
     def __init__(self, objectives: Mapping[str, int]) -> None:
         self._objectives = objectives
@@ -47,11 +47,12 @@ class GatewayHeaders:
                 f"`{name}` must have 1 to 64 of the characters A-Z a-z 0-9 . _ @ : + -", param=name, code="out_of_range"
             )
         priority = self._priority(*_given(headers, OBJECTIVE))
-        found = {"tenant": f"{tenant}/{fairness}"} if fairness else own_tenant(headers, tenant)  # no key has a slash
+        found = {"tenant": f"{tenant}/{fairness}"} if fairness else own_tenant(headers, tenant)  # key names have no /
         return found if priority is None else {**found, "priority": priority}
 
     def _priority(self, name: str, objective: str) -> int | None:
-        """Returns the priority of an objective; None for none, and for a name that only the gateway knows."""
+        """Returns the priority of an objective. None if there is no objective, or if only the gateway knows its
+        name."""
         if not _NUMBER.fullmatch(objective):
             return self._objectives.get(objective)
         if not -MOST - 1 <= (priority := int(objective)) <= MOST:
@@ -60,7 +61,7 @@ class GatewayHeaders:
 
 
 def _given(headers: Headers, names: tuple[str, ...]) -> tuple[str, str]:
-    """Returns the first of these headers that a request has, and its value; both empty if it has none."""
+    """Returns the name and value of the first of these headers that a request has; both empty if it has none."""
     return next(((name, headers[name].strip()) for name in names if name in headers), ("", ""))
 
 

@@ -1,8 +1,8 @@
-"""Which host names a server answers to, against DNS rebinding.
+"""Restricts the host names that requests may use, against DNS rebinding.
 
-A page of evil.example can let its name resolve to 127.0.0.1. Its requests then reach a server on this machine, and to
-the browser they are of the page's own site, so origins.py cannot tell. But their `Host` is still evil.example, and the
-page cannot change it.
+A page of evil.example can let its name resolve to 127.0.0.1. Its requests then reach a server on this machine. To the
+browser they go to the page's own site, so origins.py cannot detect them. But their `Host` is still evil.example, and
+the page cannot change it.
 """
 
 import ipaddress
@@ -16,12 +16,10 @@ from shared.config.declaration import words
 
 
 class Hosts:
-    """Names of this machine (localhost, 127.0.0.1, [::1]), and the `allowed` ones."""
+    """The accepted host names: those of this machine (localhost, 127.0.0.1, [::1]), and the `allowed` ones."""
 
     def __init__(self, allowed: Collection[str]) -> None:
-        """
-        allowed: names such as api.example.com; *.example.com for those that end so; * for all
-        """
+        """allowed: names such as api.example.com; *.example.com for all its subdomains; * for all names"""
         names = [name.lower() for name in allowed]
         self._all = "*" in names
         self._names = frozenset(names)
@@ -29,10 +27,12 @@ class Hosts:
 
     @classmethod
     def of(cls, config: FrontendConfig) -> "Hosts":
-        """Makes those of `--allowed-hosts`. Without the flag all are allowed where no stranger can come in by a name.
+        """Makes the host names of `--allowed-hosts`.
 
-        This is so with API keys, which a foreign page does not have, and on an address that is not loopback, which
-        other machines reach by names that the server does not know.
+        Without the flag, all names are accepted where rebinding does no harm.
+
+        That is so with API keys, which a foreign page does not have, and on an address other than loopback, which other
+        machines reach by names that the server does not know.
         """
         open_to_pages = is_loopback(config.host) and not config.keyed
         return cls(words(config.allowed_hosts) or ([] if open_to_pages else ["*"]))
@@ -51,7 +51,7 @@ class Hosts:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a host name or an address without a port means the machine itself."""
+    """Whether a host name, or an address without a port, means the machine itself."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
@@ -61,7 +61,7 @@ def is_loopback(name: str) -> bool:
 
 
 def _name(host: str) -> str:
-    """Returns the name in a `Host`, without port and brackets, in lower case; "" if it has none."""
+    """Returns the name in a `Host` header in lower case, without port and brackets; "" if the header is invalid."""
     if host.startswith("["):
         name, bracket, port = host[1:].partition("]")
         return name if bracket and (not port or (port[0] == ":" and port[1:].isdecimal())) else ""

@@ -7,7 +7,7 @@ import termios
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-CLOSE_NOTIFY_S = 0.05  # between two checks whether a TLS client has received everything
+CLOSE_NOTIFY_S = 0.05  # pause between two checks whether a TLS client has received everything
 UPGRADE_HEADERS = (b"connection", b"upgrade", b"http2-settings")
 
 
@@ -20,15 +20,16 @@ class Writer(Protocol):
 
 
 class Http10Transport:
-    """A transport for a response to HTTP/1.0, which has no chunks: the response ends where the connection does."""
+    """A transport for a response to HTTP/1.0. It removes chunked encoding, so the end of the connection ends the
+    body."""
 
     def __init__(self, transport: Writer) -> None:
         self._transport = transport
-        self._chunked: bool | None = None  # None until the head is written
+        self._chunked: bool | None = None  # None: the head is not written yet
         self.close, self.is_closing = transport.close, transport.is_closing
 
     def write(self, data: bytes) -> None:
-        """Writes the head, or one chunk that the last, empty chunk may follow."""
+        """Writes the head, or one encoded chunk. The empty last chunk is dropped."""
         if self._chunked is None:
             head = data.replace(b"transfer-encoding: chunked\r\n", b"")
             self._chunked = head != data
@@ -41,9 +42,9 @@ class Http10Transport:
 
 
 def head_without_upgrade(method: bytes, url: bytes, version: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Returns the head of a request without its offer to speak another protocol.
+    """Returns the head of a request without its offer to use another protocol.
 
-    Java's HTTP client, for one, offers HTTP/2 (h2c) with its first request.
+    For example, Java's HTTP client offers HTTP/2 (h2c) with its first request.
     """
     headers = list(headers)
     lines = [b"%s: %s" % (name, value) for name, value in headers if name not in UPGRADE_HEADERS]
@@ -57,7 +58,8 @@ def abort_after_tls_close(
 ) -> None:
     """Ends a closing TLS connection once the client has received everything, without waiting for its close_notify.
 
-    Clients that keep idle connections never send one. Does nothing if `transport` is not closing or has no TLS.
+    Some clients keep connections open when idle, and never send a close_notify. Does nothing if `transport` is not
+    closing or has no TLS.
     """
     if not transport.is_closing() or transport.can_write_eof():
         return
@@ -74,9 +76,9 @@ def abort_after_tls_close(
 
 
 def _has_unsent(transport: asyncio.Transport) -> bool:
-    """Whether the client's system has yet to acknowledge some of what was written; False without a connection."""
+    """Whether the client's system has not yet acknowledged all written bytes; False without a connection."""
     unsent, socket = bytearray(4), transport.get_extra_info("socket")
-    if socket is None:  # TLS has let go of the connection
+    if socket is None:  # the TLS layer has already closed the connection
         return False
     with contextlib.suppress(OSError, ValueError):
         fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, unsent)

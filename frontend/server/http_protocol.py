@@ -1,7 +1,7 @@
-"""One HTTP connection: uvicorn's protocol, with limits on request size, number and time and on unread responses.
+"""One HTTP connection: uvicorn's protocol, with limits on requests' size, number and time, and on unread responses.
 
-Knows bytes, sockets and clocks; nothing of routes or API formats. Timeouts cost a request nothing: one task a process,
-`enforce_timeouts`, checks a few times a second whether each connection has made progress.
+Knows bytes, sockets and clocks, but no routes and no API formats. Timeouts need no timer for each request: one task per
+process, `enforce_timeouts`, checks a few times a second whether each connection has made progress.
 
     idle         no request has begun                  at most `idle_s`, then the connection is closed
     request      a head or a body is arriving          at most `request_s` in all, then 408
@@ -22,20 +22,20 @@ from frontend.server.connection_limits import ConnectionLimits
 from frontend.server.http_compat import Http10Transport, abort_after_tls_close, head_without_upgrade
 from frontend.server.middleware import CLOSED, DIRECT
 
-MAX_PIPELINED = 32  # requests of one connection that may wait for the current one
+MAX_PIPELINED = 32  # how many requests of one connection may wait for the current one
 VERSIONS = ("1.0", "1.1")
-MAX_HEADERS = 500  # of one request
-CHUNK_SIZE_BYTES = 16  # of a chunk's size line that count as body; what is longer is an extension
-LINGER_S = 1.0  # for a refused client to read the reason
+MAX_HEADERS = 500  # in one request
+CHUNK_SIZE_BYTES = 16  # bytes of a chunk's size line that do not count as received; a longer line has an extension
+LINGER_S = 1.0  # how long a refused client can read the reason
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyRefusal:
-    """The response to a request that reaches no route."""
+    """The response to a request that is refused before it reaches a route."""
 
     status: int
-    kind: str  # as in the OpenAI error object
-    code: str  # also the label of the count
+    kind: str  # the `type` of the OpenAI error object
+    code: str  # also the label of the counter of refusals
     message: str
 
 
@@ -53,27 +53,27 @@ TOO_MANY_CONNECTIONS = EarlyRefusal(503, "overloaded_error", "too_many_connectio
 
 
 class RequestRefused(Exception):
-    """Raised in a callback of the parser to stop it."""
+    """Raised in a callback of the parser to stop the parser."""
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """A connection with `limits`; `on_refused(code)` counts refusals. The other arguments are uvicorn's.
+    """A connection with `limits`. `on_refused(code)` counts refusals. The other arguments are uvicorn's.
 
-    uvicorn calls a request and its response a cycle. `self.cycle` is the newest one.
+    uvicorn calls a request with its response a cycle. `self.cycle` is the newest one.
     """
 
     def __init__(self, limits: ConnectionLimits, on_refused: Callable[[str], None], *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._limits = limits
         self._on_refused = on_refused
-        self._refusal = BAD_REQUEST  # why the parser stopped
-        self._new = 0  # bytes being parsed
-        self._received = 0  # bytes since the last complete head or request, without those of the body
-        self._unfinished: list[Any] = []  # pipelined cycles before the newest one that are not complete
-        self._deaf = False  # the client was refused: input is ignored
+        self._refusal = BAD_REQUEST  # the reason if the parser stops
+        self._new = 0  # number of bytes being parsed now
+        self._received = 0  # bytes since the last complete head or request, not counting bytes of a body
+        self._unfinished: list[Any] = []  # unfinished pipelined cycles before the newest one
+        self._deaf = False  # whether the client was refused, so that input is ignored
         self._phase, self._progress, self._since = "", object(), 0.0  # see `check_timeouts`
 
-    # asyncio calls these
+    # called by asyncio
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) < self._limits.connections:
@@ -101,10 +101,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(HEAD_TOO_LARGE)
 
     def _parse(self, data: bytes) -> None:
-        """Parses, and ignores offers to speak another protocol.
+        """Parses, and ignores offers to use another protocol.
 
-        At an offer, the parser stops after the head and would drop the body. It is replaced by one that sees the same
-        request without the offer; the parser knows where the head ends, since anything may precede it in `data`.
+        At an offer, the parser stops after the head and would drop the body. A new parser replaces it, and gets the
+        same request without the offer. The old parser reports where the head ends, because `data` may begin before the
+        head.
         """
         while True:
             try:
@@ -120,7 +121,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         version = self.parser.get_http_version().encode()
         return head_without_upgrade(self.parser.get_method(), self.url, version, self.headers)
 
-    # uvicorn calls these when the server shuts down and when a response is complete
+    # called by uvicorn when the server shuts down, and when a response is complete
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -133,16 +134,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _abort_after_tls_close(self) -> None:
         abort_after_tls_close(self.transport, self.loop, lambda: self in self.connections)
 
-    # the parser calls these; an exception stops it
+    # called by the parser; an exception stops the parser
 
     def on_headers_complete(self) -> None:
         self._check_head()
         if self.parser.should_upgrade():
-            return  # `_parse` goes on
+            return  # `_parse` continues with a new parser
         self._received = 0
         previous = self.cycle
         super().on_headers_complete()
-        self.headers = []  # for trailers, which nobody reads; the request has the list of its headers
+        self.headers = []  # for trailers, which are never read; the request keeps the list of its headers
         cast("dict[str, Any]", self.scope)[DIRECT] = DirectWriter(self.cycle)
         if not self.parser.should_keep_alive():
             self.cycle.transport = CloseAfterResponse(self.transport, self._close)  # type: ignore[assignment]
@@ -154,7 +155,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self._stop_parser(TOO_MANY_PIPELINED)
 
     def _check_head(self) -> None:
-        """Stops the parser if the head is too large or of another version, names not one host, or asks for a tunnel."""
+        """Stops the parser if the head is too large, has another HTTP version, does not name exactly one host, or is a
+        CONNECT."""
         limit = self._limits.header_bytes
         too_large = max(self._received, self._new) > limit and self._head_bytes() > limit
         if too_large or len(self.headers) > MAX_HEADERS:
@@ -185,10 +187,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refusal = refusal
         raise RequestRefused
 
-    # `enforce_timeouts` calls this
+    # called by `enforce_timeouts`
 
     def check_timeouts(self, now: float) -> None:
-        """Ends the connection if it has stayed in its phase without progress for too long."""
+        """Ends the connection if it has been in its phase for too long without progress."""
         phase, progress = self._where()
         same = progress == self._progress if phase == "writing" else progress is self._progress
         if phase != self._phase or not same:
@@ -223,7 +225,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _head_bytes(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
-    # closing
+    # closing the connection
 
     def _cut_off(self) -> None:
         self._on_refused("write_timeout")
@@ -233,7 +235,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _refuse(self, refusal: EarlyRefusal) -> None:
-        """Sends the refusal, unless it would end up in the middle of another response, and closes."""
+        """Sends the refusal and closes. Nothing is sent if it would end up in the middle of another response."""
         self._deaf = True
         self._on_refused(refusal.code)
         current = [cycle for cycle in (*self._unfinished, self.cycle) if cycle and not cycle.response_complete]
@@ -256,7 +258,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _linger(self) -> None:
-        """Closes once the client can have read the response: closing with unread input would discard it."""
+        """Closes after LINGER_S, so that the client can read the response: closing with unread input would discard
+        it."""
         if not self.transport.can_write_eof():
             self.transport.close()
             return
@@ -265,7 +268,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 class DirectWriter:
-    """Writes to the socket without waiting: what uvicorn's `send` does with a chunked body, without a task."""
+    """Writes to the socket without waiting or a task. It does the same as uvicorn's `send` with a chunked body."""
 
     __slots__ = ("_cycle",)
 
@@ -273,7 +276,7 @@ class DirectWriter:
         self._cycle = cycle
 
     def ready(self) -> bool:
-        """Whether the client keeps up with what is written."""
+        """Whether the client reads as fast as the server writes."""
         cycle = self._cycle
         return bool(cycle.chunked_encoding) and not (cycle.flow.write_paused or cycle.disconnected)
 
@@ -282,7 +285,7 @@ class DirectWriter:
 
 
 class CloseAfterResponse:
-    """A transport for the last response of a connection, with a close of its own."""
+    """A transport for the last response of a connection. Its `close` is replaced."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write, self.is_closing, self.close = transport.write, transport.is_closing, close

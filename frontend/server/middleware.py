@@ -1,6 +1,6 @@
-"""ASGI middleware: checks host, origin and API key, turns exceptions into responses, and adds the request id to all.
+"""ASGI middleware: checks host, origin and API key, turns exceptions into responses, and adds request ids.
 
-Knows HTTP statuses. hosts.py and origins.py know which names and pages are allowed, and auth.py knows the keys; the API
+Knows HTTP statuses. hosts.py and origins.py know the allowed names and pages, and auth.py knows the keys. The API
 format writes the body of an error.
 """
 
@@ -30,23 +30,23 @@ log = logging.getLogger("sluice.frontend")
 
 PROBES = frozenset(
     {"/health", "/v1/health", "/ping", "/ready"}
-)  # without data; sent to addresses that no setting can list
-OPEN_ROUTES = PROBES | {"/"}  # and the playground's files, which contain no data
+)  # contain no data; their hosts are not checked, because probes use addresses that no setting can list
+OPEN_ROUTES = PROBES | {"/"}  # the playground's page and files contain no data either
 PAGE_FILES = "/web/"
-API_FORMAT = "sluice.api_format"  # the API format; the route adds it to the scope
+API_FORMAT = "sluice.api_format"  # key in a request's scope: the API format, which the route adds
 REQUEST_ID = "sluice.request_id"
 CLOSED = "sluice.closed"  # why the server cut the connection off, if it did
 RECORD = "sluice.record"  # the RequestRecord
-DIRECT = "sluice.direct"  # http_protocol.DirectWriter, where the server has one
-IGNORED_FIELDS = "sluice.ignored_fields"  # the names of the fields that the request's reading ignored, if any
-FINGERPRINT = "sluice.fingerprint"  # of the server that computes the answer, once this is known
-SEND = "sluice.send"  # the server's own `send`: a stream's thousands of writes skip the layers in between
+DIRECT = "sluice.direct"  # an http_protocol.DirectWriter, if the server offers one
+IGNORED_FIELDS = "sluice.ignored_fields"  # the names of unknown fields that were ignored, if any
+FINGERPRINT = "sluice.fingerprint"  # the fingerprint of the server that computes the answer, once it is known
+SEND = "sluice.send"  # the server's own `send`, so that a stream's thousands of writes skip the layers in between
 
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Envelope(Protocol):
-    """The part of an API format that writes an error."""
+    """The part of an API format that writes errors."""
 
     def status(self, exc: SluiceError, /) -> int: ...
     def error(self, exc: SluiceError, request_id: str) -> bytes: ...
@@ -58,7 +58,7 @@ def client_error(exc: Exception, request_id: str) -> SluiceError:
         if exc.status_code == 405:
             return MethodNotAllowed(str(exc.detail), allow=(exc.headers or {}).get("Allow", ""))
         return (NotFound if exc.status_code == 404 else SluiceError)(str(exc.detail))
-    if isinstance(exc, RecursionError):  # only what a client sent is nested that deeply
+    if isinstance(exc, RecursionError):  # only a client's value is nested so deeply
         return BadRequest("the request has a value that is nested too deeply")
     if not isinstance(exc, SluiceError):
         log.error("request %s failed", request_id, exc_info=exc)
@@ -74,7 +74,7 @@ def error_response(exc: SluiceError, envelope: Envelope, request_id: str) -> Res
     if status == 503:
         headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after or 1.0)))
     if status == 504:
-        headers["X-Should-Retry"] = "false"  # the SDKs would retry, but the deadline has passed
+        headers["X-Should-Retry"] = "false"  # SDKs would retry, but the deadline has passed
     if isinstance(exc, MethodNotAllowed) and exc.allow:
         headers["Allow"] = exc.allow
     if status == 401:
@@ -83,7 +83,7 @@ def error_response(exc: SluiceError, envelope: Envelope, request_id: str) -> Res
 
 
 class RequestMiddleware:
-    """Wraps all routes."""
+    """The middleware around all routes."""
 
     def __init__(
         self,
@@ -162,11 +162,11 @@ class RequestMiddleware:
 
 
 def _is_open(path: str) -> bool:
-    """Whether a path needs no key: a browser cannot send one with the page itself, only with the page's requests."""
+    """Whether a path needs no key. A browser cannot send a key with the page itself, only with the page's requests."""
     return path in OPEN_ROUTES or path.startswith(PAGE_FILES)
 
 
 def _request_id(headers: Headers) -> str:
-    """Returns the client's id if it is valid, else a new one."""
+    """Returns the client's id if it is valid, and else a new one."""
     client_id = headers.get("x-request-id", "")
     return client_id if _VALID_ID.fullmatch(client_id) else f"req_{secrets.token_hex(12)}"

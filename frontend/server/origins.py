@@ -1,8 +1,8 @@
-"""Which web pages may send requests: the server's own, and those of `--cors-origins`.
+"""Restricts the web pages that may send requests to the server's own, and those of `--cors-origins`.
 
-A browser lets any page on the internet send requests to a server on localhost; it only keeps the page from reading the
-answers. So requests of foreign pages are refused. Browsers say where a request comes from (`Sec-Fetch-Site`, `Origin`),
-and no page can change that; other clients send neither header.
+A browser lets any page on the internet send requests to a server on localhost. It only keeps the page from reading the
+responses. So this server refuses requests of foreign pages. Browsers state where a request comes from
+(`Sec-Fetch-Site`, `Origin`), and no page can change these headers. Other clients send neither.
 """
 
 import re
@@ -13,19 +13,19 @@ from starlette.datastructures import Headers
 
 from frontend.errors import Forbidden
 
-LOCALHOST = "localhost"  # in --cors-origins: every page of this machine, whatever its port
+LOCALHOST = "localhost"  # in --cors-origins: every page of this machine, on any port
 OF_THIS_MACHINE = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
 class Origins:
-    """allowed: origins such as https://example.com, localhost, or *."""
+    """The pages that may send requests. allowed: origins such as https://example.com; localhost; or * for all"""
 
     def __init__(self, allowed: Collection[str]) -> None:
         self._allowed = frozenset(allowed)
         self._allows_machine = LOCALHOST in self._allowed
 
     def check(self, method: str, headers: Headers) -> None:
-        """Raises Forbidden if a foreign page that is not allowed has sent the request."""
+        """Raises Forbidden if the request comes from a foreign page that is not allowed."""
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if (origin is None and site is None) or not self._allowed.isdisjoint(("*", origin)):
             return
@@ -40,10 +40,10 @@ class Origins:
 
 
 def _is_own(origin: str | None, site: str | None, host: str) -> bool:
-    """Whether the server's own page or the user sent the request.
+    """Whether the request comes from the server's own page or directly from the user.
 
-    Browsers send `Sec-Fetch-Site` only over https and to localhost. Without it the origin has to be the host that the
-    request is for; its scheme may differ, because a proxy may have ended TLS.
+    Browsers send `Sec-Fetch-Site` only over https and to localhost. Without it, the origin's host must equal the
+    request's `Host`. The origin's scheme may differ, because a proxy may have ended TLS.
     """
     if site is not None:
         return site in ("same-origin", "none")
@@ -51,5 +51,5 @@ def _is_own(origin: str | None, site: str | None, host: str) -> bool:
 
 
 def _is_navigation(method: str, headers: Headers) -> bool:
-    """Whether the user follows a link to here; the page with the link cannot read the answer."""
+    """Whether the user follows a link to this server. The page with the link cannot read the response."""
     return method in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"

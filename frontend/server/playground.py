@@ -21,19 +21,19 @@ POLICY = {
     "style-src": "'self'",
     "font-src": "'self'",
     "connect-src": "'self'",
-    "img-src": "data:",  # the empty icon, and pictures of conversations
+    "img-src": "data:",  # the empty icon, and pictures in conversations
     "base-uri": "'none'",
     "form-action": "'none'",
     "frame-ancestors": "'none'",
-    "require-trusted-types-for": "'script'",  # the page can make no HTML from text
+    "require-trusted-types-for": "'script'",  # keeps the page from turning text into HTML
     "trusted-types": "'none'",
 }
 HEADERS = {
     "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in POLICY.items()),
     "Cross-Origin-Opener-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
-    "X-DNS-Prefetch-Control": "off",  # a browser would resolve the hosts of an answer's links
-    "Referrer-Policy": "no-referrer",  # the address may contain a prompt
+    "X-DNS-Prefetch-Control": "off",  # else a browser would resolve the hosts of links in answers
+    "Referrer-Policy": "no-referrer",  # the page's address may contain a prompt
     "Cache-Control": "no-cache",
 }
 
@@ -44,7 +44,7 @@ def _files() -> frozenset[str]:
 
 
 async def page(request: Request) -> Response:
-    """Serves a file of the page, or 304 if the browser has it already. Only names of existing files are opened."""
+    """Serves a file of the page, or 304 if the browser has it already. Opens only names of existing files."""
     name = request.path_params.get("name", "index.html")
     if name not in _files():
         raise HTTPException(404)

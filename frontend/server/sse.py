@@ -1,11 +1,11 @@
 """Streams: writes deltas to a client as they arrive, in server-sent events or lines of JSON. Knows no API format.
 
-The source calls back once in a turn of the event loop, however much has arrived. The stream polls the source, has the
-API format's writer turn the deltas into bytes, and sends these with one write: docs/pictures/token_path.svg draws it.
+The source calls back at most once in a turn of the event loop. The stream then polls the source, has the
+API format's writer turn the deltas into bytes, and sends these with one write (see docs/pictures/token_path.svg).
 
-There are two ways to the socket, with the same bytes. While the client keeps up, and the server offers a DirectWriter
-(http_protocol.py), the callback itself writes: no task is woken, no future made. Otherwise a task awaits ASGI's `send`,
-and meanwhile deltas accumulate: a client that reads slowly gets larger writes and not more of them.
+There are two ways to the socket, with the same bytes. If the client keeps up, and the server offers a DirectWriter
+(http_protocol.py), the callback itself writes, and no task is woken. Otherwise a task awaits ASGI's `send`,
+and deltas accumulate meanwhile. So a client that reads slowly gets larger writes instead of more writes.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from frontend.server.http_protocol import DirectWriter
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """What a stream is made of.
+    """The media type of a stream, and its bytes between events.
 
-    keep_alive: the bytes that break a long silence; empty: it is not broken
+    keep_alive: the bytes that are sent after a long silence; empty: none
     """
 
     media_type: str
@@ -37,7 +37,7 @@ JSON_LINES = Framing("application/x-ndjson", b"")  # clients fail on a line that
 
 
 class DeltaSource(Protocol):
-    """What a stream polls: a Generation."""
+    """The source that a stream polls: a Generation."""
 
     @property
     def ended(self) -> bool:
@@ -45,27 +45,27 @@ class DeltaSource(Protocol):
 
     @property
     def error(self) -> Exception | None:
-        """Why it ended without success."""
+        """The error if the source ended without success."""
 
     def on_ready(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` soon, and then after each arrival."""
+        """Calls `callback` soon, and again after each arrival."""
 
     def poll(self) -> list[Delta]:
         """Returns all deltas since the last call, perhaps none. Never waits."""
 
 
 class StreamWriter(Protocol):
-    """How an API format writes one response as a stream."""
+    """The part of an API format that writes one response as a stream."""
 
     def write(self, deltas: list[Delta]) -> bytes:
-        """Returns the events for these deltas; empty when there is nothing to send."""
+        """Returns the events for these deltas; empty if there is nothing to send."""
 
     def end(self) -> bytes:
-        """Returns the bytes that close a successful stream, such as `data: [DONE]`. Not called after an error."""
+        """Returns the bytes that end a successful stream, such as `data: [DONE]`. Not called after an error."""
 
 
 class RecordedWriter:
-    """A StreamWriter that keeps what another one writes."""
+    """A StreamWriter that also stores what another StreamWriter returns."""
 
     def __init__(self, writer: StreamWriter, kept: list[bytes]) -> None:
         self._writer, self._kept = writer, kept
@@ -82,16 +82,16 @@ class RecordedWriter:
 
 
 class EventStream(EventSourceResponse):
-    """The response that streams `source` through `writer` until the source has ended or the client has left.
+    """A response that streams `source` through `writer` until the source has ended or the client has left.
 
-    The base class makes the headers. One task replaces its group of tasks, which renders event by event: the group took
-    most of a short response's time. Its reaction to signals is left out, because it would cut streams off: draining is
-    the service's task.
+    The base class makes the headers. One task replaces the base class's group of tasks, because that group took
+    most of a short response's time. The base class's reaction to signals is left out, because it would cut streams
+    off. The service drains them instead.
 
-    stream_error: makes the last event from the error, if the source ended with one or something raised one
+    stream_error: makes the last event from an error of the source or an exception
     close: called in any case, when nothing more will be polled
-    framing: what the writer writes
-    send: the server's `send`; the headers go through the middleware, the events directly to this function
+    framing: the media type and the keep-alive bytes
+    send: the server's `send`; events go directly to it, while the headers go through the middleware
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class EventStream(EventSourceResponse):
         self._close = close
         self._send = send
         self._direct = direct
-        self._wakeup = asyncio.Event()  # for the task
-        self._sending = False  # the task holds bytes that are not written yet
+        self._wakeup = asyncio.Event()  # wakes the task
+        self._sending = False  # whether the task holds bytes that are not written yet
         self._ended = False
         self._written_at = time.monotonic()
         self._timer: asyncio.TimerHandle
@@ -149,7 +149,7 @@ class EventStream(EventSourceResponse):
             self._sending = False
 
     def _on_ready(self) -> None:
-        """Writes what has arrived, or has the task write it when this cannot be done without waiting."""
+        """Writes what has arrived, or wakes the task to write it if writing would have to wait."""
         if self._sending or self._direct is None or not self._direct.ready():
             self._wakeup.set()
             return
@@ -176,7 +176,7 @@ class EventStream(EventSourceResponse):
         return data
 
     async def _watch_client(self, receive: Receive) -> None:
-        """Ends the stream once the client has left."""
+        """Ends the stream when the client disconnects."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self._end()
@@ -187,7 +187,7 @@ class EventStream(EventSourceResponse):
         self._close()
 
     def _check_silence(self) -> None:
-        """Wakes the task for a comment when nothing was written for as long as `keepalive_s`."""
+        """Wakes the task for a keep-alive when nothing was written for `keepalive_s`."""
         silence = time.monotonic() - self._written_at
         if silence >= self.ping_interval:
             silence = 0.0

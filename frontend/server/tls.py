@@ -1,4 +1,4 @@
-"""Checks the certificate of https:// before any port is opened; uvicorn serves with it."""
+"""Checks the TLS certificate of https:// before any port is opened. uvicorn then serves with it."""
 
 import ssl
 from pathlib import Path
@@ -8,7 +8,7 @@ from shared.private_files import is_open_to_others
 
 
 def check_tls(config: FrontendConfig) -> None:
-    """Checks certificate and key. Raises ConfigError, in one sentence, where uvicorn would fail with a traceback."""
+    """Checks certificate and key. Raises ConfigError, which says in one sentence what uvicorn would fail on."""
     certificate, key = config.ssl_certfile, config.ssl_keyfile
     if key and not certificate:
         raise ConfigError("--ssl-keyfile needs --ssl-certfile")

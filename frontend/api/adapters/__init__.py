@@ -1,6 +1,5 @@
-"""LoRA adapters as models: a request chooses one by its name. They share the workers of their base model.
+"""LoRA adapters as models: a request selects an adapter by its name. Adapters share the workers of their base model.
 
-registry            which adapters there are, the same in all frontends of a server
-fields              what the routes that load and unload adapters, and set default scales, read
-paths               the description of these routes
+registry all known adapters, the same in all frontends of a server fields the request types of the routes that load and
+unload adapters, and set default scales paths describes these routes for /openapi.json
 """

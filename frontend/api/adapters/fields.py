@@ -1,4 +1,4 @@
-"""What the routes about adapters read. Loading and unloading have vLLM's names, scales have llama.cpp's."""
+"""The request types of the routes for adapters. Loading and unloading use vLLM's names; scales use llama.cpp's."""
 
 from typing import Annotated
 
@@ -27,6 +27,6 @@ class UnloadAdapterRequest(RequestModel):
 
 
 class DefaultScalesRequest(RequestModel):
-    """The body of POST /lora-adapters is the list alone."""
+    """The body of POST /lora-adapters. The client sends only the list itself."""
 
     adapters: Annotated[list[AdapterScale], Meta(max_length=1000)]

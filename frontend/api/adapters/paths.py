@@ -1,4 +1,4 @@
-"""The description of the routes that load and unload adapters, for /openapi.json."""
+"""Describes the routes that load and unload adapters, for /openapi.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
 
 
 def paths(post: Callable[..., dict[str, Any]], error: dict[str, str]) -> dict[str, Any]:
-    """Returns the description of each route by its path. post: makes the description of a route."""
+    """Returns the description of each route by its path. post: a function that describes one POST route"""
     return {
         "/v1/load_lora_adapter": _telling(post("Load a LoRA adapter", "LoadAdapterRequest", "Health", error)),
         "/v1/unload_lora_adapter": _telling(post("Unload a LoRA adapter", "UnloadAdapterRequest", "Health", error)),
@@ -21,6 +21,6 @@ def paths(post: Callable[..., dict[str, Any]], error: dict[str, str]) -> dict[st
 
 
 def _telling(route: dict[str, Any]) -> dict[str, Any]:
-    """Changes the answer in a description to one sentence of plain text."""
+    """Changes the response type in a description to plain text."""
     route["post"]["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
     return route

@@ -1,8 +1,8 @@
-"""Which adapters a server has: those of --lora-modules, and what was loaded and unloaded since it started.
+"""All adapters of a server: those of --lora-modules, and those loaded or unloaded since the start.
 
-All frontends of a server share its run folder. A file there lists what was loaded and unloaded, and which adapter is
-the default. Every frontend reads it again when it has changed, so an adapter is known to all of them as soon as one has
-answered that it is loaded. Without a run folder, a frontend alone knows what it has loaded.
+All frontends of a server share its run folder. A file there lists the adapters that were loaded and unloaded, and the
+default adapter. Every frontend reads the file again after a change. So as soon as one frontend has confirmed that an
+adapter is loaded, all frontends know it. Without a run folder, a frontend keeps this list to itself.
 """
 
 import fcntl
@@ -22,42 +22,44 @@ from shared.config import ConfigError, ModelConfig
 from shared.messages import Adapter
 
 FILE, LOCK = "adapters.json", "adapters.lock"
-MAX_LOADED = 1000  # adapters that were loaded or unloaded by requests
+MAX_LOADED = 1000  # limit on names that requests have loaded or unloaded
 
-Changes = dict[str, Adapter | None]  # by name: what it was loaded as, or None if it was unloaded
+Changes = dict[str, Adapter | None]  # by name: the loaded adapter; None: unloaded
 
 
 class Default(msgspec.Struct, frozen=True):
-    """The name of the adapter for requests that name none. An adapter that is replaced stays the default."""
+    """The name and scale of the adapter for requests that name none. It stays the default if the adapter is
+    replaced."""
 
     name: str
     scale: float
 
 
 class Changed(msgspec.Struct):
-    """What requests have changed since the server started."""
+    """The changes that requests have made since the server started."""
 
     adapters: Changes = {}
     default: Default | None = None
 
 
 class NameTaken(Exception):
-    """There is an adapter of this name."""
+    """An adapter of this name exists already."""
 
 
 class NoSuchAdapter(Exception):
-    """There is no adapter of this name."""
+    """No adapter of this name exists."""
 
 
 class TooMany(Exception):
-    """No further name can be kept."""
+    """The registry has no room for another name."""
 
 
 @dataclass
 class AdapterRegistry:
-    """model: the settings that name adapters; run_dir: the server's run folder, empty if there is none
+    """All adapters of a server.
 
-    max_rank: the highest rank of those that the flags name; 0: workers check it
+    model: the settings that name adapters; run_dir: the server's run folder; empty: none
+    max_rank: the highest rank that adapters of the flags may have; 0: only the workers check it
     """
 
     model: ModelConfig
@@ -80,23 +82,24 @@ class AdapterRegistry:
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:
-        """All adapters by name, as they are now."""
+        """All current adapters by name."""
         self._refresh()
         return self._names
 
     @property
     def default(self) -> Adapter | None:
-        """The adapter of requests that name none, with its scale, as it is now; None if they get the base model."""
+        """The current adapter, with its scale, for requests that name none; None if they get the base model."""
         self._refresh()
         return self._default
 
     def check_path(self, path: str) -> None:
-        """Raises AdapterError if requests may not load the adapter in this folder."""
+        """Raises AdapterError if requests may not load an adapter from this path."""
         if problem := path_problem(path, self.model):
             raise AdapterError(f"{path} {problem}")
 
     def put(self, adapter: Adapter, *, replace: bool) -> None:
-        """Adds an adapter for all frontends. Raises NameTaken unless it may replace another one; and TooMany."""
+        """Adds an adapter for all frontends. Raises TooMany, and NameTaken if the name exists and `replace` is
+        false."""
         with self._changing() as changed:
             changes = changed.adapters
             known = self._given | changes
@@ -120,7 +123,7 @@ class AdapterRegistry:
                 changed.default = None
 
     def set_default(self, default: Default | None) -> None:
-        """Sets the adapter of requests that name none, for all frontends. None: the base. Raises NoSuchAdapter."""
+        """Sets the adapter of requests that name none, for all frontends; None: no adapter. Raises NoSuchAdapter."""
         with self._changing() as changed:
             if default is not None and (self._given | changed.adapters).get(default.name) is None:
                 raise NoSuchAdapter
@@ -128,7 +131,8 @@ class AdapterRegistry:
 
     @contextmanager
     def _changing(self) -> Iterator[Changed]:
-        """Yields the changes for the caller to edit under a lock, then stores them. If it raises, nothing is stored."""
+        """Yields the changes, which the caller edits under a lock, and then stores them. An exception stores
+        nothing."""
         if self._file is None:
             changed = Changed(dict(self._changed.adapters), self._changed.default)
             yield changed
@@ -158,7 +162,7 @@ class AdapterRegistry:
 
 
 def describe(name: str, path: str, max_rank: int = 0) -> Adapter:
-    """Reads the files of an adapter, and returns it with its hash. Raises AdapterError.
+    """Reads the files of an adapter, and returns the adapter with its hash. Raises AdapterError.
 
     max_rank: the highest rank that is accepted; 0: any
     """
@@ -168,7 +172,7 @@ def describe(name: str, path: str, max_rank: int = 0) -> Adapter:
 
 
 def _stamp(file: Path) -> tuple[int, ...]:
-    """Returns what changes whenever the file is replaced; empty if there is none."""
+    """Returns a value that changes whenever the file is replaced; empty if there is no file."""
     try:
         found = file.stat()
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Anthropic's API format.
 
-messages            requests and plain text responses
+messages            reads requests, and writes responses that are plain text
 messages_input      reads messages and their content blocks
 messages_output     writes responses with reasoning and tool calls
-envelope            what surrounds the content: events, usage, errors
-    response_types      the types of the responses
+envelope            the parts of a response around its content: events, usage, errors
+    response_types      the JSON types of responses
 """

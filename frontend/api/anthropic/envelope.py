@@ -1,4 +1,4 @@
-"""The envelope of an Anthropic response: head, usage, end and errors."""
+"""The parts of an Anthropic response around its content: first and last events, usage and errors."""
 
 from dataclasses import dataclass
 
@@ -20,10 +20,10 @@ FINISH: dict[Finish, types.StopReason] = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The wishes of a request that decide how its response is written."""
+    """The settings of a request that affect how its response is written."""
 
-    omits_thoughts: bool = False  # thinking blocks are written without text
-    caches: bool = False  # the client marked what to cache
+    omits_thoughts: bool = False  # whether thinking blocks are written without their text
+    caches: bool = False  # whether the request has a `cache_control`
 
 
 NOTHING = Asked()
@@ -36,18 +36,18 @@ def asked(request: GenerationRequest) -> Asked:
 def error(exc: SluiceError, request_id: str) -> bytes:
     message = _too_long(exc) if isinstance(exc, ContextLengthExceeded) else exc.message
     body = types.AnthropicErrorBody(type=_kind(exc), message=message)
-    if exc.param == "thread":  # on this error the SDK's helpers continue without a thread
+    if exc.param == "thread":  # this error makes the SDK's helpers continue without a thread
         body.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return to_json(types.AnthropicError(error=body, request_id=request_id))
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
-    """Encodes the event that ends a failed stream; no message_stop follows."""
+    """Encodes the event that ends a failed stream. No message_stop follows."""
     return b"event: error\ndata: " + error(exc, request_id) + b"\n\n"
 
 
 def _too_long(exc: ContextLengthExceeded) -> str:
-    """Returns Anthropic's words, from which clients read the numbers."""
+    """Returns Anthropic's error message, from which clients parse the numbers."""
     if exc.output:
         return (
             f"input length and `max_tokens` exceed context limit: {exc.prompt} + {exc.output} > {exc.limit}, "
@@ -79,7 +79,7 @@ DELTA = (
 
 
 def text_delta(delta: Delta, totals: Totals | None) -> bytes:
-    """Encodes a delta of the first block. `totals` is None unless the request asked for running usage."""
+    """Encodes a delta of the first block. totals: adds running usage to the event; None: none is requested"""
     text = delta.text
     if not text and (totals is None or not delta.ids):
         return b""
@@ -87,12 +87,12 @@ def text_delta(delta: Delta, totals: Totals | None) -> bytes:
 
 
 def running_usage(totals: Totals | None) -> bytes:
-    """Encodes the last field of a delta event: the usage so far, or nothing if the request did not ask for it."""
+    """Encodes running usage as the last field of a delta event; empty if none is requested (None)."""
     return b"" if totals is None else b',"usage":' + to_json(usage(totals))
 
 
 def start(context: ResponseContext) -> bytes:
-    """Encodes the first event. Its usage has no cached tokens, because they are known only at the end."""
+    """Encodes the first event. Its usage lacks the number of cached tokens, which is known only at the end."""
     message = types.Message(
         id=_id(context), model=context.request.model, content=[], stop_reason=None, stop_sequence=None,
         usage=usage(Totals(context.request)),
@@ -101,7 +101,7 @@ def start(context: ResponseContext) -> bytes:
 
 
 def end(context: ResponseContext, delta: Delta, totals: Totals, called: bool = False) -> bytes:
-    """Encodes the last events, after all blocks are closed. `called` says that the answer has tool calls."""
+    """Encodes the last events, after all blocks are closed. called: whether the answer has tool calls"""
     reason = types.MessageDelta(
         delta=stop(delta, called),
         usage=usage(totals),
@@ -115,7 +115,7 @@ def end(context: ResponseContext, delta: Delta, totals: Totals, called: bool = F
 def complete_message(
     context: ResponseContext, blocks: list[types.ContentBlock], delta: Delta, totals: Totals, called: bool = False
 ) -> bytes:
-    """Encodes a message in one piece; `delta` is its last delta."""
+    """Encodes a message in one piece. delta: its last delta"""
     reason = stop(delta, called)
     return to_json(
         types.Message(
@@ -137,8 +137,8 @@ def _id(context: ResponseContext) -> str:
 
 
 def stop(delta: Delta, called: bool = False) -> types.MessageEnd:
-    """Returns why the message ended. A stop token id ends the turn, as the model's own end tokens do; only a text
-    counts as a stop sequence."""
+    """Returns why the message ended. Only a stop string counts as a stop sequence; a stop token id ends the turn like
+    the model's own end token."""
     sequence = delta.stop if isinstance(delta.stop, str) else None
     finish = Finish.EOS if delta.finish is Finish.STOP and sequence is None else delta.finish
     if called and finish is Finish.EOS:
@@ -147,7 +147,7 @@ def stop(delta: Delta, called: bool = False) -> types.MessageEnd:
 
 
 def usage(totals: Totals) -> types.MessageUsage:
-    """Returns the usage. Cached tokens are counted separately only for requests that marked what to cache."""
+    """Returns the usage. Cached tokens are counted apart only for requests with a `cache_control`."""
     used = totals.usage
     cached = used.cached_tokens if asked(totals.request).caches else 0
     return types.MessageUsage(

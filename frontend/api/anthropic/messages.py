@@ -1,8 +1,8 @@
-"""Anthropic's messages: https://platform.claude.com/docs/en/api/messages
+"""Anthropic's Messages API: https://platform.claude.com/docs/en/api/messages
 
 A stream is message_start, content_block_start, ping, content_block_delta…, content_block_stop, message_delta,
-message_stop. Sampling fields that Anthropic lacks (`seed`, `stop_token_ids`, …), `timings` and the seed that
-reproduces an answer are extensions.
+message_stop. `timings`, the seed that reproduces an answer, and the sampling fields that Anthropic lacks (`seed`,
+`stop_token_ids`, …) are extensions.
 """
 
 from frontend.api.anthropic import envelope
@@ -59,7 +59,7 @@ async def parse(request: MessageRequest, context: ModelContext) -> GenerationReq
 
 
 async def count_tokens(request: MessageCountRequest, context: ModelContext) -> types.InputTokenCount:
-    """Returns the `input_tokens` that a message with the same body would have."""
+    """Returns the number of input tokens that a message with this body would have."""
     check_model(request.model, context)
     known = _tool_choice(request, context).shown_functions
     return types.InputTokenCount(input_tokens=len((await message_prompt(request, known, context.unlimited)).ids))
@@ -76,7 +76,7 @@ def stream_writer(context: ResponseContext) -> "TextWriter | ParsedWriter":
 
 
 class TextWriter:
-    """Writes one response that is text only, in one block."""
+    """Writes a response of plain text in one block."""
 
     def __init__(self, context: ResponseContext) -> None:
         self._context = context
@@ -100,7 +100,7 @@ class TextWriter:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """Writes the answer in one piece."""
+    """Returns the whole response of a request without a stream."""
     totals = Totals(context.request)
     texts: list[str] = []
     last: Delta | None = None

@@ -1,4 +1,4 @@
-"""The request of Anthropic's messages, and the prompt that its messages and content blocks make.
+"""The request of Anthropic's Messages API, and the prompt of its messages and content blocks.
 
 One message may become several chat messages, because each tool result becomes a chat message of its own.
 """
@@ -44,7 +44,7 @@ from frontend.text.picture_marks import Source, base64_source, found_in
 
 
 class PlainTextBlock(RequestModel):
-    """A text block in places that accept no other kind of block."""
+    """A text block where no other kind of block is accepted."""
 
     UNKNOWN_TYPE = "unsupported_content"
     ONLY: ClassVar = {"citations": ([],)}
@@ -98,7 +98,7 @@ class ImageBlock(_Block, tag="image"):
 
     @property
     def text(self) -> str:
-        """What stands for the picture in the message's text."""
+        """The text that stands for the picture in the message."""
         return self.source.mark
 
 
@@ -116,7 +116,7 @@ class ThinkingBlock(_Block, tag="thinking"):
 
 
 class RedactedThinkingBlock(_Block, tag="redacted_thinking"):
-    data: str  # encrypted, so this server cannot read it
+    data: str  # this server cannot decrypt it
 
 
 class ToolResultBlock(_Block, tag="tool_result"):
@@ -138,7 +138,7 @@ class UserMessage(RequestModel, tag_field="role", tag="user"):
     content: str | Annotated[list[UserBlock], _SomeParts]
 
     def chat_messages(self) -> list[ChatMessage]:
-        """Returns a message for each tool result, and one for each run of texts between them."""
+        """Returns a message for each tool result, and one for each run of other blocks between tool results."""
         if isinstance(self.content, str):
             return [chat_message("user", self.content)]
         messages: list[ChatMessage] = []
@@ -161,7 +161,7 @@ class AssistantMessage(RequestModel, tag_field="role", tag="assistant"):
     content: str | Annotated[list[AssistantBlock], _SomeParts]
 
     def chat_messages(self) -> list[ChatMessage]:
-        """Returns one message with all texts, all thoughts and all calls, as chat templates expect it."""
+        """Returns one message with all texts, all reasoning and all calls, as chat templates expect it."""
         if isinstance(self.content, str):
             return [chat_message("assistant", self.content)]
         texts, thoughts, calls = [], [], []
@@ -247,7 +247,7 @@ class MessageRequest(GenerationFields):
 
 
 def marks_cache(request: MessageRequest) -> bool:
-    """Whether a request has a `cache_control` somewhere."""
+    """Whether a request has a `cache_control` anywhere."""
     return any(getattr(part, "cache_control", None) is not None for part in _parts(request))
 
 
@@ -264,8 +264,8 @@ async def message_prompt(
 ) -> Prompt:
     """Renders the prompt of a request's messages. If the last message is the assistant's, the answer continues it.
 
-    If the template accepts a system message only at the beginning, later ones become user messages. Raises BadRequest
-    or Unprocessable.
+    If the template accepts a system message only at the beginning, later system messages become user messages. Raises
+    BadRequest or Unprocessable.
     """
     messages = list(chain.from_iterable(message.chat_messages() for message in request.messages))
     if messages[0]["role"] == "system":
@@ -289,7 +289,8 @@ def _later_systems_as_users(messages: Iterable[ChatMessage]) -> list[ChatMessage
 
 
 def _template_arguments(request: MessageRequest | MessageCountRequest, context: ModelContext) -> dict[str, Any]:
-    """Returns the template's variables. Without `thinking` the model does not think; `adaptive` lets it if it can."""
+    """Returns the template's variables. Without `thinking`, reasoning is off; `adaptive` turns it on if it is
+    possible."""
     style = context.style
     kind = request.thinking.type if request.thinking else "disabled"
     wanted = kind == "enabled" or (kind == "adaptive" and (style.has_reasoning or bool(style.thinking_switch)))

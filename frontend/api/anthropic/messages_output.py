@@ -1,6 +1,6 @@
 """Reasoning and tool calls in Anthropic's format: https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview
 
-`messages` writes the responses that have neither. The signature of a thinking block is a digest of its text; it is not
+`messages` writes responses with neither. The signature of a thinking block is a digest of its text, which is not
 checked when the block is sent back.
 """
 
@@ -50,7 +50,7 @@ def parsed_blocks(parsed: ParsedOutput, context: ResponseContext) -> list[types.
 
 
 class ParsedWriter:
-    """Writes one response with reasoning or tool calls, one block after the other."""
+    """Writes a stream with reasoning or tool calls. Its blocks follow one another."""
 
     def __init__(self, context: ResponseContext, parser_config: ParserConfig) -> None:
         self._context = context
@@ -78,7 +78,7 @@ class ParsedWriter:
 
 
 class Blocks:
-    """Opens, fills and closes one block after the other."""
+    """Encodes the events that open, fill and close the content blocks, one block after the other."""
 
     def __init__(self, context: ResponseContext) -> None:
         self._context = context
@@ -88,7 +88,7 @@ class Blocks:
         self._digest = sha256()
 
     def write(self, event: Event, after: bytes) -> bytes:
-        """Returns the event as bytes; `after` is what ends each delta event."""
+        """Encodes an output event. after: the bytes at the end of each delta event"""
         match event:
             case Text(text):
                 opening = self._begin(types.TextBlock(text="")) if self._open is not types.TextBlock else b""
@@ -107,7 +107,7 @@ class Blocks:
                 return self._end()
 
     def close(self) -> bytes:
-        """Ends the last block; every answer has at least one."""
+        """Ends the last block. If there is no block, it writes an empty one, because every answer has one."""
         return (self._begin(types.TextBlock(text="")) if self._index < 0 else b"") + self._end()
 
     def _begin(self, block: types.ContentBlock) -> bytes:

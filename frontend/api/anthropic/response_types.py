@@ -1,4 +1,4 @@
-"""The responses of Anthropic's messages, complete and as events. `seed`, `timings` and `receipt` are additions."""
+"""The JSON types of Anthropic's responses and events. `seed`, `timings` and `receipt` are additions."""
 
 from typing import Annotated, Any, Literal
 
@@ -23,7 +23,8 @@ class AnthropicError(ResponseModel):
 
 
 class MessageUsage(ResponseModel):
-    """Input tokens that were found in the prefix cache count in `cache_read_input_tokens` only."""
+    """Token counts. Input tokens from the prefix cache count only in `cache_read_input_tokens`, not in
+    `input_tokens`."""
 
     input_tokens: Count
     cache_creation_input_tokens: Count = 0

@@ -1,7 +1,7 @@
-"""Chat messages as chat templates know them, and the form in which the template of each tool format shows their calls.
+"""Chat messages as a chat template expects them. Tool calls take the form that the template can show.
 
-Templates differ in what they can show: some know one call a message, ids of a certain form, or arguments as text, and
-some know no calls at all.
+Templates differ in what they can show. Some show one call per message, ids of a certain form, or arguments as text.
+Some show no calls at all.
 """
 
 import hashlib
@@ -16,15 +16,15 @@ from frontend.output_parser.calls.tool_prompt import call_text, json_text, resul
 from frontend.output_parser.formats import ModelFormat, ToolFormat
 from frontend.text.picture_marks import PICTURES
 
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names of reasoning in templates
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names that templates use for the reasoning of a message
 COMMON_ROLES = frozenset({"system", "user", "assistant", "tool"})  # some templates know more
 MISTRALS_ID = re.compile(r"[A-Za-z0-9]{9}")
 
-ChatMessage = dict[str, Any]  # role, content (a text), and what else a template may use of a message
+ChatMessage = dict[str, Any]  # a message with `role`, `content` (a text) and further fields that a template may use
 
 
 def chat_message(role: str, content: str, thought: str | None = None, calls: Sequence[ChatMessage] = ()) -> ChatMessage:
-    """Returns a message as chat templates know it."""
+    """Returns a message as chat templates expect it."""
     also: ChatMessage = dict.fromkeys(THOUGHTS, thought) if thought else {}
     return {"role": role, "content": content} | also | ({"tool_calls": list(calls)} if calls else {})
 
@@ -35,12 +35,12 @@ def call(id: str, name: str, arguments: Any) -> ChatMessage:
 
 
 def left_open(messages: Sequence[ChatMessage], generate: bool | None = None) -> bool:
-    """Whether the conversation ends with a text of the assistant, which the answer then continues, as in llama.cpp.
+    """Whether the conversation ends with a text of the assistant that the answer shall continue, as in llama.cpp.
 
-    generate: whether the client asks for the start of an assistant's turn; None if it does not say. A text is
-    continued only for None.
+    generate: whether the client asks for a new assistant turn; None if it does not say. A text is continued only if
+    this is None.
 
-    Raises Unprocessable if two of the assistant's messages are at the end: the answer cannot be a part of both.
+    Raises Unprocessable if the last two messages are the assistant's, because an answer cannot continue both.
     """
     if generate is not None or not messages or messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
         return False
@@ -53,7 +53,7 @@ def left_open(messages: Sequence[ChatMessage], generate: bool | None = None) -> 
 
 
 def merge_same_role(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """Joins adjacent messages of one role, with a line break between them. Each tool result stays its own message."""
+    """Joins adjacent messages of the same role with a line break. Each tool result stays a message of its own."""
     merged: list[ChatMessage] = []
     for role, run in groupby(messages, itemgetter("role")):
         several = list(run)
@@ -62,7 +62,7 @@ def merge_same_role(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 
 
 def _merged(role: str, several: Sequence[ChatMessage]) -> ChatMessage:
-    """Joins messages of one role. Empty texts add lines only before the first tool calls or reasoning."""
+    """Joins messages of the same role. An empty text counts as a line until the first tool calls or reasoning."""
     calls: list[ChatMessage] = []
     thoughts: list[str] = []
     lines: list[str] = []
@@ -99,8 +99,10 @@ def as_the_template_shows(messages: Sequence[ChatMessage], style: ModelFormat) -
 
 
 def _with_ordered_results(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-    """Puts the results of several calls into the order of the calls: most templates show results without an id, so the
-    model tells them apart by their order."""
+    """Sorts the results of several calls into the order of the calls.
+
+    Most templates show a result without its id, so the model assigns results to calls by their order.
+    """
     ordered = list(messages)
     for begin, one in enumerate(messages):
         if len(calls := one.get("tool_calls", ())) < 2:
@@ -134,7 +136,7 @@ def _changed(call: ChatMessage, **more: Any) -> ChatMessage:
 
 
 def _with_numbered_ids(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Replaces ids by those that Kimi's models make, as its template shows them: functions.NAME:NUMBER."""
+    """Replaces the call ids by ids as Kimi's models make them and its template shows them: functions.NAME:NUMBER."""
     ids: dict[str, str] = {}
     for one in messages:
         for call in one.get("tool_calls", ()):
@@ -152,8 +154,7 @@ def _with_ids(one: ChatMessage, ids: dict[str, str]) -> ChatMessage:
 
 
 def _as_observation(one: ChatMessage) -> ChatMessage:
-    """Returns a message for the template of GLM-4, which shows a call's name as `metadata` and its result as an
-    observation."""
+    """Returns a message for GLM-4's template: it shows a call's name as `metadata` and a result as an observation."""
     if one["role"] == "tool":
         return {"role": "observation", "content": one["content"]}
     if not (calls := one.get("tool_calls")):
@@ -163,7 +164,7 @@ def _as_observation(one: ChatMessage) -> ChatMessage:
 
 
 def _with_short_ids(one: ChatMessage) -> ChatMessage:
-    """Shortens call ids, as Mistral's templates accept only nine letters and digits: other ids become digests."""
+    """Replaces a call id by a digest unless it has nine letters and digits, as Mistral's templates accept no other."""
     changed = dict(one)
     if calls := one.get("tool_calls"):
         changed["tool_calls"] = [{**call, "id": _short(call["id"])} for call in calls]
@@ -177,7 +178,10 @@ def _short(id: str) -> str:
 
 
 def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Splits messages with several calls into one per call, each before its result: Llama's templates show one."""
+    """Splits a message with several calls, as Llama's templates show one per message.
+
+    Each is followed by its results.
+    """
     split: list[ChatMessage] = []
     position = 0
     while position < len(messages):
@@ -191,13 +195,13 @@ def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         own_results = _by_call(results)
         for call in calls:
             split += [{**one, "tool_calls": [call]}, *own_results.pop(call["id"], ())]
-            one = {"role": one["role"], "content": ""}  # its text and thoughts stand before the first call
+            one = {"role": one["role"], "content": ""}  # the text and the reasoning go with the first call only
         split += [result for result in results if result.get("tool_call_id") in own_results]
     return split
 
 
 def _by_call(results: Iterable[ChatMessage]) -> dict[str | None, list[ChatMessage]]:
-    """Returns the results of each call, in their order, by its id."""
+    """Returns the results by call id. The results of one call keep their order."""
     split: dict[str | None, list[ChatMessage]] = {}
     for result in results:
         split.setdefault(result.get("tool_call_id"), []).append(result)
@@ -207,8 +211,9 @@ def _by_call(results: Iterable[ChatMessage]) -> dict[str | None, list[ChatMessag
 def _for_channels(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Returns the messages for gpt-oss's template.
 
-    The template shows one system message, at the beginning: later ones become user messages. It shows only the first
-    call of a message, so calls are split up. Beside a call it shows either text or thoughts, so texts join thoughts.
+    The template shows only one system message, at the beginning, so later ones become user messages. It shows only the
+    first call of a message, so calls are split up. Beside a call it shows either the text or the reasoning, so the text
+    is appended to the reasoning.
     """
     lead = list(takewhile(lambda one: one["role"] == "system", messages))
     rest = [one | {"role": "user"} if one["role"] == "system" else one for one in messages[len(lead) :]]

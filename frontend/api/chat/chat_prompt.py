@@ -1,7 +1,7 @@
-"""Shared by the chat formats: the prompt that messages become.
+"""Turns chat messages into a prompt, for all chat formats.
 
-Knows text parts, tools and the chat template; knows no API format. The `…_input` module of a format turns its messages
-into `ChatMessage`s.
+Knows text parts, tools and the chat template, but no API format. The `…_input` module of a format turns the messages of
+a request into `ChatMessage`s.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +23,8 @@ from shared.messages import Picture
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
-MARK = "\ue000"  # a private-use character; while rendering, it marks where the text to be continued ends
-ROLES = {"developer": "system"}  # OpenAI's newer name
+MARK = "\ue000"  # a private-use character; in a rendered text, it marks the end of the message that shall be continued
+ROLES = {"developer": "system"}  # OpenAI's newer name of the role "system"
 
 
 class _TextPart(Protocol):
@@ -33,12 +33,12 @@ class _TextPart(Protocol):
 
 
 def join_text(content: str | Sequence[_TextPart] | None) -> str:
-    """Returns a message's text: its parts, joined without a separator."""
+    """Returns a message's text. The parts of a text are joined without a separator."""
     return content if isinstance(content, str) else "".join([part.text for part in content or ()])
 
 
 def parse_arguments(arguments: str) -> Any:
-    """Returns a call's arguments as an object, or unchanged if they are no JSON object."""
+    """Returns a call's arguments as an object, or unchanged if they are not a JSON object."""
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -47,13 +47,13 @@ def parse_arguments(arguments: str) -> Any:
 
 
 def check_calls(messages: Sequence[ChatMessage], style: ModelFormat, *, answered: bool, param: str) -> None:
-    """Checks that calls and results belong together.
+    """Checks that tool calls and results belong together.
 
-    answered: an answer follows the last message
+    answered: whether an answer follows the last message
     param: the request field that holds the messages
 
-    Raises Unprocessable for the result of an unknown call, and for calls in the last message if an answer follows, as
-    they have no result.
+    Raises Unprocessable for the result of an unknown call. If an answer follows, it also does so for calls in the last
+    message, because they have no result.
     """
     known: set[str] = set()
     for i, one in enumerate(messages):
@@ -72,7 +72,7 @@ def check_calls(messages: Sequence[ChatMessage], style: ModelFormat, *, answered
 
 
 class Prompt(NamedTuple):
-    """A rendered conversation."""
+    """A rendered and tokenized conversation."""
 
     ids: list[int]
     begins: Reasoning  # the state of reasoning where the answer begins
@@ -80,7 +80,7 @@ class Prompt(NamedTuple):
 
 
 class Rendered(NamedTuple):
-    """What a chat template makes of a conversation. mark: see Chat in untrusted.py; pictures: in their order in it"""
+    """A rendered conversation. mark: see Chat in untrusted.py; pictures: in order of appearance"""
 
     marked: str
     mark: str
@@ -101,12 +101,12 @@ async def render_prompt(
     resume: bool = False,
     param: str = "messages",
 ) -> Prompt:
-    """Returns what `render` makes, as token ids."""
+    """Renders a conversation like `render`, and tokenizes it."""
     return await encoded(render(messages, context, kwargs, offered, generate, resume, param), context, param)
 
 
 async def encoded(rendered: Rendered, context: ModelContext, param: str = "messages") -> Prompt:
-    """Raises BadRequest if it has no tokens, ContextLengthExceeded if it is certainly too long."""
+    """Tokenizes. Raises BadRequest if there are no tokens, ContextLengthExceeded if the text cannot fit the context."""
     check_characters(param, rendered.text, context)
     if rendered.pictures:
         from frontend.api.chat.picture_prompt import with_pictures
@@ -136,8 +136,8 @@ def render(
 
     kwargs: variables for the chat template
     offered: the functions that the prompt shows
-    generate: open the assistant's turn
-    resume: leave the last message open instead
+    generate: whether to open an assistant turn
+    resume: whether to leave the last message open instead, so that the answer continues it
     param: the request field that holds the conversation
 
     Raises Unprocessable if the model has no chat template, BadRequest if its template refuses the messages.
@@ -200,7 +200,7 @@ def _rendered(
 
 
 def _told_by(messages: Sequence[ChatMessage], role: str, told: str) -> list[ChatMessage]:
-    """Adds instructions for the model: at the end of the system message, or at the beginning of the first user message
+    """Adds instructions for the model to the end of the system message, or to the beginning of the first user message
     for templates without system messages."""
     at = next((i for i, one in enumerate(messages) if one["role"] == role), None)
     if at is None or (role == "system" and at > 0):

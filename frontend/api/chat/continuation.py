@@ -25,10 +25,10 @@ def continued_ids(
     context: ModelContext,
     pictures: Sequence[Picture] = (),
 ) -> tuple[int, ...]:
-    """Returns the tokens of the earlier answer that the new one begins with, of a request with `continue_from`.
+    """Returns the first tokens of the earlier answer, which the new answer shall begin with.
 
-    prompts: the prompts of the request, as ids; pictures: of the prompt, if it has some
-    max_tokens: the most tokens of the whole answer, which the earlier ones are part of
+    prompts: the prompts of the request, as ids; pictures: those of the prompt
+    max_tokens: the limit on the whole answer, including its earlier tokens
 
     Raises Unprocessable if the request cannot continue that answer.
     """
@@ -52,10 +52,7 @@ def continued_ids(
 
 
 def _ids_of_receipt(receipt: Receipt, prompt: str, context: ModelContext) -> list[int]:
-    """Returns the token ids in the receipt. prompt: the hash of the request's prompt.
-
-    Raises Unprocessable for the receipt of another model or prompt.
-    """
+    """Returns the token ids in the receipt. prompt: the hash of the request's prompt"""
     if receipt.model not in {context.model, *context.names}:
         raise _refusal("receipt.model", f"is `{receipt.model}`, but this server serves `{context.model}`")
     if receipt.prompt_sha256 != prompt:
@@ -66,7 +63,7 @@ def _ids_of_receipt(receipt: Receipt, prompt: str, context: ModelContext) -> lis
 
 
 def _check_conflicts(request: GenerationFields, prompts: int) -> None:
-    """Raises Unprocessable for what the request asks about tokens that are not computed again."""
+    """Raises Unprocessable for a field that asks about tokens which a continuation does not compute again."""
     if prompts > 1:
         raise Unprocessable(f"`{FIELD}` needs a single prompt", param=FIELD, code="conflicting_fields")
     asked: dict[str, Any] = {"echo": False, "prompt_logprobs": None}

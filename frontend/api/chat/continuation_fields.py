@@ -11,7 +11,7 @@ FIELD = "continue_from"
 
 
 def _given(name: str) -> dict[str, Any]:
-    """Returns a JSON schema that requires the field `name`, and a value other than null."""
+    """Returns a JSON schema that requires a non-null value of the field `name`."""
     return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
 
 

@@ -1,4 +1,4 @@
-"""Finds the tokens that end a repetition for DRY: those in which a breaker stands, and those in which one begins."""
+"""Finds the tokens that end a repetition for the sampler DRY: those with a breaker in them or begun at their end."""
 
 from collections.abc import Iterable
 
@@ -7,15 +7,15 @@ from frontend.text.tokenizer import Tokenizer
 from shared.messages.samplers import LongBreaker
 from shared.wire.codec import pack_u32
 
-MAX_TAIL = 20  # ids of a breaker after its first one, as in llama.cpp
-MAX_HEADS = 1 << 15  # ids in which breakers begin, over all breakers: this bounds the message and a step's time
+MAX_TAIL = 20  # at most this many ids of a breaker after its first id, as in llama.cpp
+MAX_HEADS = 1 << 15  # ids at whose end a breaker begins, in all; bounds the message's size and a step's time
 
 
 def breaker_ids(texts: Iterable[str], tokenizer: Tokenizer) -> tuple[bytes, tuple[LongBreaker, ...]]:
-    """Returns the packed ids that contain one of the texts, and the sequences of ids in which a text is spread.
+    """Returns the packed ids that contain one of the texts, and the sequences of several ids that spell one.
 
-    In such a sequence, the text of the first id ends with the beginning of a breaker. The rest of the breaker follows.
-    Raises Unprocessable if breakers begin in too many ids.
+    The first id of such a sequence ends with the beginning of a breaker, and the rest of the breaker follows. Raises
+    Unprocessable if too many ids end with the beginning of a breaker.
     """
     vocabulary, by_last = tokenizer.vocabulary_texts
     single: set[int] = set()

@@ -1,5 +1,4 @@
-"""What a request gives the chat template besides plain messages: a template of its own, documents, and roles that only
-some templates know."""
+"""Chat requests with their own template, with documents, or with roles that only some templates know."""
 
 import re
 from bisect import bisect_left
@@ -18,15 +17,20 @@ from frontend.output_parser.tool_choice import Function
 from frontend.text.chat_template import ChatTemplate, TemplateError
 from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Raised
 
+<<<<<<< HEAD
 SECONDS = 2.0  # for rendering one template
 MEGABYTES = 256
 SHOWN = "\ue001"  # a private-use character; around the number of a message, it shows that a template shows the message
+=======
+SHOWN = "\ue001"  # a private-use character; put around a message's number to find out whether the template shows it
+>>>>>>> s1
 
 
 def with_template(context: ModelContext, source: str | None, continued: ContinueFrom | None = None) -> ModelContext:
-    """Returns the context of a request that brings the chat template `source`. The model's output keeps its format.
+    """Returns the context for a request with its own chat template. The output is still parsed by the model's format.
 
-    continued: what the answer goes on from; with a receipt, the template writes the date of the receipt
+    source: the request's template; None: it has none
+    continued: the answer that is continued; if it is a receipt, the template sees the receipt's date
 
     Raises Unprocessable if the server does not trust templates of requests.
     """
@@ -68,7 +72,7 @@ def _child() -> Expendable:
 
 
 def document_arguments(documents: list[dict[str, Any]] | None, context: ModelContext) -> dict[str, Any]:
-    """Returns the template's variable for documents. Raises Unprocessable if the template does not show any."""
+    """Returns the template variable for documents. Raises Unprocessable if the template shows no documents."""
     if not documents:
         return {}
     if not context.template.mentions("documents"):
@@ -81,7 +85,7 @@ def document_arguments(documents: list[dict[str, Any]] | None, context: ModelCon
 def check_roles(
     messages: Sequence[ChatMessage], context: ModelContext, kwargs: Mapping[str, Any], offered: Sequence[Function]
 ) -> None:
-    """Checks that the chat template shows the messages that have other roles than `COMMON_ROLES`.
+    """Checks that the chat template shows every message whose role is not in `COMMON_ROLES`.
 
     The arguments are those of `render`.
 
@@ -92,7 +96,7 @@ def check_roles(
     signed = [one | {"content": one["content"] + signs.get(i, "")} for i, one in enumerate(messages)]
 
     def text_with(count: int) -> str:
-        """Renders the conversation with only the first `count` of the messages in question."""
+        """Renders the conversation with only the first `count` of the messages with uncommon roles."""
         left_out = {*own[count:]}
         kept = [one for i, one in enumerate(signed) if i not in left_out]
         return render(kept, context, kwargs, offered, generate=False).marked if kept else ""
@@ -108,7 +112,7 @@ def check_roles(
         text = text_with(len(own))
     except TemplateError as error:
         if error.param != "messages" or refused(0):
-            raise  # it is no matter of roles
+            raise  # the template refuses the conversation for another reason
         at = own[bisect_left(range(1, len(own)), True, key=refused)]
         raise _refusal(messages, at, error.message) from error
     shown = {int(number) for number in re.findall(f"{SHOWN}(\\d+){SHOWN}", text)}

@@ -1,4 +1,4 @@
-"""The prompt of a conversation with pictures (frontend/pictures). A conversation without them imports none of this."""
+"""The prompt of a conversation with pictures (frontend/pictures). Imported only for such a conversation."""
 
 from frontend.api.chat.chat_prompt import Prompt, Rendered, checked_ids
 from frontend.api.model_context import ModelContext
@@ -8,7 +8,7 @@ from frontend.text.picture_format import PictureFormat
 
 
 async def with_pictures(rendered: Rendered, context: ModelContext, param: str) -> Prompt:
-    """Reads, decodes and places the pictures of a conversation. Raises BadRequest or Unprocessable."""
+    """Reads and decodes the pictures, and puts them into the prompt. Raises BadRequest or Unprocessable."""
     seen = context.tokenizer.pictures
     assert seen is not None
     pictures = await pictures_of(rendered.pictures, seen, context.config)
@@ -18,7 +18,7 @@ async def with_pictures(rendered: Rendered, context: ModelContext, param: str) -
 
 
 def check_sight(context: ModelContext, param: str) -> PictureFormat:
-    """Raises BadRequest for a model that sees no pictures, or whose chat template shows none."""
+    """Raises BadRequest for a model that accepts no pictures, or whose chat template shows none."""
     if (seen := context.tokenizer.pictures) is None:
         raise BadRequest(
             f"`{param}`: the model `{context.model}` sees no pictures, only text", param=param,

@@ -1,6 +1,6 @@
 """Makes the chain of samplers of a request that asks for one (docs/samplers.md).
 
-Most requests do not: `wants_chain` says so from a few fields, and this module is then not imported.
+Most requests do not ask for one. `wants_chain` tells this from a few fields, and then this module is not imported.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from shared.messages import Dry, SamplerChain, Sampling, WindowPenalties
 
 BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default
 WINDOW = 64  # llama.cpp's default of `repeat_last_n`
-PLAIN = ("penalties", "temperature", "top_k", "top_p", "min_p")  # the order in which every request is sampled
+PLAIN = ("penalties", "temperature", "top_k", "top_p", "min_p")  # the samplers of a request without a chain, in order
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-ALSO_PLAIN = ("penalties", "top_k", "temperature", "top_p", "min_p")  # draws the same
+ALSO_PLAIN = ("penalties", "top_k", "temperature", "top_p", "min_p")  # another order with the same result
 
 
 async def with_chain(chosen: Sampling, fields: GenerationFields, context: ModelContext) -> Sampling:
-    """Returns the sampling with the chain that the fields ask for; unchanged if plain sampling draws the same.
+    """Returns the sampling with the chain that the fields ask for; without a chain if that gives the same result.
 
-    chosen: what the worker is told otherwise, whose values the chain has
+    chosen: the sampling without a chain; the chain takes its values
     """
     assert isinstance(fields, SamplerFields)
     chain = _chain(chosen, fields)
@@ -63,7 +63,7 @@ def _chain(chosen: Sampling, fields: SamplerFields) -> SamplerChain:
 
 
 def _is_active(name: str, chain: SamplerChain, fields: SamplerFields) -> bool:
-    """Whether a sampler may change anything."""
+    """Whether a sampler has any effect."""
     return {
         "penalties": chain.penalties is not None, "dry": bool(fields.dry_multiplier),
         "top_n_sigma": chain.top_n_sigma > 0, "top_k": chain.top_k > 0, "typ_p": chain.typical_p < 1,
@@ -73,7 +73,7 @@ def _is_active(name: str, chain: SamplerChain, fields: SamplerFields) -> bool:
 
 
 def _needs_chain(active: Sequence[str], fields: SamplerFields) -> bool:
-    """Whether the samplers in this order draw otherwise than every request does."""
+    """Whether these samplers, in this order, give another result than PLAIN."""
     if fields.mirostat:
         return True
     window = "penalties" in active and fields.repeat_last_n is not None
@@ -83,12 +83,12 @@ def _needs_chain(active: Sequence[str], fields: SamplerFields) -> bool:
 
 
 def _in_order(names: Sequence[str], order: Sequence[str]) -> bool:
-    """Whether `names` are some of `order`, in this order."""
+    """Whether `names` are in the order of `order`, and contain nothing else."""
     return list(names) == [name for name in order if name in names]
 
 
 def _plain(chosen: Sampling, active: Sequence[str]) -> Sampling:
-    """Returns the sampling without the samplers that are off."""
+    """Returns the sampling with the values of active samplers only, and without a chain."""
     names = [field for name in active for field in (PENALTIES if name == "penalties" else (name,))]
     return msgspec.structs.replace(_neutral(chosen), **{name: getattr(chosen, name) for name in names})
 

@@ -1,6 +1,6 @@
-"""Structured output: the one grammar that the fields of a request mean.
+"""Structured output: makes one grammar of the request fields that ask for a form of the answer.
 
-`frontend/text/grammar_builder.py` knows what they turn into. The grammar is built, and refused, off the event loop.
+`frontend/text/grammar_builder.py` builds grammars from each kind of source. Building and checking run in a thread.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ MAX_COPIED = 16 << 20  # characters of grammar that one request may send to the 
 
 
 def _json_schema(value: Any, name: str) -> str:
-    """Builds the grammar of a JSON schema; `value` is the schema or its text."""
+    """Builds the grammar of a JSON schema. value: the schema, or its JSON text"""
     if type(value) is str:
         try:
             value = msgspec.json.decode(value)
@@ -41,9 +41,10 @@ GRAMMARS: dict[Kind, Callable[[Any, str], str]] = {
 
 
 async def grammar(requested: Sequence[StructuredOutput], copies: int = 1) -> str:
-    """Builds the grammar that is requested; empty if none is. `copies` sequences will bring it to the worker.
+    """Builds the requested grammar; empty if none is requested.
 
-    Raises Unprocessable for two grammars, an invalid one, and one that is too large for that many copies.
+    copies: how many sequences each send the grammar to the worker
+    Raises Unprocessable for two grammars, for an invalid one, and for one that is too large for that many copies.
     """
     if len(requested) > 1:
         names = " and ".join(f"`{one.param}`" for one in requested)

@@ -1,4 +1,4 @@
-"""The fields of OpenAI, vLLM, llama.cpp, TGI and Anthropic that ask for structured output, and what each one asks for.
+"""The fields of OpenAI, vLLM, llama.cpp, TGI and Anthropic that ask for structured output.
 
 Decoding checks only their JSON types; structured_output.py makes the grammar.
 """
@@ -17,8 +17,8 @@ from frontend.errors import BadRequest
 MAX_TAGS = 128
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
-GUIDED: tuple[Kind, ...] = ("json", "regex", "choice", "grammar", "structural_tag")  # as vLLM's fields name them
-OTHERS: dict[str, Kind] = {  # by the names of llama.cpp's and of SGLang's fields
+GUIDED: tuple[Kind, ...] = ("json", "regex", "choice", "grammar", "structural_tag")  # vLLM's fields: `guided_…`
+OTHERS: dict[str, Kind] = {  # by the names of fields of llama.cpp and SGLang
     "grammar": "grammar", "json_schema": "json", "regex": "regex", "ebnf": "grammar",
 }  # fmt: skip
 
@@ -32,7 +32,7 @@ class JsonObject(RequestModel, tag="json_object"):
 
 
 class AnyJsonObject(RequestModel, tag="json_object"):
-    """May have a schema: clients of llama.cpp send it as `schema`, clients of TGI as `value`."""
+    """A JSON object, possibly with a schema: clients of llama.cpp send it as `schema`, clients of TGI as `value`."""
 
     json_schema: Refused = None
     schema: JsonSchemaValue | None = None
@@ -40,7 +40,7 @@ class AnyJsonObject(RequestModel, tag="json_object"):
 
 
 class JsonSchema(RequestModel):
-    """`strict` changes nothing: an answer always keeps to the schema."""
+    """A JSON schema. `strict` changes nothing, because an answer always keeps to the schema."""
 
     schema: JsonSchemaValue
     name: Text | None = None
@@ -49,7 +49,7 @@ class JsonSchema(RequestModel):
 
 
 class JsonSchemaFormat(RequestModel, tag="json_schema"):
-    """The schema stands in `json_schema`; in `schema` with llama.cpp and in `value` with TGI."""
+    """A format with a JSON schema: in `json_schema`, or in llama.cpp's field `schema` or TGI's field `value`."""
 
     json_schema: JsonSchema | None = None
     schema: JsonSchemaValue | None = None
@@ -64,13 +64,13 @@ class JsonSchemaFormat(RequestModel, tag="json_schema"):
 
 
 class JsonFormat(RequestModel, tag="json"):
-    """TGI's."""
+    """TGI's format for a JSON schema."""
 
     value: JsonSchemaValue
 
 
 class RegexFormat(RequestModel, tag="regex"):
-    """TGI's."""
+    """TGI's format for a regular expression."""
 
     value: Text
 
@@ -82,7 +82,7 @@ class Structure(RequestModel):
 
 
 class StructuralTagFormat(RequestModel, tag="structural_tag"):
-    """Free text with tagged parts: `structures` and `triggers`, or xgrammar's `format`."""
+    """Free text with tagged parts, given by `structures` and `triggers`, or by xgrammar's `format`."""
 
     structures: Annotated[list[Structure], Meta(min_length=1, max_length=MAX_TAGS)] | None = None
     triggers: Annotated[list[Text], Meta(min_length=1, max_length=MAX_TAGS)] | None = None
@@ -90,7 +90,7 @@ class StructuralTagFormat(RequestModel, tag="structural_tag"):
 
 
 class FlatJsonSchemaFormat(JsonSchema, tag="json_schema"):
-    """The same in OpenAI's responses."""
+    """JsonSchemaFormat in OpenAI's Responses API."""
 
 
 ResponseFormat = PlainText | AnyJsonObject | JsonSchemaFormat | JsonFormat | RegexFormat | StructuralTagFormat
@@ -105,7 +105,7 @@ TextFormat = PlainText | JsonObject | FlatJsonSchemaFormat
 
 
 class TextOptions(RequestModel):
-    """`text` of OpenAI's responses."""
+    """The field `text` of OpenAI's Responses API."""
 
     ONLY: ClassVar = {"verbosity": ("medium",)}
 
@@ -118,7 +118,7 @@ class OutputFormat(RequestModel):
 
 
 class OutputConfig(RequestModel):
-    """Anthropic's."""
+    """Anthropic's field `output_config`."""
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -134,7 +134,7 @@ class StructuredOutput:
 
 
 def openai(request: OpenAIFields, form: ResponseFormat | TextFormat | None, param: str) -> list[StructuredOutput]:
-    """Returns every structured output that a request asks for; `param` is the field that holds `form`."""
+    """Returns every structured output that a request asks for. param: the name of the field that holds `form`"""
     return [*_by_format(form, param), *_guided(request)]
 
 

@@ -1,4 +1,4 @@
-"""Budgets for reasoning: what the worker needs to end the reasoning of an output by one."""
+"""Budgets for reasoning: makes the data by which a worker ends the reasoning of an output."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,15 @@ from frontend.output_parser.reasoning_marks import reasoning_marks
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling, ThinkingBudget
 
-BLANKS = ("\n", "\n\n", " ")  # what a model may write before it opens its reasoning
+BLANKS = ("\n", "\n\n", " ")  # texts that a model may write before it opens its reasoning
 
 
 def thinking_budget(
     tokens: int | None, param: str, begins: Reasoning, max_tokens: int, context: ModelContext
 ) -> ThinkingBudget | None:
-    """Returns how the worker limits an output's reasoning to `tokens`; None where nothing can exceed them.
+    """Returns how the worker limits an output's reasoning to `tokens`; None if the reasoning cannot exceed them.
 
-    begins: where the output begins
+    begins: the state of reasoning where the output begins
     max_tokens: the limit on the whole output
 
     Raises Unprocessable for a tokenizer in which the end of reasoning is several tokens.
@@ -48,7 +48,7 @@ def _ids(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def check_budget(sampling: Sampling) -> None:
-    """Raises Unprocessable if the allowed tokens do not let reasoning end."""
+    """Raises Unprocessable if `allowed_token_ids` lacks the tokens that end the reasoning."""
     budget, allowed = sampling.thinking, sampling.allowed_token_ids
     if budget and allowed and not {*budget.forced} <= {*allowed}:
         raise Unprocessable(

@@ -1,6 +1,6 @@
-"""The fields that say whether and how much to think, and the variables of the chat template that they become.
+"""The fields that say whether and how much to reason, and the chat template's variables that they set.
 
-`reasoning_effort` has degrees only if the chat template knows some. Otherwise it turns thinking on or off.
+`reasoning_effort` sets an effort if the chat template knows efforts. Otherwise it turns reasoning on or off.
 """
 
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ from frontend.api.requests.request_model import MOST, RequestModel
 from frontend.api.requests.request_types import Count, Positive, doc
 from frontend.errors import Unprocessable
 
-Budget = tuple[int | None, str]  # most tokens of reasoning (None: no limit), and the field that says so
+Budget = tuple[int | None, str]  # limit on reasoning tokens (None: no limit), and the name of the field that sets it
 NO_BUDGET: Budget = (None, "")
 
 MaxThinkingTokens = Annotated[
@@ -42,13 +42,13 @@ ThinkingField = Annotated[
 
 
 def thinking(wanted: bool | None, context: ModelContext) -> dict[str, Any]:
-    """Returns the template's variables that turn thinking on or off; none if the template has no such switch."""
+    """Returns the template's variables that turn reasoning on or off; none if the template cannot switch it."""
     switch = context.style.thinking_switch
     return {switch: wanted} if wanted is not None and switch else {}
 
 
 def effort(wanted: str | None, context: ModelContext) -> dict[str, Any]:
-    """Returns the template's variables for an OpenAI effort; thinking on or off if the template knows no degrees."""
+    """Returns the template's variables for an OpenAI effort; if it knows no efforts, reasoning goes on or off."""
     if wanted is None:
         return {}
     if context.style.has_reasoning_effort:
@@ -57,7 +57,7 @@ def effort(wanted: str | None, context: ModelContext) -> dict[str, Any]:
 
 
 def budget_of(request: RequestModel, nested: int | None) -> Budget:
-    """Returns the budget that a request sets, and the field that sets it; None for no limit.
+    """Returns the budget that a request sets, and the name of the field that sets it.
 
     nested: the value of `reasoning.max_tokens`
     """

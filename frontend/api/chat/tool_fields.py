@@ -1,6 +1,6 @@
-"""The fields of all chat formats that offer tools, and the choice among them.
+"""The fields of all chat formats for tools and for the tool choice.
 
-Knows nothing of what tools do to an answer: tools.py is imported by the first request that offers some.
+This module does not apply tools to an answer. tools.py does, and the first request with tools imports it.
 """
 
 from collections.abc import Sequence
@@ -48,13 +48,14 @@ class FunctionTool(RequestModel):
 
 
 class FlatFunctionTool(FunctionDefinition, tag="function"):
-    """A tool of OpenAI's responses."""
+    """A function of OpenAI's Responses API."""
 
     UNKNOWN_TYPE = "unsupported_field"
     ONLY: ClassVar = {"async": (False,), "defer_loading": (False,), "allowed_callers": (["direct"],)}
 
 
-# Tools of OpenAI's responses that Codex and others send by default, and that only OpenAI's models can call. The model
+# Tools of OpenAI's Responses API that Codex and other clients send by default, but that only OpenAI's models can call.
+# They are not shown to the model, so such a client works with its functions only.
 # is not shown them, so that such a client works with the functions that it offers beside them.
 
 
@@ -68,7 +69,7 @@ class WebSearchTool(RequestModel, tag="web_search"):
 
 
 class LocalShellTool(RequestModel, tag="local_shell"):
-    """Commands for the client's shell."""
+    """Runs commands in the client's shell."""
 
 
 class ImageGenerationTool(RequestModel, tag="image_generation"):
@@ -76,7 +77,7 @@ class ImageGenerationTool(RequestModel, tag="image_generation"):
 
 
 class FreeformTool(RequestModel, tag="custom"):
-    """A tool whose input is text, which may have a grammar."""
+    """A tool whose input is text, possibly constrained by a grammar."""
 
     name: Ignored = None
     description: Ignored = None
@@ -84,7 +85,7 @@ class FreeformTool(RequestModel, tag="custom"):
 
 
 class NamespaceTool(RequestModel, tag="namespace"):
-    """A group of tools."""
+    """A group of tools with a common name."""
 
     name: Ignored = None
     description: Ignored = None
@@ -92,7 +93,7 @@ class NamespaceTool(RequestModel, tag="namespace"):
 
 
 class ToolSearchTool(RequestModel, tag="tool_search"):
-    """Finds tools that the request does not list."""
+    """Finds tools that are not listed in the request."""
 
     execution: Ignored = None
     description: Ignored = None
@@ -103,7 +104,7 @@ UnusedTool = WebSearchTool | LocalShellTool | ImageGenerationTool | FreeformTool
 
 
 class CustomTool(RequestModel):
-    """A tool of Anthropic's messages."""
+    """A tool of Anthropic's Messages API."""
 
     UNKNOWN_TYPE = "unsupported_field"
 
@@ -149,7 +150,7 @@ class AllowedToolsChoice(RequestModel, tag="allowed_tools"):
 
 
 class FlatFunctionChoice(NamedFunction, tag="function"):
-    """The choices of OpenAI's responses are without the inner object."""
+    """Names one function. In OpenAI's Responses API, a choice has its fields directly, without an inner object."""
 
 
 class FlatAllowedFunction(NamedFunction):
@@ -232,7 +233,7 @@ ParallelToolCalls = Annotated[bool, doc("false: at most one call in an answer")]
 def tool_choice(
     tools: Sequence[Tool] | None, requested: ModeAndNames, parallel: bool, context: ModelContext
 ) -> ToolChoice:
-    """Returns the tools of a request and the choice among them. Raises Unprocessable as `tools.checked_choice` does."""
+    """Returns the tools of a request and the tool choice. Raises Unprocessable as `tools.checked_choice` does."""
     mode, names = requested
     if not tools and not names and mode is not Mode.REQUIRED:
         return ToolChoice((), mode, frozenset(), parallel)
@@ -244,9 +245,10 @@ def tool_choice(
 def openai_tool_choice(
     tools: Sequence[Tool] | None, choice: OpenAIChoice, parallel: bool, context: ModelContext
 ) -> ToolChoice:
-    """Does the same for a choice in OpenAI's formats, which define a named function as exactly one call.
+    """Does the same for OpenAI's formats, where a choice of one function means exactly one call.
 
-    `required` without tools has no effect, as in llama.cpp: LlamaIndex sends it with every request for a JSON object.
+    `required` without tools has no effect, as in llama.cpp, because LlamaIndex sends it with every request for a JSON
+    object.
     """
     choice = None if choice == "required" and not tools else choice
     several = parallel and not isinstance(choice, FunctionChoice | FlatFunctionChoice)
@@ -259,7 +261,7 @@ def shown(tools: Sequence[Tool] | None, choice: OpenAIChoice) -> tuple[Function,
 
 
 def offered(tools: Sequence[Tool] | None) -> tuple[Function, ...]:
-    """Returns the functions that a request offers."""
+    """Returns the functions among the tools of a request."""
     if not tools:
         return ()
     from frontend.api.chat.tools import functions

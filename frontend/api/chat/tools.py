@@ -1,6 +1,6 @@
-"""What tools do to an answer: the functions that may be called, and the grammar of an answer that may call them.
+"""Applies tools to an answer: which functions it may call, and the grammar of an answer with calls.
 
-frontend/output_parser knows what a call looks like.
+frontend/output_parser defines how each model writes a call.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ def functions(tools: Sequence[Tool] | None) -> tuple[Function, ...]:
 
 
 def _function(tool: Tool, path: str) -> Function | None:
-    """Returns the function that a tool is; None if no model here could call it."""
+    """Returns the function of a tool; None for a tool that only OpenAI's models can call."""
     definition: FunctionDefinition | CustomTool
     match tool:
         case FunctionTool(function=definition):
@@ -53,8 +53,9 @@ def _function(tool: Tool, path: str) -> Function | None:
 def checked_choice(
     functions: tuple[Function, ...], requested: ModeAndNames, parallel: bool, context: ModelContext
 ) -> ToolChoice:
-    """Returns the tools and the choice among them. Raises Unprocessable for a choice of an unknown function, and if the
-    model cannot call functions.
+    """Returns the tools and the tool choice.
+
+    Raises Unprocessable for a choice of an unknown function, and if the model cannot call functions.
     """
     mode, names = requested
     known = frozenset(one.name for one in functions)
@@ -89,11 +90,11 @@ def _check_format(context: ModelContext) -> None:
 async def answer_grammar(
     tool_choice: ToolChoice, begins: Reasoning, text_grammar: str, specials: Mapping[str, int], context: ModelContext
 ) -> str:
-    """Returns the grammar of a whole answer, whose text keeps to `text_grammar`; empty: the text is free.
+    """Returns the grammar of a whole answer, whose text must match `text_grammar`. "" leaves the text free.
 
-    specials: what of the model's format is a special token
+    specials: ids of the special tokens of the model's output format
 
-    If a call is forced, `text_grammar` has no effect: such an answer has no text.
+    If a call is forced, `text_grammar` has no effect, because such an answer has no text.
     """
     style = context.style
     answer = "" if tool_choice.mode is Mode.REQUIRED else text_grammar

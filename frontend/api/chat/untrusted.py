@@ -1,8 +1,8 @@
-"""What clients write into a chat (messages, tools, documents, variables of the template) is text: the spelling of a
-special token in it makes no token.
+"""Keeps clients from writing special tokens into a chat (its messages, tools, documents and template variables).
 
-Such a spelling gets a mark before the template is rendered. The tokenizer then recognizes special tokens only where
-there is no mark, which is where the template itself has written them. A chat without such spellings is left as it is.
+A client may write the spelling of a special token. It is then marked before the template is rendered, and the tokenizer
+treats marked spellings as plain text. Only the template's own spellings become special tokens. A chat without such
+spellings is not changed.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from frontend.text.tokenizer import AddedTokens
 
 
 class Chat(NamedTuple):
-    """What a template renders. mark: stands before each spelling that must make no token; "" if there is none."""
+    """What a template renders. mark: stands before each spelling that must not become a token; "": none does"""
 
     messages: Sequence[ChatMessage]
     offered: Sequence[Function]
@@ -30,7 +30,7 @@ class Chat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The spellings that must not become tokens, by the author of the text.
+    """The spellings that must not become tokens, depending on the role that wrote the text.
 
     turns: by role, for messages of some roles
     rest: for messages of all other roles, and for texts without a role
@@ -49,12 +49,12 @@ class Rules:
 
 @lru_cache(maxsize=8)
 def _rules(added: AddedTokens, sources: tuple[str, ...], tags: Tags) -> Rules:
-    """Returns which spellings become no tokens.
+    """Returns the spellings that must not become tokens.
 
-    Tags of reasoning stay tokens in the assistant's turns, where templates look for them, and in system messages, some
-    of which explain the tags. An added token that is not special stays a token in every message, because the
-    tokenizer's authors treat its spelling as ordinary text. Results of calls and documents are stricter: they must not
-    be able to end the block of tags in which the template shows them.
+    Reasoning tags stay tokens in the assistant's messages, where templates look for them, and in system messages,
+    because some explain the tags. An added token that is not special stays a token in every message, because the
+    tokenizer's authors treat its spelling as ordinary text. Results of calls and documents have stricter rules, because
+    they must not be able to close the tags between which the template shows them.
     """
     written = {one for one in added.tags if any(one in source for source in sources)}
     special = Spellings(added.special)
@@ -65,7 +65,7 @@ def _rules(added: AddedTokens, sources: tuple[str, ...], tags: Tags) -> Rules:
 def marked(
     messages: Sequence[ChatMessage], offered: Sequence[Function], variables: Mapping[str, Any], context: ModelContext
 ) -> Chat:
-    """Returns the chat with a mark before each spelling of a token that a client has written."""
+    """Returns the chat with a mark before each spelling of a token that the client has written."""
     rules = Rules.of(context)
     beside = [[one.definition for one in offered], dict(variables)]
     if context.special_tokens_in_content or not (
@@ -84,7 +84,7 @@ def marked(
 async def encode_texts(
     texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool, context: ModelContext
 ) -> list[list[int]]:
-    """Returns the ids of texts, or pairs of texts, that clients have written and that stand within a template."""
+    """Encodes texts (or pairs of texts) from clients that will stand within a template."""
     rest = Rules.of(context).rest
     if context.special_tokens_in_content or not _occurs(texts, rest):
         return await context.tokenizer.encode_many(texts, add_special_tokens)
@@ -108,8 +108,11 @@ def _marked(value: Any, spellings: Spellings, mark: str) -> Any:
 
 
 def _marked_message(one: ChatMessage, spellings: Spellings, mark: str) -> ChatMessage:
-    """Returns a message with marks. An id of a call has no meaning: its digest stands for one that would need a mark,
-    so that templates and formats which shorten ids make the same of it every time."""
+    """Returns a message with marks.
+
+    A call id that would need a mark is replaced by its digest instead, because some templates and formats shorten ids,
+    and a mark is random.
+    """
     as_is = {"tool_call_id", "tool_calls"} | ({"role"} if one["role"] in COMMON_ROLES else set())
     shown: ChatMessage = {
         name: value if name in as_is else _marked(value, spellings, mark) for name, value in one.items()

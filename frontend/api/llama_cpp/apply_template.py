@@ -1,6 +1,6 @@
-"""llama.cpp's /apply-template: the text of a prompt that messages make, without what the tokenizer adds by itself.
+"""llama.cpp's /apply-template: the text of a chat's prompt, without tokens that the tokenizer adds by itself.
 
-Its /chat/completions/input_tokens counts the tokens of that prompt.
+/chat/completions/input_tokens counts the tokens of that prompt.
 """
 
 from frontend.api.chat.own_template import with_template
@@ -12,9 +12,10 @@ from frontend.api.openai.responses_types import InputTokens
 
 
 async def apply_template(request: TemplateRequest, context: ModelContext) -> types.LlamaCppPrompt:
-    """Renders the prompt of messages as chat does.
+    """Renders the prompt of messages as a chat does.
 
-    /completion makes the same tokens of the text, unless a message spells a special token: a chat takes it as text.
+    /completion turns this text into the same tokens, unless a message spells a special token. The chat treats that
+    spelling as plain text, and /completion does not.
     """
     check_model(request.model, context)
     context = with_template(context.unlimited, request.chat_template)
@@ -26,7 +27,7 @@ async def apply_template(request: TemplateRequest, context: ModelContext) -> typ
 
 
 async def count_tokens(request: TemplateRequest, context: ModelContext) -> InputTokens:
-    """Returns the `input_tokens` that a chat with the same body would have."""
+    """Returns the number of input tokens that a chat with this body would have."""
     check_model(request.model, context)
     context = with_template(context.unlimited, request.chat_template)
     prompt = await chat_prompt(request, shown(request.tools, request.tool_choice), context)

@@ -1,4 +1,4 @@
-"""llama.cpp's /completion: continues texts, and tells how it did."""
+"""llama.cpp's /completion: continues texts, and reports statistics about it."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""llama.cpp's /embedding and /embeddings: an array of vectors, scaled as the client says."""
+"""llama.cpp's /embedding and /embeddings: an array of vectors, normalized as the client asks."""
 
 import base64
 from array import array
@@ -26,7 +26,7 @@ __all__ = ["NAME", "PREFIX", "REQUEST", "TASKS", "complete", "error", "parse", "
 
 NAME, PREFIX, TASKS = "llama.cpp embedding", "embd", ("embed",)
 NONE, LARGEST, EUCLIDEAN = -1, 0, 2
-INT16 = 32760.0  # what the largest number becomes with `embd_normalize` 0
+INT16 = 32760.0  # with `embd_normalize` 0, the number with the largest absolute value becomes this
 _Inputs = Annotated[AnyPrompt | None, Meta(extra_json_schema=SCHEMA), doc("A text, token ids, a mixture, or several")]
 
 
@@ -61,7 +61,7 @@ REQUEST = LlamaCppEmbeddingRequest
 
 
 async def parse(request: LlamaCppEmbeddingRequest, context: ModelContext) -> GenerationRequest:
-    """Makes a request for the vectors. Raises BadRequest or Unprocessable, which name the field."""
+    """Makes a GenerationRequest for the vectors. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     inputs: list[str | list[int]] = []
     for one in several(request.prompt, request.param):
@@ -88,7 +88,7 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
 
 
 def _scaled(vector: "array[float]", norm: int | None) -> "array[float]":
-    if norm in (None, NONE, EUCLIDEAN):  # the worker has done it
+    if norm in (None, NONE, EUCLIDEAN):  # the worker has already normalized the vector, if at all
         return vector
     peak = max(map(abs, vector))
     length = (

@@ -1,4 +1,4 @@
-"""Errors as llama.cpp writes them: an object with the status as `code`, a message and a type."""
+"""Errors in llama.cpp's format: an object with the HTTP status as `code`, a message and a type."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ def error(exc: SluiceError, request_id: str) -> bytes:
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
-    """Encodes the event that ends a failed stream; none with `"stop": true` follows."""
+    """Encodes the event that ends a failed stream. No event with `"stop": true` follows."""
     return b"data: " + error(exc, request_id) + b"\n\n"
 
 

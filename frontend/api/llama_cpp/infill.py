@@ -1,6 +1,6 @@
-"""llama.cpp's /infill: what stands between two parts of a file, for models that were trained to fill in the middle.
+"""llama.cpp's /infill: generates the text between two parts of a file, for models trained to fill in the middle.
 
-Texts of the request are text: the spelling of a special token in them makes none.
+The texts of a request are plain text: the spelling of a special token in them does not become that token.
 """
 
 from typing import Annotated
@@ -26,8 +26,8 @@ __all__ = [
 
 NAME, PREFIX = "llama.cpp infill", "infill"
 MAX_FILES = 1024
-RESERVED = 256  # tokens of the context that stay free for the answer if it has no limit: other files do not take them
-REPOSITORY, FILE = "myproject\n", "filename\n"  # llama.cpp's names for the client's own, which no field tells
+RESERVED = 256  # tokens of the context that `input_extra` leaves free for an answer without a limit
+REPOSITORY, FILE = "myproject\n", "filename\n"  # llama.cpp's placeholders for names that no field gives
 
 
 class ExtraFile(RequestModel):

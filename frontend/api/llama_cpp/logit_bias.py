@@ -1,4 +1,4 @@
-"""Biases of tokens as llama.cpp takes them: by id or by text, in pairs or in an object; false forbids a token."""
+"""Logit biases in llama.cpp's forms: by token id or by text, in pairs or in an object. `false` forbids a token."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -45,7 +45,7 @@ class Biases(NamedTuple):
 
 
 def check(biases: list[Pair] | dict[str, float | bool] | None) -> None:
-    """Raises FieldError for entries that are no pairs of a token and a bias."""
+    """Raises FieldError for an entry that is not a pair of a token and a bias."""
     if biases is not None and len(biases) > MAX_ENTRIES:
         raise FieldError(FIELD, f"may have at most {MAX_ENTRIES} entries")
     for entry in biases.items() if isinstance(biases, dict) else biases or ():
@@ -61,7 +61,7 @@ def _is_token(token: Any) -> bool:
 
 
 async def by_token(biases: list[Pair] | dict[str, float | bool] | None, context: ModelContext) -> Biases:
-    """Returns the biases by token id; a text stands for each of its tokens, and a later entry replaces an earlier one.
+    """Returns the biases by token id. A text stands for all its tokens, and later entries replace earlier ones.
 
     Raises Unprocessable for ids outside the vocabulary.
     """
@@ -79,7 +79,8 @@ async def by_token(biases: list[Pair] | dict[str, float | bool] | None, context:
 
 
 def _entries(biases: list[Pair] | dict[str, float | bool] | None) -> Iterator[tuple[str | int, float | bool]]:
-    """Yields tokens with their biases. The name of an object's field that is a number is an id."""
+    """Yields tokens with their biases. In an object, a name that is a number is a token id, and any other name is a
+    text."""
     if isinstance(biases, dict):
         for name, bias in biases.items():
             yield (int(name) if name.isascii() and name.isdigit() else name), bias

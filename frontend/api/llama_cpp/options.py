@@ -1,4 +1,4 @@
-"""The fields that /completion and /infill share, and what they mean in this server's own terms."""
+"""The fields that /completion and /infill share, and their translation to this server's fields."""
 
 import secrets
 from collections.abc import Iterable, Mapping
@@ -61,8 +61,8 @@ from frontend.features import Features, Telemetry
 from frontend.request import GenerationRequest
 from shared.messages import Sampling
 
-RANDOM_SEED = (1 << 32) - 1  # llama.cpp's other name of -1
-CHAINED = (  # the fields that OpenAI's routes have by the same names
+RANDOM_SEED = (1 << 32) - 1  # means the same as -1 in llama.cpp
+CHAINED = (  # the fields that OpenAI's routes have under the same names
     "samplers", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
     "xtc_probability", "xtc_threshold", "typical_p", "top_n_sigma", "dynatemp_range", "dynatemp_exponent",
     "repeat_last_n", "min_keep", "mirostat", "mirostat_tau", "mirostat_eta",
@@ -172,7 +172,7 @@ class Options(RequestModel):
 
     @property
     def limit(self) -> int:
-        """The most tokens of an answer; less than 0: no limit."""
+        """The limit on new tokens; negative: no limit."""
         given = self.max_tokens if self.n_predict is None else self.n_predict
         return -1 if given is None else given
 
@@ -186,7 +186,7 @@ class Options(RequestModel):
         return [one for one in self.stop or () if one]
 
     def fields(self) -> TokenDetailFields:
-        """Returns the options by OpenAI's names; an absent one has the server's default."""
+        """Returns the options under OpenAI's names. An absent option gets the server's default."""
         return TokenDetailFields(
             **self._sampling(), seed=None if self.seed in (-1, RANDOM_SEED) else self.seed, stop=self.stops or None,
             stream=self.stream, receipt=self.receipt, deadline_ms=self.deadline_ms, grammar=self.grammar or None,
@@ -206,13 +206,13 @@ class Options(RequestModel):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The part of a request that only llama.cpp's answers repeat or depend on."""
+    """The data of a request that only llama.cpp's responses need."""
 
     options: Options
     prompts: tuple[str, ...]
-    grammar: str  # as the client wrote it
-    forbidden: tuple[int, ...]  # token ids that never come
-    to_the_end: bool  # nothing but the end of the context limits the answer
+    grammar: str  # in the client's own words
+    forbidden: tuple[int, ...]  # token ids that may never be drawn
+    to_the_end: bool  # whether only the end of the context limits the answer
     n_ctx: int
 
 
@@ -222,7 +222,7 @@ async def options_request(
     """Makes a GenerationRequest.
 
     param: the request field that holds the prompt
-    stop_ids: the tokens that end the answer besides those of the model
+    stop_ids: tokens that end the answer, in addition to the model's end tokens
 
     Raises BadRequest or Unprocessable, which name the field.
     """
@@ -252,7 +252,7 @@ async def options_request(
 def _ruled(
     chosen: Sampling, options: Options, added: Mapping[int, float], forbidden: Iterable[int], stop_ids: tuple[int, ...]
 ) -> Sampling:
-    """Returns `chosen` with the biases, the forbidden ids and the stop ids."""
+    """Returns `chosen` with the biases (`added`), the forbidden ids and the stop ids."""
     return msgspec.structs.replace(
         chosen, logit_bias=tuple(added.items()), bad_words=tuple((id,) for id in forbidden),
         stop_token_ids=() if options.ignore_eos else stop_ids,
@@ -260,7 +260,7 @@ def _ruled(
 
 
 def _scored(options: Options, sampling: Sampling, prompts: int, context: ModelContext) -> int:
-    """Returns how many of the likeliest tokens the worker has to score in each place. Raises Unprocessable."""
+    """Returns how many likeliest tokens the worker must score for each position. Raises Unprocessable if too many."""
     told = allowed(options.n_probs, "n_probs", TokenLimits(context.vocab_size, context.config.max_logprobs))
     check_total(told, prompts * (options.n_cmpl or 1) * sampling.max_tokens, "n_probs")
     return min(needed(told, options.post_sampling_probs, sampling), context.vocab_size)

@@ -1,4 +1,4 @@
-"""Whole answers in llama.cpp's shape, and the events of a stream, whose last one for each answer has `"stop": true`."""
+"""Responses in llama.cpp's format, and the events of a stream; each answer's last event has `"stop": true`."""
 
 import time
 from typing import Any
@@ -18,8 +18,8 @@ from frontend.errors import SluiceError
 from frontend.request import Delta, Finish, TokenLogprob, Usage
 from shared.messages import Sampling, Timings, WindowPenalties
 
-PLAIN = ("penalties", "temperature", "top_k", "top_p", "min_p")  # the samplers of every request
-CHAIN = (  # of SamplerChain, by llama.cpp's names
+PLAIN = ("penalties", "temperature", "top_k", "top_p", "min_p")  # the samplers of a request without a chain
+CHAIN = (  # fields of SamplerChain that have the same names in llama.cpp
     "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "typical_p", "xtc_probability",
     "xtc_threshold", "min_keep", "mirostat", "mirostat_tau", "mirostat_eta",
 )  # fmt: skip
@@ -27,7 +27,7 @@ STOP_TYPES: dict[Finish, types.StopType] = {Finish.EOS: "eos", Finish.LENGTH: "l
 
 
 class Answer:
-    """What is known of one answer so far."""
+    """The data of one answer that has arrived so far."""
 
     def __init__(self, context: ResponseContext, index: int) -> None:
         self._context, self._index = context, index
@@ -49,7 +49,7 @@ class Answer:
         return len(self._context.request.prompts[self._prompt])
 
     def add(self, delta: Delta) -> None:
-        """Adds a delta. Keeps its text and ids only if the answer is written in one piece."""
+        """Adds a delta. Keeps its text and ids only if the response is not a stream."""
         self._last = delta
         self._timings = delta.timings or self._timings
         self.has_break = self.has_break or any("\n" in text for text in delta.texts)
@@ -105,7 +105,7 @@ class Answer:
 
 
 def settings(sampling: Sampling, wanted: Wanted, seed: int | None, stops: tuple[str, ...]) -> types.LlamaCppSettings:
-    """Describes how an answer is made. seed: that of the answer, None if none was drawn yet"""
+    """Describes how an answer is made. seed: the answer's seed; None: not drawn yet"""
     options = wanted.options
     biases = [types.LlamaCppBias(token=id, bias=bias) for id, bias in sampling.logit_bias]
     biases += [types.LlamaCppBias(token=id, bias=None) for id in wanted.forbidden]
@@ -119,7 +119,7 @@ def settings(sampling: Sampling, wanted: Wanted, seed: int | None, stops: tuple[
 
 
 def _samplers(sampling: Sampling, options: Options) -> dict[str, Any]:
-    """Returns the samplers of an answer by llama.cpp's names."""
+    """Returns the sampling parameters of an answer under llama.cpp's names."""
     chain = sampling.chain
     if chain is None:
         return {
@@ -143,7 +143,7 @@ def _samplers(sampling: Sampling, options: Options) -> dict[str, Any]:
 
 
 def _selected(whole: types.LlamaCppCompletion, fields: list[str]) -> dict[str, Any]:
-    """Returns the fields at these paths, such as `generation_settings/n_predict`. Unknown paths are left out."""
+    """Returns the fields at these paths, such as `generation_settings/n_predict`. Unknown paths are ignored."""
     found: dict[str, Any] = {}
     plain = msgspec.to_builtins(whole)
     for path in fields:
@@ -156,13 +156,13 @@ def _selected(whole: types.LlamaCppCompletion, fields: list[str]) -> dict[str, A
 
 
 class EventWriter:
-    """Writes a stream."""
+    """Writes one response as a stream of events."""
 
     def __init__(self, context: ResponseContext) -> None:
         self._answers = answers(context)
-        self._decoding = [0.0] * len(self._answers)  # when each answer's first tokens came
+        self._decoding = [0.0] * len(self._answers)  # when each answer's first tokens arrived; 0: not yet
         self._counts = [0] * len(self._answers)
-        self._now = 0.0  # when the deltas came that are being written
+        self._now = 0.0  # when the current deltas arrived
 
     def write(self, deltas: list[Delta]) -> bytes:
         return b"".join([_event(one) for delta in deltas for one in self._objects(delta)])
@@ -184,7 +184,7 @@ class EventWriter:
         return objects if delta.finish is None else [*objects, answer.finished()]
 
     def _parts(self, answer: Answer, delta: Delta) -> list[types.LlamaCppPart]:
-        """Returns an event for each token if its probabilities are told, else one for all."""
+        """Returns one event per token if probabilities are reported, and else one event for the whole delta."""
         if not answer.options.n_probs:
             self._counts[delta.index] += len(delta.ids)
             return [self._part(answer, delta.index, delta.text, delta.ids)]
@@ -214,7 +214,7 @@ def _event(value: Any) -> bytes:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """Writes the answer to a single prompt as an object, and several answers as an array."""
+    """Returns the response of a request without a stream: an object for one answer, an array for several."""
     every = answers(context)
     async for deltas in arriving:
         for delta in deltas:

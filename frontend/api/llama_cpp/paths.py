@@ -1,4 +1,4 @@
-"""The description of llama.cpp's routes, for /openapi.json, which has the means to describe a route."""
+"""Describes llama.cpp's routes for /openapi.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,10 +32,10 @@ Describe = Callable[..., dict[str, Any]]
 
 
 def paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, str]]) -> dict[str, Any]:
-    """Returns the routes.
+    """Returns the descriptions by path.
 
-    post, get: describe a route
-    ref: refers to a type by its name
+    post, get: functions that describe one route
+    ref: a function that refers to a type by name
     """
     error = ref("LlamaCppError")
     events = {"anyOf": [ref("LlamaCppPart"), ref("LlamaCppCompletion"), error]}
@@ -72,14 +72,14 @@ def paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, str]]) -
 
 
 def _taking_several(route: dict[str, Any]) -> dict[str, Any]:
-    """Changes the body to an array of what it was."""
+    """Changes the body's type to an array of that type."""
     content = route["post"]["requestBody"]["content"]["application/json"]
     content["schema"] = {"type": "array", "items": content["schema"]}
     return route
 
 
 def _several(route: dict[str, Any]) -> dict[str, Any]:
-    """Changes the answer: to an array if there are several, and to only some fields with `response_fields`."""
+    """Adds two forms of the response: an array for several answers, and fewer fields with `response_fields`."""
     whole = route["post"]["responses"]["200"]["content"]["application/json"]
     some = {"type": "object", "description": "With `response_fields`: only these"}
     one = {"anyOf": [whole["schema"], some]}

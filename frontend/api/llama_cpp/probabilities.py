@@ -1,8 +1,8 @@
-"""The probabilities of an answer's tokens: those of the model or, with `post_sampling_probs`, those after samplers.
+"""The probabilities of an answer's tokens: the model's or, with `post_sampling_probs`, those after the samplers.
 
-The worker reports log-probabilities from before penalties, biases and samplers. This module applies the samplers to
-them. That is possible if the likeliest tokens suffice: without penalties and rules about tokens, and with a small
-`top_k`. At temperature 0 the drawn token has the probability 1, whatever else applies.
+The worker reports log-probabilities from before penalties, biases and samplers, for the likeliest tokens only. This
+module applies the samplers to them. That is possible only without penalties and rules about tokens, and with a small
+`top_k`. At temperature 0, the drawn token always has the probability 1.
 """
 
 import math
@@ -18,16 +18,16 @@ from shared.messages import Sampling
 MAX_SCORED = 128
 LOWEST = -3.4028234663852886e38  # llama.cpp's value for minus infinity: the lowest float32
 
-Ranked = Sequence[tuple[int, float]]  # ids, and log-probabilities or probabilities, most likely first
+Ranked = Sequence[tuple[int, float]]  # (id, log-probability or probability), likeliest first
 
 
 def needed(wanted: int, after: bool, sampling: Sampling) -> int:
-    """Returns how many of the likeliest tokens the worker has to score.
+    """Returns how many likeliest tokens the worker must score.
 
-    wanted: how many the answer reports
-    after: whether it reports the probabilities after samplers
+    wanted: how many the response reports
+    after: whether it reports the probabilities after the samplers
 
-    Raises Unprocessable if the probabilities after samplers cannot be computed.
+    Raises Unprocessable if the probabilities after the samplers cannot be computed.
     """
     if not after or not sampling.temperature:
         return wanted
@@ -52,7 +52,7 @@ def _is_plain(sampling: Sampling) -> bool:
 def told(
     tokens: Iterable[TokenLogprob], wanted: int, after: bool, sampling: Sampling, tokenizer: Tokenizer
 ) -> list[types.LlamaCppProbability]:
-    """Returns what an answer tells of each token."""
+    """Returns the response's entry for each token. after: with the probabilities after the samplers"""
     return [_after(one, wanted, sampling, tokenizer) if after else _before(one, wanted, tokenizer) for one in tokens]
 
 
@@ -89,7 +89,7 @@ def sampled(token: TokenLogprob, sampling: Sampling) -> Ranked:
 
 
 def _named(id: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns the id, its text without parts of characters, and its bytes."""
+    """Returns the id, its bytes, and its text without incomplete characters."""
     raw = tokenizer.token_text(id).encode() if id in tokenizer.special_ids else tokenizer.token_bytes(id)
     return {"id": id, "token": raw.decode(errors="ignore"), "bytes": list(raw)}
 

@@ -1,4 +1,4 @@
-"""Prompts as llama.cpp's routes take them: a text, token ids, a mixture of both, or several of these."""
+"""The prompts of llama.cpp's routes: a text, token ids, a mixture of both, or several of these."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,11 +59,12 @@ SCHEMA: dict[str, Any] = {
 @dataclass(frozen=True, slots=True)
 class Prompt:
     ids: list[int]
-    text: str  # with the special tokens spelled out
+    text: str  # special tokens appear in it by their spelling
 
 
 def several(prompt: AnyPrompt, param: str) -> list[One]:
-    """Returns the prompts of a request. An array with a token id is one prompt. Raises FieldError."""
+    """Returns the prompts of a request as a list. An array that contains a token id is one prompt. Raises
+    FieldError."""
     if not isinstance(prompt, list):
         return [prompt]
     kinds = {*map(type, prompt)}
@@ -77,9 +78,9 @@ def several(prompt: AnyPrompt, param: str) -> list[One]:
 
 
 async def tokenized(prompts: Sequence[One], param: str, context: ModelContext) -> list[Prompt]:
-    """Encodes prompts. The tokenizer's own special tokens go before a prompt that begins with a text.
+    """Encodes prompts. If a prompt begins with a text, the tokenizer puts its special tokens before it.
 
-    Raises BadRequest for one without tokens, Unprocessable for ids outside the vocabulary.
+    Raises BadRequest for a prompt without tokens, Unprocessable for ids outside the vocabulary.
     """
     pieces = [_pieces(one) for one in prompts]
     first = [one[0] for one in pieces if isinstance(one[0], str)]

@@ -1,4 +1,4 @@
-"""The responses of llama.cpp's routes."""
+"""The JSON types of responses on llama.cpp's routes."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from frontend.api.requests.response_types import Count, ResponseModel
 from frontend.api.requests.telemetry import LlamaCppProgress, LlamaCppTimings
 
 StopType = Literal["eos", "word", "limit"]
-NO_SLOT = -1  # there are no fixed slots
+NO_SLOT = -1  # this server has no fixed slots
 
 
 class LlamaCppErrorBody(ResponseModel):
@@ -38,7 +38,7 @@ class LlamaCppBias(ResponseModel):
 
 
 class LlamaCppSettings(ResponseModel):
-    """How an answer was made. `samplers` are those that had an effect, in their order."""
+    """How an answer was made. `samplers` lists the samplers that had an effect, in their order."""
 
     n_ctx: Count
     seed: Annotated[int, Meta(description="-1: a random one")]
@@ -82,7 +82,7 @@ class LlamaCppSettings(ResponseModel):
 
 
 class LlamaCppRival(ResponseModel):
-    """A token with its log-probability or, after sampling, its probability."""
+    """A token with its log-probability or, after the samplers, its probability."""
 
     id: Count
     token: str
@@ -97,7 +97,7 @@ class LlamaCppProbability(LlamaCppRival):
 
 
 class LlamaCppPart(ResponseModel):
-    """An event of a stream."""
+    """An event of a stream, other than an answer's last one."""
 
     index: Count
     content: str

@@ -1,7 +1,8 @@
-"""llama.cpp's routes about the server: its properties, its slots, its adapters.
+"""llama.cpp's routes about the server: its properties, slots and adapters.
 
-There are no fixed slots. The list has as many as the workers can run sequences, and each request that runs or waits
-takes one. A client sees the requests of its own API key, without their prompts. All other slots look idle to it.
+This server has no fixed slots. It lists as many slots as the workers can run sequences, and shows each running or
+waiting request as a busy slot. A client sees only the requests of its own API key, without their prompts. All other
+slots look idle to that client.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,7 @@ from shared.wire.codec import unpack_u32
 
 
 def props(context: ModelContext, slots: int) -> types.LlamaCppProps:
-    """Returns the properties of a server with so many slots."""
+    """Returns the properties of the server. slots: how many it lists"""
     named = context.tokenizer.named_tokens
     return types.LlamaCppProps(
         default_generation_settings=types.LlamaCppDefaults(n_ctx=context.max_seq_len, params=_defaults(context)),
@@ -40,7 +41,7 @@ def _defaults(context: ModelContext) -> types.LlamaCppSettings:
 
 
 def slots(context: ModelContext, total: int, streams: Sequence[Stream]) -> list[types.LlamaCppSlot]:
-    """Lists the slots. streams: the requests that the client may see. Each takes a slot; the other slots look idle."""
+    """Lists the slots. streams: the requests that the client may see, as busy slots; all others look idle"""
     busy = [
         types.LlamaCppSlot(
             id=id,
@@ -56,7 +57,7 @@ def slots(context: ModelContext, total: int, streams: Sequence[Stream]) -> list[
 
 
 def adapters(known: Iterable[Adapter], default: Adapter | None) -> list[types.LlamaCppAdapter]:
-    """Lists adapters with the scales that they have for requests that name none: 0 unless it is the default one."""
+    """Lists adapters with their scales for requests that name none. Only the default adapter's scale is not 0."""
     return [
         types.LlamaCppAdapter(
             id=id, path=one.path, scale=default.scale if default and default.name == one.name else 0.0

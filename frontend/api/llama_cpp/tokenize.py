@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, which vLLM and llama.cpp both have: a body with `content` is llama.cpp's."""
+"""/tokenize and /detokenize, which vLLM and llama.cpp both have. A body with `content` is in llama.cpp's format."""
 
 from typing import Annotated
 
@@ -28,7 +28,7 @@ class AnyTokenizeRequest(TokenizeRequest):
 
 
 async def any_tokenize(request: AnyTokenizeRequest, context: ModelContext) -> Tokens:
-    """Encodes `content`; a body without it is vLLM's."""
+    """Encodes `content`, or else the body as in vLLM's format."""
     if request.content is None:
         answer = await vllm.tokenize(request, context)
     else:
@@ -51,7 +51,7 @@ async def _tokenize_content(request: AnyTokenizeRequest, context: ModelContext) 
 
 
 async def _encoded(request: AnyTokenizeRequest, tokenizer: Tokenizer) -> list[int]:
-    """Encodes texts, and keeps ids as they are. Special tokens precede only content that begins with a text."""
+    """Encodes texts, and keeps ids as they are. The tokenizer's special tokens are added only before a leading text."""
     parts = [request.content] if isinstance(request.content, str) else request.content or []
     encode = tokenizer.encode_batch if request.parse_special else tokenizer.encode_plain
     first, rest = parts[:1], parts[1:]
@@ -62,7 +62,7 @@ async def _encoded(request: AnyTokenizeRequest, tokenizer: Tokenizer) -> list[in
 
 
 def _piece(id: int, tokenizer: Tokenizer) -> TokenPiece:
-    """Returns a token with its text, or with its bytes if they are only a part of a character."""
+    """Returns a token with its text, or with its bytes if they are only part of a character."""
     if id in tokenizer.special_ids:
         return TokenPiece(id=id, piece=tokenizer.token_text(id))
     raw = tokenizer.token_bytes(id)

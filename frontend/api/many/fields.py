@@ -1,4 +1,4 @@
-"""What the routes that load and unload models read and answer, with the names of llama.cpp's router."""
+"""The request and response types of the routes that load and unload models, with the names of llama.cpp's router."""
 
 from typing import Annotated
 

@@ -1,8 +1,8 @@
-"""The connection to the launcher: what is loaded, and what the requests of this frontend need. Knows no tokenizer.
+"""The connection to the launcher, which says which models are loaded and learns which ones requests need.
 
-Counts for each model the requests that use it and those that wait for it. Tells the launcher when one of these numbers
-becomes zero or ceases to be zero. A model counts as used for LINGER_S after its last request, so that a client with one
-request after another causes no messages.
+This module counts, for each model, the requests that use it and the requests that wait for it. It tells the launcher
+when one of these numbers becomes zero or ceases to be zero. A model counts as used for LINGER_S after its last request,
+so a client that sends one request after another causes no messages. Knows no tokenizer.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ log = logging.getLogger("sluice.models")
 
 LINGER_S = 0.5
 RECONNECT_S = 0.2
-MOST_SLEEP_WAIT_S = 300.0  # until all models are unloaded
+MOST_SLEEP_WAIT_S = 300.0  # how long to wait until all models are unloaded
 POLL_S = 0.05
 LOST = "there is no connection to the launcher; try again"
 
 
 class LauncherLink:
-    """`states` has what the launcher said last, by name; `reading` counts how often it read the table of models;
-    `asleep` says that it loads none. `changed` calls back after each table."""
+    """The connection to the launcher. `states` is its last report about each model, by name; `reading` is how often it
+    has read the table of models; `asleep` is whether it loads no models."""
 
     def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
-        """folder: the run folder"""
+        """folder: the run folder, which holds the launcher's socket; changed: called after each report"""
         self.states: dict[str, ModelState] = {}
         self.connected = False
         self.reading = 0
@@ -53,10 +53,10 @@ class LauncherLink:
         self._wanted: Counter[str] = Counter()
         self._said: Seen | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._reloads: deque[asyncio.Future[str]] = deque()  # in the order in which the launcher answers them
+        self._reloads: deque[asyncio.Future[str]] = deque()  # the launcher answers them in this order
 
     async def run(self) -> None:
-        """Connects, and again after every loss, until it is cancelled."""
+        """Connects, and connects again after every loss, until cancelled."""
         while True:
             with contextlib.suppress(EOFError, OSError, ValueError):
                 reader, self._writer = await asyncio.open_unix_connection(self._path)
@@ -83,7 +83,7 @@ class LauncherLink:
         self._tell()
 
     def use(self, name: str) -> None:
-        """Says that a request computes with a model; each call needs one of `release`."""
+        """Counts a request that computes with a model. Each call needs a call of `release`."""
         self._used[name] += 1
         self._tell()
 
@@ -96,7 +96,7 @@ class LauncherLink:
 
     @contextlib.contextmanager
     def wanting(self, name: str) -> Iterator[None]:
-        """Says, for the length of a `with`, that a request waits for a model."""
+        """Counts a request that waits for a model, during a `with` block."""
         self._wanted[name] += 1
         self._tell()
         try:
@@ -110,7 +110,7 @@ class LauncherLink:
             self._writer.write(frame(order))
 
     async def reload(self) -> str:
-        """Has the launcher read the table again. Returns when its models are known here, and why it failed, else ""."""
+        """Has the launcher read the table again, and waits for its models. Returns the problem, or "" on success."""
         if self._writer is None:
             return LOST
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -119,7 +119,7 @@ class LauncherLink:
         return await answer
 
     async def sleep(self, asleep: bool) -> str:
-        """Has the launcher unload all models, or wake up. Returns when that is done, and why it was not, else ""."""
+        """Has the launcher unload all models, or wake up, and waits for it. Returns the problem, or "" on success."""
         self.order(Sleep(asleep))
         deadline = time.monotonic() + MOST_SLEEP_WAIT_S
         while self.connected and time.monotonic() < deadline:
@@ -141,5 +141,5 @@ class LauncherLink:
 
 
 def _resolve(answer: "asyncio.Future[str]", problem: str) -> None:
-    if not answer.done():  # a client that left has cancelled it
+    if not answer.done():  # it is done (cancelled) if the client has left
         answer.set_result(problem)

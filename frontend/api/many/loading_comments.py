@@ -1,9 +1,9 @@
-"""ASGI middleware: keeps the connection of a request alive while it waits for a model to be loaded.
+"""ASGI middleware that keeps the connection of a request alive while the request waits for a model to be loaded.
 
-A stream of server-sent events gets its headers and then comments, `: loading NAME`, so that no proxy in between takes
-the silence for a dead connection. The first comment comes after some seconds: what fails before is answered with a
-status as usual, what fails later ends the stream with an error event. A client that leaves ends its request's wait.
-Only tables of models that are loaded on demand have this middleware.
+A stream of server-sent events gets its headers and then comments, `: loading NAME`, so that no proxy takes the silence
+for a dead connection. The first comment comes after some seconds. An error before it gets its usual status; an error
+after it becomes the error event of the stream. If the client disconnects, its request stops waiting. Only used where
+models are loaded on demand.
 """
 
 import asyncio
@@ -29,12 +29,10 @@ Waiting = Callable[["asyncio.Task[object] | None"], str]
 
 
 class LoadingComments:
-    """Wraps the routes of an app."""
+    """The middleware around the routes of an app."""
 
     def __init__(self, app: ASGIApp, waiting: Waiting, keepalive_s: float) -> None:
-        """
-        waiting: maps the task of a request to the name of the model it waits for; empty: none
-        """
+        """waiting: a function from the task of a request to the name of the model it waits for ("": none)"""
         self._app, self._waiting = app, waiting
         self._interval = min(keepalive_s, LONGEST_S)
 
@@ -54,11 +52,11 @@ class _Exchange:
         self._scope, self._receive, self._send = scope, receive, send
         self._waits_for, self._interval = waits_for, interval
         self._body = bytearray()
-        self._next: asyncio.Task[Message] | None = None  # awaits what comes after the body: the client leaves
+        self._next: asyncio.Task[Message] | None = None  # awaits the client's disconnect, which follows the body
         self._handler = asyncio.current_task()
         self._has_left = False
-        self._begun = False  # the headers were sent here
-        self._answered = False  # the app has begun to answer
+        self._begun = False  # whether the headers were sent for comments
+        self._answered = False  # whether the app has begun its response
         self._sending = asyncio.Lock()
 
     async def run(self, app: ASGIApp) -> None:
@@ -103,7 +101,7 @@ class _Exchange:
                     await self._send({"type": "http.response.body", "body": comment, "more_body": True})
 
     def _streams(self) -> bool:
-        """Whether the answer will be server-sent events."""
+        """Whether the response will be server-sent events."""
         chosen: ApiFormat | None = self._scope.get(API_FORMAT)
         if chosen is None or chosen.FRAMING is not SERVER_SENT_EVENTS:
             return False
@@ -116,7 +114,7 @@ class _Exchange:
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _send_answer(self, message: Message) -> None:
-        """Sends what the app sends, without its headers if there were comments."""
+        """Sends the app's messages. If there were comments, the headers are already sent, so the app's are dropped."""
         if not self._answered:
             async with self._sending:
                 self._answered = True
@@ -124,13 +122,13 @@ class _Exchange:
             await self._send(message)
 
     async def _fail(self, exc: Exception) -> None:
-        """Ends the stream, whose headers said success, with the error event of its API format."""
+        """Ends the stream with the error event of its API format, because its headers already reported success."""
         self._answered = True
         request_id, chosen = self._scope[REQUEST_ID], self._scope[API_FORMAT]
         error = client_error(exc, request_id)
         self._scope[RECORD].failed(error)
         unread = GenerationRequest((), Sampling(max_tokens=1))
-        # No format's error event needs a tokenizer: the model may have none.
+        # The tokenizer may not be loaded yet. No format's error event needs it.
         context = ResponseContext(unread, cast(Tokenizer, None), chosen.PREFIX)
         async with self._sending:
             body = chosen.stream_error(error, request_id, context)

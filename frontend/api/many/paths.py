@@ -1,4 +1,4 @@
-"""The description of the routes that load and unload models, one or all, for /openapi.json."""
+"""Describes the routes that load and unload one model or all models, for /openapi.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,10 +14,10 @@ RESPONSES: Mapping[str, Any] = {"Accepted": Accepted, "Sleeping": Sleeping}
 def paths(
     post: Callable[..., dict[str, Any]], get: Callable[..., dict[str, Any]], ref: Callable[[str], dict[str, str]]
 ) -> dict[str, Any]:
-    """Returns the routes.
+    """Returns the descriptions by path.
 
-    post, get: describe a route
-    ref: names a type
+    post, get: functions that describe one route
+    ref: a function that refers to a type by name
     """
     error, sleeping = ref("OpenAIError"), {"application/json": {"schema": ref("Sleeping")}}
     failures = {"400": "Not acceptable", "503": "Not now, and why; `Retry-After` says when to try again"}

@@ -1,10 +1,10 @@
-"""Why a request for one of many models is refused, in words, and the field `keep_alive`."""
+"""The errors of requests for one of many models, and the field `keep_alive`."""
 
 from frontend.errors import BadRequest, Overloaded, Unprocessable
 from shared.models.durations import seconds_of
 from shared.models.messages import ModelState
 
-RETRY_S = 10.0  # how long after a failed load requests are refused without another attempt
+RETRY_S = 10.0  # for so long after a failed load, requests are refused without another attempt
 
 
 def seconds_of_field(keep_alive: object) -> float | None:

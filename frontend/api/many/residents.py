@@ -1,6 +1,6 @@
-"""The table of many models: each has a tokenizer, a service and connections while it is loaded, and none before.
+"""The table of models that are loaded on demand. Only a loaded model has a tokenizer and connections to a worker.
 
-Requests take a model with `usable`, which waits until it can serve. One load serves all who wait.
+Requests get a model by `usable`, which waits until the model can serve. All requests that wait share one load.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ from shared.wire.address import parse_all
 
 log = logging.getLogger("sluice.models")
 
-POLL_S = 0.02  # between two looks at whether a loaded model can serve
-GC_THRESHOLDS = (50_000, 20, 20)  # the same as for one model, whose objects are also frozen
+POLL_S = 0.02  # pause between two checks whether a loaded model can serve
+GC_THRESHOLDS = (50_000, 20, 20)  # the same as for a single model; that model's objects are also frozen
 LOADED_STATES = ("loading", "loaded", "unloading")
 
 
 @dataclass(slots=True)
 class Resident:
-    """A model of the table. `served` is replaced by an empty one when the model is unloaded.
+    """A model of the table. When it is unloaded, `served` is replaced by an entry without tokenizer and connections.
 
-    gone: the table does not have it any more
+    gone: whether the model was removed from the table
     """
 
     entry: Entry
@@ -46,7 +46,7 @@ class Resident:
     served: ServedModel
     tokenizer: "asyncio.Future[Tokenizer]"
     state: ModelState
-    opened: asyncio.Task[None] | None = None  # connects to its worker and reads its tokenizer; None: it is not loaded
+    opened: asyncio.Task[None] | None = None  # connects to the worker and reads the tokenizer; None: not loaded
     failed_at: float = float("-inf")
     gone: bool = False
 
@@ -56,32 +56,33 @@ class Resident:
 
 
 class Residents(ModelTable):
-    """The models of a frontend under a launcher that loads them."""
+    """The models of a frontend whose launcher loads models on demand."""
 
     def __init__(self, settings: Settings, entries: Sequence[Entry], metrics: Callable[[str], ModelMetrics]) -> None:
-        """metrics: those of a model, by its name"""
+        """metrics: makes the metrics of a model of this name"""
         self._settings = settings
         self._metrics = metrics
         self._link = LauncherLink(Path(settings.wire.run_dir), self._update)
         self._entries = {entry.name: entry for entry in entries}
         self._residents = {entry.name: self._resident(entry) for entry in entries}
         self._names = {name: entry.name for entry in entries for name in entry.names}
-        self._reading = 0  # the number of the reading that the entries are from
+        self._reading = 0  # the value of LauncherLink.reading for which the entries were read
         self._changed = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        self._waiting: dict[asyncio.Task[object] | None, str] = {}  # the names of models, by the tasks that wait
+        self._waiting: dict[asyncio.Task[object] | None, str] = {}  # model names, by the tasks that wait for them
         self._is_draining = False
         super().__init__([one.served for one in self._residents.values()])
 
-    # what the routes see
+    # called by the routes
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter([one.served for one in self._residents.values() if not one.gone])
 
     @property
     def first(self) -> ServedModel:
-        """The model for requests that name none: the only one that is loaded, or the first of the table."""
+        """The model for requests that name none: the only loaded model or, if there are none or several, the table's
+        first."""
         loaded = [one.served for one in self._residents.values() if one.loaded and not one.gone]
         return loaded[0] if len(loaded) == 1 else next(iter(self))
 
@@ -89,12 +90,12 @@ class Residents(ModelTable):
         return self._residents[self._names[name]].served if name in self._names else None
 
     def state_of(self, name: str) -> ModelState | None:
-        """Returns what the launcher knows of the model with this name."""
+        """Returns the launcher's last report about the model with this name."""
         return self._residents[self._names[name]].state if name in self._names else None
 
     @property
     def readiness(self) -> Readiness:
-        """Whether the launcher can be asked for models. Which of them are loaded does not matter."""
+        """Whether the launcher can be asked for models. It does not matter which models are loaded."""
         if self._is_draining:
             return DRAINING
         if self._link.connected and self._link.asleep:
@@ -106,7 +107,8 @@ class Residents(ModelTable):
         return self._link.asleep
 
     async def sleep(self, asleep: bool) -> None:
-        """Raises Overloaded if requests need a model for longer than MOST_SLEEP_WAIT_S; it is unloaded after them."""
+        """Raises Overloaded if requests need a model for longer than MOST_SLEEP_WAIT_S. It is unloaded when they
+        end."""
         if problem := await self._link.sleep(asleep):
             raise Overloaded(problem, code="asleep" if self.asleep else "not_ready", retry_after=RETRY_S)
 
@@ -130,10 +132,10 @@ class Residents(ModelTable):
     async def usable(
         self, found: ServedModel, name: str | None, *, computing: bool = True, keep_alive: object = None
     ) -> ServedModel:
-        """Returns the model once it can serve, and holds it until the task that calls this has ended.
+        """Returns the model when it can serve, and holds it (keeps it loaded) until the calling task has ended.
 
-        Raises Unprocessable for a name that no model has, and Overloaded if the model cannot be loaded, or not within
-        --load-wait; BadRequest for a `keep_alive` that is no duration.
+        Raises Unprocessable for an unknown name, Overloaded if the model cannot be loaded or is not ready within
+        --load-wait, and BadRequest for a `keep_alive` that is no duration.
         """
         seconds = seconds_of_field(keep_alive)
         if name and not found.config.any_model_name and self._named(name) is None:
@@ -158,7 +160,7 @@ class Residents(ModelTable):
         return lambda task: self._waiting.get(task, "")
 
     async def _until_loaded(self, one: Resident) -> None:
-        """Waits until the launcher has loaded the model, and holds it from that moment on."""
+        """Waits until the launcher has loaded the model, and then holds it."""
         name = one.entry.name
         if self._link.asleep:
             raise asleep()
@@ -182,14 +184,15 @@ class Residents(ModelTable):
             self._hold(name)
 
     def _hold(self, name: str) -> None:
-        """Holds a model until the end of the current task, which handles one HTTP request."""
+        """Keeps a model loaded until the end of the current task, which handles one HTTP request."""
         self._link.use(name)
         task = asyncio.current_task()
         assert task is not None
         task.add_done_callback(lambda _: self._link.release(name))
 
     async def _until_serving(self, one: Resident) -> None:
-        """Waits for this frontend's own connection and tokenizer, and for a worker that was lost to return."""
+        """Waits until this frontend is connected to the model's worker and has its tokenizer, or a lost worker is
+        back."""
         while not one.served.service.readiness.ready and not self._is_draining:
             if one.state.state == "failed":
                 raise failure(one.state)
@@ -198,11 +201,11 @@ class Residents(ModelTable):
             await asyncio.sleep(POLL_S)
 
     def load(self, name: str) -> None:
-        """Has the launcher load a model although no request waits for it."""
+        """Has the launcher load a model for which no request waits."""
         self._link.order(Load(name))
 
     def keep(self, name: str, seconds: float | None) -> None:
-        """Says how long a model stays without requests, see shared.models.messages.Keep."""
+        """Sets how long a model stays loaded without requests, see shared.models.messages.Keep."""
         self._link.order(Keep(name, seconds))
 
     async def reload(self) -> None:
@@ -211,7 +214,7 @@ class Residents(ModelTable):
                 raise Overloaded(problem, code="not_ready", retry_after=1.0)
             raise BadRequest(f"the table of models was not read: {problem}", code="table_not_read")
 
-    # what the launcher says
+    # called by the launcher link
 
     def _update(self) -> None:
         if self._reading != self._link.reading:
@@ -231,7 +234,8 @@ class Residents(ModelTable):
         changed.set()
 
     def _read_table(self) -> None:
-        """Reads the entries that the launcher has written. A loaded model keeps its old one until it is unloaded."""
+        """Reads the table as the launcher has just written it. A loaded model keeps its old entry until it is
+        unloaded."""
         entries = read_entries(Path(self._settings.models.models))
         self._entries = {entry.name: entry for entry in entries}
         self._names = {name: entry.name for entry in entries for name in entry.names}
@@ -241,7 +245,7 @@ class Residents(ModelTable):
             one.gone = one.entry.name not in self._entries
 
     def _renew(self) -> None:
-        """Brings models that are not loaded to their newest entries, and forgets those that the table does not have."""
+        """Gives models that are not loaded their newest entries, and removes those that are no longer in the table."""
         for name, one in list(self._residents.items()):
             if one.opened is not None or one.entry == self._entries.get(name):
                 continue
@@ -253,7 +257,7 @@ class Residents(ModelTable):
                 self._empty(one)
 
     def _resident(self, entry: Entry) -> Resident:
-        """Makes the entry of a model that is not loaded."""
+        """Makes a model of the table that is not loaded."""
         own: dict[str, object] = {name: value for name, value in entry.flags.items() if name != "kv_cache_gb"}
         own |= {"model": entry.model, "served_model_name": ",".join(entry.names)}
         settings = with_values(self._settings, own)
@@ -270,7 +274,7 @@ class Residents(ModelTable):
         return Resident(entry, settings, served, tokenizer, ModelState(entry.name, "unloaded"))
 
     async def _open(self, one: Resident, folder: str) -> None:
-        """Connects to the worker of a model, and reads its tokenizer in a thread."""
+        """Connects to the worker of a model, and reads the model's tokenizer in a thread."""
         tokenizer, settings = one.tokenizer, one.settings
         await one.served.pool.start()
         load = partial(Tokenizer.load, Path(folder), settings.frontend.chat_template, settings.model.task)
@@ -278,11 +282,11 @@ class Residents(ModelTable):
             tokenizer.set_result(await asyncio.to_thread(load))
         except Exception as error:
             tokenizer.set_exception(error)
-            tokenizer.exception()  # marks it as seen: asyncio would warn of an error that nobody reads
+            tokenizer.exception()  # asyncio would otherwise warn that the exception was never retrieved
             log.error("the tokenizer of %s did not load: %s", one.entry.name, error)
 
     def _drop(self, one: Resident) -> None:
-        """Lets go of all that a loaded model has in this process."""
+        """Cancels the opening of a model, closes its connections and discards its tokenizer."""
         assert one.opened is not None
         one.opened.cancel()
         closing = asyncio.create_task(one.served.pool.close(f"the model {one.entry.name} is {one.state.state}"))
@@ -292,7 +296,7 @@ class Residents(ModelTable):
         self._empty(one)
 
     def _empty(self, one: Resident) -> None:
-        """Gives a model that is not loaded what its entry says, with a tokenizer and a pool that are not open yet."""
+        """Replaces settings, tokenizer and pool of a model that is not loaded by new ones, made from its entry."""
         fresh = self._resident(one.entry)
         one.settings, one.served, one.tokenizer = fresh.settings, fresh.served, fresh.tokenizer
 

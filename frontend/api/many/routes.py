@@ -1,4 +1,4 @@
-"""The routes that load and unload models. Both answer at once; /v1/models shows what became of it."""
+"""The routes that load and unload models. They respond at once; /v1/models shows the progress."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,7 +10,7 @@ from frontend.errors import BadRequest, NotFound
 
 
 async def load_model(app: AppState, request: Request) -> Response:
-    """Has a model loaded. Raises NotFound for a name that no model has, and BadRequest for one that is loaded."""
+    """Has a model loaded. Raises NotFound for an unknown name, and BadRequest if the model is already loaded."""
     name, state = await _asked(app, request)
     if state in ("loaded", "loading"):
         raise BadRequest(f"the model `{name}` is {state} already", param="model", code="model_loaded")
@@ -19,7 +19,8 @@ async def load_model(app: AppState, request: Request) -> Response:
 
 
 async def unload_model(app: AppState, request: Request) -> Response:
-    """Has a model unloaded as soon as no request needs it. Raises NotFound, and BadRequest if it is not loaded."""
+    """Has a model unloaded as soon as no request needs it. Raises NotFound for an unknown name, BadRequest if not
+    loaded."""
     name, state = await _asked(app, request)
     if state not in ("loaded", "loading"):
         raise BadRequest(f"the model `{name}` is not loaded", param="model", code="model_not_loaded")
@@ -28,7 +29,7 @@ async def unload_model(app: AppState, request: Request) -> Response:
 
 
 async def _asked(app: AppState, request: Request) -> tuple[str, str]:
-    """Returns the model's first name and its state."""
+    """Returns the first name of the model that the body names, and its state."""
     written = app.decode(request, await app.body(request), ModelRequest).model
     found = app.models.get(written)
     if found is None:

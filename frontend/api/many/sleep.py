@@ -1,6 +1,6 @@
-"""Sleep and wake, by vLLM's names: a server that sleeps has no model in memory, and refuses requests until it is woken.
+"""Sleep and wake-up, with vLLM's names. A sleeping server has no model in memory, and refuses requests until woken.
 
-Both levels of sleep unload all models. The next load is quick all the same, where the files are in the page cache.
+Both levels of sleep unload all models. The next load is still quick if the files are in the page cache.
 """
 
 from starlette.requests import Request
@@ -14,7 +14,7 @@ LEVELS = ("1", "2")
 
 
 async def fall_asleep(app: AppState, request: Request) -> Response:
-    """Answers when all models are unloaded. Raises Forbidden without API keys, and BadRequest for another level."""
+    """Responds when all models are unloaded. Raises Forbidden without API keys, and BadRequest for an unknown level."""
     _check_keyed(app, request)
     if (level := request.query_params.get("level", "1")) not in LEVELS:
         raise BadRequest(f"`level` must be 1 or 2, not {level!r:.40}", param="level", code="out_of_range")
@@ -23,7 +23,7 @@ async def fall_asleep(app: AppState, request: Request) -> Response:
 
 
 async def wake_up(app: AppState, request: Request) -> Response:
-    """Answers when requests are taken again; they wait for their models. Raises Forbidden without API keys."""
+    """Responds when requests are accepted again; they then wait for their models. Raises Forbidden without API keys."""
     _check_keyed(app, request)
     await app.models.sleep(False)
     return json_response(Sleeping(is_sleeping=False))

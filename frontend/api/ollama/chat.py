@@ -1,4 +1,4 @@
-"""Ollama's /api/chat: lines with parts of a message, the last of which has `done` and the statistics."""
+"""Ollama's /api/chat. A stream's lines hold parts of a message; the last line has `done` and the statistics."""
 
 from typing import Annotated, Any
 
@@ -39,7 +39,7 @@ REQUEST = OllamaChatRequest
 
 
 async def parse(request: OllamaChatRequest, context: ModelContext) -> GenerationRequest | bytes:
-    """Makes a GenerationRequest, or the answer to a request without messages, which only loads the model.
+    """Makes a GenerationRequest. A request without messages only loads the model, so its response is returned instead.
 
     Raises NotFound, BadRequest or Unprocessable.
     """
@@ -56,7 +56,7 @@ def stream_writer(context: ResponseContext) -> LineWriter:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """Writes the answer in one piece."""
+    """Returns the whole response of a request without a stream."""
     return await output.complete(context, arriving, _answer)
 
 

@@ -1,4 +1,4 @@
-"""Ollama's embeddings: /api/embed, and /api/embeddings, which is older and takes one text."""
+"""Ollama's /api/embed: the vectors of texts."""
 
 import time
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ NAME, PREFIX, TASKS = "ollama embed", "embed", ("embed",)
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The facts about a request that its response repeats or measures from."""
+    """The data of a request that its response needs."""
 
     model: str  # the name that the client wrote
     at: float  # when the request was read
@@ -45,7 +45,7 @@ REQUEST = EmbedRequest
 
 
 async def parse(request: EmbedRequest, context: ModelContext) -> GenerationRequest:
-    """Makes a request for the vectors. Raises NotFound, BadRequest or Unprocessable."""
+    """Makes a GenerationRequest for the vectors. Raises NotFound, BadRequest or Unprocessable."""
     check_model(request.model, context)
     texts = [request.input] if isinstance(request.input, str) else request.input
     begun = Begun(request.model, time.perf_counter())

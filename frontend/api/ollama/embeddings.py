@@ -31,7 +31,7 @@ REQUEST = OneEmbeddingRequest
 
 
 async def parse(request: OneEmbeddingRequest, context: ModelContext) -> GenerationRequest:
-    """Makes a request for the vector. Raises NotFound, BadRequest or Unprocessable."""
+    """Makes a GenerationRequest for the vector. Raises NotFound, BadRequest or Unprocessable."""
     check_model(request.model, context)
     return await embedding_request(PoolingFields(), [request.prompt], context, param="prompt")
 

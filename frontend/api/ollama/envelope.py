@@ -1,4 +1,4 @@
-"""What all answers of Ollama's API share: model names, the head and the end of an answer, errors."""
+"""The common parts of all responses of Ollama's API: model names, first and last fields, errors."""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ FINISH: dict[Finish, types.DoneReason] = {Finish.EOS: "stop", Finish.STOP: "stop
 
 
 def check_model(name: str, context: ModelContext) -> None:
-    """Raises NotFound for a model that is not served; the tag `:latest` may be left out or added."""
+    """Raises NotFound for a model that is not served. The tag `:latest` may be omitted or added."""
     for known in (name, name.removesuffix(TAG) or name, name + TAG):
         with suppress(SluiceError):
             return model_context.check_model(known, context)
@@ -31,25 +31,25 @@ def check_model(name: str, context: ModelContext) -> None:
 
 
 def tagged(name: str) -> str:
-    """Returns the name as Ollama lists it: with a tag."""
+    """Returns the name with a tag, as Ollama lists it."""
     return name if ":" in name.rpartition("/")[2] else name + TAG
 
 
 def rfc3339(seconds: float) -> str:
-    """Returns a time, given in seconds since 1970."""
+    """Returns a time as RFC 3339 text. seconds: since 1970"""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def head(context: ResponseContext) -> dict[str, str]:
-    """Returns the first fields of every object of an answer."""
+    """Returns the first fields of every object of a response."""
     asked: Asked = context.request.format_data
     return {"model": asked.model, "created_at": rfc3339(context.created)}
 
 
 def loaded(request: AnswerFields, make: Callable[[dict[str, Any]], types.OllamaAnswer]) -> bytes:
-    """Returns the answer to a request that only loads or, with `keep_alive` 0, unloads the model.
+    """Returns the response to a request that only loads the model or, with `keep_alive` 0, unloads it.
 
-    A server with one model does nothing. Where there are many, the route has loaded it already (ModelTable.usable).
+    A server with one model has nothing to do. With many models, the route has already loaded it (ModelTable.usable).
     """
     unload = request.keep_alive in (0, "0")
     fields = {"model": request.model, "created_at": rfc3339(int(time.time()))}
@@ -57,7 +57,7 @@ def loaded(request: AnswerFields, make: Callable[[dict[str, Any]], types.OllamaA
 
 
 def end(context: ResponseContext, delta: Delta, usage: Usage) -> dict[str, Any]:
-    """Returns the fields that only the last object of an answer has. The worker measured the times."""
+    """Returns the fields that only the last object of a response has. The times were measured by the worker."""
     times = delta.timings or Timings()
     return {
         "done": True,
@@ -77,7 +77,7 @@ def error(exc: SluiceError, request_id: str) -> bytes:
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
-    """Encodes the line that ends a failed stream; none with `done` follows."""
+    """Encodes the line that ends a failed stream. No line with `done` follows."""
     return error(exc, request_id) + b"\n"
 
 

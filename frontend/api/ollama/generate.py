@@ -1,4 +1,7 @@
-"""Ollama's /api/generate: lines with parts of a text that answers or, with `raw`, continues a prompt."""
+"""Ollama's /api/generate: answers a prompt or, with `raw`, continues its text.
+
+A stream's lines hold parts of the generated text.
+"""
 
 from typing import Annotated, Any, ClassVar
 
@@ -48,7 +51,7 @@ REQUEST = OllamaTextRequest
 
 
 async def parse(request: OllamaTextRequest, context: ModelContext) -> GenerationRequest | bytes:
-    """Makes a GenerationRequest, or the answer to a request without a prompt, which only loads the model.
+    """Makes a GenerationRequest. A request without a prompt only loads the model, so its response is returned instead.
 
     Raises NotFound, BadRequest or Unprocessable.
     """
@@ -92,7 +95,7 @@ def stream_writer(context: ResponseContext) -> LineWriter:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """Writes the answer in one piece."""
+    """Returns the whole response of a request without a stream."""
     return await output.complete(context, arriving, _answers(context))
 
 

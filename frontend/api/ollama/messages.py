@@ -1,6 +1,6 @@
-"""Ollama's chat messages, and the prompt that they make.
+"""Ollama's chat messages, and the prompt of them.
 
-A result of a tool need not say which call it answers, so results belong to the calls in their order.
+A tool result need not name its call, so results without an id are assigned to the calls in order.
 """
 
 from collections.abc import Sequence
@@ -51,13 +51,13 @@ class Message(RequestModel):
 async def messages_prompt(
     messages: Sequence[Message], functions: Sequence[Function], arguments: dict[str, Any], context: ModelContext
 ) -> Prompt:
-    """Renders the prompt of a conversation; an assistant's message at its end is continued."""
+    """Renders the prompt of a conversation. If the last message is the assistant's, the answer continues it."""
     resume = messages[-1].role == "assistant" and not messages[-1].tool_calls
     return await render_prompt(chat_messages(messages), context, arguments, functions, not resume, resume)
 
 
 def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
-    """Returns the messages as chat templates know them: every call has an id, and every result the id of its call."""
+    """Returns the messages for chat templates: every call gets an id, and every result gets the id of its call."""
     open_calls: list[tuple[str, str]] = []  # ids and names of calls without a result
     shown: list[ChatMessage] = []
     for place, one in enumerate(messages):
@@ -73,7 +73,7 @@ def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
 
 
 def with_images(images: Sequence[str] | None, text: str) -> tuple[str, ChatMessage]:
-    """Returns the text with the marks of its pictures in front, and the message fields that hold the pictures."""
+    """Returns the text with a mark for each picture at its beginning, and the message fields that hold the pictures."""
     parts = [Image(Source(image) if image.startswith("data:") else base64_source(image)) for image in images or ()]
     return "".join(part.source.mark for part in parts) + text, found_in(parts)
 
@@ -83,7 +83,7 @@ class Image(NamedTuple):
 
 
 def _answered(result: Message, open_calls: list[tuple[str, str]]) -> ChatMessage:
-    """Returns what a result says about its call, and takes the call off the open ones."""
+    """Returns the fields that assign a result to its call, and removes the call from the open ones."""
     said = result.tool_name or result.name
     fitting = [
         one for one in open_calls if result.tool_call_id in (None, "", one[0]) and said in (None, "", one[1])

@@ -1,4 +1,4 @@
-"""The served models as Ollama lists and describes them. What this server does not report of a model is empty or 0."""
+"""Lists and describes the served models in Ollama's format. Values that this server does not report are empty or 0."""
 
 import time
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from frontend.api.requests.response_types import Capability
 from frontend.errors import BadRequest
 from shared.models.messages import ModelState
 
-VERSION = "0.12.6"  # of Ollama's API that these routes follow; clients compare it with what they need
+VERSION = "0.12.6"  # the version of Ollama's API that these routes follow; clients compare it
 ARCHITECTURE = "sluice"  # clients look up `<architecture>.context_length`
-NEVER = "9999-12-31T23:59:59Z"  # when a model is unloaded that stays loaded
-PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # Ollama's names, where they differ
+NEVER = "9999-12-31T23:59:59Z"  # expiry time of a model that stays loaded
+PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # names that differ in Ollama
 
 
 class ShowRequest(RequestModel):
@@ -31,9 +31,10 @@ class ShowRequest(RequestModel):
 
 
 def tags(contexts: Sequence[ModelContext], created: int, unloaded: Sequence[str] = ()) -> types.OllamaModels:
-    """Lists the models. created: the start of this process, in seconds since 1970
+    """Lists the models.
 
-    unloaded: names of models that are not loaded. They are listed without a digest, which is that of the tokenizer.
+    created: the start of this process, in seconds since 1970
+    unloaded: names of models that are not loaded; they have no digest, because it is the tokenizer's
     """
     known = {**{context.model: context.tokenizer.hash for context in contexts}, **dict.fromkeys(unloaded, "")}
     models = [
@@ -47,7 +48,7 @@ def tags(contexts: Sequence[ModelContext], created: int, unloaded: Sequence[str]
 
 
 def running(contexts: Sequence[ModelContext], states: Sequence[ModelState] = ()) -> types.OllamaProcesses:
-    """Lists the models that a worker has loaded. states: of those that are unloaded when nobody uses them"""
+    """Lists the loaded models. states: the launcher's reports about models that it loads on demand"""
     known = {state.name: state for state in states}
     models = [
         types.OllamaRunning(
@@ -63,14 +64,14 @@ def running(contexts: Sequence[ModelContext], states: Sequence[ModelState] = ())
 
 
 def _expires_at(state: ModelState | None) -> str:
-    """Returns when a model is unloaded if no further request comes, and any running request ended now."""
+    """Returns when the model will be unloaded if no more requests come; a running request is taken to end now."""
     if state is None or state.keep_alive is None:
         return NEVER
     return rfc3339(state.expires_at or time.time() + state.keep_alive)
 
 
 def show(request: ShowRequest, context: ModelContext, created: int) -> types.OllamaShown:
-    """Describes the model. Raises NotFound for another one."""
+    """Describes the model. Raises NotFound for the name of another model."""
     check_model(request.model or request.name or "", context)
     info: dict[str, Any] = {"general.architecture": ARCHITECTURE, "general.basename": context.model}
     if context.max_seq_len:
@@ -93,7 +94,7 @@ def version() -> types.OllamaVersion:
 
 
 def capabilities(context: ModelContext) -> list[Capability]:
-    """Returns what the model can do, in Ollama's words."""
+    """Returns the model's abilities in Ollama's words."""
     style, generates = context.style, context.task.name == "generate"
     has: dict[Capability, bool] = {
         "completion": generates,

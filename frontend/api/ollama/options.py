@@ -1,4 +1,4 @@
-"""The fields that /api/chat and /api/generate share, and what their options mean in this server's own terms."""
+"""The fields that /api/chat and /api/generate share, and their translation to this server's fields."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -28,12 +28,12 @@ from frontend.api.requests.request_types import (
 from frontend.api.requests.sampler_fields import Mirostat, MirostatEta, MirostatTau, RepeatLastN, TypicalP
 from frontend.output_parser.tool_choice import ToolChoice
 
-Unlimited = Annotated[int, Meta(ge=-2, le=MOST)]  # 0 and less: no limit
+Unlimited = Annotated[int, Meta(ge=-2, le=MOST)]  # 0 and negative values: no limit
 OllamaModelName = Annotated[Text, doc("The served name, see `/api/tags`; `:latest` may follow it")]
 
 
 class Options(RequestModel):
-    """What Ollama calls the parameters of a model. Parameters of loading have no effect: the model is loaded."""
+    """Ollama's options of a model. Options for loading are accepted without effect, because the model is loaded."""
 
     ONLY: ClassVar = {
         "tfs_z": (1.0,),
@@ -75,11 +75,11 @@ class Options(RequestModel):
 
     @property
     def limit(self) -> int | None:
-        """The most tokens of an answer; None: no limit."""
+        """The limit on new tokens; None: no limit."""
         return self.num_predict if (self.num_predict or 0) > 0 else None
 
     def fields(self, **more: Any) -> SamplerFields:
-        """Returns the options by OpenAI's names; `more` are fields that have no option."""
+        """Returns the options under OpenAI's names. more: fields that have no option"""
         return SamplerFields(
             temperature=self.temperature, top_k=None if self.top_k is None else max(0, self.top_k), top_p=self.top_p,
             min_p=self.min_p, seed=self.seed, stop=self.stop or None, repetition_penalty=self.repeat_penalty,
@@ -91,14 +91,14 @@ class Options(RequestModel):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The facts about a request that its response repeats."""
+    """The data of a request that its response repeats."""
 
     model: str  # the name that the client wrote
-    before: list[int] | None = None  # ids of the prompt, if the response reports them
+    before: list[int] | None = None  # ids of the prompt; None: not reported
 
 
 class AnswerFields(RequestModel):
-    """What both routes take."""
+    """The fields of both /api/chat and /api/generate."""
 
     ONLY: ClassVar = {"logprobs": (False,), "top_logprobs": (0,)}
 
@@ -121,7 +121,7 @@ class AnswerFields(RequestModel):
         return self.options or Options()
 
     def reading(self, param: str, tool_choice: ToolChoice | None, before: list[int] | None = None) -> Reading:
-        """Returns the fields in the form that all API formats share.
+        """Returns the request in the form that all API formats share.
 
         param: the request field that holds the prompt
         before: the ids of the prompt, if the response reports them
@@ -132,13 +132,13 @@ class AnswerFields(RequestModel):
         )  # fmt: skip
 
     def template_arguments(self, context: ModelContext) -> dict[str, Any]:
-        """Returns the chat template's variables, with those for `think` if the template has a switch for it."""
+        """Returns the chat template's variables, including those for `think` if the template can switch reasoning."""
         made = effort(self.think, context) if isinstance(self.think, str) else thinking(self.think, context)
         return made | (self.chat_template_kwargs or {})
 
     @property
     def form(self) -> list[StructuredOutput]:
-        """What `format` asks for; empty if the text is free."""
+        """The structured output that `format` asks for; empty if the text is free."""
         if not self.format:
             return []
         kind: Kind = "json" if isinstance(self.format, dict) else "json_object"

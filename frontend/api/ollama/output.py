@@ -1,4 +1,4 @@
-"""The lines of Ollama's streams, and whole answers, which are the same lines put together."""
+"""The lines of Ollama's streams, and whole responses, which combine the contents of all lines."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -17,19 +17,20 @@ from frontend.request import Delta
 
 
 class Said(NamedTuple):
-    """A part of what the model said."""
+    """A part of the model's output."""
 
     text: str = ""
     thinking: str = ""
     calls: tuple[types.OllamaCall, ...] = ()
 
 
-# A function that makes an object of an answer: from what was said, the ids of the whole answer, and further fields.
+# A function that makes an object of the response. Its arguments: a part of the output, all ids so far, further fields.
 Make = Callable[[Said, list[int], dict[str, Any]], types.OllamaAnswer]
 
 
 class Listener:
-    """Turns deltas into text, reasoning and calls. A call comes whole, because its arguments are an object here."""
+    """Turns deltas into text, reasoning and calls. A call is held back until it is complete, because its arguments are
+    a JSON object in this format."""
 
     def __init__(self, context: ResponseContext) -> None:
         config = context.request.parser_config
@@ -66,7 +67,7 @@ class Listener:
 
 
 class LineWriter:
-    """Writes one answer as lines."""
+    """Writes one response as lines of JSON."""
 
     def __init__(self, context: ResponseContext, make: Make) -> None:
         self._context, self._head = context, envelope.head(context)
@@ -93,7 +94,7 @@ class LineWriter:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas, make: Make) -> bytes:
-    """Writes the answer in one piece."""
+    """Returns the whole response of a request without a stream."""
     totals, listener = Totals(context.request), Listener(context)
     parts: list[Said] = []
     ids: list[int] = []

@@ -1,4 +1,4 @@
-"""The responses of Ollama's API. Durations are in nanoseconds; an object that is not the last of a stream has none."""
+"""The JSON types of Ollama's API. Durations are in nanoseconds, and only the last object of a stream has them."""
 
 from typing import Annotated, Any, Literal
 
@@ -33,7 +33,7 @@ class OllamaMessage(ResponseModel):
 
 
 class OllamaAnswer(ResponseModel):
-    """What the answers of both routes have."""
+    """The fields that the responses of /api/chat and /api/generate share."""
 
     model: str
     created_at: str
@@ -71,7 +71,7 @@ class OllamaEmbedding(ResponseModel):
 
 
 class OllamaDetails(ResponseModel):
-    """Facts about a file of weights, which this server does not report."""
+    """Facts about a file of weights. This server does not report them."""
 
     parent_model: str = ""
     format: str = ""

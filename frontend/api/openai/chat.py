@@ -1,7 +1,7 @@
 """OpenAI's chat completions: https://platform.openai.com/docs/api-reference/chat
 
-A stream is a chunk with each choice's role, text chunks, a chunk with each finish reason, a usage chunk if requested,
-and `[DONE]`. Chunks are rendered as in `completions`; this module has the differences of chat.
+A stream has a chunk with each choice's role, text chunks, chunks with the finish reasons, a usage chunk if requested,
+and `[DONE]`. Chunks are rendered as in `completions`; this module adds what differs in chats.
 """
 
 from collections.abc import Iterable
@@ -59,7 +59,7 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
 
 
 def _check_together(request: ChatRequest) -> None:
-    """Refuses fields that mean nothing without another one, as OpenAI does."""
+    """Raises Unprocessable for a field that has no meaning without another field, as OpenAI does."""
     if request.tool_choice not in (None, "none", "auto", "required") and not request.tools:
         raise Unprocessable("`tool_choice` needs `tools`", param="tool_choice", code="out_of_range")
     check_stream_options(request, request.stream)
@@ -72,7 +72,7 @@ def _logprobs_asked(request: ChatRequest) -> int | None:
 
 
 def _max_tokens(request: ChatRequest) -> int | None:
-    """Returns the limit on new tokens; None if the answer may go on to the end of the context."""
+    """Returns the limit on new tokens; None: up to the end of the context."""
     given = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(given) > 1:
         raise Unprocessable(
@@ -89,7 +89,7 @@ def stream_writer(context: ResponseContext) -> ChunkWriter:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """Writes the answer in one piece."""
+    """Returns the whole response of a request without a stream."""
     choices = [_Choice(context, index) for index in range(context.request.n)]
     totals = Totals(context.request)
     async for deltas in arriving:
@@ -122,7 +122,7 @@ def _chunk_head(context: ResponseContext) -> types.ChatChunkHead:
 
 
 class _Choice:
-    """One choice of a whole answer."""
+    """Collects the deltas of one choice for a response without a stream."""
 
     def __init__(self, context: ResponseContext, index: int) -> None:
         self._context = context
@@ -145,7 +145,7 @@ class _Choice:
         return prompt_logprobs(self._context, self._end) if self._end else UNSET
 
     def finished(self, totals: Totals) -> types.ChatChoice:
-        """Returns the choice, and adds its tokens of reasoning to the totals."""
+        """Returns the finished choice, and adds its reasoning tokens to the totals."""
         end = self._end
         if end is None or end.finish is None:
             raise SluiceError(f"choice {self._index} has no end")
@@ -179,7 +179,7 @@ def _logprobs(context: ResponseContext, delta: Delta, offset: int = 0) -> types.
 def logprob_entries(
     context: ResponseContext, scores: Iterable[TokenLogprob], no_bytes: list[int] | None = None
 ) -> list[types.TokenLogprobs]:
-    """Returns an entry for each token. Tokens that add no text are spelled out, with `no_bytes` as their bytes."""
+    """Returns an entry for each token. no_bytes: the `bytes` of a token that adds no text"""
     text, raw = context.token_text, context.tokenizer.token_bytes
 
     def score(id: int, logprob: float) -> types.TokenScore:

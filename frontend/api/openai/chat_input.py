@@ -1,4 +1,4 @@
-"""The request of OpenAI's chat completions, and the prompt that its messages make; `/tokenize` shares them."""
+"""The request of OpenAI's chat completions, and the prompt of its messages. `/tokenize` uses both, too."""
 
 import asyncio
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ from frontend.output_parser.tool_choice import Function
 from frontend.text.picture_marks import found_in
 
 MAX_CALLS = 128
-THOUGHTS = ("reasoning_content", "reasoning")  # two names of the same field
+THOUGHTS = ("reasoning_content", "reasoning")  # two accepted names of the same field
 
 
 class CalledFunction(RequestModel):
@@ -81,7 +81,7 @@ _called_or_thought = {"anyOf": [_having("tool_calls", {"type": "array", "minItem
 
 
 class MessageParam(RequestModel):
-    """Only an assistant's message that calls or thinks may have no content."""
+    """A message. The content may be missing only if the assistant's message has tool calls or reasoning."""
 
     ONLY: ClassVar = {"type": ("text", "message")}  # sent by lm-evaluation-harness, and by the Responses API
     SCHEMA: ClassVar = (
@@ -113,7 +113,7 @@ class MessageParam(RequestModel):
         return self.reasoning_content or self.reasoning
 
     def chat_message(self) -> ChatMessage:
-        """Returns the message for chat templates. They expect arguments as an object; what is none stays text."""
+        """Returns the message for chat templates. Call arguments become an object if they are the JSON of one."""
         calls = [
             call(one.id, one.function.name, parse_arguments(one.function.arguments or "{}"))
             for one in self.tool_calls or ()
@@ -136,7 +136,7 @@ ContinueFinalMessage = Annotated[bool, doc("Continue the last message, as an ass
 
 
 class ReasoningOptions(RequestModel):
-    """`reasoning` of OpenRouter."""
+    """OpenRouter's field `reasoning`."""
 
     effort: Degree | None = None
     max_tokens: Count | None = None
@@ -153,7 +153,7 @@ ReasoningField = Annotated[
 class ChatRequest(TokenDetailFields):
     ONLY: ClassVar = {
         **TokenDetailFields.ONLY,
-        "add_special_tokens": (False,),  # the chat template has them
+        "add_special_tokens": (False,),  # the chat template writes them
         "modalities": (["text"],),
         "functions": ([],),  # the old name of `tools`
         "function_call": ("none",),  # the old name of `tool_choice`
@@ -192,7 +192,7 @@ class ChatRequest(TokenDetailFields):
 
 
 class TemplateFields(RequestModel):
-    """What else than messages makes the prompt of a chat, for the routes that only render it."""
+    """The fields besides messages that affect the prompt of a chat, for routes that only render it."""
 
     model: ModelName = None
     chat_template: Template = None
@@ -233,7 +233,7 @@ def _thinking_arguments(request: Asked, context: ModelContext) -> dict[str, Any]
 
 
 async def chat_prompt(request: Asked, functions: Sequence[Function], context: ModelContext) -> Prompt:
-    """Returns the prompt of a request's messages. Raises BadRequest or Unprocessable."""
+    """Renders and tokenizes the messages of a request. Raises BadRequest or Unprocessable."""
     return await encoded(await rendered_chat(request, functions, context), context)
 
 

@@ -1,7 +1,7 @@
 """Reasoning and tool calls in OpenAI's chat format: https://platform.openai.com/docs/guides/function-calling
 
-Reasoning is called `reasoning_content` by DeepSeek, vLLM and SGLang, `reasoning` by OpenRouter. `chat` writes the
-responses that have neither reasoning nor tool calls.
+DeepSeek, vLLM and SGLang call the reasoning `reasoning_content`, OpenRouter calls it `reasoning`. Responses with
+neither reasoning nor tool calls are written by `chat`.
 """
 
 from msgspec import UNSET
@@ -22,7 +22,7 @@ from frontend.request import Delta, Finish, TokenLogprob
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
-    """Encodes an error. For a prompt that is too long it has both lengths: llama.cpp's clients shorten it by these."""
+    """Encodes an error. A prompt that is too long gets both lengths, because llama.cpp's clients shorten it by them."""
     body = error_body(exc)
     if isinstance(exc, ContextLengthExceeded):
         body.n_prompt_tokens, body.n_ctx = exc.prompt, exc.limit
@@ -42,7 +42,7 @@ def finish_reason(parser: OutputParser, delta: Delta) -> types.ChatFinishReason:
 
 
 def message(parsed: ParsedOutput, context: ResponseContext, choice: int) -> types.ChatAnswer:
-    """Returns the message of a complete response; its content is null if it only calls tools."""
+    """Returns the message of a complete response. Its content is null if the message only calls tools."""
     calls = [
         types.ToolCall(
             id=call_id(context, choice, i), function=types.FunctionCall(name=call.name, arguments=call.arguments)
@@ -59,7 +59,7 @@ def message(parsed: ParsedOutput, context: ResponseContext, choice: int) -> type
 
 
 class ParsedChunkWriter(ChunkWriter):
-    """Writes one chunk per parser event; log-probabilities go with the next chunk that is sent."""
+    """Writes one chunk for each parser event. Log-probabilities are held back until the next chunk."""
 
     def __init__(self, context: ResponseContext, shape: Shape, opening: bytes, parser_config: ParserConfig) -> None:
         super().__init__(context, shape, opening)
@@ -87,7 +87,7 @@ class ParsedChunkWriter(ChunkWriter):
         return data if delta.finish is None else data + self._rest_of(choice, delta) + self._finish(delta)
 
     def _delta(self, choice: int, event: Event) -> types.ChatDelta | None:
-        """Returns the event as the delta of a chunk; None if it has no chunk of its own."""
+        """Returns the event as the delta of a chunk; None if the event needs no chunk."""
         match event:
             case Text(text):
                 self._choices[choice].has_output = True
@@ -119,7 +119,7 @@ class ParsedChunkWriter(ChunkWriter):
         )  # fmt: skip
 
     def _rest_of(self, choice: "_Choice", delta: Delta) -> bytes:
-        """Encodes a chunk of empty content with the remaining log-probabilities, if any, or if there was no output."""
+        """Encodes a chunk with empty content if log-probabilities or ids are left, or if there was no output."""
         if choice.has_output and not (choice.scores or choice.ids):
             return b""
         return self._chunk(delta.index, types.ChatDelta(content=""))
@@ -135,16 +135,18 @@ def _call(part: types.ToolCallDelta) -> types.ChatDelta:
 class _Choice:
     def __init__(self, parser_config: ParserConfig) -> None:
         self.parser: OutputParser = output_parser(parser_config)
-        self.has_output = False  # text or a tool call
+        self.has_output = False  # text or a tool call was sent
         self.scores: list[TokenLogprob] = []
         self.ids: list[int] = []
         self._in_pieces = parser_config.reasoning_in_pieces
-        self._thought: list[str] = []  # reasoning that waits for its end; empty if it is sent in pieces
+        self._thought: list[str] = []  # reasoning held back until its end; unused if reasoning is sent in pieces
 
     def joined(self, events: list[Event], ended: bool) -> list[Event]:
-        """Returns the events to send now: each block of reasoning as one event, at its end, unless it goes in pieces.
+        """Returns the events to send now.
 
-        ended: no more events will follow
+        A block of reasoning becomes one event at its end, unless it is sent in pieces.
+
+        ended: whether no more events will follow
         """
         if self._in_pieces:
             return events
@@ -162,6 +164,6 @@ class _Choice:
         return [ReasoningText(text)] if text else []
 
     def add_details(self, delta: Delta, with_ids: bool) -> None:
-        """Keeps what the next chunk tells of the tokens besides their text."""
+        """Keeps log-probabilities and ids for the next chunk."""
         self.scores += delta.logprobs or ()
         self.ids += delta.ids if with_ids else ()

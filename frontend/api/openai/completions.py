@@ -1,8 +1,8 @@
 """OpenAI's text completions: https://platform.openai.com/docs/api-reference/completions
 
-A stream is text chunks, one chunk with the finish reason for each choice, a usage chunk if requested, and `[DONE]`.
-All waiting chunks go out in one write, and the constant parts of a chunk are rendered once. Chat completions use the
-same chunks in a slightly different shape.
+A stream has text chunks, a chunk with the finish reason of each choice, a usage chunk if requested, and `[DONE]`. All
+waiting chunks go out in one write, and the constant parts of a chunk are encoded once. Chat completions use the same
+chunks in a slightly different shape.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def stream_writer(context: ResponseContext) -> "ChunkWriter":
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """Writes the answer in one piece."""
+    """Returns the whole response of a request without a stream."""
     choices = [_Choice(context, index) for index in range(len(context.request.prompts) * context.request.n)]
     totals = Totals(context.request)
     async for deltas in arriving:
@@ -119,7 +119,7 @@ def _details(usage: Usage) -> types.CompletionTokensDetails | UnsetType:
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
-    """Encodes the end of a failed stream; no `[DONE]` follows."""
+    """Encodes the event that ends a failed stream. No `[DONE]` follows."""
     return b"data: " + error(exc, request_id) + b"\n\n"
 
 
@@ -134,19 +134,19 @@ def _head(context: ResponseContext) -> types.CompletionHead:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The differences between chunks of completions and of chat."""
+    """The differences between the chunks of completions and of chats."""
 
     head: Callable[[ResponseContext], ResponseModel]
-    before: bytes  # what precedes the text of a choice
+    before: bytes  # encoded JSON before the text of a choice
     after: bytes
-    without: bytes  # stands in place of `before`, text and `after` in a delta without text
-    logprobs: Callable[[ResponseContext, Delta, int], ResponseModel]  # the int: where the delta begins, in characters
+    without: bytes  # replaces `before`, the text and `after` in a chunk without text
+    logprobs: Callable[[ResponseContext, Delta, int], ResponseModel]  # the int: see `_logprobs`
 
 
 class ChunkWriter:
     """Writes one response as a stream of chunks.
 
-    opening: the payload of a chunk that each choice begins with; empty if there is no such chunk.
+    opening: encoded JSON of the first chunk of each choice; empty: there is no such chunk
     """
 
     def __init__(self, context: ResponseContext, shape: Shape, opening: bytes = b"") -> None:
@@ -169,7 +169,7 @@ class ChunkWriter:
         self._opening_ids = prompts[0]
         self._prompt_ids = (
             [b""] * self._left if opening else prompts
-        )  # in a choice's first chunk, unless in the opening
+        )  # in a choice's first chunk, unless the opening has them
 
     def write(self, deltas: list[Delta]) -> bytes:
         opening = self._open() if self._opening and deltas else b""
@@ -182,7 +182,7 @@ class ChunkWriter:
         return opening
 
     def end(self) -> bytes:
-        """Returns the chunk with the usage, if requested, and the end mark."""
+        """Returns the end of the stream: the usage chunk, if requested, and the end mark."""
         end = self._usage_chunk() + DONE
         return end if self._telemetry is None else self._telemetry.added(end, ())
 
@@ -198,7 +198,7 @@ class ChunkWriter:
         return chunk if delta.finish is None else chunk + self._finish(delta)
 
     def _rich(self, delta: Delta, text: str) -> bytes:
-        """Encodes a chunk with log-probabilities or running usage."""
+        """Encodes a chunk with log-probabilities, token ids or running usage."""
         if not text and not delta.ids:
             return b""
         offset = self._offsets[delta.index]
@@ -236,7 +236,7 @@ class ChunkWriter:
 
 
 def _extras(context: ResponseContext, delta: Delta) -> bytes:
-    """Encodes additions to OpenAI's format: which stop ended the choice, the seed that reproduces it, and a receipt."""
+    """Encodes fields that OpenAI lacks: which stop ended the choice, the seed that reproduces it, and a receipt."""
     receipt = receipt_field(context, delta)
     return b',"stop_reason":%s,"matched_stop":%s,"seed":%s%s' % (
         to_json(delta.stop), to_json(delta.matched_stop), to_json(delta.seed), receipt,
@@ -244,7 +244,7 @@ def _extras(context: ResponseContext, delta: Delta) -> bytes:
 
 
 class _Choice:
-    """One choice of a whole answer."""
+    """Collects the deltas of one choice for a response without a stream."""
 
     def __init__(self, context: ResponseContext, index: int) -> None:
         self._context = context
@@ -288,10 +288,10 @@ class _Choice:
 
 
 def _logprobs(context: ResponseContext, delta: Delta, offset: int) -> types.CompletionLogprobs:
-    """Returns the log-probabilities of a delta whose text begins at `offset` of the choice's text."""
+    """Returns a delta's log-probabilities. offset: where its text begins in the choice's text, in characters"""
     columns = types.CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for token, text in zip(delta.logprobs or (), delta.texts, strict=False):
-        scored = token.logprob == token.logprob  # NaN: a prompt's first token
+        scored = token.logprob == token.logprob  # a prompt's first token has NaN
         columns.tokens.append(context.token_text(token.token_id))
         columns.token_logprobs.append(token.logprob if scored else None)
         columns.top_logprobs.append(_top(context, token) if scored else None)
@@ -301,7 +301,7 @@ def _logprobs(context: ResponseContext, delta: Delta, offset: int) -> types.Comp
 
 
 def _top(context: ResponseContext, token: TokenLogprob) -> dict[str, float | None]:
-    """Returns the likeliest tokens and the drawn one by text; if two ids have the same text, the likelier one stays."""
+    """Returns the likeliest tokens and the drawn one by text. If two have the same text, the likelier one stays."""
     text = context.token_text
     return {text(id): logprob for id, logprob in reversed(token.top_with_token)}
 

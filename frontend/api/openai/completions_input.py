@@ -1,4 +1,4 @@
-"""The request of OpenAI's text completions, and its prompts as token ids; typed events share it."""
+"""The request of OpenAI's text completions, and its prompts as token ids. Typed events use both, too."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -29,7 +29,7 @@ Prompt = str | list[int]
 
 
 def prompts_schema(most: int) -> dict[str, Any]:
-    """Returns the JSON Schema of a prompt, or of at most so many."""
+    """Returns the JSON Schema of one prompt, or of an array of up to `most` prompts."""
     return {"anyOf": [*_one, {"type": "array", "items": {"anyOf": _one}, "minItems": 1, "maxItems": most}]}
 
 
@@ -85,30 +85,30 @@ class CompletionRequest(TokenDetailFields):
 
     @property
     def rivals(self) -> int | None:
-        """How many of the likeliest tokens are scored in each place of the answer; None: nothing is scored."""
+        """How many likeliest tokens are reported for each position of the answer; None: no log-probabilities."""
         return None if self.logprobs is False else self.logprobs
 
     @property
     def prompts(self) -> list[Prompt]:
-        """The prompts as a list, also if the body has a single one."""
+        """The prompts as a list, even if the body has a single one."""
         several: Any = self.prompt
         single = type(several) is str or (bool(several) and type(several[0]) is int)
         return [several] if single else several
 
 
 def check_stream_options(request: OpenAIFields, streams: bool) -> None:
-    """Refuses options of a stream where there is none, as OpenAI does."""
+    """Raises Unprocessable for stream options without a stream, as OpenAI does."""
     if request.stream_options is not None and not streams:
         raise Unprocessable("`stream_options` needs `stream: true`", param="stream_options", code="out_of_range")
 
 
 def prompt_texts(prompts: list[Prompt]) -> tuple[str, ...]:
-    """Returns each prompt as the client wrote it; empty for a prompt of token ids."""
+    """Returns each prompt as the client wrote it; "" for a prompt of token ids."""
     return tuple([prompt if isinstance(prompt, str) else "" for prompt in prompts])
 
 
 async def tokenized(prompts: list[Prompt], context: ModelContext, add_special_tokens: bool) -> list[list[int]]:
-    """Encodes the prompts. Raises BadRequest for one without tokens, Unprocessable for ids outside the vocabulary."""
+    """Encodes the prompts. Raises BadRequest for an empty prompt, Unprocessable for ids outside the vocabulary."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     for text in texts:
         check_characters("prompt", text, context)
@@ -126,7 +126,7 @@ class _StreamFormat(msgspec.Struct):
 
 
 def requested_stream_format(body: bytes) -> Any:
-    """Returns a body's `stream_format`, even if its other fields are refused; None if it has none or is not JSON."""
+    """Returns the field `stream_format` of a body whose other fields may be invalid; None if it cannot be read."""
     if b"stream_format" not in body:
         return None
     try:

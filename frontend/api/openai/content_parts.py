@@ -33,5 +33,5 @@ class ImagePart(_Part, tag="image_url"):
 
     @property
     def text(self) -> str:
-        """What stands for the picture in the message's text."""
+        """The text that stands for the picture in the message."""
         return self.source.mark

@@ -1,4 +1,4 @@
-"""`prediction`: a text that the client expects as the answer. It makes the answer faster, and changes nothing of it."""
+"""`prediction`: a text that the client expects as the answer. It speeds up the answer without changing it."""
 
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -25,7 +25,7 @@ PredictionField = Annotated[
 
 
 async def with_prediction(reading: Reading, prediction: Prediction | None, context: ModelContext) -> Reading:
-    """Returns what was read with the ids of the expected answer, as many as the context has room for."""
+    """Returns the reading with the ids of the expected answer, cut to the length of the context."""
     if prediction is None:
         return reading
     ids = await context.tokenizer.encode(join_text(prediction.content), add_special_tokens=False)

@@ -1,8 +1,8 @@
 """The responses of OpenAI's text and chat completions, complete and in chunks.
 
-Fields that OpenAI does not have: `stop_reason` (the stop string or id), `matched_stop` (SGLang's name; it also has the
-end token), `seed` (reproduces the answer), `timings`, and `reasoning` under the names that DeepSeek, vLLM and
-OpenRouter use.
+These fields are not OpenAI's: `stop_reason` (the stop string or id), `matched_stop` (SGLang's name; it can also be the
+end token), `seed` (reproduces the answer), `timings`, and the reasoning under the names of DeepSeek, vLLM and
+OpenRouter.
 """
 
 from typing import Annotated, Literal
@@ -50,14 +50,14 @@ class Usage(ResponseModel):
 
 
 class PromptLogprob(ResponseModel):
-    """A token in a place of the prompt; `rank` counts from 1, in order of likelihood."""
+    """A token at a position of the prompt. `rank` is its place in the order of likelihood, from 1."""
 
     logprob: Annotated[float, Meta(le=0)]
     rank: Count
     decoded_token: str
 
 
-# For each token of the prompt, by id: the token itself and the likeliest ones; null for the first token.
+# An entry for each token of the prompt: by id, the token itself and the likeliest tokens; null for the first token.
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
@@ -70,7 +70,7 @@ class CompletionHead(ResponseModel):
 
 
 class CompletionLogprobs(ResponseModel):
-    """Four columns with an entry for each token; null where a prompt's first token has no log-probability."""
+    """Four columns with an entry for each token; null for a prompt's first token, which has no log-probability."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -166,7 +166,7 @@ class ToolCall(ResponseModel):
 
 
 class ChatAnswer(ResponseModel):
-    """The message of a choice; `content` is null if it only calls tools."""
+    """The message of a choice. `content` is null if the message only calls tools."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -202,7 +202,7 @@ class FunctionCallDelta(ResponseModel):
 
 
 class ToolCallDelta(ResponseModel):
-    """Part of a tool call. The first part has id, type and name; the others continue the arguments."""
+    """Part of a tool call. The first part has id, type and name; later parts continue the arguments."""
 
     index: Count
     id: str | UnsetType = UNSET
@@ -239,7 +239,7 @@ class ChatCompletionChunk(ChatChunkHead):
 
 
 class TokenEvent(ResponseModel):
-    """A typed event: one generated token. `token_id` is null for text that became certain after the last token."""
+    """A typed event for one generated token. `token_id` is null for text held back past the last token."""
 
     token: str
     token_id: Count | None

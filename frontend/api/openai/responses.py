@@ -1,7 +1,7 @@
-"""OpenAI's responses: https://platform.openai.com/docs/api-reference/responses
+"""OpenAI's Responses API: https://platform.openai.com/docs/api-reference/responses
 
-A stream is response.created, response.in_progress, the steps of each item (`output`), and response.completed or, where
-the answer was cut off, response.incomplete. Nothing is stored: a request brings all of its history.
+A stream has response.created, response.in_progress, the events of each output item (`Output`), and response.completed
+or, if the answer was cut off, response.incomplete. Nothing is stored, so a request contains its whole conversation.
 """
 
 import time
@@ -75,7 +75,7 @@ def _tool_choice(request: ResponseRequest | ResponseCountRequest, context: Model
 
 
 def _logprobs_asked(request: ResponseRequest) -> int | None:
-    """Returns how many top log-probabilities are requested, None for none; `top_logprobs` implies log-probabilities."""
+    """Returns how many likeliest tokens to report; None: no log-probabilities. `top_logprobs` turns these on, too."""
     asked = SCORES in (request.include or ()) or request.top_logprobs
     return (request.top_logprobs or 0) if asked else None
 
@@ -85,7 +85,7 @@ def _format(request: ResponseRequest) -> TextFormat | None:
 
 
 async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> types.InputTokens:
-    """Returns the `input_tokens` that a request with the same body would have."""
+    """Returns the number of input tokens that a request with this body would have."""
     check_model(request.model, context)
     known = _tool_choice(request, context).shown_functions
     ids = (await response_prompt(request, known, context.unlimited)).ids
@@ -93,7 +93,7 @@ async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> 
 
 
 def _echoed(request: ResponseRequest, known: tuple[Function, ...], chosen: Sampling) -> dict[str, Any]:
-    """Returns the fields of a response that repeat its request."""
+    """Returns the fields of a response that repeat fields of its request."""
     tools = [{"type": "function", **one.definition["function"], "strict": one.strict} for one in known]
     return {
         "instructions": request.instructions, "max_output_tokens": request.max_output_tokens,
@@ -113,7 +113,7 @@ def stream_writer(context: ResponseContext) -> "ResponseWriter":
 
 
 class ResponseWriter:
-    """Writes one response as numbered events."""
+    """Writes one response as a stream of numbered events."""
 
     def __init__(self, context: ResponseContext) -> None:
         self._context = context
@@ -142,7 +142,7 @@ class ResponseWriter:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """Writes the answer in one piece."""
+    """Returns the whole response of a request without a stream."""
     totals, output = Totals(context.request), Output(context)
     last: Delta | None = None
     async for deltas in arriving:
@@ -155,10 +155,10 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
-    """Encodes the end of a failed stream. OpenAI's SDKs raise on the first event; other clients know the second."""
+    """Encodes the end of a failed stream. OpenAI's SDKs raise on its first event; other clients expect the second."""
     body = error_body(exc)
     first = event(context, types.StreamError, code=body.code, message=body.message, param=body.param, error=body)
-    if context.request.format_data is None:  # it failed before the request was read, which a response would repeat
+    if context.request.format_data is None:  # the request could not be read, so a response cannot repeat its fields
         return first
     failed = _started(context, "failed")
     failed.error = types.ResponseFailure(message=exc.message)
@@ -178,7 +178,7 @@ def _started(context: ResponseContext, status: types.Status = "in_progress") -> 
 
 
 def _finished(context: ResponseContext, delta: Delta, totals: Totals, output: Output) -> types.Response:
-    """Returns the complete response; `delta` is its last delta."""
+    """Returns the complete response. delta: the last one"""
     response = _started(context, INCOMPLETE if delta.finish is Finish.LENGTH else COMPLETED)
     if delta.finish is Finish.LENGTH:
         response.incomplete_details = types.IncompleteDetails()

@@ -1,6 +1,6 @@
-"""The request of OpenAI's responses, and the prompt that its input items make.
+"""The request of OpenAI's Responses API, and the prompt of its input items.
 
-Reasoning, text and calls of one assistant turn are several items; `merge_same_role` joins them again.
+The reasoning, text and calls of one assistant turn are separate items. `merge_same_role` joins them to one message.
 """
 
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ class ImagePart(_ContentPart, tag="input_image"):
 
     @property
     def text(self) -> str:
-        """What stands for the picture in the message's text."""
+        """The text that stands for the picture in the message."""
         return self.source.mark
 
 
@@ -129,7 +129,7 @@ class FunctionCallOutput(_Item, tag="function_call_output"):
 class Reasoning(_Item, tag="reasoning"):
     summary: Annotated[list[SummaryPart], Meta(max_length=MAX_PARTS)] | None = None
     content: Annotated[list[ReasoningPart], Meta(max_length=MAX_PARTS)] | None = None
-    encrypted_content: str | None = None  # encrypted, so this server cannot read it
+    encrypted_content: str | None = None  # this server cannot decrypt it
 
 
 Item = Message | FunctionCall | FunctionCallOutput | Reasoning

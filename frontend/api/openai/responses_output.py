@@ -1,7 +1,7 @@
-"""The output items of OpenAI's responses: reasoning, text and tool calls, in the order of the answer.
+"""The output items of OpenAI's Responses API: reasoning, text and tool calls, in the order of the answer.
 
-`Output` folds an answer's deltas into items and returns the events of every delta. A stream sends the events; a
-complete response keeps the items. This module knows nothing of the response around them.
+`Output` turns an answer's deltas into items, and returns the events of every delta. A stream sends the events; a
+complete response keeps the items. This module does not know the response around the items.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,10 +35,10 @@ def _bytes(kind: type[types.Event], data: bytes) -> bytes:
 
 
 class Item:
-    """An output item that is still open; so far it has `text`."""
+    """An output item that is still open. `texts` holds its text so far."""
 
-    PREFIX: ClassVar[str]  # of the item's id
-    DEFAULT_STATUS: ClassVar[types.ItemStatus] = COMPLETED  # the status if another item follows without an explicit end
+    PREFIX: ClassVar[str]  # prefix of the item's id
+    DEFAULT_STATUS: ClassVar[types.ItemStatus] = COMPLETED  # if the next item begins without an end of this one
     DELTA: ClassVar[type[types.ItemEvent]]
 
     def __init__(self, context: ResponseContext, index: int) -> None:
@@ -64,7 +64,7 @@ class Item:
         return self._delta(b'"delta":%s' % to_json(text))
 
     def _delta(self, fields: bytes) -> bytes:
-        """Encodes the delta event with these fields; what does not change from delta to delta is encoded once."""
+        """Encodes a delta event. fields: its variable part; the constant part is encoded once per item"""
         return b'%s,%s,"sequence_number":%d}\n\n' % (self._delta_head, fields, next(self._context.event_numbers))
 
     @cached_property
@@ -77,7 +77,7 @@ class Item:
 
 
 class PartItem(Item):
-    """An item with one part of content, which holds the text."""
+    """An item whose text is in one content part."""
 
     DONE: ClassVar[type[types.PartEvent]]
 
@@ -138,7 +138,7 @@ class Message(PartItem):
 
 
 class ToolCall(Item):
-    """A tool call; its text is the arguments."""
+    """A tool call. Its text is the arguments of the call."""
 
     PREFIX, DEFAULT_STATUS, DELTA = "fc", INCOMPLETE, types.ArgumentsDelta
 
@@ -158,7 +158,7 @@ class ToolCall(Item):
 
 
 class Output:
-    """Folds deltas into items. `items` has the finished items: after the last delta, all of them."""
+    """Turns deltas into items. `items` holds the finished items, which are all items after the last delta."""
 
     def __init__(self, context: ResponseContext) -> None:
         self.items: list[types.OutputItem] = []
@@ -167,8 +167,8 @@ class Output:
         self._parser = output_parser(context.request.parser_config or ParserConfig())
         self._open: Item | None = None
         self._scored = context.request.sampling.logprobs is not None
-        self._plain = context.request.parser_config is None and not self._scored  # all output is text
-        self._scores: list[TokenLogprob] = []  # scores of tokens that no event has mentioned yet
+        self._plain = context.request.parser_config is None and not self._scored  # all output is plain text
+        self._scores: list[TokenLogprob] = []  # log-probabilities that no event has carried yet
 
     def add(self, delta: Delta) -> list[bytes]:
         if self._plain and delta.finish is None:
@@ -184,7 +184,8 @@ class Output:
         return events if delta.finish is None else events + self._finish(delta.finish)
 
     def _pieces(self, delta: Delta) -> Iterator[tuple[str, int, Sequence[TokenLogprob]]]:
-        """Yields text, number of tokens and scores: token by token if scores are requested or reasoning may go on."""
+        """Yields (text, number of tokens, log-probabilities): token by token if these are requested or reasoning may go
+        on."""
         if not self._scored and self._parser.reasoning is Reasoning.DONE:
             yield delta.text, len(delta.ids), ()
             return
@@ -228,7 +229,8 @@ class Output:
         return item.end(status or item.DEFAULT_STATUS)
 
     def _finish(self, finish: Finish) -> list[bytes]:
-        """Closes the last item. Every answer has at least one; scores without text go with the last text."""
+        """Closes the last item, or adds an empty message if there is no item. Log-probabilities without text are sent,
+        too."""
         events = [data for parsed in self._parser.finish() for data in self._write(parsed)]
         if not self.items and self._open is None:
             events += self._begin(Message(self._context, 0))

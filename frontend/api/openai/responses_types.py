@@ -1,5 +1,7 @@
-"""OpenAI's responses, complete and as numbered events. `stop_reason`, `seed`, `timings` and `system_fingerprint` are
-additions."""
+"""The JSON types of OpenAI's Responses API: complete responses and numbered events.
+
+`stop_reason`, `seed`, `timings`, `receipt` and `system_fingerprint` are additions to OpenAI's fields.
+"""
 
 from typing import Any, Literal
 
@@ -84,7 +86,7 @@ class TextSettings(ResponseModel):
 
 
 class Response(ResponseModel):
-    """A response; from `instructions` on it repeats the settings of its request."""
+    """A response. Its fields from `instructions` on repeat settings of the request."""
 
     id: str
     object: Literal["response"] = "response"
@@ -127,7 +129,7 @@ class InputTokens(ResponseModel):
 
 
 class Event(ResponseModel, tag_field="type"):
-    """Base of all events of a stream; `sequence_number` counts them from 0."""
+    """The base of all events of a stream. `sequence_number` counts the events from 0."""
 
     sequence_number: Count
 
@@ -163,14 +165,14 @@ class OutputItemDone(Event, tag="response.output_item.done"):
 
 
 class ItemEvent(Event):
-    """Base of the events that concern one item."""
+    """The base of events that concern one item."""
 
     item_id: str
     output_index: Count
 
 
 class PartEvent(ItemEvent):
-    """Base of the events that concern one part of an item's content."""
+    """The base of events that concern one part of an item's content."""
 
     content_index: Count
 

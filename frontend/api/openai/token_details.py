@@ -1,4 +1,4 @@
-"""Token ids and the prompt's log-probabilities in responses of completions and chat, in vLLM's shapes."""
+"""Token ids and the prompt's log-probabilities in responses of completions and chats, with vLLM's field names."""
 
 from typing import TYPE_CHECKING
 
@@ -12,22 +12,22 @@ from frontend.request import Delta, TokenLogprob
 if TYPE_CHECKING:
     from frontend.api.requests.telemetry import TelemetryEvents
 
-LEAST = -9999.0  # OpenAI's value for a log-probability of minus infinity, which JSON cannot express
+LEAST = -9999.0  # OpenAI's value for minus infinity as a log-probability, because JSON cannot express that
 
 
 def prompt_ids(context: ResponseContext, choice: int) -> list[int] | UnsetType:
-    """Returns the ids of a choice's prompt, if the request asks for them."""
+    """Returns the ids of a choice's prompt if the request asks for token ids, else UNSET."""
     request = context.request
     return request.prompts[choice // request.n] if request.shown.ids else UNSET
 
 
 def output_ids(context: ResponseContext, ids: list[int]) -> list[int] | UnsetType:
-    """Returns `ids`, if the request asks for them."""
+    """Returns `ids` if the request asks for token ids, else UNSET."""
     return ids if context.request.shown.ids else UNSET
 
 
 def prompt_logprobs(context: ResponseContext, last: Delta) -> PromptLogprobs | UnsetType:
-    """Returns the log-probabilities of a choice's prompt, which are in its last delta, if the request asks for them."""
+    """Returns the log-probabilities of a choice's prompt; UNSET if none are requested. last: the choice's last delta"""
     scores = last.extras.prompt_logprobs
     if scores is None:
         return UNSET
@@ -45,7 +45,7 @@ def _entry(context: ResponseContext, token: TokenLogprob) -> dict[int, PromptLog
 
 
 def telemetry_events(context: ResponseContext, opening: int) -> "TelemetryEvents | None":
-    """Returns what adds llama.cpp's fields to the events of a stream, if the request asks for them."""
+    """Returns an object that adds llama.cpp's fields to the events of a stream; None if none are requested."""
     asked = context.request.shown.telemetry
     if asked is None:
         return None
@@ -55,5 +55,5 @@ def telemetry_events(context: ResponseContext, opening: int) -> "TelemetryEvents
 
 
 def as_fields(name: str, ids: list[int] | UnsetType) -> bytes:
-    """Encodes ids as one more field of an object that is written piece by piece; empty if they are not asked for."""
+    """Encodes ids as one more field of a JSON object that is written in pieces; empty for UNSET."""
     return b"" if ids is UNSET else b',"%s":%s' % (name.encode(), to_json(ids))

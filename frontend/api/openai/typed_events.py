@@ -1,6 +1,6 @@
-"""The typed events of /v1/completions with `"stream_format": "events"`: token, token, …, then done or error.
+"""The typed events of /v1/completions with `"stream_format": "events"`.
 
-The answer is always a stream: one `token` event for every generated id, in order, then exactly one `done` or `error`.
+The response is always a stream: one `token` event for each generated id, in order, then exactly one `done` or `error`.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ status = own_status
 
 
 async def parse(body: CompletionRequest, context: ModelContext) -> GenerationRequest:
-    """Does the same as for completions, but refuses the features that these events cannot express."""
+    """Does the same as completions.parse, but refuses the features that typed events cannot express."""
     request = await completions.parse(body, context)
     if request.n > 1 or len(request.prompts) > 1:
         param = "n" if request.n > 1 else "prompt"
@@ -44,7 +44,7 @@ def stream_writer(context: ResponseContext) -> "EventWriter":
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """Returns all events at once. HTTP requests do not need it, as they are always streamed."""
+    """Returns all events at once. Only for ApiFormat: no HTTP request uses this, because all of them are streamed."""
     writer = EventWriter(context)
     return b"".join([writer.write(deltas) async for deltas in arriving])
 
@@ -76,7 +76,7 @@ class EventWriter:
 
 
 def _tokens(delta: Delta) -> bytes:
-    """Encodes an event for each id. Text that became certain only after the last id is an event without an id."""
+    """Encodes an event for each id. Text that was held back until after the last id becomes an event without an id."""
     return b"".join(
         b'event: token\ndata: {"token": %s, "token_id": %s}\n\n'
         % (to_json(text), b"null" if id is None else b"%d" % id)

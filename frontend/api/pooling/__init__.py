@@ -1,12 +1,12 @@
-"""The routes that answer with vectors or scores instead of text; the life of such a request is in ../pooling_route.py.
+"""The formats whose responses are vectors or scores instead of text. ../routes/pooling_route.py runs their requests.
 
 fields              the fields that the formats share, and how inputs become prompts
-vectors             the vectors of a request, from its deltas
-embeddings          /v1/embeddings, as OpenAI has it
+vectors             collects the vectors of a request from its deltas
+embeddings          /v1/embeddings, in OpenAI's format
 relevance           how relevant texts are to others: by cosine, by yes and no, or by a classification head
-logprobs            /v1/logprobs: log-probabilities of tokens that exist already
-    logprob_arrays      the forms in which clients get them
-score               /v1/score, as vLLM has it
-rerank              /v1/rerank, as Cohere and Jina have it
-response_types      the types of the responses
+logprobs            /v1/logprobs: log-probabilities of given tokens
+    logprob_arrays      encodes these log-probabilities as arrays
+score               /v1/score, in vLLM's format
+rerank              /v1/rerank, in the format of Cohere and Jina
+response_types      the JSON types of the responses
 """

@@ -53,7 +53,7 @@ class EmbeddingRequest(PoolingFields):
 
     @property
     def inputs(self) -> list[Input]:
-        """The inputs as a list, also if the body has a single one."""
+        """The inputs as a list, even if the body has a single one."""
         several: Any = self.input
         single = type(several) is str or (bool(several) and type(several[0]) is int)
         return [several] if single else several
@@ -65,7 +65,7 @@ error = completions.error
 
 
 async def parse(request: EmbeddingRequest, context: ModelContext) -> GenerationRequest:
-    """Makes a request for the vectors. Raises BadRequest or Unprocessable, which name the field."""
+    """Makes a GenerationRequest for the vectors. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     return await embedding_request(
         request, request.inputs, context, dimensions=request.dimensions or 0, prompt_name=request.prompt_name,
@@ -84,11 +84,12 @@ async def embedding_request(
     param: str = "input",
     format_data: Any = None,
 ) -> GenerationRequest:
-    """Makes a request for one vector of each input; `vectors.collect` waits for them.
+    """Makes a GenerationRequest for one vector per input; `vectors.collect` waits for the vectors.
 
-    dimensions: only so many of the numbers; 0: all
-    prompt_name: of the checkpoint's prompt before each text; None: its default. Token ids get none
-    param: the name of the field, for refusals
+    dimensions: how many of a vector's numbers to return; 0: all
+    prompt_name: which of the checkpoint's prompts to put before each text; None: the default. Token ids get no prompt
+    special: whether the tokenizer adds its special tokens to a text
+    param: the request field with the inputs, for errors
     """
     task = context.task
     before = task.prompts.get(task.default_prompt, "") if prompt_name is None else task.prompts.get(prompt_name)

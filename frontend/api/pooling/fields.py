@@ -20,7 +20,7 @@ Prompt = list[int]
 
 
 class PoolingFields(RequestModel):
-    # Features of other servers that are not supported, with the values that leave them off.
+    # Features of other servers that are not supported, with the values that leave a feature off.
     ONLY: ClassVar = {
         **dict.fromkeys(("use_activation", "activation", "softmax"), (True,)),
         "embed_dtype": ("float32",), "endianness": ("native", "little"),
@@ -40,7 +40,7 @@ class PoolingFields(RequestModel):
 def pooling_request(
     fields: PoolingFields, prompts: Sequence[Prompt], pooling: Pooling, context: ModelContext, format_data: Any = None
 ) -> GenerationRequest:
-    """Makes a request for one vector of each prompt. format_data: what only the response needs."""
+    """Makes a GenerationRequest for one vector per prompt. format_data: data that only the response needs"""
     return GenerationRequest(
         tuple(prompts), Sampling(0), model=context.model, admission=admission(fields),
         features=Features(pooling=pooling, adapter=context.adapter), format_data=format_data,
@@ -52,13 +52,14 @@ def admission(fields: PoolingFields) -> Admission:
 
 
 def check_texts(param: str, texts: Iterable[str], context: ModelContext) -> None:
-    """Raises ContextLengthExceeded, before anything is tokenized, for a text that is certainly too long."""
+    """Raises ContextLengthExceeded, without tokenizing, for a text with too many characters to fit."""
     for text in texts:
         check_characters(param, text, context)
 
 
 def check_prompts(param: str, prompts: Sequence[Prompt], context: ModelContext) -> None:
-    """Raises BadRequest for a prompt without tokens, Unprocessable for one that is too long or has an unknown id."""
+    """Raises BadRequest for a prompt without tokens, Unprocessable for a prompt that is too long or has an unknown
+    id."""
     for ids in prompts:
         if not ids:
             raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")

@@ -1,4 +1,4 @@
-"""The arrays of /v1/logprobs: log-probabilities as a worker sends them, and the forms in which clients get them."""
+"""The arrays of /v1/logprobs: packed log-probabilities from a worker, and their encodings for clients."""
 
 import math
 from base64 import b64encode
@@ -23,20 +23,23 @@ NO_LOGPROB, NO_ID = pack_f32([math.nan]), pack_u32([0])
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """What is known of the N tokens of a row, packed. `first` is 1 if the row begins with a prompt's first token, which
-    has no log-probability: NaN stands for it, and for each of its likeliest tokens with the id 0."""
+    """The packed data of a row's N scored tokens.
 
-    ids: list[int] | None  # of the tokens, if asked for
+    If the row includes the first token of a prompt, which has no log-probability, `first` is 1. NaN then stands for its
+    log-probability, and NaN with the id 0 for its likeliest tokens.
+    """
+
+    ids: list[int] | None  # ids of the tokens; None: not requested
     first: int
     count: int  # N
-    top: int  # K, how many of the likeliest tokens
+    top: int  # K, how many likeliest tokens are reported per token
     chosen: bytes  # [N] float32
     top_ids: bytes  # [N, K] uint32
     top_logprobs: bytes  # [N, K] float32
 
     @classmethod
     def of(cls, request: GenerationRequest, index: int, scores: Sequence[Logprobs]) -> Self:
-        """Makes the arrays of a prompt. Raises Internal unless each token has a log-probability."""
+        """Makes the arrays of a prompt. Raises Internal if the worker sent too few log-probabilities."""
         scored = request.features.scored
         assert scored is not None, "only requests for log-probabilities have arrays"
         prompt, start, top = request.prompts[index], scored.starts[index], request.sampling.prompt_top
@@ -52,7 +55,7 @@ class Arrays:
 
 
 def as_lists(index: int, row: Arrays) -> types.ScoredTokens:
-    """Returns the row as arrays of numbers, with null for a token without log-probability."""
+    """Returns the row as JSON arrays, with null for a token that has no log-probability."""
     unknown: list[None] = [None] * row.first
     top_ids: list[list[int] | None] | UnsetType = UNSET
     top: list[list[float] | None] | UnsetType = UNSET
@@ -71,13 +74,13 @@ def _in_rows(numbers: list[T], width: int) -> list[list[T]]:
 
 
 def _numbers(packed: bytes) -> list[float]:
-    """Returns the log-probabilities with LEAST instead of minus infinity, which JSON cannot express."""
+    """Returns the log-probabilities, with LEAST for minus infinity, because JSON cannot express that."""
     values = unpack_f32(packed).tolist()
     return [max(LEAST, value) for value in values] if -math.inf in values else values
 
 
 def as_base64(index: int, row: Arrays) -> types.ScoredTokens:
-    """Returns the row with the base64 of each array."""
+    """Returns the row with each array as base64."""
     return types.ScoredTokens(
         index=index, token_ids=UNSET if row.ids is None else _text(pack_u32(row.ids)),
         token_logprobs=_text(row.chosen), top_token_ids=_text(row.top_ids) if row.top else UNSET,
@@ -90,7 +93,7 @@ def _text(packed: bytes) -> str:
 
 
 def as_bytes(rows: Sequence[Arrays]) -> types.Binary:
-    """Returns the arrays of all rows, each array with its rows one after another, and the rows' lengths in a header."""
+    """Returns the arrays one after another, each with the entries of all rows, and the rows' lengths in a header."""
     arrays = [
         *[pack_u32(row.ids) for row in rows if row.ids is not None], *[row.chosen for row in rows],
         *[row.top_ids for row in rows], *[row.top_logprobs for row in rows],

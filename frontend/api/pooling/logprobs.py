@@ -1,7 +1,7 @@
-"""/v1/logprobs: how likely the model finds texts that exist already, in arrays.
+"""/v1/logprobs: the log-probabilities of given texts, as arrays.
 
-A prompt is scored from its second token on. With answers, only these are scored, and a prompt that they share is
-computed once. The boundary is exact: a prompt and its answer are tokenized apart.
+A prompt is scored from its second token on. If there are answers, only these are scored, and a prompt that they share
+is computed once. Prompt and answer are tokenized separately, so no token spans the boundary between them.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ from shared.messages import Sampling
 
 NAME, PREFIX, TASKS = "logprobs", "lp", ("generate",)
 MOST_RIVALS = 1000
-MOST_NUMBERS = 1 << 22  # in an answer: 16 MiB of float32, and a pause of the process for some tenths of a second
-MOST_BINARY_ROWS = 512  # their lengths stand in a header, for which proxies have 4 KiB
+MOST_NUMBERS = 1 << 22  # in a response: 16 MiB of float32, and a pause of this process of some tenths of a second
+MOST_BINARY_ROWS = 512  # the rows' lengths are in a header, for which proxies allow 4 KiB
 SHAPES = "a string, an array of token ids, or an array of either"
 
 Input = str | list[int]
@@ -84,7 +84,7 @@ def _check_shape(name: str, value: Any) -> None:
 
 
 def _as_list(value: Any) -> list[Input]:
-    """Returns the inputs as a list, also if there is a single one."""
+    """Returns the inputs as a list, even if there is a single one."""
     single = isinstance(value, str) or {*map(type, value)} == {int}
     return [value] if single else value
 
@@ -96,7 +96,7 @@ error = completions.error
 
 
 async def parse(request: LogprobsRequest, context: ModelContext) -> GenerationRequest:
-    """Makes a request for log-probabilities. Raises BadRequest or Unprocessable, which name the field."""
+    """Makes a GenerationRequest for log-probabilities. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     if (request.prompt is None) == (request.messages is None):
         raise BadRequest("give either `prompt` or `messages`", param="prompt")
@@ -173,7 +173,7 @@ def _check_size(request: LogprobsRequest, rows: list[list[int]], starts: list[in
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes | types.Binary:
     request = context.request
     rows: dict[int, Arrays] = {}
-    written: dict[int, msgspec.Raw] = {}  # as they arrive: a long answer that is written at once would stop all streams
+    written: dict[int, msgspec.Raw] = {}  # encoded on arrival: encoding a long response at once would stall all streams
     write, cached = WRITERS.get(request.format_data), 0
     async for deltas in arriving:
         for delta in deltas:

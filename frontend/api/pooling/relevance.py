@@ -1,8 +1,9 @@
-"""How relevant one text is to another, as a number; what /v1/score and /v1/rerank share.
+"""The relevance of one text to another, as a number. /v1/score and /v1/rerank share this.
 
-The task of the server decides how: an embedding model gives the cosine of two vectors. A classification head gives the
-sigmoid of its logit for both texts, encoded as a pair. Any other model is asked, and gives the probability of "yes"
-against "no" as the next token, in the words of Qwen3-Reranker: https://huggingface.co/Qwen/Qwen3-Reranker-0.6B
+The server's task decides how it is computed. An embedding model gives the cosine of two vectors. A classification head
+gives the sigmoid of its logit for both texts, encoded as a pair. Any other model gets a question in words, and gives
+the probability of "yes" against "no" as the next token. The question is that of Qwen3-Reranker:
+https://huggingface.co/Qwen/Qwen3-Reranker-0.6B
 """
 
 import math
@@ -37,7 +38,7 @@ class RelevanceFields(PoolingFields):
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The pairs of texts of a request. first: one text for all of `second`, or one for each."""
+    """The pairs of texts of a request. first: one text for all of `second`, or as many texts as `second`"""
 
     first: Sequence[str]
     second: Sequence[str]
@@ -51,16 +52,16 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The facts about a request that its response depends on. All but `pairs` are options of /v1/rerank."""
+    """The data of a request that its response needs. All fields except `pairs` are options of /v1/rerank."""
 
     pairs: Pairs
-    top: int = 0  # how many of the most relevant documents are reported; 0: all
-    shown: bool = False  # whether the answer repeats the documents' texts
-    bare: bool = False  # the answer is an array
+    top: int = 0  # how many of the most relevant documents to report; 0: all
+    shown: bool = False  # whether the response repeats the documents' texts
+    bare: bool = False  # whether the response is an array instead of an object
 
 
 async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: ModelContext) -> GenerationRequest:
-    """Makes the request whose vectors `scores` turns into one score for each pair. Raises Unprocessable."""
+    """Makes the request whose vectors or logits `scores` turns into one score per pair. Raises Unprocessable."""
     task = context.task
     asked = task.name == "score" and not task.labels
     if fields.instruction is not None and not asked:
@@ -92,13 +93,13 @@ async def _questions(pairs: Pairs, instruction: str, context: ModelContext) -> l
 
 
 async def scores(context: ResponseContext, arriving: AsyncDeltas) -> tuple[list[float], Usage]:
-    """Waits for the vectors of a request, and returns a score for each pair."""
+    """Waits for the vectors or logits of a request, and returns one score per pair."""
     vectors = await collect(context, arriving)
     return scores_of(context.request, vectors), vectors.usage
 
 
 def scores_of(request: GenerationRequest, vectors: Vectors) -> list[float]:
-    """Returns a score for each pair of a request."""
+    """Returns one score per pair of a request."""
     pooling = request.features.pooling
     if pooling is not None and pooling.kind is PoolingKind.LOGITS:
         return [_probability(vectors.floats(index)) for index in range(len(vectors.packed))]
@@ -109,6 +110,6 @@ def scores_of(request: GenerationRequest, vectors: Vectors) -> list[float]:
 
 
 def _probability(logits: Sequence[float]) -> float:
-    """Returns the softmax's share of the first of two logits, or the sigmoid of a single one."""
+    """Returns the softmax of the first of two logits, or the sigmoid of a single logit."""
     yes, no = (*logits, 0.0)[:2]
     return 1 / (1 + math.exp(no - yes)) if no - yes < 700 else 0.0

@@ -1,7 +1,6 @@
-"""Documents in the order of their relevance to a query, as Cohere and Jina have it.
+"""Sorts documents by their relevance to a query, in the format of Cohere and Jina.
 
-A body with `texts` instead of `documents` is that of Text Embeddings Inference, whose answer is an array.
-
+A body with `texts` instead of `documents` is in the format of Text Embeddings Inference, whose response is an array.
 https://docs.cohere.com/reference/rerank, https://jina.ai/reranker,
 https://huggingface.github.io/text-embeddings-inference
 """
@@ -66,7 +65,7 @@ error = completions.error
 
 
 async def parse(request: RerankRequest, context: ModelContext) -> GenerationRequest:
-    """Makes a request for the scores. Raises BadRequest or Unprocessable, which name the field."""
+    """Makes a GenerationRequest for the scores. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     bare = request.texts is not None
     documents = [one if isinstance(one, str) else one.text for one in request.texts or request.documents or ()]

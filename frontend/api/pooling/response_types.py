@@ -1,4 +1,4 @@
-"""The responses of the routes for vectors and scores."""
+"""The JSON types of the responses with vectors or scores."""
 
 from typing import Annotated, Literal, NamedTuple
 
@@ -45,7 +45,7 @@ class Scores(ResponseModel):
 
 
 class ScoredTokens(ResponseModel):
-    """A row; its arrays have an entry for each token, null for the first one of a prompt. Or the base64 of arrays."""
+    """A row of arrays with an entry for each token: null for a prompt's first token. Or the base64 of these arrays."""
 
     index: Count
     token_ids: list[Count] | str | UnsetType = UNSET
@@ -64,7 +64,7 @@ class ScoredTokensList(ResponseModel):
 
 
 class Binary(NamedTuple):
-    """An answer that is not JSON, and headers that go with it."""
+    """A response that is not JSON, with additional headers."""
 
     data: bytes
     headers: dict[str, str]
@@ -81,7 +81,7 @@ class Ranked(ResponseModel):
 
 
 class RankedInput(ResponseModel):
-    """Entry of an answer to `texts`."""
+    """An entry of the response to a body with `texts`."""
 
     index: Annotated[Count, Meta(description="Of the text in the request")]
     score: float

@@ -1,4 +1,4 @@
-"""Scores of pairs of texts, as vLLM has them: one text with one or several others, or as many texts as others."""
+"""Scores of pairs of texts, in vLLM's format: one text against one or more others, or equally many on both sides."""
 
 from typing import Annotated
 
@@ -32,7 +32,7 @@ error = completions.error
 
 
 async def parse(request: ScoreRequest, context: ModelContext) -> GenerationRequest:
-    """Makes a request for the scores. Raises BadRequest or Unprocessable, which name the field."""
+    """Makes a GenerationRequest for the scores. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     first, second = _as_list(request.text_1), _as_list(request.text_2)
     if len(first) not in (1, len(second)):

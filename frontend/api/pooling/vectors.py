@@ -1,4 +1,4 @@
-"""The vectors that a request asked for, collected from its deltas."""
+"""Collects the vectors of a request from its deltas."""
 
 from array import array
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from shared.wire.codec import unpack_f32
 
 @dataclass(frozen=True, slots=True)
 class VectorForm:
-    """How a response writes its vectors. norm: llama.cpp's number of the norm by which they are scaled; None: none"""
+    """How a response writes its vectors. norm: llama.cpp's `embd_normalize`; None: the worker normalizes, if at all"""
 
     base64: bool = False
     norm: int | None = None
@@ -20,7 +20,7 @@ class VectorForm:
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """One vector for each prompt, as packed float32, and the usage of all."""
+    """One vector per prompt, as packed float32, and the usage of all prompts together."""
 
     packed: list[bytes]
     usage: Usage
@@ -36,7 +36,7 @@ class Vectors:
 
 
 async def collect(context: ResponseContext, arriving: AsyncDeltas) -> Vectors:
-    """Waits for all vectors of a request. Raises SluiceError when one of its prompts failed."""
+    """Waits for all vectors of a request. Raises SluiceError if one of its prompts failed."""
     packed = [b""] * len(context.request.prompts)
     tokens = cached = 0
     async for deltas in arriving:

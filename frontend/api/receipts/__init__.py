@@ -1,8 +1,6 @@
-"""Receipts: what an answer was made of, so that a server with the same weights can check it.
+"""Receipts: records of how an answer was made, with which a server with the same weights can check it.
 
-receipt             the object
-making              makes one: what of a request and its answer it holds
-sampler_chain       a chain of samplers as a receipt tells it
-claim               a receipt and its request as one generation that checks it, and the verdict
-verify              reads the request of a receipt as its own route does
+receipt the record making makes a receipt from a request and its answer sampler_chain a chain of samplers in the form
+that a receipt states claim turns a receipt and its request into a generation that checks it, and into a verdict verify
+reads the request of a receipt as its original route does
 """

@@ -1,7 +1,7 @@
-"""A claim: that a request, with the seed of a receipt, gives the answer of the receipt.
+"""A claim: that a request, with the seed of its receipt, gives the answer of the receipt.
 
 `Features.checked` makes a worker check an answer in one prefill. The worker sends the ids that the request really
-gives, up to the first that differs, and the finish. They are searched for stop strings like every answer.
+gives, up to the first id that differs, and then the finish reason. These ids are searched for stop strings, as usual.
 """
 
 from collections.abc import Iterable
@@ -52,9 +52,9 @@ class Verification(ResponseModel):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a receipt says about a request, ready to be checked.
+    """A receipt together with its request, ready to be checked.
 
-    generation: checks the answer; None if nothing has to be computed
+    generation: the request that checks the answer; None if nothing has to be computed
     problem: why the receipt does not belong to its request; "" if it does
     """
 
@@ -64,10 +64,10 @@ class Claim:
 
     @classmethod
     def of(cls, asked: VerifyRequest, request: GenerationRequest, vocab_size: int, worker: str) -> "Claim":
-        """Makes the claim of a receipt. request: read by the same route that answered it.
+        """Makes the claim of a receipt. If the prompts differ, the claim has no generation.
 
-        worker: the fingerprint of the workers that check it; "": any. If the prompts differ, there is nothing to check.
-
+        request: the request, read by the route that the receipt names
+        worker: the fingerprint that the checking worker must have; "": any
         Raises BadRequest or Unprocessable, which name the field.
         """
         from frontend.api.receipts.making import prompt_hash, sampling_used
@@ -97,9 +97,9 @@ class Claim:
         return cls(receipt, checking, _sampling_problem(receipt, request, sampling_used(request, seed)))
 
     async def verdict(self, arriving: AsyncDeltas | None, fingerprint: str, signer: Signer | None) -> Verification:
-        """Compares the receipt with what its request gives.
+        """Compares the receipt with the answer that its request gives.
 
-        arriving: the deltas of `generation`; None without one. fingerprint: of the server that computes them.
+        arriving: the deltas of `generation`; None if there is no generation. fingerprint: of this server
         """
         last = await _last(arriving) if arriving is not None else None
         receipt, signature = self.receipt, self.receipt.signature
@@ -124,7 +124,7 @@ class Claim:
 def checking_worker(asked: VerifyRequest, context: ModelContext, workers: Iterable[str]) -> str:
     """Returns the fingerprint of the workers that must check the receipt; "" if any worker may.
 
-    Raises Unprocessable for a receipt of another fingerprint, unless the request insists.
+    Raises Unprocessable for a receipt with another fingerprint, unless `force` is set.
     """
     theirs = asked.receipt.fingerprint
     ours = {context.fingerprint_with(worker): worker for worker in workers if worker}

@@ -22,7 +22,7 @@ IF_SET = ("min_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids", "ba
 
 
 def made(context: ResponseContext, delta: Delta, output_ids: list[int]) -> Receipt:
-    """Returns the receipt of the choice that `delta` ends; its output is `output_ids`."""
+    """Returns the receipt of a choice. delta: the choice's last delta; output_ids: all ids of its output"""
     request, finish = context.request, delta.finish or Finish.LENGTH
     receipt = Receipt(
         version=VERSION,
@@ -44,14 +44,14 @@ def prompt_hash(ids: list[int], pictures: Sequence[Picture] = ()) -> str:
 
 
 def sampling_used(request: GenerationRequest, seed: int) -> dict[str, Any]:
-    """Returns how the tokens of a request are drawn, by the names of the API."""
+    """Returns the sampling parameters of a request, with the names of the API."""
     sampling = request.sampling
     used: dict[str, Any] = {name: getattr(sampling, name) for name in ALWAYS} | {"seed": seed}
     used |= {name: value for name in IF_SET if (value := getattr(sampling, name))}
     used |= _rules(sampling)
     if request.stops:
         used["stop"] = request.stops
-    plain: dict[str, Any] = msgspec.json.decode(to_json(used))  # as it is when the receipt comes back
+    plain: dict[str, Any] = msgspec.json.decode(to_json(used))  # with the types of JSON, like a receipt that comes back
     return plain
 
 

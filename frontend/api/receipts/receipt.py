@@ -1,6 +1,6 @@
-"""The receipt of an answer: the fingerprint of what computed it, its request in short, and its token ids.
+"""The receipt of an answer: the fingerprint of server and model, a summary of the request, and the answer's token ids.
 
-It holds no key, no header and no text of the prompt. A grammar is only hashed. making.py makes one.
+It contains no API key, no header and no text of the prompt. A grammar appears only as a hash. making.py makes receipts.
 """
 
 from typing import Annotated, Any, Literal
@@ -17,7 +17,7 @@ from shared import signing
 from shared.signing import Check, Signer
 
 VERSION = 1
-LAST_SECOND = 253_000_000_000  # of what a date can hold, in seconds since 1970
+LAST_SECOND = 253_000_000_000  # the last second that a date can represent, since 1970
 
 
 class Signature(RequestModel):
@@ -41,7 +41,7 @@ class Receipt(RequestModel):
 
     @property
     def content(self) -> dict[str, Any]:
-        """What is signed: all fields but the signature."""
+        """The signed content: all fields except the signature."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         fields.pop("signature", None)
         return fields
@@ -60,7 +60,7 @@ class Receipt(RequestModel):
 
 
 def receipt_of(context: ResponseContext, delta: Delta) -> Receipt | UnsetType:
-    """Returns the receipt of the choice that `delta` ends; UNSET if the request asks for none."""
+    """Returns the receipt of a choice, from its last delta; UNSET if the request asks for none."""
     if delta.added is None or delta.added.output is None:
         return UNSET
     from frontend.api.receipts.making import made
@@ -69,6 +69,6 @@ def receipt_of(context: ResponseContext, delta: Delta) -> Receipt | UnsetType:
 
 
 def receipt_field(context: ResponseContext, delta: Delta) -> bytes:
-    """Returns the receipt as a further field of a JSON object; nothing if the request asks for none."""
+    """Returns the receipt as one more field of a JSON object; empty if the request asks for none."""
     receipt = receipt_of(context, delta)
     return b"" if receipt is UNSET else b',"receipt":' + to_json(receipt)

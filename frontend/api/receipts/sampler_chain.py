@@ -1,4 +1,4 @@
-"""A chain of samplers as a receipt tells it."""
+"""A chain of samplers in the form that a receipt states."""
 
 import hashlib
 
@@ -8,7 +8,7 @@ from shared.messages import Dry, SamplerChain
 
 
 def told(chain: SamplerChain) -> dict[str, object]:
-    """Returns the chain by the names of the API. The breakers of DRY are told by their hash alone."""
+    """Returns the chain with the names of the API. The breakers of DRY appear only as a hash."""
     names = [name for name in chain.__struct_fields__ if chain.mirostat or not name.startswith("mirostat")]
     values = {name: value for name in names if (value := getattr(chain, name)) is not None}
     if chain.penalties is not None:

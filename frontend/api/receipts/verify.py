@@ -1,4 +1,4 @@
-"""Reads the request of a receipt as its own route does, so that the receipt can be checked. Runs nothing."""
+"""Reads the request of a receipt as its original route does, so that the receipt can be checked. Runs nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from frontend.request import GenerationRequest
 
 
 class Format(Protocol):
-    """What an API format reads of a request; see frontend/api/api_formats.py."""
+    """The part of an API format that reads a request; see frontend/api/api_formats.py."""
 
     @property
     def REQUEST(self) -> type[RequestModel]: ...
@@ -22,7 +22,7 @@ class Format(Protocol):
     async def parse(self, request: Any, context: ModelContext, /) -> GenerationRequest | bytes: ...
 
 
-Decode = Callable[[bytes, type[RequestModel], str], Any]  # decodes a body into a type, for a route
+Decode = Callable[[bytes, type[RequestModel], str], Any]  # decodes a body into a type; the last argument is the route
 
 
 def _decode(body: bytes, kind: type[RequestModel], path: str) -> Any:
@@ -38,8 +38,8 @@ async def read_claim(
 ) -> Claim:
     """Reads the request of a receipt. Raises BadRequest or Unprocessable, which name the field.
 
-    workers: the fingerprints of those that are ready
-    formats: the API formats of the routes whose answers have receipts
+    workers: the fingerprints of the ready workers
+    formats: by route, the API formats whose answers can have receipts
     """
     worker = checking_worker(asked, context, workers)
     route = asked.receipt.route

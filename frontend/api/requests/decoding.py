@@ -1,10 +1,10 @@
 """Decodes a request body into its type, or refuses it with an error that names the field.
 
-A body that is written as its type says is decoded by msgspec in one pass. Every other body is read field by field in
-Python, by the same type. That second reading accepts what msgspec does not: null for a field with a default, 8.0 for
-an integer, an object without its optional type, and the harmless values of features that are not supported. It refuses
-everything else: with BadRequest for a wrong JSON type, a missing field or an empty array, with Unprocessable for a
-value out of range and an unsupported field. Its caller decides about unknown fields: it refuses or drops them.
+msgspec decodes a body that matches its type exactly, in one pass. Every other body is read field by field in Python, by
+the same type. This second reading also accepts null for a field with a default, 8.0 for an integer, an object without
+its optional type, and the harmless values of unsupported features. It refuses everything else: with BadRequest a wrong
+JSON type, a missing field or an empty array; with Unprocessable a value out of range and an unsupported field. The
+caller decides whether unknown fields are refused or dropped.
 
 Knows no API format and no field.
 """
@@ -47,7 +47,7 @@ NODE_KINDS: Mapping[type[nodes.Type], type] = {
 TOKEN_ID_DIGITS = 10
 
 Request = TypeVar("Request", bound=RequestModel)
-OnUnknown = Callable[[str], None]  # called with the path of an unknown field, which is dropped if nothing is raised
+OnUnknown = Callable[[str], None]  # called with the path of an unknown field; unless it raises, the field is dropped
 Reader = Callable[[Any, str, OnUnknown], Any]
 
 
@@ -67,7 +67,7 @@ def decode(body: bytes, kind: type[Request], on_unknown: OnUnknown = refuse_unkn
 
 
 def convert(body: Mapping[str, Any], kind: type[Request]) -> Request:
-    """Does the same as `decode` for a body that is already decoded, or was never JSON."""
+    """Does the same as `decode` for a body of plain Python values."""
     try:
         return msgspec.convert(body, kind, str_keys=True)
     except msgspec.ValidationError:
@@ -99,11 +99,11 @@ def _read_body(body: Any, kind: type[Request], on_unknown: OnUnknown) -> Request
     return request
 
 
-# a reader for each type of value: a function of the value, its path, and what to do about unknown fields within it
+# The readers: each is a function of a value, its path, and the callback for unknown fields within the value.
 
 
 def reader(node: nodes.Type) -> Reader:
-    """Returns a function that reads a value, not null, of the type that `node` describes."""
+    """Returns a function that reads a value (other than null) of the type that `node` describes."""
     options = list(alternatives(node))
     if not options:
         return _refuse
@@ -132,8 +132,11 @@ def _refuse(value: Any, path: str, unknown: OnUnknown) -> Any:
 
 
 def _by_json_type(option: nodes.Type) -> dict[type, Reader]:
-    """Returns a reader for each JSON type that the value may have. JSON has one kind of number: an integer may be
-    written as 8.0, unless it must be exact, and a number as 8."""
+    """Returns the readers of this type, by the Python type of the decoded JSON value.
+
+    JSON does not distinguish integers from other numbers, so 8.0 is also read as an integer, unless the type demands an
+    exact integer, and 8 is also read as a number.
+    """
     match node := bare(option):
         case nodes.IntType(ge=low, le=high):
             exact = isinstance(option, nodes.Metadata) and "exact" in (option.extra or {})
@@ -216,8 +219,10 @@ def _of_string(some: bool, most: int | None, pattern: str | None) -> Reader:
 
 
 def _of_array(node: nodes.ListType) -> Reader:
-    """Returns the reader of an array. Its refusals name the entry (`messages[2].role`) if entries are objects, else
-    the array."""
+    """Returns the reader of an array.
+
+    Errors name an entry (`messages[2].role`) if the entries are objects, and else the whole array.
+    """
     item, most = reader(node.item_type), node.max_length
     objects = any(isinstance(bare(one), nodes.StructType) for one in alternatives(node.item_type))
 
@@ -284,7 +289,7 @@ def _of_object(node: nodes.StructType) -> Reader:
 
     def read(value: dict[str, Any], path: str, unknown: OnUnknown) -> Any:
         prefix = f"{path}." if path else ""
-        if types and (tag := value.get("type")) is not None:  # an object of another type has other fields
+        if types and (tag := value.get("type")) is not None:  # another `type` would have other fields
             _check_tag(tag, types, kind, f"{prefix}type")
         for name, entry in value.items():
             if name in kind.ONLY:
@@ -305,13 +310,13 @@ def _of_object(node: nodes.StructType) -> Reader:
 
 
 def _literal_types(node: nodes.StructType) -> list[str]:
-    """Returns the values that the object's field `type` may have, if it has one."""
+    """Returns the allowed values of the object's field `type`; none if it has no such field."""
     nested = [alternatives(field.type) for field in node.fields if field.encode_name == "type"]
     return [str(value) for one in chain(*nested) if isinstance(one, nodes.LiteralType) for value in one.values]
 
 
 def _check_only(path: str, value: Any, harmless: Sequence[Any]) -> None:
-    """Accepts only values that leave the unsupported feature off."""
+    """Raises Unprocessable if the value turns an unsupported feature on. harmless: the values that leave it off"""
     if value is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in harmless):
         return
     allowed = " or ".join(msgspec.json.encode(one).decode() for one in harmless)

@@ -6,7 +6,7 @@ import msgspec
 
 
 class KeywordStructMeta(msgspec.StructMeta):
-    """Adds `kw_only=True` to a type and to all types that derive from it, which msgspec's option does not."""
+    """Passes `kw_only=True` for a type and all its subclasses, because msgspec does not inherit this option."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
         return super().__new__(mcls, name, bases, namespace, kw_only=True, **options)

@@ -1,6 +1,6 @@
-"""How many of the likeliest tokens a request may have reported: `--max-logprobs`, and a bound on all places together.
+"""Limits how many of the likeliest tokens a request may have reported: for each position, and for all together.
 
--1 stands for the whole vocabulary.
+The limit of a position is `--max-logprobs`. In a request, -1 stands for the whole vocabulary.
 """
 
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from typing import NamedTuple, Self
 from frontend.api.requests.request_types import GenerationFields
 from frontend.errors import Unprocessable
 
-ANY_PLACES = 20  # up to this number per place, places are not limited: OpenAI's API allows no more
-MOST = 1 << 20  # of all places together: 8 MiB in a worker, and about 0.3 GB in a frontend that writes one answer
+ANY_PLACES = 20  # up to this number per position, the total is not limited: OpenAI's API allows no more
+MOST = 1 << 20  # total for all positions: 8 MiB in a worker, and about 0.3 GB in a frontend that writes one answer
 
 
 class Tops(NamedTuple):
-    """How many of the likeliest tokens are reported in each place; None: not even the token itself is scored."""
+    """How many of the likeliest tokens are reported for each position; None: not even the token itself is scored."""
 
     output: int | None
     prompt: int | None
@@ -29,23 +29,23 @@ class TokenLimits(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The places in all sequences of a request where tokens are scored."""
+    """The number of positions in all sequences of a request whose tokens are scored."""
 
     output: int
     prompt: int
-    echoed: bool = False  # those of the prompt have as many of the likeliest tokens as those of the output
+    echoed: bool = False  # the prompt is echoed, so its positions report as many tokens as those of the output
 
     @classmethod
     def of(cls, prompts: Sequence[list[int]], n: int, most: int, echoed: bool) -> Self:
-        """Returns the places of `n` answers of up to `most` tokens to each prompt."""
+        """Returns the positions of `n` answers of up to `most` tokens to each prompt."""
         return cls(len(prompts) * n * most, n * sum(map(len, prompts)), echoed)
 
 
 def within_limits(asked: Tops, fields: GenerationFields, places: Places, limits: TokenLimits) -> Tops:
     """Returns the numbers that a request asks for, with the vocabulary's size in place of -1.
 
-    Raises Unprocessable for a number above `--max-logprobs`, for more in all places than MOST, and for
-    log-probabilities of a prompt in a stream.
+    Raises Unprocessable for a number above `--max-logprobs`, for a total above MOST, and for log-probabilities of a
+    prompt in a stream.
     """
     if asked.prompt is not None and fields.stream:
         raise Unprocessable(
@@ -60,7 +60,10 @@ def within_limits(asked: Tops, fields: GenerationFields, places: Places, limits:
 
 
 def allowed(asked: int, name: str, limits: TokenLimits) -> int:
-    """Returns the number, or the vocabulary's size for -1 and for more. Raises Unprocessable if it is too large."""
+    """Returns the number, or the vocabulary's size if `asked` is -1 or larger than that.
+
+    Raises Unprocessable if the number is above `--max-logprobs`.
+    """
     wanted = limits.vocab_size if asked < 0 else asked
     if wanted > limits.max_logprobs >= 0:
         whole = f" (the whole vocabulary, {wanted} tokens)" if asked < 0 else ""
@@ -72,7 +75,7 @@ def allowed(asked: int, name: str, limits: TokenLimits) -> int:
 
 
 def check_total(top: int, places: int, name: str) -> None:
-    """Raises Unprocessable if so many of the likeliest tokens in so many places are too many to report."""
+    """Raises Unprocessable if `top` likeliest tokens for each of `places` positions are too many to report."""
     if top > ANY_PLACES and top * places > MOST:
         raise Unprocessable(
             f"`{name}` of {top} in {places} places makes {top * places} log-probabilities; an answer with more than "

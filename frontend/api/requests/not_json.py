@@ -1,18 +1,18 @@
-"""Says what is wrong with a request body that is not JSON. Knows no field."""
+"""Explains why a request body is not JSON. Knows no field."""
 
 import re
 
 from frontend.errors import BadRequest
 
-# A high surrogate's escape without a low one behind it. The backslash before `u` must not be escaped itself.
+# The escape of a high surrogate without that of a low one after it. The backslash before `u` must not be escaped.
 HALF_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})")
 
 
 def not_json(exc: Exception, body: bytes) -> BadRequest:
-    """Returns the error for a body that msgspec could not decode for the reason `exc`.
+    """Returns the error for a body that msgspec could not decode. exc: msgspec's error
 
-    msgspec counts the position of a byte that is no UTF-8 from the start of its string, and takes half a character for
-    the end of the body.
+    Two cases get their own message. For invalid UTF-8, msgspec counts the position from the start of the string, not of
+    the body. For half a surrogate pair, it reports that the body is truncated.
     """
     try:
         body.decode()

@@ -1,4 +1,4 @@
-"""The base of all request types, what msgspec knows about such a type, and the refusals that name a field.
+"""The base of all request types, helpers for msgspec's description of a type, and the refusals that name a field.
 
 Knows no API format and no field.
 """
@@ -13,8 +13,8 @@ from msgspec import inspect as nodes
 from frontend.api.requests.keyword_struct import KeywordStructMeta
 from frontend.errors import BadRequest, SluiceError, Unprocessable
 
-MOST = (1 << 31) - 1  # the largest integer of most fields, so that no tensor and no counter overflows
-LARGEST, SMALLEST = 3.4e38, 2.0**-126  # bounds of numbers: the worker computes in float32
+MOST = (1 << 31) - 1  # the upper bound of most integer fields, so that no tensor and no counter overflows
+LARGEST, SMALLEST = 3.4e38, 2.0**-126  # bounds of numbers, because the worker computes in float32
 TYPE_NAMES: Mapping[type, str] = {
     bool: "a boolean",
     int: "an integer",
@@ -27,15 +27,14 @@ TYPE_NAMES: Mapping[type, str] = {
 EXACT = msgspec.Meta(extra={"exact": True})  # an integer that may not be written as 8.0
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)  # for type checkers
+@dataclass_transform(kw_only_default=True, frozen_default=True)  # tells type checkers about KeywordStructMeta
 class RequestModel(
     msgspec.Struct, metaclass=KeywordStructMeta, forbid_unknown_fields=True, frozen=True, omit_defaults=True
 ):
-    """Base of all types that a request is decoded into.
+    """The base of all types that a request is decoded into.
 
-    ONLY: fields of features that are not supported, each with the values that leave the feature off.
-    UNKNOWN_TYPE: the error code for an object whose `type` (or other tag) is unknown.
-    DEFAULT_TYPE: an object without a tag has this type.
+    ONLY: fields of unsupported features, each with the values that leave the feature off. UNKNOWN_TYPE: the error code
+    for an object whose `type` (or other tag) is unknown. DEFAULT_TYPE: whether an object without a tag has this type.
     SCHEMA: JSON Schemas that an object must also satisfy, for rules that involve several fields.
     """
 
@@ -79,14 +78,14 @@ def fields_of(kind: type[RequestModel]) -> Mapping[str, nodes.Field]:
 
 
 def bare(node: nodes.Type) -> nodes.Type:
-    """Returns the type without its metadata."""
+    """Returns the type without msgspec's Metadata around it."""
     while isinstance(node, nodes.Metadata):
         node = node.type
     return node
 
 
 def alternatives(node: nodes.Type) -> Iterator[nodes.Type]:
-    """Yields the types that a value may have, without null."""
+    """Yields the members of a union, without null; for any other type, the type itself."""
     union = bare(node)
     for one in union.types if isinstance(union, nodes.UnionType) else (node,):
         if isinstance(bare(one), nodes.UnionType):

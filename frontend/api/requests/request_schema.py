@@ -107,7 +107,7 @@ def _property(kind: type[RequestModel], field: nodes.Field) -> Schema:
 
 
 def description(field: nodes.Field) -> str:
-    """Returns a field's description; empty if its name is enough."""
+    """Returns a field's description; empty if the field has none."""
     for node in (field.type, *alternatives(field.type)):
         if isinstance(node, nodes.Metadata) and "description" in (node.extra_json_schema or {}):
             return str((node.extra_json_schema or {})["description"])
@@ -115,7 +115,7 @@ def description(field: nodes.Field) -> str:
 
 
 def _default(kind: type[RequestModel], field: nodes.Field) -> Any:
-    """Returns the value that null means; None if a client could not send that value (a `top_k` of 0)."""
+    """Returns the default that null stands for; None if a client could not send this value (a `top_k` of 0)."""
     value = field.default
     if value is None and issubclass(kind, GenerationFields):
         value = SAMPLING_DEFAULTS.get(field.name)

@@ -1,7 +1,7 @@
-"""The fields that API formats share, as types; each format's own request types build on them.
+"""The request fields that API formats share, as types. Each format's own request types build on them.
 
-A field's type says what it accepts, its default and, in `doc(...)`, what it means. The API description
-and the tables of docs/api.md are made from these types.
+A field's type says which values it accepts, its default and, in `doc(...)`, its meaning. The API description and the
+tables of docs/api.md are made from these types.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from frontend.api.requests.sampler_fields import (
 from frontend.features import Telemetry
 
 MAX_STOPS = 16
-MAX_STOP_CHARS = 4096  # of all of a request together: the automaton that finds them takes 0.3 KB a character
+MAX_STOP_CHARS = 4096  # of all stop strings together: the automaton that finds them takes 0.3 KB a character
 MAX_SALT_CHARS = 256
 MAX_CHOICES = 128
 
@@ -55,7 +55,7 @@ Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
 TopK = Annotated[int, Meta(ge=-1, le=MOST)]
 Rivals = Annotated[int, Meta(ge=-1, le=MOST)]  # how many likely tokens to report beside the drawn one; -1: all
 TokenIds = Annotated[list[Count], Meta(max_length=1024)]
-TextIds = Annotated[list[Count], Meta(max_length=1 << 24)]  # of a whole prompt or answer
+TextIds = Annotated[list[Count], Meta(max_length=1 << 24)]  # the ids of a whole prompt or answer
 STOPS = f"Texts that end the answer, of {MAX_STOP_CHARS} characters in all; they are not part of it"
 StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 StopTexts = Annotated[list[StopText], Meta(max_length=MAX_STOPS)]
@@ -83,7 +83,7 @@ _Seed = Annotated[int, Meta(extra_json_schema={"minimum": _LOW64, "maximum": _HI
 
 
 def check_stops(field: str, stops: Sequence[str] | None) -> None:
-    """Raises FieldError if the stop strings of a request are too long together. field: its name for them"""
+    """Raises FieldError if the stop strings of a request are too long together. field: the field that holds them"""
     if stops and not isinstance(stops, str) and sum(map(len, stops)) > MAX_STOP_CHARS:
         raise FieldError(field, f"may have at most {MAX_STOP_CHARS} characters in all")
 
@@ -99,7 +99,7 @@ class ResponseStreamOptions(StreamOptions):
 
 
 class GenerationFields(RequestModel):
-    """The fields of every format that generates. An absent sampling field has the model's default."""
+    """The fields of every format that generates text. An absent sampling field has the model's default."""
 
     temperature: Annotated[Temperature | None, doc("0: the likeliest token; higher values draw more randomly")] = None
     top_p: Annotated[
@@ -136,16 +136,16 @@ class GenerationFields(RequestModel):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The texts that end the answer."""
+        """The stop strings of the request."""
         return ()
 
     @property
     def wants_chain(self) -> bool:
-        """Whether a field asks for other samplers than every request has (frontend/api/chat/samplers.py)."""
+        """Whether a field asks for samplers beyond those of every request (frontend/api/chat/samplers.py)."""
         return False
 
     def __post_init__(self) -> None:
-        # msgspec's Meta takes only bounds within int64
+        # checked here, because msgspec's Meta takes only bounds within int64
         if self.seed is not None and not _LOW64 <= self.seed <= _HIGH64:
             raise FieldError("seed", f"must be a signed or unsigned integer of 64 bits, got {self.seed!r:.80}")
 
@@ -156,11 +156,11 @@ _Bias = Annotated[float, Meta(ge=-100, le=100)]
 _AllowedIds = Annotated[list[Count], Meta(max_length=1 << 20)]
 _BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(max_length=256)]
 _Kept = Annotated[int, Meta(ge=-1, le=MOST)]
-_TokenId = Annotated[int, Meta(ge=0, le=9_999_999_999)]  # checked against the vocabulary where that is known
+_TokenId = Annotated[int, Meta(ge=0, le=9_999_999_999)]  # a sampling check compares it with the vocabulary
 
 
 class StructuredOutputs(RequestModel):
-    """vLLM's newer names of the `guided_` fields."""
+    """vLLM's newer form of the `guided_` fields, as one object."""
 
     json: JsonSchemaValue | None = None
     json_object: bool = False
@@ -171,9 +171,9 @@ class StructuredOutputs(RequestModel):
 
 
 class OpenAIFields(GenerationFields):
-    """The fields of OpenAI's formats, with those of vLLM and SGLang."""
+    """The fields of OpenAI's formats, and those that vLLM and SGLang add to them."""
 
-    # Features of other servers that are not supported, with the values that leave them off.
+    # Fields of other servers' features that are not supported, with the values that leave a feature off.
     ONLY: ClassVar = {
         **dict.fromkeys(
             (
@@ -269,9 +269,9 @@ class OpenAIFields(GenerationFields):
 
 
 class SamplerFields(OpenAIFields):
-    """The fields that llama.cpp's clients send to OpenAI's routes, most of them of samplers. Few requests have one."""
+    """The fields that llama.cpp's clients send to OpenAI's routes. Most are for samplers, and few requests set one."""
 
-    # What llama.cpp's own routes tell, or what has another name here, with the values that ask for nothing.
+    # Fields that only llama.cpp's own routes support, or that have another name here, with the values that set nothing.
     ONLY: ClassVar = {
         **OpenAIFields.ONLY,
         **dict.fromkeys(("return_tokens", "post_sampling_probs", "grammar_lazy"), (False,)),
@@ -320,7 +320,7 @@ class SamplerFields(OpenAIFields):
             if self.n_predict == 0:
                 raise FieldError("n_predict", "must be -2, -1 or at least 1, got 0")
             limit = self.n_predict if self.n_predict > 0 else None
-            force_setattr(self, "max_tokens", limit)  # both kinds of request have it
+            force_setattr(self, "max_tokens", limit)  # the subclasses for completions and chats declare it
         check_samplers(self.samplers)
         check_breakers(self.dry_sequence_breakers)
 
@@ -333,7 +333,7 @@ class SamplerFields(OpenAIFields):
 
 
 class TokenDetailFields(SamplerFields):
-    """The fields of completions and chat that ask for tokens in addition to text."""
+    """The fields of completions and chats that ask for token ids and log-probabilities in addition to text."""
 
     return_token_ids: Annotated[bool, doc("Add `token_ids`, and the prompt's as `prompt_token_ids`")] = False
     return_tokens_as_token_ids: Annotated[bool, doc("Log-probabilities name tokens as `token_id:ID`")] = False

@@ -1,7 +1,7 @@
-"""The base of all response types, and the responses of the routes that generate nothing.
+"""The base of all response types, and the responses of the routes that generate no text.
 
-A response is a Struct; `schemas` makes its JSON Schema for /openapi.json. An optional field that is UNSET is left out.
-Streams write the same types; the parts of a chunk that do not change are encoded once.
+A response is a Struct, and `schemas` makes its JSON Schema for /openapi.json. An optional field that is UNSET is
+omitted. Streams use the same types, but encode the constant parts of a chunk only once.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,9 +18,9 @@ Capability = Literal["completion", "embedding", "insert", "thinking", "tools", "
 Count = Annotated[int, Meta(ge=0)]
 
 
-@dataclass_transform(kw_only_default=True)  # for type checkers
+@dataclass_transform(kw_only_default=True)  # tells type checkers about KeywordStructMeta
 class ResponseModel(msgspec.Struct, metaclass=KeywordStructMeta):
-    """Base of all responses and their parts."""
+    """The base of all responses and of the objects in them."""
 
 
 class Timings(ResponseModel):
@@ -35,7 +35,7 @@ class Timings(ResponseModel):
 
 
 class Accepted(ResponseModel):
-    """The answer of llama.cpp's routes that change something."""
+    """The response of llama.cpp's routes that change a setting."""
 
     success: Literal[True] = True
 
@@ -51,7 +51,7 @@ class ModelStatus(ResponseModel):
 
 
 class Model(ResponseModel):
-    """The served model, with OpenAI's fields, then Anthropic's. Lengths are null until a worker has reported them."""
+    """The served model: first OpenAI's fields, then Anthropic's. Lengths are null until a worker has reported them."""
 
     id: str
     object: Literal["model"] = "model"
@@ -76,7 +76,7 @@ class Model(ResponseModel):
 
 
 class LlamaCppModel(ResponseModel):
-    """A model as llama.cpp's clients read it. Its capability to see is called multimodal there."""
+    """A model as llama.cpp's clients expect it. They call the ability to read pictures "multimodal"."""
 
     name: str
     model: str
@@ -150,9 +150,9 @@ class NotReady(ResponseModel):
 
 
 def schemas(types: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns JSON Schemas (2020-12) of response types by component name, with the types that they refer to.
+    """Returns the JSON Schemas (2020-12) of response types, and of the types within them, by component name.
 
-    types: a Struct or a union of Structs for each name.
+    types: by name, a Struct or a union of Structs
     """
     shapes, components = msgspec.json.schema_components(types.values(), ref_template="#/components/schemas/{name}")
     for struct in _structs(types.values()):
@@ -185,7 +185,7 @@ def _structs(types: Iterable[Any]) -> set[type[msgspec.Struct]]:
 
 
 def _require_all(struct: type[msgspec.Struct], schema: dict[str, Any]) -> None:
-    """Marks as required every field that a response always has: also one with a default, unless that is left out."""
+    """Marks every field that a response always has as required, even one with a default if defaults are written."""
     left_out = struct.__struct_config__.omit_defaults
     schema["required"] = [
         field.encode_name

@@ -1,4 +1,4 @@
-"""The samplers that only llama.cpp's clients ask for: the types of their fields, and the names in `samplers`."""
+"""The fields of the samplers that only llama.cpp has: their types, and the sampler names in `samplers`."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -12,7 +12,7 @@ LETTERS = {
     "x": "xtc", "t": "temperature", "i": "infill",
 }  # fmt: skip
 OTHER_NAMES = {"typical_p": "typ_p", "temp": "temperature"}
-NO_EFFECT = "infill"  # a name that is accepted: it only helps models without tokens for filling in
+NO_EFFECT = "infill"  # accepted and ignored: it only helps models without fill-in-the-middle tokens
 DEFAULT_ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 MAX_BREAKERS, MAX_BREAKER_CHARS, MAX_ALL_BREAKERS = 16, 40, 128
 
@@ -22,7 +22,7 @@ _Window = Annotated[int, Meta(ge=-1, le=MOST)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
 _Breaker = Annotated[str, Meta(min_length=1, max_length=MAX_BREAKER_CHARS)]
 
-# What these may be is checked below: msgspec 0.22 crashes at exit where two types share a pattern in such a union.
+# `check_samplers` checks the values, because msgspec 0.22 crashes at exit where two types of a union share a pattern.
 _Sampler = Annotated[str, Meta(extra_json_schema={"enum": [*LETTERS.values(), *OTHER_NAMES]})]
 _Letters = Annotated[str, Meta(extra_json_schema={"pattern": "^[edskypmxti]*$"})]
 
@@ -71,13 +71,13 @@ SamplerOrder = Annotated[
 
 
 def check_breakers(texts: Sequence[str] | None) -> None:
-    """Raises FieldError for breakers that are too long together: each character costs a search in the vocabulary."""
+    """Raises FieldError for breakers that are too long together, as each character costs a search in the vocabulary."""
     if sum(map(len, texts or ())) > MAX_ALL_BREAKERS:
         raise FieldError("dry_sequence_breakers", f"may have at most {MAX_ALL_BREAKERS} characters in all")
 
 
 def order_of(samplers: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the samplers' names in their order. samplers: names, or a text of letters; None: llama.cpp's order."""
+    """Returns the names of the samplers, in order. samplers: names, or a string of letters; None: llama.cpp's order"""
     if samplers is None:
         return DEFAULT_ORDER
     named = [LETTERS[one] for one in samplers] if isinstance(samplers, str) else samplers
@@ -85,7 +85,7 @@ def order_of(samplers: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def check_samplers(samplers: Sequence[str] | None) -> None:
-    """Raises FieldError for a name that no sampler has, and for more names than there are samplers."""
+    """Raises FieldError for the name of an unknown sampler, and for too many entries."""
     known = LETTERS.keys() if isinstance(samplers, str) else {*LETTERS.values(), *OTHER_NAMES}
     if unknown := [one for one in samplers or () if one not in known]:
         raise FieldError("samplers", f"has no {unknown[0]!r:.80}; there are {', '.join(LETTERS.values())}")

@@ -1,4 +1,4 @@
-"""llama.cpp's `timings` and `prompt_progress`, in its own answers and in the events of OpenAI's formats."""
+"""llama.cpp's `timings` and `prompt_progress`, in its own responses and in the events of OpenAI's formats."""
 
 import time
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from frontend.features import Telemetry
 from frontend.request import Delta
 from shared.messages import Timings
 
-SEPARATOR = b"\n\n"  # between events; JSON has no line breaks of its own
+SEPARATOR = b"\n\n"  # stands between two events; encoded JSON contains no line breaks
 
 
 class LlamaCppTimings(ResponseModel):
-    """Prompt tokens that were computed, those that were cached, and output tokens, with times in milliseconds."""
+    """The numbers of computed prompt tokens, cached prompt tokens and output tokens, with times in milliseconds."""
 
     cache_n: Count
     prompt_n: Count
@@ -34,10 +34,11 @@ class LlamaCppProgress(ResponseModel):
 
 
 def timings(cached: int, computed: int, prompt_ms: float, predicted: int, decode_ms: float) -> LlamaCppTimings:
-    """Makes the timings. cached, computed: tokens of the prompt. predicted: tokens of the answer.
+    """Makes the timings.
 
-    prompt_ms: until the first token; decode_ms: from the first token to the last. The computation of the prompt yields
-    the first token, so the rate of decoding does not count it.
+    cached, computed: numbers of prompt tokens; predicted: number of output tokens
+    prompt_ms: until the first output token; decode_ms: from the first output token to the last. The prefill yields the
+    first output token, so the decode rate does not count it.
     """
     decoded, prompt_ms, decode_ms = max(0, predicted - 1), round(prompt_ms, 3), round(decode_ms, 3)
     return LlamaCppTimings(
@@ -58,22 +59,22 @@ def _ratio(amount: float, of: float) -> float:
 
 
 class TelemetryEvents:
-    """Adds llama.cpp's fields to the encoded events of a stream in another format.
+    """Adds llama.cpp's fields to the encoded events of a stream in another API format.
 
     prompt_tokens: of all prompts together
-    opening: how many events precede the answer. They get no timings, and the last one gets the progress
+    opening: how many events precede the answer; they get no timings, and the last one of them gets the progress
     """
 
     def __init__(self, asked: Telemetry, prompt_tokens: int, opening: int) -> None:
         self._asked, self._prompt_tokens = asked, prompt_tokens
         self._opening, self._written = opening, 0
         self._predicted = 0
-        self._first = 0.0  # when the first tokens came
+        self._first = 0.0  # time of the first tokens
         self._last = 0.0
         self._started: dict[int, Timings] = {}
 
     def added(self, events: bytes, deltas: Sequence[Delta]) -> bytes:
-        """Returns the events with the added fields. deltas: those that the events were made from"""
+        """Returns the events with the added fields. deltas: the deltas that the events were made from"""
         for delta in deltas:
             self._add(delta)
         return SEPARATOR.join([self._with_fields(event) for event in events.split(SEPARATOR)])
@@ -88,7 +89,7 @@ class TelemetryEvents:
 
     def _with_fields(self, event: bytes) -> bytes:
         if not event.endswith(b"}"):
-            return event  # the end of the stream, or what follows the last separator
+            return event  # the end mark of the stream, or the empty part after the last separator
         fields, at = b"", self._written
         self._written += 1
         if self._asked.progress and at == max(0, self._opening - 1):

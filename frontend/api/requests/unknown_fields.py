@@ -1,6 +1,6 @@
-"""Refuses the fields of a request that its type does not know, or ignores and reports them.
+"""Refuses the request fields that no type declares, or else ignores and reports them.
 
-An ignored field is named in the response's header `X-Sluice-Ignored-Fields`, and once in the log.
+An ignored field is named in the response header `X-Sluice-Ignored-Fields`, and once in the log.
 """
 
 import logging
@@ -12,15 +12,15 @@ from frontend.api.requests.decoding import OnUnknown, refuse_unknown
 
 log = logging.getLogger("sluice.frontend")
 
-STRICT_PATHS = frozenset({"/v1/completions"})  # what `auto` refuses on
+STRICT_PATHS = frozenset({"/v1/completions"})  # the paths for which the policy `auto` refuses
 MAX_HEADER_CHARS = 1024
-MAX_LOGGED = 1000  # names; a client may send any number of others
+MAX_LOGGED = 1000  # field names; a client could otherwise fill the log with made-up names
 MORE = ", ..."
 _INDEX = re.compile(r"\[\d+\]")
 
 
 class UnknownFields:
-    """The server's policy, and the names that its log has already."""
+    """The server's policy for unknown fields, and the field names that it has logged."""
 
     def __init__(self, policy: str) -> None:
         """
@@ -30,15 +30,15 @@ class UnknownFields:
         self._logged: set[str] = set()
 
     def reader(self, path: str, ignored: dict[str, None]) -> OnUnknown:
-        """Returns the function that a request to `path` calls with the name of each unknown field.
+        """Returns the callback for the name of each unknown field in a request to `path`.
 
-        ignored: the names of ignored fields are added to it; `[]` in a name stands for any index of an array
+        ignored: a dict to which the callback adds the ignored names; `[]` in a name stands for any index of an array
         """
         if self._policy == "refuse" or (self._policy == "auto" and path in STRICT_PATHS):
             return refuse_unknown
 
         def ignore(field: str) -> None:
-            name = quote(_INDEX.sub("[]", field), safe="[]")  # a header has neither commas nor other alphabets
+            name = quote(_INDEX.sub("[]", field), safe="[]")  # a header value separates names by commas and is ASCII
             ignored[name] = None
             self._log(name)
 
@@ -53,7 +53,7 @@ class UnknownFields:
 
 
 def header_value(ignored: Mapping[str, None]) -> str:
-    """Returns the names, separated by commas and a space; a value that would be too long ends with `MORE`."""
+    """Returns the names as a header value, separated by commas; a value that would be too long ends with `MORE`."""
     value = ", ".join(ignored)
     if len(value) <= MAX_HEADER_CHARS:
         return value

@@ -1,4 +1,4 @@
-"""Why fields that other servers have are not supported here. Refusals and the documentation say it by these words."""
+"""The reasons why some fields of other servers are not supported here, for error messages and the documentation."""
 
 from collections.abc import Mapping
 
@@ -104,6 +104,6 @@ WHY: Mapping[str, str] = {
 
 
 def because(path: str) -> str:
-    """Returns why the field at a path (`text.verbosity`) is not supported, with a colon before it, if that is known."""
+    """Returns the reason why the field at a path (such as `text.verbosity`) is not supported, as ": REASON", or ""."""
     reason = WHY.get(path.rpartition(".")[2])
     return f": {reason}" if reason else ""

@@ -1,8 +1,10 @@
-"""The routes that load and unload adapters while the server runs, with vLLM's requests and answers; and the route
-that sets the adapter of requests that name none, with llama.cpp's.
+"""The routes that change LoRA adapters while the server runs, with the requests and responses of vLLM and llama.cpp.
 
-A worker tries an adapter before it is listed, so the client that loads a broken adapter gets the error, and no client
-that uses it does. A running request keeps its adapter to its end, even if it is unloaded or replaced meanwhile.
+vLLM's routes load and unload adapters. llama.cpp's route sets the adapter of requests that name none.
+
+A worker tries an adapter before it is listed. So a broken adapter causes an error for the client that loads it, and not
+for the clients that would use it. A running request keeps its adapter to its end, even if the adapter is unloaded or
+replaced in the meantime.
 """
 
 import asyncio
@@ -28,7 +30,8 @@ from shared.messages import Adapter, Sampling
 
 
 async def load_adapter(app: AppState, request: Request) -> Response:
-    """Loads an adapter by name. Raises Forbidden where requests may not, and BadRequest, which names the field."""
+    """Loads an adapter by name. Raises Forbidden if clients may not change adapters; BadRequest, which names the
+    field."""
     asked = app.decode(request, await app.body(request), LoadAdapterRequest)
     registry, name = _allowed(app), asked.lora_name
     if problem := name_problem(name):
@@ -55,7 +58,7 @@ async def load_adapter(app: AppState, request: Request) -> Response:
 
 
 async def unload_adapter(app: AppState, request: Request) -> Response:
-    """Unloads an adapter by name. Raises Forbidden where requests may not, and NotFound if there is none."""
+    """Unloads an adapter by name. Raises Forbidden if clients may not change adapters; NotFound for an unknown name."""
     asked = app.decode(request, await app.body(request), UnloadAdapterRequest)
     try:
         _allowed(app).remove(asked.lora_name)
@@ -73,9 +76,11 @@ async def default_scales(app: AppState, request: Request) -> Response:
 
 
 async def set_default_scales(app: AppState, request: Request) -> Response:
-    """Sets the scales of adapters for requests that name none; an adapter that the list lacks gets 0, as in llama.cpp.
+    """Sets the scales of adapters for requests that name none.
 
-    Raises Forbidden where requests may not, and BadRequest and Unprocessable for a wrong list.
+    An adapter that is not in the list gets 0, as in llama.cpp.
+
+    Raises Forbidden if clients may not change adapters, and BadRequest or Unprocessable for a wrong list.
     """
     body = await app.body(request)
     if not isinstance(decode_json(body), list):
@@ -98,7 +103,8 @@ def _allowed(app: AppState) -> AdapterRegistry:
 
 
 async def _try(base: ServedModel, adapter: Adapter, tenant: str) -> None:
-    """Has a worker compute a token with an adapter. Raises BadRequest if it cannot, and Overloaded if none can now."""
+    """Has a worker compute a token with an adapter. Raises BadRequest if this fails, Overloaded if no worker is
+    ready."""
     await base.service.wait_for_handshake()
     if base.context.task.name != "generate":
         return

@@ -1,4 +1,4 @@
-"""The types of all bodies that clients send and get, by their names in the description of the interface."""
+"""The types of all request and response bodies, by their names in the API description."""
 
 from collections.abc import Mapping
 from typing import Any

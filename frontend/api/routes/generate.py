@@ -1,6 +1,6 @@
-"""The life of a request that generates: read, parse, start the generation, write the response.
+"""The life of a request that generates text: read, parse, start the generation, write the response.
 
-Knows HTTP; the API format of the route knows what the request and the response look like.
+Knows HTTP. The API format of the route knows the contents of the request and the response.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ async def generate(app: AppState, request: Request) -> Response:
     check_task(request.scope["path"], ("generate",), context)
     with missing_modules_refused():
         generation_request = await chosen.parse(decoded, context)
-    del body, decoded  # they may have many MiB, and the answer may take long
+    del body, decoded  # they may take many MiB, and the answer may take long
     app.bodies.release(request)
-    if isinstance(generation_request, bytes):  # the answer to a request that needs no generation
+    if isinstance(generation_request, bytes):  # the whole response, if no generation is needed
         return Response(generation_request, media_type="application/json")
     if record.admission:
         generation_request = generation_request.admitted(**record.admission)

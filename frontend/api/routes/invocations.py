@@ -1,4 +1,5 @@
-"""/invocations, the one route that Amazon SageMaker calls. The fields of a body decide which other route answers it."""
+"""/invocations, the only route that Amazon SageMaker calls. The fields of a body decide which other route handles
+it."""
 
 from typing import Any
 
@@ -12,7 +13,7 @@ from frontend.api.routes.generate import generate
 from frontend.api.routes.pooling_route import POOLING_FORMATS, pool
 from frontend.errors import BadRequest
 
-ROUTES = {  # a field that only one route has → the route; the first field that a body has decides
+ROUTES = {  # from a field to the only route with this field; the first of these fields in a body decides
     "messages": "/v1/chat/completions",
     "prompt": "/v1/completions",
     "input": "/v1/embeddings",
@@ -23,7 +24,7 @@ _Fields = dict[str, msgspec.Raw]
 
 
 async def invocations(app: AppState, request: Request) -> Response:
-    """Answers as the route does that the body is for. Raises BadRequest if no field tells which one."""
+    """Responds like the route to which the body's fields belong. Raises BadRequest if no field decides."""
     body = await app.body(request)
     path = request.scope["path"] = _route(body)
     answered = Request(request.scope, _again(body, request))
@@ -43,7 +44,7 @@ def _route(body: bytes) -> str:
 
 
 def _again(body: bytes, request: Request) -> Any:
-    """Returns a `receive` that gives the body once more, and then what comes after it."""
+    """Returns a `receive` that yields the body once more, and afterwards the messages that follow it."""
     read = False
 
     async def receive() -> Message:

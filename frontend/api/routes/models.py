@@ -1,4 +1,4 @@
-"""The list of models: each under each of its names, with OpenAI's and Anthropic's fields."""
+"""The list of models. Each model is listed under each of its names, with OpenAI's and Anthropic's fields."""
 
 from datetime import UTC, datetime
 from typing import Literal
@@ -12,15 +12,15 @@ from frontend.workers.status import NO_TOKENIZER, ConnectionState
 from shared.models.messages import ModelState
 
 HAVE_IT = {ConnectionState.READY, ConnectionState.STALLED, ConnectionState.DRAINING}
-WILL_HAVE_IT = {ConnectionState.LOADING, ConnectionState.HANDSHAKE}  # a handshake may be with a worker that restarts
+WILL_HAVE_IT = {ConnectionState.LOADING, ConnectionState.HANDSHAKE}  # a handshake may be with a restarted worker
 CANNOT_SERVE = {ConnectionState.FAILED, ConnectionState.INCOMPATIBLE}
 
 
 def status_of(served: ServedModel, known: ModelState | None = None) -> ModelStatus:
-    """Returns whether the model is in memory. It is there, too, while its worker drains or stalls.
+    """Returns whether the model is in memory, which is also the case while its worker drains or stalls.
 
-    If workers differ, the one that is nearest to serving counts. known: the launcher's state of the model, which counts
-    instead if there are many models.
+    If the workers' states differ, the state nearest to serving counts.
+    known: the launcher's state of the model, which takes precedence; None if models are not loaded on demand
     """
     if known is not None:
         return ModelStatus(value="loaded" if known.state == "unloading" else known.state, reason=known.reason or None)
@@ -39,8 +39,9 @@ def status_of(served: ServedModel, known: ModelState | None = None) -> ModelStat
 def model_of(
     name: str, served: ServedModel, created: int, parent: str | None = None, known: ModelState | None = None
 ) -> Model:
-    """Describes a model under one of its names; `created` is the start of this process, in seconds since 1970.
+    """Describes a model under one of its names.
 
+    created: start of this process, in seconds since 1970
     parent: the base model of an adapter
     """
     context = served.context if served.service.has_tokenizer else None
@@ -80,8 +81,7 @@ def _for_llama_cpp(model: Model) -> LlamaCppModel:
 
 
 def find_model(wanted: str, table: ModelTable, created: int) -> Model:
-    """Describes the model that has the name `wanted`. Raises NotFound if none has it, and the first accepts only its
-    own names."""
+    """Describes the model of the name `wanted`. Raises NotFound if there is none, unless any name is accepted."""
     served = table.get(wanted)
     if served is None and not table.first.config.any_model_name:
         raise NotFound(f"the model `{wanted}` does not exist", param="model", code="model_not_found")

@@ -1,6 +1,6 @@
-"""The published description of the HTTP interface (OpenAPI 3.1), made of the types that requests are decoded into.
+"""The published description of the HTTP API (OpenAPI 3.1), made of the types that requests are decoded into.
 
-Knows each route's request type and the shape of its answer; a test compares its routes with the app's.
+Lists each route's request type and response types. A test compares these routes with the app's.
 """
 
 from collections.abc import Mapping
@@ -33,15 +33,15 @@ ERRORS = {
     503: "Too busy, or no model is loaded yet; `Retry-After` says when to try again",
     504: "The request did not end within its `deadline_ms`",
 }
-STRICT = {"CompletionRequest"}  # refuses unknown fields, with 422; the other requests ignore them
-UNABLE = {"InfillRequest"}  # refused with 501 where the model cannot
-EARLY = {408, 431}  # refused before a route is known, so in no API format's envelope
+STRICT = {"CompletionRequest"}  # refuse unknown fields with 422; the other request types ignore them
+UNABLE = {"InfillRequest"}  # refused with 501 if the model lacks the ability
+EARLY = {408, 431}  # these refusals come before the route is known, so they have no API format of their own
 REQUEST_ID = {"X-Request-Id": {"description": "Sent back, or made up", "schema": {"type": "string"}}}
 RETRY_AFTER = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}
 
 
 def document() -> dict[str, Any]:
-    """Returns the whole description, ready to be written as JSON."""
+    """Returns the whole description as plain values for JSON."""
     return {
         "openapi": "3.1.0",
         "info": {"title": "Sluice", "version": version(), "description": "Serves an open-weight language model."},
@@ -72,7 +72,7 @@ def document() -> dict[str, Any]:
 
 
 def _request(name: str, kind: type[RequestModel]) -> dict[str, Any]:
-    """Returns the schema of a body, each of its fields with a description."""
+    """Returns the schema of a body. Each of its fields has a description."""
     body = request_schema(kind)
     body = body if name in STRICT else _open_to_more(body)
     fields = {name: {"description": NOT_SUPPORTED, **shape} for name, shape in body["properties"].items()}
@@ -80,7 +80,7 @@ def _request(name: str, kind: type[RequestModel]) -> dict[str, Any]:
 
 
 def _open_to_more(shape: Any) -> Any:
-    """Returns a schema that takes unknown fields, which are ignored."""
+    """Returns a schema that allows unknown fields, because the server ignores them."""
     match shape:
         case dict():
             entries = shape.items()
@@ -95,7 +95,7 @@ def ref(name: str) -> dict[str, str]:
 
 
 def _generating() -> dict[str, Any]:
-    """Returns the routes that answer at once or, with `stream`, in server-sent events."""
+    """Describes the routes that generate text: in one response or, with `stream`, in server-sent events."""
     openai_error, anthropic_error = ref("OpenAIError"), ref("AnthropicError")
     either = {"anyOf": [openai_error, ref("ErrorEvent")]}  # depends on the body's `stream_format`
     typed = [ref(name) for name in ("TokenEvent", "DoneEvent", "ErrorEvent")]
@@ -116,7 +116,7 @@ def _generating() -> dict[str, Any]:
 
 
 def _pooling() -> dict[str, Any]:
-    """Returns the routes that answer with vectors or scores, which servers with other tasks refuse."""
+    """Describes the routes whose responses are vectors or scores. Servers with other tasks refuse them."""
     error = ref("OpenAIError")
     score = ("Score how relevant texts are to others", "ScoreRequest", "Scores", error)
     rank = ("Order documents by their relevance to a query", "RerankRequest", "RankingOrTexts", error)
@@ -137,7 +137,7 @@ def _pooling() -> dict[str, Any]:
 
 
 def _ollama() -> dict[str, Any]:
-    """Returns the routes of Ollama's API."""
+    """Describes the routes of Ollama's API."""
     error = ref("OllamaError")
     lines = "application/x-ndjson"
     chat, text = ({"anyOf": [ref(name), error]} for name in ("OllamaChat", "OllamaText"))
@@ -169,7 +169,7 @@ def _counting() -> dict[str, Any]:
 
 
 def _invocations() -> dict[str, Any]:
-    """Describes SageMaker's route, whose bodies and answers are those of the routes that it leads to."""
+    """Describes SageMaker's route. Its request and response types are those of the routes it forwards to."""
     takes = ("ChatCompletionRequest", "CompletionRequest", "EmbeddingRequest", "ScoreRequest", "RerankRequest")
     gives = ("ChatCompletion", "Completion", "Embeddings", "Scores", "Ranking", "RankedTexts")
     chunks = {"anyOf": [ref("ChatCompletionChunk"), ref("CompletionChunk"), ref("OpenAIError")]}
@@ -188,7 +188,7 @@ def _invocations() -> dict[str, Any]:
 
 
 def _reporting() -> dict[str, Any]:
-    """Returns the routes that are only read: pages, health, statistics, the model."""
+    """Describes the routes that only report: pages, health, statistics, models."""
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     error = ref("OpenAIError")
     missing = {"404": _answer("Nothing of that name", _json(error))}
@@ -229,8 +229,9 @@ def _post(
 ) -> dict[str, Any]:
     """Describes a POST route.
 
-    operation: its id; the name of the request's type if empty
-    events: the schema of the JSON of each event of a stream, for which OpenAPI 3.1 has no keyword
+    takes, gives: names of the request type and of the response type
+    operation: the operation's id; if empty, the name of the request type
+    events: the schema of the JSON in each event of a stream, for which OpenAPI 3.1 has no keyword
     stream: the media type of a stream
     """
     content = _json(ref(gives))
@@ -270,7 +271,7 @@ def _reset() -> dict[str, Any]:
 
 
 def _ping() -> dict[str, Any]:
-    """Describes SageMaker's route, which answers to both methods."""
+    """Describes SageMaker's health route, which accepts both methods."""
     path = _open(_get("The same as /health", _json(ref("Health"))))
     return path | {"post": path["get"]}
 

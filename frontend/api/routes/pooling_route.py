@@ -26,13 +26,13 @@ from frontend.server.middleware import API_FORMAT, RECORD
 
 
 class PoolingFormat(Protocol):
-    """The interface of a module that handles one format."""
+    """The interface of a module that implements one format."""
 
-    NAME: str  # in logs and traces
-    PREFIX: str  # of a response's id
+    NAME: str  # the format's name in logs and traces
+    PREFIX: str  # the prefix of a response's id
 
     @property
-    def TASKS(self) -> tuple[str, ...]: ...  # --task of a server that answers on the route
+    def TASKS(self) -> tuple[str, ...]: ...  # the server's --task must be one of these
     @property
     def REQUEST(self) -> type[RequestModel]: ...  # the type that a body is decoded into
 

@@ -12,11 +12,11 @@ from frontend.workers.prefix_reset import reset_prefix_caches
 
 
 async def reset_prefix_cache(app: AppState, request: Request) -> Response:
-    """Empties the caches. Only a server with API keys does: strangers could slow all others down.
+    """Empties the caches. This needs API keys, because strangers could use it to slow down all other clients.
 
-    The client's address says nothing: behind a proxy on this host, everyone has this host's.
+    A check of the client's address would not help: behind a proxy on this host, every client has the host's address.
 
-    Raises Forbidden without API keys, and Overloaded if a worker does not confirm it.
+    Raises Forbidden on a server without API keys, and Overloaded if a worker does not confirm the reset.
     """
     if not app.config.keyed:
         raise Forbidden("/reset_prefix_cache needs a server with --api-key or --api-keys", code="key_needed")

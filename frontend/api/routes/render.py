@@ -1,7 +1,7 @@
-"""vLLM's render routes: the token ids and the sampling parameters that a request would be computed with.
+"""vLLM's render routes: the token ids and the sampling parameters with which a request would be computed.
 
-A gateway hashes the ids to find the worker that has the prefix in its cache. No worker is asked: until one has reported
-the longest sequence, prompts have no limit. These routes refuse what the generating routes refuse, in the same words.
+A gateway hashes the ids to find the worker whose cache has the prefix. These routes need no worker, so prompts have no
+length limit until a worker has reported one. They refuse the same requests as the generating routes, in the same words.
 """
 
 import secrets
@@ -19,11 +19,11 @@ from frontend.api.requests.response_types import Count, ResponseModel
 from frontend.errors import Unprocessable
 from frontend.request import GenerationRequest
 
-NO_LIMIT = 1 << 31  # stands for the longest sequence while no worker has reported it
+NO_LIMIT = 1 << 31  # replaces the length limit until a worker has reported one
 
 
 class RenderedSampling(ResponseModel):
-    """How the tokens would be drawn, by vLLM's names."""
+    """The sampling parameters, with vLLM's names."""
 
     n: Count
     max_tokens: Annotated[Count | None, Meta(description="null: up to the context's end, which is not known yet")]
@@ -53,7 +53,7 @@ class RenderedSampling(ResponseModel):
 
 
 class RenderedRequest(ResponseModel):
-    """A request of token ids, as vLLM's route that generates from them takes it."""
+    """A request with token ids, in the form that vLLM's route for generating from token ids accepts."""
 
     request_id: str
     model: str
@@ -67,7 +67,7 @@ class RenderedRequest(ResponseModel):
 
 
 class RenderedPrompt(RenderedRequest):
-    """One prompt of a text completion: also under the names that vLLM 0.16 to 0.18 used."""
+    """One prompt of a text completion. It repeats fields under the names that vLLM 0.16 to 0.18 used."""
 
     prompt: str
     prompt_token_ids: list[Count]
@@ -105,7 +105,7 @@ def _unbounded(context: ModelContext) -> ModelContext:
 
 
 def _shared(request: CompletionRequest | ChatRequest, ready: GenerationRequest, prefix: str) -> dict[str, Any]:
-    """Returns the fields that do not depend on the prompt."""
+    """Returns the fields that are the same for all prompts."""
     options = request.stream_options
     return {
         "request_id": f"{prefix}-{secrets.token_hex(12)}",
@@ -149,10 +149,10 @@ RESPONSES: Mapping[str, Any] = {"RenderedPrompts": list[RenderedPrompt], "Render
 
 
 def paths(post: Callable[..., dict[str, Any]], error: dict[str, str]) -> dict[str, Any]:
-    """Returns the description of the routes for /openapi.json. post: describes a route"""
+    """Describes the routes for /openapi.json. post: a function that describes one POST route"""
     text = post("Show the token ids of a text", "CompletionRequest", "RenderedPrompts", error, operation="RenderText")
     answers = text["post"]["responses"]
-    answers["404"] = answers.pop("422")  # errors have the status codes of chat
+    answers["404"] = answers.pop("422")  # errors have the status codes of chats, also for a text
     answers["404"]["description"] = "The model of that name is not served"
     return {
         "/v1/completions/render": text,

@@ -1,4 +1,4 @@
-"""The routes that report: whether the server is well, what it does, which model it has, what its interface is."""
+"""The routes that report the server's health, statistics, models and API description."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,19 +18,19 @@ from frontend.server.middleware import RECORD
 from frontend.workers.status import ConnectionState
 from shared import build
 
-SERVING = (ConnectionState.READY, ConnectionState.DRAINING)  # the model is loaded
+SERVING = (ConnectionState.READY, ConnectionState.DRAINING)  # states in which the model is loaded
 
 
 async def health(app: AppState, request: Request) -> Response:
     pools = [model.pool.membership.statuses() for model in app.models]
     each = [any(worker.state in SERVING for worker in workers) for workers in pools]
-    loaded = any(each) if app.models.state_of(app.models.first.name) is not None else all(each)  # of many, some are not
+    loaded = any(each) if app.models.state_of(app.models.first.name) is not None else all(each)  # of many, one suffices
     return json_response(Health(model_loaded=loaded))
 
 
 async def ready(app: AppState, request: Request) -> Response:
     readiness = app.models.readiness
-    if readiness.ready and not app.models.first.service.has_tokenizer:  # of many models, none is loaded yet
+    if readiness.ready and not app.models.first.service.has_tokenizer:  # many models, none loaded yet
         return json_response(Ready(task="generate", chat=False))
     if readiness.ready:
         context = app.models.first.context
@@ -47,7 +47,7 @@ async def version(app: AppState, request: Request) -> Response:
 
 
 async def load(app: AppState, request: Request) -> Response:
-    """Tells how many requests this frontend has in work, by vLLM's name."""
+    """Returns the number of running requests of this frontend, under vLLM's name."""
     return json_response(Load(server_load=sum(len(model.service.generations) for model in app.models)))
 
 
@@ -68,7 +68,7 @@ async def document(app: AppState, request: Request) -> Response:
 
 
 async def model_list(app: AppState, request: Request) -> Response:
-    """Lists the models; with `?reload=1`, after the launcher has read the table of many models again."""
+    """Lists the models. With `?reload=1`, the launcher first reads the table of models again."""
     if request.query_params.get("reload") in ("1", "true"):
         await app.models.reload()
     return json_response(models.model_list(app.models, app.created))
@@ -83,7 +83,7 @@ async def tokenizer_info(app: AppState, request: Request) -> Response:
 
 
 def _contexts(app: AppState, served: list[ServedModel]) -> list[ModelContext]:
-    """Returns the facts about the models; of many models, about those that are loaded."""
+    """Returns the contexts of these models; if models are loaded on demand, only of the loaded ones."""
     return [one.context for one in served if app.models.state_of(one.name) is None or one.service.has_tokenizer]
 
 
@@ -116,7 +116,7 @@ async def llama_cpp_props(app: AppState, request: Request) -> Response:
 
 
 async def llama_cpp_slots(app: AppState, request: Request) -> Response:
-    """Lists the slots; with `?fail_on_no_slot=1`, raises Overloaded if none is free."""
+    """Lists llama.cpp's slots. With `?fail_on_no_slot=1`, raises Overloaded if no slot is free."""
     record: RequestRecord = request.scope[RECORD]
     model = app.models.first
     context, total = model.context, _slots(model)

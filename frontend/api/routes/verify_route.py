@@ -1,6 +1,6 @@
-"""/v1/receipts/verify: the life of a check of a receipt.
+"""/v1/receipts/verify: the life of a request that checks a receipt.
 
-A check is a request like others: it waits in the queue, has a priority and a deadline, and is in the access log.
+It is treated like other requests: it waits in the queue, has a priority and a deadline, and is in the access log.
 """
 
 import time
