@@ -22,6 +22,7 @@ from frontend.api.chat.structured_output_fields import TextOptions
 from frontend.api.chat.thinking_fields import Degree, MaxThinkingTokens, OtherBudgetName, effort
 from frontend.api.chat.tool_fields import FlatFunctionTools, FlatToolChoice, ParallelToolCalls
 from frontend.api.model_context import ModelContext
+from frontend.api.openai.content_parts import RefusalPart
 from frontend.api.requests.request_model import FieldError, RequestModel
 from frontend.api.requests.request_types import (
     Count,
@@ -84,6 +85,9 @@ class ImagePart(_ContentPart, tag="input_image"):
         return self.source.mark
 
 
+Part = ResultPart | OutputPart | ImagePart | RefusalPart
+
+
 class SummaryPart(RequestModel):
     type: Literal["summary_text"]
     text: str
@@ -105,7 +109,7 @@ class Message(_Item, tag="message"):
     DEFAULT_TYPE = True
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Annotated[list[ResultPart | OutputPart | ImagePart], Meta(min_length=1, max_length=MAX_PARTS)]
+    content: str | Annotated[list[Part], Meta(min_length=1, max_length=MAX_PARTS)]
     phase: Literal["commentary", "final_answer"] | None = None
 
 

@@ -81,6 +81,13 @@ ITEMS = (
 )
 
 
+PARTS = (
+    *({"text": "a"}, {"type": None, "text": "a"}, "a", {"image_url": "data:"}, {"text": "a", "image_url": "data:"}),
+    *({"type": "thinking", "thinking": "a"}, {"type": "reasoning", "text": "a"}, {"type": "reasoning"}, {"a": "a"}),
+    *({"type": "refusal", "refusal": "a"}, {"refusal": "a"}, {"type": "image_url", "image_url": {}}, 5, None),
+)
+
+
 LIKELY = st.sampled_from(  # values near the borders of what fields take
     [
         *(-(2**63) - 1, -(2**63), 2**64 - 1, 2**64, -100, -101, -2, -1, 0, 1, 2, 3, 20, 21, 100, 128, 129),
@@ -92,7 +99,8 @@ LIKELY = st.sampled_from(  # values near the borders of what fields take
         *([{"role": "tool", "content": "a", "tool_call_id": "x", "name": None}], [{"role": "user"}]),
         *([{"role": "assistant", "content": None}], [{"role": "assistant", "tool_calls": []}], [{"role": "tool"}]),
         *([{"role": role, "content": "", "tool_calls": [CALL]}] for role in ("user", "assistant")),
-        *([{"role": role, "content": [block]}] for role in ("user", "assistant") for block in BLOCKS),
+        *([{"role": role, "content": [block]}] for role in ("user", "assistant") for block in (*BLOCKS, *PARTS)),
+        *([{"role": role, "content": None, "refusal": "a"}] for role in ("user", "assistant")),
         *({"type": kind, **more} for kind in ("tool", "any", "function") for more in ({}, {"name": "f"})),
         *([{"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}] for kind in ("object", 1)),
         *([item] for item in ITEMS),
