@@ -81,6 +81,10 @@ class ThinkingPart(_Part, tag="thinking"):
 class ReasoningPart(_Part, tag="reasoning"):
     """The same as LangChain has it, in `reasoning`, or as Vercel's AI SDK does, in `text`."""
 
+    SCHEMA: ClassVar = (
+        {"anyOf": [{"properties": {name: {"type": "string"}}, "required": [name]} for name in ("reasoning", "text")]},
+    )
+
     reasoning: str | None = None
     spoken: str | None = msgspec.field(name="text", default=None)
     text: ClassVar = ""

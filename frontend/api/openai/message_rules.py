@@ -15,7 +15,7 @@ def _having(name: str, schema: Schema) -> Schema:
 _FROM_ASSISTANT: Schema = {"properties": {"role": {"const": "assistant"}}}
 _SPOKEN = [_having(name, {"type": "string", "minLength": 1}) for name in INSTEAD_OF_CONTENT]
 _CALLED_OR_SPOKEN: Schema = {"anyOf": [_having("tool_calls", {"type": "array", "minItems": 1}), *_SPOKEN]}
-_THOUGHT = _having("type", {"enum": ["thinking", "reasoning"]})
+_THOUGHT = {"type": "object", **_having("type", {"enum": ["thinking", "reasoning"]})}
 _NO_THOUGHTS: Schema = {"properties": {"content": {"not": {"type": "array", "contains": _THOUGHT}}}}
 
 RULES: Sequence[Schema] = (
