@@ -19,7 +19,7 @@ from frontend.api.chat.chat_prompt import (
 )
 from frontend.api.chat.continuation_fields import ContinueFromField
 from frontend.api.chat.own_template import check_roles, document_arguments
-from frontend.api.chat.structured_output_fields import ResponseFormatField
+from frontend.api.chat.structured_output_fields import ResponseFormatField, Verbosity
 from frontend.api.chat.thinking_fields import (
     Degree,
     MaxThinkingTokens,
@@ -148,7 +148,6 @@ class ChatRequest(TokenDetailFields):
         "modalities": (["text"],),
         "functions": ([],),  # the old name of `tools`
         "function_call": ("none",),  # the old name of `tool_choice`
-        "verbosity": ("medium",),
     }
 
     messages: Messages
@@ -176,6 +175,7 @@ class ChatRequest(TokenDetailFields):
     include_reasoning: IncludeReasoning = True
     separate_reasoning: SeparateReasoning = True
     stream_reasoning: StreamReasoning = True
+    verbosity: Verbosity = None
     prediction: PredictionField = None
     audio: Refused = None
     moderation: Refused = None
@@ -196,6 +196,7 @@ class TemplateFields(RequestModel):
     parallel_tool_calls: ParallelToolCalls = True
     reasoning_effort: ReasoningEffort = None
     reasoning: ReasoningField = None
+    verbosity: Verbosity = None
 
 
 class TokenizeRequest(TemplateFields):
@@ -237,6 +238,7 @@ def rendered_chat(request: Asked, functions: Sequence[Function], context: ModelC
             param="continue_final_message", code="out_of_range",
         )  # fmt: skip
     values = _thinking_arguments(request, context) | document_arguments(request.documents, context)
+    values |= {"verbosity": request.verbosity} if request.verbosity else {}
     values |= request.chat_template_kwargs or {}
     messages = [message.chat_message() for message in request.messages or ()]
     if any(one["role"] not in COMMON_ROLES for one in messages):

@@ -41,6 +41,8 @@ class ImagePart(_Part, tag="image_url"):
     KNOWN_BY: ClassVar = "image_url"
 
     image_url: ImageURL
+    prompt_cache_breakpoint: Ignored = None
+    cache_control: Ignored = None
     uuid: Ignored = None  # vLLM's name of the picture for its cache
 
     @property

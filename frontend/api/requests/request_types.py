@@ -170,6 +170,14 @@ class StructuredOutputs(RequestModel):
     structural_tag: dict[str, Any] | Text | None = None
 
 
+class PromptCacheOptions(RequestModel):
+    ONLY: ClassVar = {"prewarm": (False,)}
+
+    mode: Ignored = None
+    ttl: Ignored = None
+    comparison_response_id: Ignored = None
+
+
 class OpenAIFields(GenerationFields):
     """The fields of OpenAI's formats, with those of vLLM and SGLang."""
 
@@ -204,7 +212,9 @@ class OpenAIFields(GenerationFields):
     guided_grammar: Annotated[Text | None, doc("A grammar (Lark or GBNF) that the answer keeps to")] = None
     structured_outputs: Annotated[StructuredOutputs | None, doc("The same by vLLM's newer names")] = None
     prompt_cache_key: Ignored = None
-    prompt_cache_options: Ignored = None
+    prompt_cache_options: Annotated[
+        PromptCacheOptions | None, doc("Accepted, no effect: all prompts are cached, as long as there is room")
+    ] = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
     allowed_token_ids: Annotated[_AllowedIds | None, doc("The answer has no tokens but these")] = None
@@ -283,7 +293,7 @@ class SamplerFields(OpenAIFields):
     }
 
     n_predict: Annotated[
-        Annotated[int, Meta(ge=-2, le=MOST)] | None,
+        Annotated[int, Meta(ge=-2, le=MOST, extra_json_schema={"not": {"const": 0}})] | None,
         doc("Llama.cpp's name of `max_tokens`, before which it goes; -1 and -2: to the context's end"),
     ] = None
     cache_prompt: Annotated[bool, doc("No effect: a prompt that is cached gives the same bytes")] = True

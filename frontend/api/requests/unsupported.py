@@ -15,6 +15,7 @@ _TEXT_ONLY = "answers are text"
 _TRIGGERS = "a grammar holds from the first token on"
 
 WHY: Mapping[str, str] = {
+    "access_programs": "there are no access programs",
     "activation": _VECTORS,
     "adaptive_target": "there is no such sampler",
     "add_special_tokens": "a chat template writes all special tokens itself",
@@ -39,6 +40,7 @@ WHY: Mapping[str, str] = {
     "functions": _OLDER,
     "grammar_lazy": _TRIGGERS,
     "grammar_triggers": _TRIGGERS,
+    "image": "the server sets the size of a picture",
     "images_config": _TEXT_ONLY,
     "include_reasoning": _AS_IT_IS,
     "kv_transfer_params": _DISAGGREGATED,
@@ -59,8 +61,10 @@ WHY: Mapping[str, str] = {
     "n_probs": "`logprobs` does it",
     "ngram_corpus_id": "drafts come from the request itself",
     "normalize": _VECTORS,
+    "personality": "a model here has no such setting",
     "penalize_newline": "penalties hold for line breaks as for all tokens",
     "post_sampling_probs": _COMPLETION,
+    "prewarm": "every answer has a token; `max_tokens` of 1 warms the cache",
     "previous_response_id": _ONE_SERVER,
     "prompt": "the server keeps no prompts",
     "prompt_embeds": "prompts are texts or token ids",
@@ -92,12 +96,12 @@ WHY: Mapping[str, str] = {
     "thinking_token_budget": _AS_IT_IS,
     "thread": _ONE_SERVER,
     "top_logprobs": "Ollama's format is served without log-probabilities",
+    "transformations": "the server sets the size of a picture",
     "truncate": _WHOLE,
     "truncate_prompt_tokens": _WHOLE,
     "truncation": "a conversation that is too long is refused, never cut",
     "use_activation": _VECTORS,
     "use_beam_search": _NO_BEAMS,
-    "verbosity": "a model here has no such setting",
     "watermarking": "answers have no watermark",
     "web_search_options": "the server searches nothing",
 }

@@ -149,6 +149,18 @@ async def test_chat_template_kwargs_reach_the_template(tokenizer: Tokenizer) -> 
     assert tokenizer.decode(request.prompts[0]) == "False hi"
 
 
+async def test_verbosity_is_a_variable_of_the_template(tokenizer: Tokenizer) -> None:
+    telling = ChatTemplate({"default": "{{ verbosity }} {{ messages[0].content }}"}, {})
+    for fields, text in (
+        ({"verbosity": "low"}, "low hi"),
+        ({"verbosity": "low", "chat_template_kwargs": {"verbosity": "high"}}, "high hi"),
+        ({}, " hi"),
+    ):
+        request = await parse(chat, body(**fields), context(tokenizer, template=telling))
+        assert tokenizer.decode(request.prompts[0]) == text
+    assert await parsed(tokenizer, verbosity="high") == await parsed(tokenizer), "no effect without it"
+
+
 async def test_effort_none_turns_thinking_off_by_the_variable_of_the_template(tokenizer: Tokenizer) -> None:
     source = "{% if not thinking is defined %}-{% else %}{{ thinking }}{% endif %} {{ messages[0].content }}"
     told = replace(
