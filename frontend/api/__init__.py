@@ -9,6 +9,7 @@
     anthropic/          messages
     ollama/             chat, generate, embed, and the routes around them
     llama_cpp/          completion, infill, and the routes around them
+    sglang/             generate
     pooling/            the formats that answer with vectors or scores
     many/               many models, which the launcher loads when requests need them
     adapters/           LoRA adapters, which requests choose by name as models

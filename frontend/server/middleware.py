@@ -29,7 +29,7 @@ from frontend.text import grammar_check
 log = logging.getLogger("sluice.frontend")
 
 PROBES = frozenset(
-    {"/health", "/v1/health", "/ping", "/ready"}
+    {"/health", "/v1/health", "/ping", "/ready", "/health_generate"}
 )  # without data; sent to addresses that no setting can list
 OPEN_ROUTES = PROBES | {"/"}  # and the playground's files, which contain no data
 PAGE_FILES = "/web/"

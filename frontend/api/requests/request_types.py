@@ -157,6 +157,7 @@ _AllowedIds = Annotated[list[Count], Meta(max_length=1 << 20)]
 _BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(max_length=256)]
 _Kept = Annotated[int, Meta(ge=-1, le=MOST)]
 _TokenId = Annotated[int, Meta(ge=0, le=9_999_999_999)]  # checked against the vocabulary where that is known
+LogitBias = dict[_TokenId, _Bias]
 
 
 class StructuredOutputs(RequestModel):
@@ -204,7 +205,7 @@ class OpenAIFields(GenerationFields):
     frequency_penalty: Annotated[
         Penalty | None, doc("Subtracted from a token's logit for each time it is in the answer")
     ] = None
-    logit_bias: Annotated[dict[_TokenId, _Bias] | None, doc("Token ids and what is added to their logits")] = None
+    logit_bias: Annotated[LogitBias | None, doc("Token ids and what is added to their logits")] = None
     stop: Annotated[StopText | StopTexts | None, doc(STOPS)] = None
     guided_json: Annotated[JsonSchemaValue | None, doc("A JSON schema (or its text) that the answer keeps to")] = None
     guided_regex: Annotated[Text | None, doc("A regular expression that the whole answer matches")] = None

@@ -12,6 +12,7 @@ _NO_BEAMS = "answers are sampled, not searched for with beams"
 _OLDER = "`tools` and `tool_choice` replace it"
 _AS_IT_IS = "the text of a completion is sent as the model wrote it"
 _TEXT_ONLY = "answers are text"
+_TEXTS = "prompts are texts or token ids"
 _TRIGGERS = "a grammar holds from the first token on"
 
 WHY: Mapping[str, str] = {
@@ -20,6 +21,7 @@ WHY: Mapping[str, str] = {
     "adaptive_target": "there is no such sampler",
     "add_special_tokens": "a chat template writes all special tokens itself",
     "audio": _TEXT_ONLY,
+    "audio_data": _TEXTS,
     "background": "a response is answered on its own connection",
     "bootstrap_host": _DISAGGREGATED,
     "bootstrap_port": _DISAGGREGATED,
@@ -40,9 +42,11 @@ WHY: Mapping[str, str] = {
     "functions": _OLDER,
     "grammar_lazy": _TRIGGERS,
     "grammar_triggers": _TRIGGERS,
+    "image_data": "pictures are in chats",
     "image": "the server sets the size of a picture",
     "images_config": _TEXT_ONLY,
     "include_reasoning": _AS_IT_IS,
+    "input_embeds": _TEXTS,
     "kv_transfer_params": _DISAGGREGATED,
     "length_penalty": _NO_BEAMS,
     "logits_processors": "requests bring no code",
@@ -52,6 +56,7 @@ WHY: Mapping[str, str] = {
     "lora_path": "an adapter is chosen by its name as the `model`",
     "max_chunks_per_doc": _WHOLE,
     "max_tokens_per_doc": _WHOLE,
+    "max_thinking_tokens": _AS_IT_IS,
     "mcp_servers": "the server calls no tools",
     "modalities": _TEXT_ONLY,
     "moderation": "the server judges no contents",
@@ -67,13 +72,19 @@ WHY: Mapping[str, str] = {
     "prewarm": "every answer has a token; `max_tokens` of 1 warms the cache",
     "previous_response_id": _ONE_SERVER,
     "prompt": "the server keeps no prompts",
-    "prompt_embeds": "prompts are texts or token ids",
+    "prompt_embeds": _TEXTS,
     "prompt_logprobs": "/v1/completions and /v1/chat/completions tell them",
+    "require_reasoning": _AS_IT_IS,
     "rank_fields": "a document has one text",
     "raw_scores": "scores are between 0 and 1",
     "repetition_detection": "penalties and DRY act against repetitions; none ends an answer",
     "response_fields": _COMPLETION,
     "return_cached_tokens_details": "`usage` always tells how many tokens were cached",
+    "return_entropy": "log-probabilities are told instead",
+    "return_flat_raw_top_logprobs": "they are told in lists",
+    "return_indexer_topk": "the choice of positions stays in the worker",
+    "return_prompt_token_ids": "/tokenize tells them",
+    "return_sampling_mask": "log-probabilities are told instead",
     "return_hidden_states": "hidden states stay in the worker; /v1/embeddings has vectors",
     "return_prompt_text": "/apply-template tells the text of a prompt",
     "return_routed_experts": _EXPERTS,
@@ -93,8 +104,10 @@ WHY: Mapping[str, str] = {
     "t_max_predict_ms": _COMPLETION,
     "template": "the template of the model is used; `raw` goes without",
     "tfs_z": "there is no such sampler",
+    "thinking_budget": _AS_IT_IS,
     "thinking_token_budget": _AS_IT_IS,
     "thread": _ONE_SERVER,
+    "token_ids_logprob": "/v1/logprobs scores given tokens",
     "top_logprobs": "Ollama's format is served without log-probabilities",
     "transformations": "the server sets the size of a picture",
     "truncate": _WHOLE,
@@ -102,6 +115,7 @@ WHY: Mapping[str, str] = {
     "truncation": "a conversation that is too long is refused, never cut",
     "use_activation": _VECTORS,
     "use_beam_search": _NO_BEAMS,
+    "video_data": _TEXTS,
     "watermarking": "answers have no watermark",
     "web_search_options": "the server searches nothing",
 }

@@ -9,6 +9,7 @@ adapters            the routes that load and unload LoRA adapters, and set their
 reports             the routes that report: health, statistics, metrics, models, the description of the API
 models, prefix_cache        the list of models; the route that empties the prefix cache
 render              vLLM's render routes: the token ids of a request, without a worker
+sglang              SGLang's routes about the model and the server
 openapi             the description of the API at /openapi.json
 body_types          the types of all bodies, by their names there
 """

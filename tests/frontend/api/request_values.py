@@ -11,6 +11,7 @@ from frontend.api.pooling.rerank import RerankRequest
 from frontend.api.requests.request_model import RequestModel, fields_of
 from frontend.api.requests.request_schema import request_schema
 from frontend.api.routes.body_types import REQUESTS
+from frontend.api.sglang.fields import GenerateRequest
 
 RECEIPT = {
     "version": 1, "fingerprint": "", "model": "a", "route": "/v1/completions", "index": 0, "prompt_sha256": "",
@@ -20,8 +21,9 @@ ONE_OF_TWO: dict[type[RequestModel], dict[str, Any]] = {  # requests that need o
     ShowRequest: {"model": "m"},
     LlamaCppEmbeddingRequest: {"content": "a"},
     RerankRequest: {"documents": ["a"]},
+    GenerateRequest: {"text": "a"},
 }
-INSTEAD = {"texts": "documents"}  # a field that cannot go with another
+INSTEAD = {"texts": "documents", "input_ids": "text"}  # a field that cannot go with another
 HELLO = [{"role": "user", "content": "a"}]
 
 
