@@ -57,7 +57,7 @@ def test_prompt_is_scored_with_and_without_an_answer(server: Server) -> None:
 
 def test_stream_is_read_as_the_documentation_does(server: Server) -> None:
     params = {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True}
-    body = {"text": PROMPT, "sampling_params": params, "stream": True}
+    body: dict[str, Any] = {"text": PROMPT, "sampling_params": params, "stream": True}
     response = requests.post(f"{server.url}/generate", json=body, stream=True, timeout=PATIENCE_S)
     prev, said = 0, ""
     for line in response.iter_lines(decode_unicode=False):

@@ -92,10 +92,11 @@ class MessageParam(RequestModel):
     def __post_init__(self) -> None:
         if self.tool_calls and self.role != "assistant":
             raise FieldError("tool_calls", "belong to the assistant")
-        if self.role != "assistant" and thoughts_in(self.content) is not None:
+        if isinstance(self.content, list) and self.role != "assistant" and thoughts_in(self.content) is not None:
             raise FieldError("content", "has thoughts, which belong to the assistant")
-        said = self.role == "assistant" and (self.tool_calls or self.thought or self.refusal)
-        if self.content is None and not said:
+        if self.content is None and not (
+            self.role == "assistant" and (self.tool_calls or self.thought or self.refusal)
+        ):
             raise FieldError("content", "is missing", BadRequest, "missing_field")
 
     @property
