@@ -20,6 +20,7 @@ from shared.config import (
     with_values,
     words,
 )
+from shared.config.frontend import ALIASES
 from shared.config.speculation import read_speculative_config
 from shared.wire.address import parse_all, with_port_offset
 
@@ -73,8 +74,9 @@ def _check_values(settings: Settings) -> None:
                 raise ConfigError(f"{flag_name(item.name)} {problem}, not {getattr(values, item.name)!r}")
     if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", settings.frontend.metrics_prefix):
         raise ConfigError("--metrics-prefix may contain letters, digits, _ and :, and must not begin with a digit")
-    if settings.frontend.metrics_aliases == "vllm" and settings.frontend.metrics_prefix == "vllm:":
-        raise ConfigError("--metrics-aliases vllm repeats what --metrics-prefix vllm: names already: give one of them")
+    aliases, prefix = settings.frontend.metrics_aliases, settings.frontend.metrics_prefix
+    if ALIASES.get(aliases) == prefix:
+        raise ConfigError(f"--metrics-aliases {aliases} repeats what --metrics-prefix {prefix} names: give one of them")
     if not settings.model.model:
         raise ConfigError("--model must not be empty")
     if "," in settings.model.model and not (settings.model.served_model_name or settings.many):

@@ -66,6 +66,7 @@ TESTS = {  # file or function -> how many of all its tests run, after the draw a
     "tests/e2e/test_rank_hosts.py": 1,
     "tests/e2e/test_ranks.py": 1,
     "tests/e2e/test_serve.py": 2,
+    "tests/e2e/test_sglang.py": 1,
     "tests/e2e/test_tools.py": 2,
     "tests/faults/test_faults.py": 1,
     "tests/frontend/test_main.py": 2,

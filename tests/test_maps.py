@@ -10,9 +10,10 @@ ROOT = Path(__file__).parents[1]
 MAPPED = (
     "frontend", "frontend/api", "frontend/api/anthropic", "frontend/api/chat", "frontend/api/llama_cpp",
     "frontend/api/ollama", "frontend/api/openai", "frontend/api/pooling", "frontend/api/receipts",
-    "frontend/api/requests", "frontend/api/routes", "frontend/generation", "frontend/observability",
-    "frontend/offline", "frontend/output_parser", "frontend/output_parser/calls", "frontend/output_parser/grammar",
-    "frontend/server", "frontend/text", "frontend/workers", "shared", "shared/config", "shared/gguf",
+    "frontend/api/requests", "frontend/api/routes", "frontend/api/sglang", "frontend/generation",
+    "frontend/observability", "frontend/offline", "frontend/output_parser", "frontend/output_parser/calls",
+    "frontend/output_parser/grammar", "frontend/server", "frontend/text", "frontend/workers", "shared",
+    "shared/config", "shared/gguf",
     "shared/gguf/config", "shared/gguf/text", "shared/logs", "shared/messages", "shared/pictures", "shared/processes",
     "shared/wire",
     "worker", "worker/engine", "worker/grammar", "worker/kernels", "worker/kernels/cpu",

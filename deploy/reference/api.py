@@ -17,6 +17,7 @@ from frontend.api.requests.request_model import RequestModel
 from frontend.api.requests.request_schema import Schema, ignored_fields, refused_fields, request_schema
 from frontend.api.routes.body_types import REQUESTS
 from frontend.api.routes.openapi import ERRORS, document
+from frontend.api.sglang.fields import SamplingParams
 from frontend.server import http_protocol
 from frontend.workers.pool import rejection_error
 from shared import messages as m
@@ -61,7 +62,11 @@ def fields() -> str:
 
 def effective(request: str) -> Iterator[tuple[str, Schema, str]]:
     """Yields the fields that have an effect: name, schema, default."""
-    kind, body = REQUESTS[request], request_schema(REQUESTS[request])
+    return _effective(REQUESTS[request])
+
+
+def _effective(kind: type[RequestModel]) -> Iterator[tuple[str, Schema, str]]:
+    body = request_schema(kind)
     for name, shape in body["properties"].items():
         if name not in kind.ONLY and name not in ignored_fields(kind):
             yield name, shape, "required" if name in body["required"] else default(shape)
@@ -135,6 +140,16 @@ def llama() -> str:
     more = {"/infill": "InfillRequest", "/embedding": "LlamaCppEmbeddingRequest"}
     rows = own + [row for row in _by_route(more) if row[0] != "`/infill`" or row[1] not in shared - {"`prompt`"}]
     return table(["route", "field", "value", "default", ""], rows)
+
+
+def sglang() -> str:
+    """Lists the body fields of SGLang's route, and those of its `sampling_params`."""
+    own = [row[1:] for row in _by_route({"/generate": "SglangGenerateRequest"})]
+    params = [
+        [f"`sampling_params.{name}`", words(shape), value, shape["description"]]
+        for name, shape, value in _effective(SamplingParams)
+    ]
+    return table(["field", "value", "default", ""], own + params)
 
 
 def verify() -> str:
@@ -216,6 +231,6 @@ def _type(body: bytes) -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "routes": routes, "fields": fields, "ignored": ignored, "only": only, "refused": refused, "nested": nested,
     "small": small, "pooling": pooling, "logprobs": logprobs, "verify": verify, "receipt": receipt,
-    "llama": llama,
+    "llama": llama, "sglang": sglang,
     "failures": failures, "codes": codes,
 }  # fmt: skip

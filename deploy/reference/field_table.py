@@ -16,6 +16,7 @@ from frontend.api.requests.request_model import RequestModel, bare, fields_of
 from frontend.api.requests.request_schema import description, refused_fields
 from frontend.api.requests.unsupported import WHY
 from frontend.api.routes.body_types import REQUESTS
+from frontend.api.sglang.fields import SamplingParams
 
 GENERATING: Mapping[str, str] = {  # the routes that generate -> their requests
     "/v1/completions": "CompletionRequest",
@@ -26,7 +27,9 @@ GENERATING: Mapping[str, str] = {  # the routes that generate -> their requests
     "/api/generate": "OllamaTextRequest",
     "/completion": "LlamaCppCompletionRequest",
     "/infill": "InfillRequest",
+    "/generate": "SglangGenerateRequest",
 }
+WITHIN: Mapping[str, type[RequestModel]] = {"options": Options, "sampling_params": SamplingParams}  # fields in a field
 POOLING: Mapping[str, str] = {  # those that answer with vectors and scores
     "/v1/embeddings": "EmbeddingRequest",
     "/v1/score": "ScoreRequest",
@@ -65,11 +68,11 @@ class Cell:
 
 
 def cells(request: str) -> Mapping[str, Cell]:
-    """Returns what the fields of a request do, by their names, with the fields in Ollama's `options`."""
-    kind = REQUESTS[request]
-    found = dict(_of(kind, ""))
-    if fields_of(kind).get("options") and found["options"].does is Does.WORKS:
-        found = {**dict(_of(Options, "options")), **found}
+    """Returns what the fields of a request do, by their names, with the fields in those of WITHIN."""
+    found = dict(_of(REQUESTS[request], ""))
+    for name, kind in WITHIN.items():
+        if name in found and found[name].does is Does.WORKS:
+            found = {**dict(_of(kind, name)), **found}
     return found
 
 

@@ -9,6 +9,7 @@
     anthropic/          messages
     ollama/             chat, generate, embed, and Ollama's other routes
     llama_cpp/          completion, infill, and llama.cpp's other routes
+    sglang/             generate
     pooling/            the formats whose responses are vectors or scores
     many/               many models, which the launcher loads when requests need them
     adapters/           LoRA adapters, which requests select by a model name

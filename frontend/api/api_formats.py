@@ -14,6 +14,7 @@ from frontend.api.openai import chat, completions, responses, typed_events
 from frontend.api.openai.completions_input import requested_stream_format
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.api.sglang import generate as sglang_generate
 from frontend.errors import SluiceError
 from frontend.request import GenerationRequest
 from frontend.server.middleware import Envelope
@@ -22,7 +23,7 @@ from shared.config import FrontendConfig
 
 
 class ApiFormat(Protocol):
-    """The interface of a module in `openai/`, `anthropic/`, `ollama/` or `llama_cpp/` that implements one format."""
+    """The interface of a module in a folder beside this file that implements one format."""
 
     NAME: str  # the format's name in logs and traces
     PREFIX: str  # the prefix of a response's id
@@ -51,6 +52,7 @@ API_FORMATS: Mapping[str, ApiFormat] = {  # by path: all routes that generate te
     "/completion": llama_cpp_completion,
     "/completions": llama_cpp_completion,
     "/infill": llama_cpp_infill,
+    "/generate": sglang_generate,
 }
 ERRORS: Mapping[str, Envelope] = {  # the error format of other paths, by prefix; a path without a row uses OpenAI's
     "/v1/messages/": messages,

@@ -41,6 +41,7 @@ from frontend.api.routes.invocations import invocations
 from frontend.api.routes.pooling_route import POOLING_FORMATS, pool
 from frontend.api.routes.prefix_cache import reset_prefix_cache
 from frontend.api.routes.render import render_chat, render_completion
+from frontend.api.routes.sglang import SGLANG_ROUTES
 from frontend.api.routes.verify_route import verify
 from frontend.observability.hooks import EndHooks, end_hooks
 from frontend.observability.metrics import PrometheusMetrics
@@ -111,6 +112,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/chat/completions/input_tokens", answering(TemplateRequest, count_tokens)),
     ("GET", "/props", reports.llama_cpp_props),
     ("GET", "/slots", reports.llama_cpp_slots),
+    *SGLANG_ROUTES,
     ("GET", "/lora-adapters", default_scales),
     ("POST", "/lora-adapters", set_default_scales),
     ("POST", "/v1/receipts/verify", verify),

@@ -8,7 +8,7 @@ metrics             Prometheus metrics
 model_metrics       those of each model
 picture_metrics     those of pictures
 worker_sums         those of each model's workers, and of models that are loaded on demand
-vllm_names          vLLM's names of them, with --metrics-aliases vllm
+other_names         other servers' names of them, with --metrics-aliases
 histograms          histograms that are cheap to observe
 stats               the document at /stats
 tracing             OpenTelemetry spans

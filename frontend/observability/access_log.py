@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 # Paths of probes and scrapes, and of the page: not in the log if successful.
 QUIET_PATHS = frozenset({
     "/", "/health", "/v1/health", "/ready", "/ping", "/stats", "/metrics", "/load", "/version", "/favicon.ico",
-    "/slots",
+    "/slots", "/health_generate",
 })  # fmt: skip
 
 

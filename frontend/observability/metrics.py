@@ -40,12 +40,12 @@ class PrometheusMetrics:
     """
 
     def __init__(
-        self, prefix: str = "sluice_", names: Sequence[str] = ("",), aliases: str = "", *, on_demand: bool = False
+        self, prefix: str = "sluice_", names: Sequence[str] = ("",), aliases: str = "none", *, on_demand: bool = False
     ) -> None:
         """
         names: of the models. Series that belong to no model have the first one in their label, as dashboards choose
             series by it; an empty name makes no label
-        aliases: "vllm": the page has vLLM's names, too
+        aliases: --metrics-aliases: the server whose names the page has, too
         on_demand: the models are loaded on demand, and their workers have no pages
         """
         self._prefix = prefix
@@ -68,16 +68,16 @@ class PrometheusMetrics:
         self._pictures = PictureMetrics(prefix, self.registry)
         self._new_by_key: dict[str, list[int]] = {}
         counted: Collector = _Multiprocess() if "PROMETHEUS_MULTIPROC_DIR" in os.environ else self.registry
-        if aliases == "vllm":
-            from frontend.observability.vllm_names import VllmNames
-
-            counted = VllmNames(counted, prefix, self.models.values())
         sources: list[Collector] = [counted, WorkerGauges(prefix, self.models.values())]
         if on_demand:
             from frontend.observability.worker_sums import LoadedModels, WorkerSums
 
             sources += [WorkerSums(prefix, self.models.values()), LoadedModels(prefix, self.models.values())]
         self._page = MetricsPage(sources, prefix, names[0], packages=()).registry()
+        if aliases != "none":
+            from frontend.observability.other_names import OTHERS, OtherNames
+
+            self._page.register(OtherNames(OTHERS[aliases], counted, prefix, self.models.values()))
 
     def _counter(self, name: str, text: str, label: str, values: Iterable[str] = ()) -> Counter:
         counter = Counter(self._prefix + name, text, [label], registry=self.registry)

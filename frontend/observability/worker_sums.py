@@ -3,49 +3,69 @@
 All frontends of the same workers show the same values: a sum over frontends counts them several times.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from frontend.observability.model_metrics import ModelMetrics
-from frontend.workers.status import aggregate
+from frontend.workers.status import WorkerStatus, aggregate
 from shared.logs.metrics_page import MODEL_LABEL, naming
 from shared.messages import Status
 
 
-class WorkerSums:
-    """Queues, K/V pages and prefix cache of each model; sums over its workers, under the names that workers use."""
+class Row(NamedTuple):
+    """One metric of workers. kind: "gauge" or "counter"; value: of the status of some workers together"""
 
-    def __init__(self, prefix: str, models: Collection[ModelMetrics]) -> None:
-        self._prefix, self._models = prefix, models
+    name: str
+    kind: str
+    text: str
+    value: Callable[[Status], float]
+
+
+def cache_share(status: Status) -> float:
+    """Returns which share of the K/V pages sequences own, 0 to 1; of the fullest kind."""
+    return max((kind.owned / (kind.total or 1) for kind in status.kv_cache), default=0.0)
+
+
+OWN: Sequence[Row] = (  # as workers name them
+    Row("num_requests_running", "gauge", "Sequences running", lambda s: s.running),
+    Row("num_requests_waiting", "gauge", "Sequences waiting", lambda s: s.waiting),
+    Row("kv_cache_usage_perc", "gauge", "Share of the K/V pages that sequences own, 0 to 1", cache_share),
+    Row("prefix_cache_queries", "counter", "Tokens looked up in the prefix cache", lambda s: s.prefix_queries),
+    Row("prefix_cache_hits", "counter", "Tokens found in the prefix cache", lambda s: s.prefix_hits),
+)
+
+
+class WorkerSums:
+    """What the workers of each model tell, as sums over them.
+
+    labelled: the series have labels; without them, there is one series for the workers of all models
+    """
+
+    def __init__(
+        self, prefix: str, models: Collection[ModelMetrics], rows: Collection[Row] = OWN, *, labelled: bool = True
+    ) -> None:
+        self._prefix, self._models, self._rows, self._labelled = prefix, models, rows, labelled
         self._common = naming(prefix).labels
 
     def collect(self) -> Iterable[Metric]:
-        named = any(model.name for model in self._models)
-        labels = [*self._common, *([MODEL_LABEL] if named else [])]
-        families: dict[str, Metric] = {
-            "num_requests_running": GaugeMetricFamily(
-                self._prefix + "num_requests_running", "Sequences running", labels=labels
-            ),
-            "num_requests_waiting": GaugeMetricFamily(
-                self._prefix + "num_requests_waiting", "Sequences waiting", labels=labels
-            ),
-            "kv_cache_usage_perc": GaugeMetricFamily(
-                self._prefix + "kv_cache_usage_perc", "Share of the K/V pages that sequences own, 0 to 1", labels=labels
-            ),
-            "prefix_cache_queries": CounterMetricFamily(
-                self._prefix + "prefix_cache_queries", "Tokens looked up in the prefix cache", labels=labels
-            ),
-            "prefix_cache_hits": CounterMetricFamily(
-                self._prefix + "prefix_cache_hits", "Tokens found in the prefix cache", labels=labels
-            ),
-        }
+        told = [(labels, status) for labels, workers in self._groups() if (status := aggregate(workers)) is not None]
+        for row in self._rows:
+            family = Metric(self._prefix + row.name, row.text, row.kind)
+            series = family.name + ("_total" if row.kind == "counter" else "")
+            for labels, status in told:
+                family.add_sample(series, labels, row.value(status))
+            yield family
+
+    def _groups(self) -> Iterator[tuple[dict[str, str], Iterable[WorkerStatus]]]:
+        """Yields the labels of a series and the workers that it is about."""
+        if not self._labelled:
+            yield {}, chain.from_iterable(model.workers for model in self._models)
+            return
         for model in self._models:
-            status = aggregate(model.workers)
-            own = [*self._common.values(), *([model.name] if named else [])]
-            for name, value in _values(status).items() if status else ():
-                families[name].add_metric(own, value)  # type: ignore[attr-defined]
-        return families.values()
+            yield {**self._common, **({MODEL_LABEL: model.name} if model.name else {})}, model.workers
 
 
 class LoadedModels:
@@ -75,14 +95,3 @@ class LoadedModels:
                 memory.add_metric(own, state.nbytes if takes_memory else 0)
                 loads.add_metric(own, state.attempts)
         return [loaded, failed, waiting, memory, loads]
-
-
-def _values(status: Status) -> dict[str, float]:
-    usage = max((kind.owned / (kind.total or 1) for kind in status.kv_cache), default=0.0)
-    return {
-        "num_requests_running": status.running,
-        "num_requests_waiting": status.waiting,
-        "kv_cache_usage_perc": usage,
-        "prefix_cache_queries": status.prefix_queries,
-        "prefix_cache_hits": status.prefix_hits,
-    }

@@ -29,7 +29,7 @@ from frontend.text import grammar_check
 log = logging.getLogger("sluice.frontend")
 
 PROBES = frozenset(
-    {"/health", "/v1/health", "/ping", "/ready"}
+    {"/health", "/v1/health", "/ping", "/ready", "/health_generate"}
 )  # contain no data; their hosts are not checked, because probes use addresses that no setting can list
 OPEN_ROUTES = PROBES | {"/"}  # the playground's page and files contain no data either
 PAGE_FILES = "/web/"

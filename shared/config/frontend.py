@@ -1,5 +1,6 @@
 """The settings of a frontend."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.config.declaration import setting, words
@@ -8,6 +9,7 @@ TOOL_FORMATS = (
     "deepseek-v3", "deepseek-v31", "gemma3", "gemma4", "glm", "glm4", "granite", "harmony", "hermes", "kimi", "lfm2",
     "llama", "minimax", "mistral", "mistral-args", "nemotron", "olmo3", "pythonic", "qwen-xml", "seed",
 )  # fmt: skip
+ALIASES: Mapping[str, str] = {"vllm": "vllm:", "sglang": "sglang:", "llama.cpp": "llamacpp:"}  # and their prefixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +138,7 @@ class FrontendConfig:
     metrics_prefix: str = setting("sluice_", "prefix of every metric's name")
     metrics_aliases: str = setting(
         "none", "names of another server under which a frontend's /metrics has its metrics, too, and the load of its "
-        "workers; vllm: such as vllm:num_requests_running", choices=("none", "vllm"),
+        "workers; vllm: such as vllm:num_requests_running", choices=("none", *ALIASES),
     )  # fmt: skip
     ssl_certfile: str = setting("", "certificate chain (PEM) for https://; empty: http://")
     ssl_keyfile: str = setting("", "private key (PEM) of --ssl-certfile; empty: in the same file")

@@ -132,3 +132,6 @@ class Status(Message, frozen=True):
         0  # that all sequences may still need: uncomputed ones, and EXPECTED_TOKENS of output at most
     )
     prefixes: CachedPrefixes = CachedPrefixes()  # only in what is broadcast, and only with a prefix cache
+    prefill_tokens: int = 0  # prompt tokens computed
+    sampled_tokens: int = 0
+    steps: int = 0

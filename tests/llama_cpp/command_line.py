@@ -14,8 +14,9 @@ SAME = {
 }  # fmt: skip
 SWITCHES = {  # flags without a value -> what they mean for Sluice
     "--embedding": (), "--reranking": (), "--kv-unified": (),
-    "--offline": (), "--jinja": (), "--no-jinja": (), "--metrics": (), "--slots": (), "--no-slots": (),
+    "--offline": (), "--jinja": (), "--no-jinja": (), "--slots": (), "--no-slots": (),
     "--cont-batching": (), "--swa-full": (), "--no-mmproj": (), "--no-cache-idle-slots": (), "--verbose": (),
+    "--metrics": ("--metrics-aliases", "llama.cpp"),
 }  # fmt: skip
 WITHOUT_EFFECT = {  # flags with a value that decide speed or memory, or what a request decides here
     "--batch-size", "--ubatch-size", "--threads", "--n-gpu-layers", "-fa", "--seed", "--n-predict",
@@ -71,6 +72,7 @@ def serve_arguments(line: CommandLine, stand_ins: StandIns, working: Path) -> li
         made += [ours, values[flag]] if flag in values else []
     slots = int(values.get("--parallel", 4))
     made += ["--max-batch-size", str(slots), "--threads", "1", "--allowed-media-domains", "127.0.0.1"]
+    made += [ours for switch in sorted(line.switches) for ours in SWITCHES[switch]]
     if "--ctx-size" in values:
         context = int(values["--ctx-size"])
         made += ["--max-seq-len", str(context if "--kv-unified" in line.switches else context // slots)]

@@ -68,6 +68,7 @@ def test_help_names_every_flag_its_unit_default_and_variable() -> None:
         (["--device", "tpu"], "--device must be one of auto, cpu, cuda"),
         (["--metrics-prefix", "9-"], "--metrics-prefix"),
         (["--metrics-prefix", "vllm:", "--metrics-aliases", "vllm"], "--metrics-aliases"),
+        (["--metrics-prefix", "llamacpp:", "--metrics-aliases", "llama.cpp"], "--metrics-aliases llama.cpp repeats"),
         (["--model", ""], "--model"),
         (["--served-model-name", "m\udcff"], "--served-model-name must be valid UTF-8"),
         (["--model", "/models/m\udcff"], "--served-model-name must be valid UTF-8"),

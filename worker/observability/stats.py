@@ -93,8 +93,10 @@ class Stats:
     ttft: Recent = field(default_factory=Recent)
     itl: Recent = field(default_factory=Recent)
     e2e: Recent = field(default_factory=Recent)
+    steps: int = 0
 
     def tokens(self, now: float, prompt: int, generated: int) -> None:
+        self.steps += 1
         self.speed.add(now, prompt + generated)
         if prompt:
             self.prompt.add(now, prompt)

@@ -90,6 +90,7 @@ class ImageAtURL(RequestModel, tag_field="type", tag="url"):
 
 class ImageBlock(_Block, tag="image"):
     given: Base64Image | ImageAtURL = msgspec.field(name="source")
+    transformations: Refused = None
     cache_control: Ignored = None
 
     @property
@@ -107,6 +108,7 @@ class ToolUseBlock(_Block, tag="tool_use"):
     name: Text
     input: dict[str, Any]
     caller: Ignored = None
+    toolset_name: Ignored = None
     cache_control: Ignored = None
 
 
@@ -123,6 +125,7 @@ class ToolResultBlock(_Block, tag="tool_result"):
     tool_use_id: Text
     content: str | Annotated[list[TextBlock | ImageBlock], Meta(max_length=MAX_PARTS)] | None = None
     is_error: bool | None = None
+    toolset_name: Ignored = None
     cache_control: Ignored = None
 
 
@@ -201,6 +204,7 @@ KEEP_THOUGHTS = {"type": "clear_thinking_20251015", "keep": "all"}
 _ONLY: dict[str, Sequence[Any]] = {
     "mcp_servers": ([],),
     "context_management": ({"edits": []}, {"edits": [KEEP_THOUGHTS]}),  # values that keep the whole conversation
+    "speed": ("standard",),
 }
 
 
@@ -219,7 +223,7 @@ class MessageCountRequest(RequestModel):
 
 
 class MessageRequest(GenerationFields):
-    ONLY: ClassVar = {**_ONLY, "speed": ("standard",)}
+    ONLY: ClassVar = {**GenerationFields.ONLY, **_ONLY}
 
     model: ModelName = None
     messages: Messages

@@ -5,7 +5,7 @@ Decoding checks only their JSON types; structured_output.py makes the grammar.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -104,12 +104,16 @@ ResponseFormatField = Annotated[
 TextFormat = PlainText | JsonObject | FlatJsonSchemaFormat
 
 
+Verbosity = Annotated[
+    Literal["low", "medium", "high"] | None, doc("A variable of the chat template; no effect if the template has none")
+]
+
+
 class TextOptions(RequestModel):
     """The field `text` of OpenAI's Responses API."""
 
-    ONLY: ClassVar = {"verbosity": ("medium",)}
-
     format: TextFormat | None = None
+    verbosity: Verbosity = None
 
 
 class OutputFormat(RequestModel):

@@ -40,6 +40,9 @@ class FunctionDefinition(RequestModel):
         _check_parameters("parameters", self.parameters)
 
 
+_CALLED_DIRECTLY: dict[str, Sequence[Any]] = {"defer_loading": (False,), "allowed_callers": (["direct"],)}
+
+
 class FunctionTool(RequestModel):
     UNKNOWN_TYPE = "unsupported_field"
 
@@ -51,7 +54,9 @@ class FlatFunctionTool(FunctionDefinition, tag="function"):
     """A function of OpenAI's Responses API."""
 
     UNKNOWN_TYPE = "unsupported_field"
-    ONLY: ClassVar = {"async": (False,), "defer_loading": (False,), "allowed_callers": (["direct"],)}
+    ONLY: ClassVar = {"async": (False,), **_CALLED_DIRECTLY}
+
+    output_schema: Ignored = None
 
 
 # Tools of OpenAI's Responses API that Codex and other clients send by default, but that only OpenAI's models can call.
@@ -107,6 +112,7 @@ class CustomTool(RequestModel):
     """A tool of Anthropic's Messages API."""
 
     UNKNOWN_TYPE = "unsupported_field"
+    ONLY: ClassVar = _CALLED_DIRECTLY
 
     name: FunctionName
     input_schema: Parameters

@@ -6,7 +6,8 @@ completions, completions_input                 text completions
 typed_events                                   typed events, on the route of completions
 chat, chat_input, chat_output                  chat completions; their streams use the chunks of completions
     prediction                          a text that the client expects as the answer
-    content_parts                       the parts of a chat's messages: texts and pictures
+    content_parts                       the parts of a chat's messages: texts, pictures, thoughts, refusals
+    message_rules                       what a chat's message must satisfy beyond its types
 responses, responses_input, responses_output   the Responses API
     response_types, responses_types     JSON types: of completions and chat; of the Responses API
 """

@@ -20,7 +20,7 @@ from frontend.api.chat.chat_prompt import (
 )
 from frontend.api.chat.continuation_fields import ContinueFromField
 from frontend.api.chat.own_template import check_roles, document_arguments
-from frontend.api.chat.structured_output_fields import ResponseFormatField
+from frontend.api.chat.structured_output_fields import ResponseFormatField, Verbosity
 from frontend.api.chat.thinking_fields import (
     Degree,
     MaxThinkingTokens,
@@ -31,7 +31,8 @@ from frontend.api.chat.thinking_fields import (
 )
 from frontend.api.chat.tool_fields import FunctionToolChoice, FunctionTools, ParallelToolCalls
 from frontend.api.model_context import ModelContext
-from frontend.api.openai.content_parts import ImagePart, TextPart
+from frontend.api.openai.content_parts import Content, thoughts_in
+from frontend.api.openai.message_rules import RULES
 from frontend.api.openai.prediction import PredictionField
 from frontend.api.requests.request_model import FieldError, RequestModel
 from frontend.api.requests.request_types import (
@@ -55,7 +56,6 @@ from frontend.output_parser.tool_choice import Function
 from frontend.text.picture_marks import found_in
 
 MAX_CALLS = 128
-THOUGHTS = ("reasoning_content", "reasoning")  # two accepted names of the same field
 
 
 class CalledFunction(RequestModel):
@@ -71,33 +71,21 @@ class ToolCall(RequestModel):
     index: Count | None = None  # from the chunks of a stream
 
 
-def _having(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"required": [name], "properties": {name: schema}}
-
-
-_from_assistant = {"properties": {"role": {"const": "assistant"}}}
-_thought: list[dict[str, Any]] = [_having(name, {"type": "string", "minLength": 1}) for name in THOUGHTS]
-_called_or_thought = {"anyOf": [_having("tool_calls", {"type": "array", "minItems": 1}), *_thought]}
-
-
 class MessageParam(RequestModel):
-    """A message. The content may be missing only if the assistant's message has tool calls or reasoning."""
+    """A message. Its content may be missing only if the assistant's message has tool calls, reasoning or a refusal."""
 
     ONLY: ClassVar = {"type": ("text", "message")}  # sent by lm-evaluation-harness, and by the Responses API
-    SCHEMA: ClassVar = (
-        {"anyOf": [_having("content", {"not": {"type": "null"}}), {"allOf": [_from_assistant, _called_or_thought]}]},
-        {"anyOf": [_from_assistant, {"properties": {"tool_calls": {"maxItems": 0}}}]},
-    )
+    SCHEMA: ClassVar = RULES
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
-    content: str | Annotated[list[TextPart | ImagePart], Meta(min_length=1, max_length=MAX_PARTS)] | None = None
+    content: Content | None = None
     name: Text | None = None
     tool_call_id: Text | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     function_call: Refused = None
-    refusal: Refused = None
+    refusal: str | None = None  # for the model, the text of the message
     audio: Refused = None
     annotations: Ignored = None
     parsed: Ignored = None  # added by OpenAI's SDK
@@ -105,12 +93,16 @@ class MessageParam(RequestModel):
     def __post_init__(self) -> None:
         if self.tool_calls and self.role != "assistant":
             raise FieldError("tool_calls", "belong to the assistant")
-        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.thought)):
+        if isinstance(self.content, list) and self.role != "assistant" and thoughts_in(self.content) is not None:
+            raise FieldError("content", "has thoughts, which belong to the assistant")
+        if self.content is None and not (
+            self.role == "assistant" and (self.tool_calls or self.thought or self.refusal)
+        ):
             raise FieldError("content", "is missing", BadRequest, "missing_field")
 
     @property
     def thought(self) -> str | None:
-        return self.reasoning_content or self.reasoning
+        return self.reasoning_content or self.reasoning or thoughts_in(self.content)
 
     def chat_message(self) -> ChatMessage:
         """Returns the message for chat templates. Call arguments become an object if they are the JSON of one."""
@@ -119,7 +111,8 @@ class MessageParam(RequestModel):
             for one in self.tool_calls or ()
         ]
         also = {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
-        message = chat_message(ROLES.get(self.role, self.role), join_text(self.content), self.thought, calls)
+        said = join_text(self.content or self.refusal)
+        message = chat_message(ROLES.get(self.role, self.role), said, self.thought, calls)
         return message | also | found_in(self.content or ())
 
 
@@ -157,7 +150,6 @@ class ChatRequest(TokenDetailFields):
         "modalities": (["text"],),
         "functions": ([],),  # the old name of `tools`
         "function_call": ("none",),  # the old name of `tool_choice`
-        "verbosity": ("medium",),
     }
 
     messages: Messages
@@ -185,6 +177,7 @@ class ChatRequest(TokenDetailFields):
     include_reasoning: IncludeReasoning = True
     separate_reasoning: SeparateReasoning = True
     stream_reasoning: StreamReasoning = True
+    verbosity: Verbosity = None
     prediction: PredictionField = None
     audio: Refused = None
     moderation: Refused = None
@@ -205,6 +198,7 @@ class TemplateFields(RequestModel):
     parallel_tool_calls: ParallelToolCalls = True
     reasoning_effort: ReasoningEffort = None
     reasoning: ReasoningField = None
+    verbosity: Verbosity = None
 
 
 class TokenizeRequest(TemplateFields):
@@ -252,6 +246,7 @@ def _rendered(request: Asked, functions: Sequence[Function], context: ModelConte
             param="continue_final_message", code="out_of_range",
         )  # fmt: skip
     values = _thinking_arguments(request, context) | document_arguments(request.documents, context)
+    values |= {"verbosity": request.verbosity} if request.verbosity else {}
     values |= request.chat_template_kwargs or {}
     messages = [message.chat_message() for message in request.messages or ()]
     if any(one["role"] not in COMMON_ROLES for one in messages):

@@ -107,17 +107,22 @@ def prompt_texts(prompts: list[Prompt]) -> tuple[str, ...]:
     return tuple([prompt if isinstance(prompt, str) else "" for prompt in prompts])
 
 
-async def tokenized(prompts: list[Prompt], context: ModelContext, add_special_tokens: bool) -> list[list[int]]:
-    """Encodes the prompts. Raises BadRequest for an empty prompt, Unprocessable for ids outside the vocabulary."""
+async def tokenized(
+    prompts: list[Prompt], context: ModelContext, add_special_tokens: bool, param: str = "prompt"
+) -> list[list[int]]:
+    """Encodes the prompts. param: the request field that holds them
+
+    Raises BadRequest for an empty prompt, Unprocessable for ids outside the vocabulary.
+    """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     for text in texts:
-        check_characters("prompt", text, context)
+        check_characters(param, text, context)
     encoded = iter(await context.tokenizer.encode_batch(texts, add_special_tokens) if texts else [])
     tokens = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
     for ids in tokens:
         if not ids:
-            raise BadRequest("`prompt` has no tokens", param="prompt", code="empty_prompt")
-        check_ids("prompt", ids, context.vocab_size)
+            raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")
+        check_ids(param, ids, context.vocab_size)
     return tokens
 
 

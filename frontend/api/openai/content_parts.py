@@ -1,9 +1,17 @@
-"""The parts of a message of OpenAI's chat: texts and pictures."""
+"""The parts of a message of OpenAI's chat: texts, pictures, and an assistant's thoughts and refusals.
 
-from typing import Annotated, Literal
+They come as the clients of other servers send them, too: without `type`, and texts as plain strings.
+"""
 
-from frontend.api.requests.request_model import RequestModel
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from frontend.api.chat.chat_prompt import MAX_PARTS, join_text
+from frontend.api.requests.request_model import FieldError, RequestModel
 from frontend.api.requests.request_types import Ignored, doc
+from frontend.errors import BadRequest
 from frontend.text.picture_marks import Source
 
 
@@ -12,12 +20,17 @@ class _Part(RequestModel):
 
 
 class TextPart(_Part, tag="text"):
+    KNOWN_BY: ClassVar = "text"
+    FROM_TEXT: ClassVar = "text"
+
     text: str
     cache_control: Ignored = None
     prompt_cache_breakpoint: Ignored = None
 
 
 class ImageURL(RequestModel):
+    FROM_TEXT: ClassVar = "url"
+
     url: Annotated[str, doc("A data: URL in base64; http(s): and file: as far as the server allows it")]
     detail: Annotated[
         Literal["auto", "low", "high", "original"] | None, doc("low: a picture is not cut into tiles")
@@ -25,7 +38,12 @@ class ImageURL(RequestModel):
 
 
 class ImagePart(_Part, tag="image_url"):
+    KNOWN_BY: ClassVar = "image_url"
+
     image_url: ImageURL
+    prompt_cache_breakpoint: Ignored = None
+    cache_control: Ignored = None
+    uuid: Ignored = None  # vLLM's name of the picture for its cache
 
     @property
     def source(self) -> Source:
@@ -35,3 +53,60 @@ class ImagePart(_Part, tag="image_url"):
     def text(self) -> str:
         """The text that stands for the picture in the message."""
         return self.source.mark
+
+
+class RefusalPart(_Part, tag="refusal"):
+    """What an assistant said instead of an answer: for the model, a text as any."""
+
+    KNOWN_BY: ClassVar = "refusal"
+
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class ThinkingPart(_Part, tag="thinking"):
+    """An assistant's thought, as vLLM's and (in parts) Mistral's clients send it."""
+
+    thinking: str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
+    closed: Ignored = None
+    signature: Ignored = None
+    text: ClassVar = ""
+
+    @property
+    def thought(self) -> str:
+        return join_text(self.thinking)
+
+
+class ReasoningPart(_Part, tag="reasoning"):
+    """The same as LangChain has it, in `reasoning`, or as Vercel's AI SDK does, in `text`."""
+
+    SCHEMA: ClassVar = (
+        {"anyOf": [{"properties": {name: {"type": "string"}}, "required": [name]} for name in ("reasoning", "text")]},
+    )
+
+    reasoning: str | None = None
+    spoken: str | None = msgspec.field(name="text", default=None)
+    text: ClassVar = ""
+
+    def __post_init__(self) -> None:
+        if self.reasoning is None and self.spoken is None:
+            raise FieldError("reasoning", "is missing", BadRequest, "missing_field")
+
+    @property
+    def thought(self) -> str:
+        return self.reasoning or self.spoken or ""
+
+
+Part = TextPart | ImagePart | RefusalPart | ThinkingPart | ReasoningPart
+Content = str | Annotated[list[Part], Meta(min_length=1, max_length=MAX_PARTS)]
+
+
+def thoughts_in(content: Content | None) -> str | None:
+    """Returns the thoughts among a message's parts; None without such parts."""
+    if content is None or isinstance(content, str):
+        return None
+    thoughts = [part.thought for part in content if isinstance(part, ThinkingPart | ReasoningPart)]
+    return "\n".join(thoughts) if thoughts else None

@@ -22,6 +22,7 @@ from frontend.api.chat.structured_output_fields import TextOptions
 from frontend.api.chat.thinking_fields import Degree, MaxThinkingTokens, OtherBudgetName, effort
 from frontend.api.chat.tool_fields import FlatFunctionTools, FlatToolChoice, ParallelToolCalls
 from frontend.api.model_context import ModelContext
+from frontend.api.openai.content_parts import RefusalPart
 from frontend.api.requests.request_model import FieldError, RequestModel
 from frontend.api.requests.request_types import (
     Count,
@@ -73,6 +74,7 @@ class ImagePart(_ContentPart, tag="input_image"):
         Literal["auto", "low", "high", "original"] | None, doc("low: a picture is not cut into tiles")
     ] = None
     file_id: Refused = None
+    prompt_cache_breakpoint: Ignored = None
 
     @property
     def source(self) -> Source:
@@ -82,6 +84,9 @@ class ImagePart(_ContentPart, tag="input_image"):
     def text(self) -> str:
         """The text that stands for the picture in the message."""
         return self.source.mark
+
+
+Part = ResultPart | OutputPart | ImagePart | RefusalPart
 
 
 class SummaryPart(RequestModel):
@@ -105,7 +110,7 @@ class Message(_Item, tag="message"):
     DEFAULT_TYPE = True
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Annotated[list[ResultPart | OutputPart | ImagePart], Meta(min_length=1, max_length=MAX_PARTS)]
+    content: str | Annotated[list[Part], Meta(min_length=1, max_length=MAX_PARTS)]
     phase: Literal["commentary", "final_answer"] | None = None
 
 
@@ -114,6 +119,7 @@ class FunctionCall(_Item, tag="function_call"):
 
     call_id: Text
     name: Text
+    namespace: Ignored = None  # of functions in namespaces, which the model is not shown
     arguments: str | None = None
     parsed_arguments: Ignored = None  # added by OpenAI's SDK
 
@@ -172,13 +178,17 @@ ReasoningField = Annotated[
         "are sent as they are"
     ),
 ]
-TextField = Annotated[TextOptions | None, doc("`format`: the same as `response_format`; `verbosity`: only `medium`")]
+TextField = Annotated[TextOptions | None, doc("`format`: as `response_format`; `verbosity`: as in a chat")]
 Included = Literal[
     "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
     "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
     "computer_call_output.output.image_url", "code_interpreter_call.outputs",
 ]  # fmt: skip
 _COUNT_ONLY: dict[str, Sequence[Any]] = {"truncation": ("disabled",)}
+_ONLY: dict[str, Sequence[Any]] = {
+    "access_programs": ({}, {"cyber": "standard"}),
+    "image": ({}, {"context_compression": "auto"}, {"context_compression": "disabled"}),
+}
 
 
 def _check_input(value: str | list[Item]) -> None:
@@ -198,6 +208,7 @@ class ResponseCountRequest(RequestModel):
     parallel_tool_calls: ParallelToolCalls = True
     reasoning: ReasoningField = None
     text: TextField = None
+    personality: Refused = None
     previous_response_id: Refused = None
     conversation: Refused = None
 
@@ -207,7 +218,7 @@ class ResponseCountRequest(RequestModel):
 
 class ResponseRequest(OpenAIFields):
     ONLY: ClassVar = {
-        **OpenAIFields.ONLY, **_COUNT_ONLY, "background": (False,), "context_management": ([],),
+        **OpenAIFields.ONLY, **_COUNT_ONLY, **_ONLY, "background": (False,), "context_management": ([],),
         "stream_reasoning": (True,),
         **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), (False,)),
     }  # fmt: skip
@@ -258,6 +269,8 @@ async def response_prompt(
     items = request.input
     messages = [chat_message("user", items)] if isinstance(items, str) else [_chat_message(item) for item in items]
     arguments = effort(request.reasoning.effort if request.reasoning else None, context)
+    if request.text and request.text.verbosity:
+        arguments["verbosity"] = request.text.verbosity
     arguments |= request.chat_template_kwargs or {}
     return await render_prompt(
         merge_same_role([*instructions, *messages]), context, arguments, functions, param="input"

@@ -2,9 +2,9 @@
 
 msgspec decodes a body that matches its type exactly, in one pass. Every other body is read field by field in Python, by
 the same type. This second reading also accepts null for a field with a default, 8.0 for an integer, an object without
-its optional type, and the harmless values of unsupported features. It refuses everything else: with BadRequest a wrong
-JSON type, a missing field or an empty array; with Unprocessable a value out of range and an unsupported field. The
-caller decides whether unknown fields are refused or dropped.
+its optional type, a string in place of an object that may be one, and the harmless values of unsupported features. It
+refuses everything else: with BadRequest a wrong JSON type, a missing field or an empty array; with Unprocessable a value
+out of range and an unsupported field. The caller decides whether unknown fields are refused or dropped.
 
 Knows no API format and no field.
 """
@@ -154,7 +154,7 @@ def _by_json_type(option: nodes.Type) -> dict[type, Reader]:
         case nodes.DictType(key_type=nodes.IntType() | nodes.Metadata()):
             return {dict: _of_token_ids(node)}
         case nodes.StructType():
-            return {dict: _of_object(node)}
+            return _of_struct(node)
     return {NODE_KINDS[type(node)]: lambda value, path, unknown: value}
 
 
@@ -248,14 +248,28 @@ def _of_token_ids(node: nodes.DictType) -> Reader:
     return read
 
 
+def _of_struct(node: nodes.StructType) -> dict[type, Reader]:
+    readers: dict[type, Reader] = {dict: _of_tagged([node]) if node.tag_field else _of_object(node)}
+    if field := node.cls.FROM_TEXT:  # type: ignore[attr-defined]
+        whole = _of_object(node)
+        readers[str] = lambda value, path, unknown: whole({field: value}, path, unknown)
+    return readers
+
+
 def _of_tagged(structs: Sequence[nodes.StructType]) -> Reader:
     field = str(structs[0].tag_field)
+    kinds: dict[str, Any] = {str(struct.tag): struct.cls for struct in structs}
     readers = {str(struct.tag): _of_object(struct) for struct in structs}
-    default = next((str(struct.tag) for struct in structs if struct.cls.DEFAULT_TYPE), None)  # type: ignore[attr-defined]
+    default = next((tag for tag, one in kinds.items() if one.DEFAULT_TYPE), None)
+    known_by = {one.KNOWN_BY: tag for tag, one in kinds.items() if one.KNOWN_BY}
     kind: Any = structs[0].cls
 
+    def untagged(value: Mapping[str, Any]) -> str | None:
+        found = [tag for name, tag in known_by.items() if value.get(name) is not None]
+        return found[0] if len(found) == 1 else default
+
     def read(value: dict[str, Any], path: str, unknown: OnUnknown) -> Any:
-        tag = default if value.get(field) is None else value[field]
+        tag = untagged(value) if value.get(field) is None else value[field]
         if tag is None:
             raise _missing(f"{path}.{field}")
         _check_tag(tag, list(readers), kind, f"{path}.{field}")

@@ -33,14 +33,19 @@ class RequestModel(
 ):
     """The base of all types that a request is decoded into.
 
-    ONLY: fields of unsupported features, each with the values that leave the feature off. UNKNOWN_TYPE: the error code
-    for an object whose `type` (or other tag) is unknown. DEFAULT_TYPE: whether an object without a tag has this type.
+    ONLY: fields of unsupported features, each with the values that leave the feature off.
+    UNKNOWN_TYPE: the error code for an object whose `type` (or other tag) is unknown.
+    DEFAULT_TYPE: whether an object without a tag has this type.
+    KNOWN_BY: a field; an object without a tag that has it has this type.
+    FROM_TEXT: a field; a string in place of the object stands for an object with only this field.
     SCHEMA: JSON Schemas that an object must also satisfy, for rules that involve several fields.
     """
 
     ONLY: ClassVar[Mapping[str, Sequence[Any]]] = {}
     UNKNOWN_TYPE: ClassVar[str] = "out_of_range"
     DEFAULT_TYPE: ClassVar[bool] = False
+    KNOWN_BY: ClassVar[str] = ""
+    FROM_TEXT: ClassVar[str] = ""
     SCHEMA: ClassVar[Sequence[Mapping[str, Any]]] = ()
 
 

@@ -66,8 +66,15 @@ def _one(node: nodes.Type) -> Schema:
             keys = {"pattern": "^[0-9]{1,10}$"}
             return {"type": "object", "propertyNames": keys, "additionalProperties": schema(value)}
         case nodes.StructType():
-            return _object(node)
+            return _object_or_text(node)
     return {}
+
+
+def _object_or_text(node: nodes.StructType) -> Schema:
+    kind: Any = node.cls
+    if not kind.FROM_TEXT:
+        return _object(node)
+    return {"anyOf": [_object(node), schema(fields_of(kind)[kind.FROM_TEXT].type)]}
 
 
 def _bounds(**bounds: Any) -> dict[str, Any]:
@@ -77,13 +84,14 @@ def _bounds(**bounds: Any) -> dict[str, Any]:
 def _object(node: nodes.StructType) -> Schema:
     kind: Any = node.cls
     properties: dict[str, Any] = {}
+    untagged = kind.DEFAULT_TYPE or kind.KNOWN_BY
     if node.tag_field:
         tag: Schema = {"type": "string", "enum": [node.tag]}
-        properties[node.tag_field] = _nullable(tag) if kind.DEFAULT_TYPE else tag
+        properties[node.tag_field] = _nullable(tag) if untagged else tag
     fields = {name: field for name, field in fields_of(kind).items() if not _refused(field)}
     properties |= {name: _property(kind, field) for name, field in fields.items()}
     properties |= {name: _nullable({"enum": list(values)}) for name, values in kind.ONLY.items()}
-    tags = [node.tag_field] if node.tag_field and not kind.DEFAULT_TYPE else []
+    tags = [node.tag_field] if node.tag_field and not untagged else []
     shape = {
         "type": "object",
         "properties": properties,

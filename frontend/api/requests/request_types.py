@@ -157,6 +157,7 @@ _AllowedIds = Annotated[list[Count], Meta(max_length=1 << 20)]
 _BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(max_length=256)]
 _Kept = Annotated[int, Meta(ge=-1, le=MOST)]
 _TokenId = Annotated[int, Meta(ge=0, le=9_999_999_999)]  # a sampling check compares it with the vocabulary
+LogitBias = dict[_TokenId, _Bias]
 
 
 class StructuredOutputs(RequestModel):
@@ -168,6 +169,14 @@ class StructuredOutputs(RequestModel):
     choice: _Choices | None = None
     grammar: Text | None = None
     structural_tag: dict[str, Any] | Text | None = None
+
+
+class PromptCacheOptions(RequestModel):
+    ONLY: ClassVar = {"prewarm": (False,)}
+
+    mode: Ignored = None
+    ttl: Ignored = None
+    comparison_response_id: Ignored = None
 
 
 class OpenAIFields(GenerationFields):
@@ -196,7 +205,7 @@ class OpenAIFields(GenerationFields):
     frequency_penalty: Annotated[
         Penalty | None, doc("Subtracted from a token's logit for each time it is in the answer")
     ] = None
-    logit_bias: Annotated[dict[_TokenId, _Bias] | None, doc("Token ids and what is added to their logits")] = None
+    logit_bias: Annotated[LogitBias | None, doc("Token ids and what is added to their logits")] = None
     stop: Annotated[StopText | StopTexts | None, doc(STOPS)] = None
     guided_json: Annotated[JsonSchemaValue | None, doc("A JSON schema (or its text) that the answer keeps to")] = None
     guided_regex: Annotated[Text | None, doc("A regular expression that the whole answer matches")] = None
@@ -204,7 +213,9 @@ class OpenAIFields(GenerationFields):
     guided_grammar: Annotated[Text | None, doc("A grammar (Lark or GBNF) that the answer keeps to")] = None
     structured_outputs: Annotated[StructuredOutputs | None, doc("The same by vLLM's newer names")] = None
     prompt_cache_key: Ignored = None
-    prompt_cache_options: Ignored = None
+    prompt_cache_options: Annotated[
+        PromptCacheOptions | None, doc("Accepted, no effect: all prompts are cached, as long as there is room")
+    ] = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
     allowed_token_ids: Annotated[_AllowedIds | None, doc("The answer has no tokens but these")] = None

@@ -8,6 +8,7 @@ verify_route        /v1/receipts/verify, which checks an answer against its rece
 adapters            the routes that load and unload LoRA adapters, and set their default scales
 reports             the routes that report: health, statistics, metrics, models, the API description
 models, prefix_cache        the list of models; the route that empties the prefix cache
+sglang              SGLang's routes about the model and the server
 openapi             the API description at /openapi.json
 body_types          the types of all bodies, by their names in the API description
 """

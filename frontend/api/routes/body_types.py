@@ -26,6 +26,7 @@ from frontend.api.receipts.claim import Verification, VerifyRequest
 from frontend.api.requests import response_types
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.routes import render
+from frontend.api.sglang import paths as sglang
 from frontend.api.tokenize import DetokenizeRequest
 from frontend.observability.stats import Stats
 
@@ -51,6 +52,7 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     **adapters.REQUESTS,
     **many.REQUESTS,
     **llama_cpp.REQUESTS,
+    **sglang.REQUESTS,
 }
 RESPONSES: Mapping[str, Any] = {
     **many.RESPONSES,
@@ -85,6 +87,7 @@ RESPONSES: Mapping[str, Any] = {
     "OllamaVersion": ollama.OllamaVersion,
     "OllamaError": ollama.OllamaError,
     **llama_cpp.RESPONSES,
+    **sglang.RESPONSES,
     **render.RESPONSES,
     "Verification": Verification,
     "Tokens": response_types.Tokens,

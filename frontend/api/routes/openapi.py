@@ -14,6 +14,7 @@ from frontend.api.requests.request_model import RequestModel
 from frontend.api.requests.request_schema import Schema, request_schema
 from frontend.api.routes import render
 from frontend.api.routes.body_types import REQUESTS, RESPONSES
+from frontend.api.sglang import paths as sglang
 from shared.build import version
 
 NOT_SUPPORTED = "Not supported: only values that leave the feature off are accepted"
@@ -55,6 +56,7 @@ def document() -> dict[str, Any]:
             **adapters.paths(_post, ref("OpenAIError")),
             **many.paths(_post, _get, ref),
             **llama_cpp.paths(_post, _get, ref),
+            **sglang.paths(_post, _get, _readiness(), _reset(), ref),
             **_reporting(),
         },
         "security": [{}, {"bearer": []}, {"key": []}],
@@ -193,7 +195,6 @@ def _reporting() -> dict[str, Any]:
     error = ref("OpenAIError")
     missing = {"404": _answer("Nothing of that name", _json(error))}
     later = {"503": _answer(ERRORS[503], _json(error), RETRY_AFTER)}
-    busy = {"503": _answer("Not now, and why", _json(ref("NotReady")), RETRY_AFTER)}
     page = {"text/html": {"schema": {"type": "string"}}}
     files = {kind: {"schema": {"type": "string"}} for kind in ("text/html", "text/css", "text/javascript")}
     prometheus = {"text/plain": {"schema": {"type": "string"}}}
@@ -202,7 +203,7 @@ def _reporting() -> dict[str, Any]:
         "/web/{name}": _open(_get("The playground's files", files, missing)) | {"parameters": [name]},
         "/health": _open(_get("Whether the process runs", _json(ref("Health")))),
         "/v1/health": _open(_get("The same as /health", _json(ref("Health")))),
-        "/ready": _open(_get("Whether a request would be served now", _json(ref("Ready")), busy)),
+        "/ready": _readiness(),
         "/ping": _ping(),
         "/load": _get("How many requests this frontend has in work", _json(ref("Load"))),
         "/version": _get("The server's version", _json(ref("Version"))),
@@ -261,6 +262,11 @@ def _models() -> dict[str, Any]:
     described = _get(summary, _json(ref("ModelList")), failed)["get"]
     reload = {"name": "reload", "in": "query", "schema": {"enum": ["1", "true"]}}
     return {"parameters": [reload], "get": described, "post": described}
+
+
+def _readiness() -> dict[str, Any]:
+    busy = {"503": _answer("Not now, and why", _json(ref("NotReady")), RETRY_AFTER)}
+    return _open(_get("Whether a request would be served now", _json(ref("Ready")), busy))
 
 
 def _reset() -> dict[str, Any]:

@@ -60,7 +60,8 @@ async def stats(app: AppState, request: Request) -> Response:
 
 async def metrics(app: AppState, request: Request) -> Response:
     app.models.flush_metrics()
-    return Response(app.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    kind, started = "text/plain; version=0.0.4; charset=utf-8", {"Process-Start-Time-Unix": str(app.created)}
+    return Response(app.metrics.text(), media_type=kind, headers=started)
 
 
 async def document(app: AppState, request: Request) -> Response:

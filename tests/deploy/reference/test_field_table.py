@@ -1,5 +1,6 @@
 """The tables of docs/fields.md against the server: a request for each of their cells."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from deploy.reference.field_table import GENERATING, POOLING, Cell, Does, cells
-from frontend.api.ollama.options import Options
+from deploy.reference.field_table import GENERATING, POOLING, WITHIN, Cell, Does, cells
 from frontend.api.requests.request_schema import request_schema
 from frontend.api.requests.unsupported import WHY
 from frontend.api.routes.body_types import REQUESTS
@@ -29,7 +29,7 @@ BODIES: Mapping[str, dict[str, Any]] = {
     "/infill": {"input_prefix": "a", "input_suffix": "b"}, "/v1/embeddings": {"input": "ab"},
     "/v1/score": {"text_1": "a", "text_2": "b"}, "/v1/rerank": {"query": "a", "documents": ["b"]},
     "/v1/logprobs": {"prompt": "a", "completion": "b"}, "/api/embed": {"model": MODEL, "input": "ab"},
-    "/embedding": {"content": "ab"},
+    "/embedding": {"content": "ab"}, "/generate": {"text": "ab"},
 }  # fmt: skip
 ODD = {"odd": [1]}  # a value that no field is meant to have
 NEEDED = {"stream_options": {"stream": True}}  # what a field needs beside it
@@ -115,13 +115,14 @@ def is_known(told: httpx.Response) -> bool:
 
 
 def says_why(told: httpx.Response, name: str) -> None:
-    assert told.status_code in (400, 422) and f"`{name}`" in told.text.replace("options.", ""), (name, told.text)
+    text = re.sub(rf"({'|'.join(WITHIN)})\.", "", told.text)
+    assert told.status_code in (400, 422) and f"`{name}`" in text, (name, told.text)
     assert WHY[name] in told.text.replace('\\"', '"'), (name, told.text)
 
 
 def sample(name: str, cell: Cell, request: str) -> object:
     """A value that the field may have."""
-    body = request_schema(Options if cell.within else REQUESTS[request])
+    body = request_schema(WITHIN[cell.within] if cell.within else REQUESTS[request])
     body = body["allOf"][0] if "allOf" in body else body
     return _of(body["properties"][name])
 

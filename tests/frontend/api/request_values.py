@@ -11,6 +11,7 @@ from frontend.api.pooling.rerank import RerankRequest
 from frontend.api.requests.request_model import RequestModel, fields_of
 from frontend.api.requests.request_schema import request_schema
 from frontend.api.routes.body_types import REQUESTS
+from frontend.api.sglang.fields import GenerateRequest
 
 RECEIPT = {
     "version": 1, "fingerprint": "", "model": "a", "route": "/v1/completions", "index": 0, "prompt_sha256": "",
@@ -20,8 +21,9 @@ ONE_OF_TWO: dict[type[RequestModel], dict[str, Any]] = {  # requests that need o
     ShowRequest: {"model": "m"},
     LlamaCppEmbeddingRequest: {"content": "a"},
     RerankRequest: {"documents": ["a"]},
+    GenerateRequest: {"text": "a"},
 }
-INSTEAD = {"texts": "documents"}  # a field that cannot go with another
+INSTEAD = {"texts": "documents", "input_ids": "text"}  # a field that cannot go with another
 HELLO = [{"role": "user", "content": "a"}]
 
 
@@ -81,6 +83,13 @@ ITEMS = (
 )
 
 
+PARTS = (
+    *({"text": "a"}, {"type": None, "text": "a"}, "a", {"image_url": "data:"}, {"text": "a", "image_url": "data:"}),
+    *({"type": "thinking", "thinking": "a"}, {"type": "reasoning", "text": "a"}, {"type": "reasoning"}, {"a": "a"}),
+    *({"type": "refusal", "refusal": "a"}, {"refusal": "a"}, {"type": "image_url", "image_url": {}}, 5, None),
+)
+
+
 LIKELY = st.sampled_from(  # values near the borders of what fields take
     [
         *(-(2**63) - 1, -(2**63), 2**64 - 1, 2**64, -100, -101, -2, -1, 0, 1, 2, 3, 20, 21, 100, 128, 129),
@@ -92,7 +101,8 @@ LIKELY = st.sampled_from(  # values near the borders of what fields take
         *([{"role": "tool", "content": "a", "tool_call_id": "x", "name": None}], [{"role": "user"}]),
         *([{"role": "assistant", "content": None}], [{"role": "assistant", "tool_calls": []}], [{"role": "tool"}]),
         *([{"role": role, "content": "", "tool_calls": [CALL]}] for role in ("user", "assistant")),
-        *([{"role": role, "content": [block]}] for role in ("user", "assistant") for block in BLOCKS),
+        *([{"role": role, "content": [block]}] for role in ("user", "assistant") for block in (*BLOCKS, *PARTS)),
+        *([{"role": role, "content": None, "refusal": "a"}] for role in ("user", "assistant")),
         *({"type": kind, **more} for kind in ("tool", "any", "function") for more in ({}, {"name": "f"})),
         *([{"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}] for kind in ("object", 1)),
         *([item] for item in ITEMS),

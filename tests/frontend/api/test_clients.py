@@ -4,7 +4,23 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic.types import MessageCountTokensParams
+from anthropic.types.message_create_params import MessageCreateParamsBase
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import ResponseTextConfigParam
+from openai.types.responses import response_create_params as response_params
+from openai.types.responses.input_token_count_params import InputTokenCountParams
+from openai.types.shared_params import Reasoning
 
+from frontend.api.anthropic.messages_input import MessageCountRequest, MessageRequest
+from frontend.api.chat.structured_output_fields import TextOptions
+from frontend.api.openai import responses_input
+from frontend.api.openai.chat_input import ChatRequest
+from frontend.api.openai.completions_input import CompletionRequest
+from frontend.api.openai.responses_input import ResponseCountRequest, ResponseRequest
+from frontend.api.requests.request_model import RequestModel, fields_of
+from frontend.api.requests.request_types import PromptCacheOptions
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, TEMPLATE, FakePool, sending
 from tests.frontend.serving import app_over
@@ -27,6 +43,10 @@ CHAT: dict[str, dict[str, Any]] = {
     "the openai package, all it knows for caching": {
         "messages": USER, "prompt_cache_key": "a", "prompt_cache_retention": "24h", "safety_identifier": "b",
         "store": False, "stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False},
+    },
+    "the openai package, all it knows for GPT-5": {
+        "messages": USER, "verbosity": "low", "reasoning_effort": "minimal", "service_tier": "priority", "store": True,
+        "prompt_cache_options": {"mode": "implicit", "ttl": "30m", "prewarm": False},
     },
     "LangChain": {"messages": USER, "temperature": 0.7, "n": 1, "stream": False},
     "LibreChat": {"messages": USER, "user": "6523", "temperature": 1, "stream": True, **PLAIN},
@@ -59,6 +79,26 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     },
     "LangChain": {"prompt": ["a"], "temperature": 0.7, "n": 1, "seed": None, "logprobs": None, **PLAIN},
 }  # fmt: skip
+
+
+SDK_TYPES: list[tuple[type[RequestModel], Any, set[str]]] = [  # the last: parameters that are sent as headers
+    (ChatRequest, chat_params.CompletionCreateParamsBase, set()),
+    (CompletionRequest, completion_params.CompletionCreateParamsBase, set()),
+    (ResponseRequest, response_params.ResponseCreateParamsBase, set()),
+    (ResponseCountRequest, InputTokenCountParams, set()),
+    (TextOptions, ResponseTextConfigParam, set()),
+    (responses_input.ReasoningOptions, Reasoning, set()),
+    (PromptCacheOptions, response_params.PromptCacheOptions, set()),
+    (MessageRequest, MessageCreateParamsBase, {"user_profile_id", "workspace_id"}),
+    (MessageCountRequest, MessageCountTokensParams, {"user_profile_id", "workspace_id"}),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "headers"), SDK_TYPES, ids=[ours.__name__ for ours, *_ in SDK_TYPES])
+def test_every_field_of_the_official_packages_is_known(
+    ours: type[RequestModel], theirs: Any, headers: set[str]
+) -> None:
+    assert {*theirs.__optional_keys__, *theirs.__required_keys__} <= {*fields_of(ours), *ours.ONLY} | headers
 
 
 async def status(tokenizer: Tokenizer, path: str, body: dict[str, Any], **headers: str) -> tuple[int, str]:
@@ -116,7 +156,7 @@ async def test_responses_of_codex(tokenizer: Tokenizer) -> None:
         "stream": True, "tool_choice": "auto", "parallel_tool_calls": True, "store": False,
         "input": [{"type": "message", "id": f"msg_{r}", "role": r, "content": said} for r in ("developer", "user")],
         "reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "a",
-        "client_metadata": {"session_id": "b"},
+        "client_metadata": {"session_id": "b"}, "text": {"verbosity": "low"},
     }  # fmt: skip
     code, text = await status(tokenizer, "/v1/responses", body)
     assert code == 200 and "hi" in text, text

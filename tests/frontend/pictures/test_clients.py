@@ -41,6 +41,9 @@ CLIENTS: dict[str, tuple[ModuleType, int, dict[str, Any]]] = {  # the API format
     "Vercel's AI SDK and Open WebUI": (chat, 1, {
         "stream": True, "messages": [user(text("a"), PART)], "stream_options": {"include_usage": True},
     }),
+    "vLLM's, without type": (chat, 2, {
+        "messages": [user("a", {"image_url": url(IMAGE), "uuid": "1"}, {"image_url": {"url": url(IMAGE)}})],
+    }),
     "openai, responses": (responses, 1, {"input": [user(INPUT | {"detail": "auto"}, INPUT_TEXT)]}),
     "langchain-openai, responses": (responses, 2, {
         "stream": False, "input": [user(INPUT_TEXT, INPUT, INPUT) | {"type": "message"}], "max_output_tokens": 5,

@@ -23,6 +23,7 @@ from frontend.workers.listener import WireCounters
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import ConnectionState, WorkerStatus
 from shared.config import FrontendConfig, WireConfig
+from shared.config.frontend import ALIASES
 from shared.messages import Status
 from shared.wire.address import parse_all
 from tests.fakes import READY_STATUS
@@ -140,6 +141,47 @@ def test_pages_with_the_prefix_of_vllm_have_its_names_and_labels() -> None:
     ended = {labels["finished_reason"]: n for name, labels, n in samples(pages[0]) if "request_success_total" in name}
     assert ended == {"stop": len(Finish) - 1, "length": 1}
     assert names(pages[:1]) & names(pages[1:]) == {"sluice_build_info"}
+
+
+OF_OTHERS: dict[str, dict[str, float]] = {
+    "llama.cpp": {
+        "llamacpp:prompt_tokens_total": 70, "llamacpp:prompt_tokens_cached_total": 41,
+        "llamacpp:prompt_seconds_total": 3, "llamacpp:tokens_predicted_total": 12,
+        "llamacpp:tokens_predicted_seconds_total": 6, "llamacpp:n_decode_total": 5,
+        "llamacpp:requests_processing": 2, "llamacpp:requests_deferred": 8,
+        "llamacpp:spec_decode_num_draft_tokens_total": 18, "llamacpp:spec_decode_num_accepted_tokens_total": 10,
+        "llamacpp:spec_decode_num_drafts_total": 12, "llamacpp:prompt_tokens_seconds": 0,
+        "llamacpp:predicted_tokens_seconds": 0, "llamacpp:kv_cache_usage_ratio": pytest.approx(6 / 14),
+    },
+    "sglang": {
+        "sglang:num_running_reqs": 2, "sglang:num_queue_reqs": 8, "sglang:token_usage": pytest.approx(6 / 14),
+        "sglang:cache_hit_rate": pytest.approx(41 / 105), "sglang:cached_tokens_total": 41,
+        "sglang:prompt_tokens_total": 5, "sglang:generation_tokens_total": 7, "sglang:gen_throughput": 0,
+        "sglang:time_to_first_token_seconds_count": 1, "sglang:inter_token_latency_seconds_count": 6,
+        "sglang:e2e_request_latency_seconds_count": 1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("server", OF_OTHERS)
+def test_aliases_add_the_names_of_other_servers(server: str) -> None:
+    metrics = PrometheusMetrics(names=[NAME], aliases=server)
+    first = msgspec.structs.replace(READY_STATUS, prefill_tokens=60, sampled_tokens=9, steps=4)
+    computed = {"prefill_tokens": 10, "sampled_tokens": 3, "steps": 1}
+    other = msgspec.structs.replace(READY_STATUS, running=0, waiting=7, prefix_queries=5, prefix_hits=1, **computed)
+    model = metrics.models[NAME]
+    model.admitted(5)
+    model.first_tokens(3.0, 1)
+    model.next_tokens(6.0, 6)
+    model.finished(Finish.EOS, 9.0)
+    model.flush(WireCounters(), [WorkerStatus(s.model, ConnectionState.READY, "ready", s) for s in (first, other)])
+    prefix = ALIASES[server]
+    found = {name: (labels, value) for name, labels, value in samples(metrics.text().decode())}
+    told = {name: value for name, (_, value) in found.items() if name.startswith(prefix)}
+    assert OF_OTHERS[server] == {name: value for name, value in told.items() if name in OF_OTHERS[server]}
+    assert {name for name in told if not name.endswith(("_bucket", "_created", "_sum"))} == OF_OTHERS[server].keys()
+    labels = {"model_name": NAME} if server == "sglang" else {}
+    assert all({**found[name][0], "le": 0} == {**labels, "le": 0} for name in told), "llama.cpp's series have no labels"
 
 
 def test_aliases_add_the_names_of_vllm_to_the_frontends_own() -> None:

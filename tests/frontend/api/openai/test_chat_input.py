@@ -86,6 +86,41 @@ async def test_messages_of_every_role_become_the_prompt(tokenizer: Tokenizer) ->
     assert text == "<system>be brief\n<user>ab\n<assistant>c\n<tool>d\n<assistant>"
 
 
+PARTS_OF_OTHERS: dict[str, Any] = {
+    "without type": [{"text": "a"}, {"type": None, "text": "b"}],
+    "plain strings beside parts": ["a", {"type": "text", "text": "b"}],
+    "plain strings": ["a", "b"],
+    "a refusal": [{"type": "refusal", "refusal": "a"}, {"refusal": "b"}],
+}
+
+
+@pytest.mark.parametrize("content", PARTS_OF_OTHERS.values(), ids=PARTS_OF_OTHERS.keys())
+async def test_parts_as_other_clients_send_them_are_texts(tokenizer: Tokenizer, content: Any) -> None:
+    said = [*HELLO, {"role": "assistant", "content": content}, *HELLO]
+    assert await shown(tokenizer, *said) == "<user>hi\n<assistant>ab\n<user>hi\n<assistant>"
+
+
+THOUGHTS_OF_OTHERS: dict[str, Any] = {
+    "vLLM": {"type": "thinking", "thinking": "so", "closed": True},
+    "Mistral": {"type": "thinking", "thinking": [{"type": "text", "text": "so"}]},
+    "LangChain": {"type": "reasoning", "reasoning": "so"},
+    "Vercel's AI SDK": {"type": "reasoning", "text": "so"},
+}
+
+
+@pytest.mark.parametrize("part", THOUGHTS_OF_OTHERS.values(), ids=THOUGHTS_OF_OTHERS.keys())
+async def test_thoughts_among_the_parts_are_the_messages_reasoning(tokenizer: Tokenizer, part: Any) -> None:
+    template = ChatTemplate({"default": "{{ messages[1].reasoning_content }}|{{ messages[1].content }}"}, {})
+    said = [*HELLO, {"role": "assistant", "content": [part, {"type": "text", "text": "b"}]}, *HELLO]
+    request = await parse(chat, body(messages=said), context(tokenizer, template=template))
+    assert tokenizer.decode(request.prompts[0]) == "so|b"
+
+
+async def test_refusal_without_content_is_what_the_assistant_said(tokenizer: Tokenizer) -> None:
+    said = [*HELLO, {"role": "assistant", "content": None, "refusal": "no"}, *HELLO]
+    assert await shown(tokenizer, *said) == "<user>hi\n<assistant>no\n<user>hi\n<assistant>"
+
+
 async def test_prompt_end_by_add_generation_prompt_and_continue_final_message(tokenizer: Tokenizer) -> None:
     said = [*HELLO, {"role": "assistant", "content": "I "}]
     assert await shown(tokenizer, *said) == "<user>hi\n<assistant>I "
@@ -114,6 +149,18 @@ async def test_chat_template_kwargs_reach_the_template(tokenizer: Tokenizer) -> 
     assert tokenizer.decode(request.prompts[0]) == "False hi"
 
 
+async def test_verbosity_is_a_variable_of_the_template(tokenizer: Tokenizer) -> None:
+    telling = ChatTemplate({"default": "{{ verbosity }} {{ messages[0].content }}"}, {})
+    for fields, text in (
+        ({"verbosity": "low"}, "low hi"),
+        ({"verbosity": "low", "chat_template_kwargs": {"verbosity": "high"}}, "high hi"),
+        ({}, " hi"),
+    ):
+        request = await parse(chat, body(**fields), context(tokenizer, template=telling))
+        assert tokenizer.decode(request.prompts[0]) == text
+    assert await parsed(tokenizer, verbosity="high") == await parsed(tokenizer), "no effect without it"
+
+
 async def test_effort_none_turns_thinking_off_by_the_variable_of_the_template(tokenizer: Tokenizer) -> None:
     source = "{% if not thinking is defined %}-{% else %}{{ thinking }}{% endif %} {{ messages[0].content }}"
     told = replace(
@@ -140,8 +187,13 @@ WRONG_TYPES: list[tuple[str, Any, str]] = [
     ("messages", [{"role": 1, "content": ""}], "messages[0].role"),
     ("messages", [{"role": "user", "content": 5}], "messages[0].content"),
     ("messages", [{"role": "user", "content": []}], "messages[0].content"),
-    ("messages", [{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
-    ("messages", [{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0].type"),
+    ("messages", [{"role": "user", "content": [5]}], "messages[0].content[0]"),
+    ("messages", [{"role": "user", "content": [{"words": "x"}]}], "messages[0].content[0].type"),
+    ("messages", [{"role": "user", "content": [{"text": "x", "image_url": "data:"}]}], "messages[0].content[0].type"),
+    ("messages", [{"role": "user", "content": [{"text": 5}]}], "messages[0].content[0].text"),
+    ("messages", [{"role": "user", "content": None, "refusal": "x"}], "messages[0].content"),
+    ("messages", [*HELLO, {"role": "assistant", "content": [{"type": "reasoning"}]}],
+     "messages[1].content[0].reasoning"),
     ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
     ("model", 5, "model"), ("max_tokens", "8", "max_tokens"), ("logprobs", 5, "logprobs"),
     ("top_logprobs", True, "top_logprobs"), ("chat_template_kwargs", [], "chat_template_kwargs"),
@@ -164,6 +216,7 @@ NOT_ACCEPTABLE: list[tuple[str, Any, str]] = [
     ("messages", [{"role": "", "content": "x"}], "messages[0].role"),
     ("messages", [*HELLO, {"role": "user", "content": [{"type": "text", "text": ""}, AUDIO]}],
      "messages[1].content[1].type"),
+    ("messages", [{"role": "user", "content": [{"type": "thinking", "thinking": ""}]}], "messages[0].content"),
     ("messages", [{"role": "user", "content": "x", "weight": 1}], "messages[0].weight"),
     ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}],
      "messages"),

@@ -45,16 +45,18 @@ async def test_message_item_in_every_form_gives_the_same_prompt(qwen: Model) -> 
         [{"role": "user", "content": "Hello"}, *said, {"role": "user", "content": "Weather?"}],
         [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."},
          {"role": "user", "content": "Weather?"}],
+        [{"role": "user", "content": "Hello"}, {**old, "content": [{"type": "refusal", "refusal": "Hi."}]},
+         {"role": "user", "content": "Weather?"}],
     ]  # fmt: skip
-    qwen.says = ["Hi."] * 8
+    qwen.says = ["Hi."] * 9
     for form in forms:
         await post(qwen, input=form)
     await post(qwen, instructions="Be brief.")
     await post(qwen, input=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Weather?"}])
     assert set(qwen.prompts[:4]) == {CHATTED}
     hello = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHi.<|im_end|>\n"
-    assert set(qwen.prompts[4:6]) == {hello + CHATTED}
-    assert set(qwen.prompts[6:]) == {f"<|im_start|>system\nBe brief.<|im_end|>\n{CHATTED}"}
+    assert set(qwen.prompts[4:7]) == {hello + CHATTED}
+    assert set(qwen.prompts[7:]) == {f"<|im_start|>system\nBe brief.<|im_end|>\n{CHATTED}"}
 
 
 def user(*parts: Any) -> list[Any]:
@@ -80,7 +82,10 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"background": True}, 400, "background"), ({"prompt": {"id": "a"}}, 400, "prompt"),
     ({"truncation": "auto"}, 400, "truncation"),
     ({"max_output_tokens": 0}, 400, "max_output_tokens"), ({"include": ["all"]}, 400, "include"),
-    ({"top_logprobs": 21}, 400, "top_logprobs"), ({"text": {"verbosity": "low"}}, 400, "text.verbosity"),
+    ({"top_logprobs": 21}, 400, "top_logprobs"), ({"text": {"verbosity": "none"}}, 400, "text.verbosity"),
+    ({"image": {"context_compression": "enabled"}}, 400, "image"),
+    ({"access_programs": {"cyber": "daybreak_red"}}, 400, "access_programs"),
+    ({"prompt_cache_options": {"prewarm": True}}, 400, "prompt_cache_options.prewarm"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, 400, "text.format.schema"),
     ({"text": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}}, 400, "text.format.schema"),
     ({"reasoning": {"effort": "much"}}, 400, "reasoning.effort"),

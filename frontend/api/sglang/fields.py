@@ -1,0 +1,201 @@
+"""The body of /generate: prompts, `sampling_params`, and what the answer shall tell."""
+
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from frontend.api.openai.completions_input import MAX_PROMPTS, Prompt
+from frontend.api.requests.request_model import EXACT, MOST, FieldError, RequestModel
+from frontend.api.requests.request_types import (
+    STOPS,
+    ChoiceCount,
+    Count,
+    Factor,
+    Ignored,
+    JsonSchemaValue,
+    LogitBias,
+    ModelName,
+    Penalty,
+    Positive,
+    PositiveShare,
+    Refused,
+    Rivals,
+    SaltField,
+    Share,
+    StopText,
+    StopTexts,
+    StructuredOutputs,
+    Temperature,
+    Text,
+    TokenDetailFields,
+    TokenIds,
+    TopK,
+    check_stops,
+    doc,
+)
+from frontend.errors import BadRequest
+
+MOST_TOKENS = 128  # of an answer to a request without `max_new_tokens`
+SAME = (  # the sampling parameters that OpenAI's routes have by the same names
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "stop",
+    "stop_token_ids", "ignore_eos", "skip_special_tokens", "no_stop_trim", "logit_bias", "json_schema", "regex", "ebnf",
+)  # fmt: skip
+
+_Token = Annotated[int, EXACT]
+_Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_ids: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_several: dict[str, Any] = {"type": "array", "items": _ids, "minItems": 1, "maxItems": MAX_PROMPTS}
+
+
+class SamplingParams(RequestModel):
+    max_new_tokens: Annotated[Count | None, doc(f"Most tokens of the answer; absent: {MOST_TOKENS}")] = None
+    min_new_tokens: Annotated[Count | None, doc("The model may not end its answer before this many tokens")] = None
+    n: Annotated[ChoiceCount, doc("Answers to each prompt; their seeds follow each other")] = 1
+    temperature: Annotated[Temperature | None, doc("0: the likeliest token; higher values draw more randomly")] = None
+    top_p: Annotated[
+        PositiveShare | None, doc("Draw from the likeliest tokens that together have this probability")
+    ] = None
+    top_k: Annotated[TopK | None, doc("Draw from this many of the likeliest tokens; 0 and -1: from all")] = None
+    min_p: Annotated[Share | None, doc("Draw from tokens at least this share as likely as the likeliest")] = None
+    frequency_penalty: Annotated[
+        Penalty | None, doc("Subtracted from a token's logit for each time it is in the answer")
+    ] = None
+    presence_penalty: Annotated[Penalty | None, doc("Subtracted from the logit of every token in the answer")] = None
+    repetition_penalty: Annotated[Factor | None, doc("Above 1: divides down tokens of the prompt and the answer")] = (
+        None
+    )
+    sampling_seed: Annotated[_Seed | None, doc("The same seed gives the same bytes; absent: a random one")] = None
+    stop: Annotated[StopText | StopTexts | None, doc(STOPS)] = None
+    stop_token_ids: Annotated[TokenIds | None, doc("Token ids that end the answer")] = None
+    ignore_eos: Annotated[bool | None, doc("Continue until `max_new_tokens` where the model would end")] = None
+    skip_special_tokens: Annotated[bool, doc("false: the text shows special tokens, but not those that end it")] = True
+    spaces_between_special_tokens: Annotated[bool, doc("No effect: there are no such spaces")] = True
+    no_stop_trim: Annotated[bool, doc("The answer ends with the stop text that ended it")] = False
+    logit_bias: Annotated[LogitBias | None, doc("Token ids and what is added to their logits")] = None
+    json_schema: Annotated[JsonSchemaValue | None, doc("A JSON schema (or its text) that the answer keeps to")] = None
+    regex: Annotated[Text | None, doc("A regular expression that the whole answer matches")] = None
+    ebnf: Annotated[Text | None, doc("A grammar (Lark or GBNF) that the answer keeps to")] = None
+    structural_tag: Annotated[
+        dict[str, Any] | Text | None, doc("Free text in which tagged parts keep to schemas (or its JSON as a text)")
+    ] = None
+    custom_params: Ignored = None
+    stream_interval: Ignored = None
+    stop_regex: Refused = None
+    thinking_budget: Refused = None
+
+    def __post_init__(self) -> None:
+        check_stops("stop", self.stop)
+
+
+class GenerateRequest(RequestModel):
+    ONLY: ClassVar = {
+        **dict.fromkeys(
+            (
+                "return_hidden_states", "return_routed_experts", "return_indexer_topk", "return_entropy",
+                "return_sampling_mask", "return_flat_raw_top_logprobs", "return_prompt_token_ids", "background",
+                "require_reasoning",
+            ),
+            (False,),
+        ),
+        "routed_experts_start_len": (0,),
+    }  # fmt: skip
+
+    text: Annotated[
+        Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_PROMPTS)] | None, doc("A text, or several")
+    ] = None
+    input_ids: Annotated[
+        Annotated[list[_Token | list[_Token]], Meta(extra_json_schema={"anyOf": [_ids, _several]})] | None,
+        doc("In place of `text`: the token ids of a prompt, or of several"),
+    ] = None
+    sampling_params: Annotated[
+        SamplingParams | Annotated[list[SamplingParams], Meta(min_length=1, max_length=MAX_PROMPTS)] | None,
+        doc("How tokens are drawn; of several prompts, those of each have to be equal"),
+    ] = None
+    stream: Annotated[bool, doc("Answer in server-sent events, each of which has all of the answer so far")] = False
+    return_logprob: Annotated[bool, doc("Tell the log-probabilities of the answer's tokens")] = False
+    logprob_start_len: Annotated[
+        Annotated[int, Meta(ge=-1, le=MOST)] | None,
+        doc("Tell those of the prompt's tokens from this one on, too; -1: none; not in streams"),
+    ] = None
+    top_logprobs_num: Annotated[
+        Rivals | None, doc("Tell those of this many of the likeliest tokens in each place, up to `--max-logprobs`")
+    ] = None
+    return_text_in_logprobs: Annotated[bool, doc("Log-probabilities have the tokens' texts")] = False
+    rid: Annotated[str | list[str] | None, doc("The `id` of the answers")] = None
+    model: ModelName = None
+    cache_salt: SaltField = None
+    priority: Annotated[
+        int, Meta(ge=-MOST - 1, le=MOST), doc("Lower goes first, among requests of one API key's name")
+    ] = 0
+    deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
+    log_metrics: Ignored = None
+    no_logs: Ignored = None
+    session_id: Ignored = None
+    conversation_id: Ignored = None
+    routing_key: Ignored = None
+    custom_labels: Ignored = None
+    return_bytes: Ignored = None
+    received_time: Ignored = None
+    external_trace_header: Ignored = None
+    input_embeds: Refused = None
+    image_data: Refused = None
+    audio_data: Refused = None
+    video_data: Refused = None
+    token_ids_logprob: Refused = None
+    session_params: Refused = None
+    lora_path: Refused = None
+    custom_logit_processor: Refused = None
+    bootstrap_host: Refused = None
+    bootstrap_port: Refused = None
+    bootstrap_room: Refused = None
+    data_parallel_rank: Refused = None
+    routed_dp_rank: Refused = None
+    disagg_prefill_dp_rank: Refused = None
+    extra_key: Refused = None
+    images_config: Refused = None
+    max_thinking_tokens: Refused = None
+
+    def __post_init__(self) -> None:
+        if self.text is None and self.input_ids is None:
+            raise FieldError("text", "is missing, and so is `input_ids`", BadRequest, "missing_field")
+        if self.text is not None and self.input_ids is not None:
+            raise FieldError("input_ids", "cannot go with `text`", code="conflicting_fields")
+        if self.input_ids is not None:
+            self._check_ids(self.input_ids)
+
+    def _check_ids(self, ids: list[Any]) -> None:
+        if not ids or [] in ids:
+            raise FieldError("input_ids", "is empty", BadRequest, "empty_prompt")
+        if len({*map(type, ids)}) > 1:
+            raise FieldError("input_ids", "must be an array of token ids or of arrays", BadRequest, "wrong_type")
+        if type(ids[0]) is list and len(ids) > MAX_PROMPTS:
+            raise FieldError("input_ids", f"may have at most {MAX_PROMPTS} entries")
+
+    @property
+    def param(self) -> str:
+        """The field that holds the prompts."""
+        return "input_ids" if self.text is None else "text"
+
+    @property
+    def several(self) -> bool:
+        """Whether the prompts are an array."""
+        return isinstance(self.text, list) or (self.input_ids is not None and type(self.input_ids[0]) is list)
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        given: Any = self.input_ids if self.text is None else self.text
+        return given if self.several else [given]
+
+    @property
+    def scores_prompt(self) -> bool:
+        return self.return_logprob and self.logprob_start_len not in (None, -1)
+
+    def fields(self, params: SamplingParams) -> TokenDetailFields:
+        """Returns the fields by OpenAI's names."""
+        tag = params.structural_tag
+        return TokenDetailFields(
+            **{name: getattr(params, name) for name in SAME}, seed=params.sampling_seed,
+            min_tokens=params.min_new_tokens, stream=self.stream, cache_salt=self.cache_salt, priority=self.priority,
+            deadline_ms=self.deadline_ms, prompt_logprobs=(self.top_logprobs_num or 0) if self.scores_prompt else None,
+            structured_outputs=None if tag is None else StructuredOutputs(structural_tag=tag),
+        )  # fmt: skip

@@ -1,0 +1,129 @@
+"""Whole answers in SGLang's shape, and the events of a stream, each of which has all of its answer so far.
+
+A stream of long answers has therefore many bytes: that is how SGLang's clients read it.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import UNSET
+
+from frontend.api.openai.token_details import LEAST
+from frontend.api.requests.encoding import to_json
+from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.api.sglang import response_types as types
+from frontend.api.sglang.fields import GenerateRequest
+from frontend.errors import SluiceError
+from frontend.request import Delta, Finish, TokenLogprob, Usage
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Answer:
+    """What is known of one answer so far."""
+
+    def __init__(self, context: ResponseContext, index: int) -> None:
+        self._context, self._index = context, index
+        self._asked: GenerateRequest = context.request.format_data
+        self._prompt = index // context.request.n
+        self._texts: list[str] = []
+        self._ids: list[int] = []
+        self._scores: list[TokenLogprob] = []
+        self._last: Delta | None = None
+
+    def add(self, delta: Delta) -> None:
+        self._last = delta
+        self._texts += delta.texts
+        self._ids += delta.ids
+        self._scores += delta.logprobs or ()
+
+    def so_far(self, numbered: bool = False) -> types.SglangAnswer:
+        index = self._index if numbered else UNSET
+        return types.SglangAnswer(text="".join(self._texts), output_ids=self._ids, meta_info=self._meta(), index=index)
+
+    def finished(self) -> types.SglangAnswer:
+        """Returns the whole answer. Raises SluiceError if it has not ended."""
+        if self._last is None or self._last.finish is None:
+            raise SluiceError(f"answer {self._index} has no end")
+        return self.so_far()
+
+    def _meta(self) -> types.SglangMeta:
+        last = self._last or Delta(self._index, [], [])
+        usage = last.usage or Usage(len(self._context.request.prompts[self._prompt]), len(self._ids))
+        timings, scores = last.timings if last.finish else None, self._asked.return_logprob
+        tops = scores and bool(self._asked.top_logprobs_num)
+        prompt = self._scored_prompt(last) if scores else []
+        return types.SglangMeta(
+            id=self._id(), finish_reason=self._finish(last, usage), prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens, cached_tokens=usage.cached_tokens,
+            weight_version=weight_version(self._context.fingerprint),
+            seed=UNSET if last.seed is None else last.seed,
+            e2e_latency=UNSET if timings is None else (timings.queue_ms + timings.prefill_ms + timings.decode_ms) / 1e3,
+            input_token_logprobs=[self._scored(one.token_id, one.logprob) for one in prompt] if scores else UNSET,
+            output_token_logprobs=(
+                [self._scored(one.token_id, one.logprob) for one in self._scores] if scores else UNSET
+            ),
+            input_top_logprobs=[self._top(one) or None for one in prompt] if tops else UNSET,
+            output_top_logprobs=[self._top(one) for one in self._scores] if tops else UNSET,
+        )  # fmt: skip
+
+    def _id(self) -> str:
+        rid, several = self._asked.rid, len(self._context.request.prompts) * self._context.request.n > 1
+        if isinstance(rid, list):
+            return rid[self._prompt] if self._prompt < len(rid) else self._context.id
+        return f"{rid or self._context.id}_{self._index}" if several else rid or self._context.id
+
+    def _finish(self, last: Delta, usage: Usage) -> types.SglangFinish | None:
+        match last.finish:
+            case None:
+                return None
+            case Finish.LENGTH:
+                return types.SglangFinish(type="length", length=usage.completion_tokens)
+        return types.SglangFinish(type="stop", matched=UNSET if last.matched_stop is None else last.matched_stop)
+
+    def _scored_prompt(self, last: Delta) -> Iterable[TokenLogprob]:
+        if not self._asked.scores_prompt:
+            return ()
+        return (last.extras.prompt_logprobs or [])[self._asked.logprob_start_len or 0 :]
+
+    def _top(self, token: TokenLogprob) -> list[types.Scored]:
+        return [self._scored(id, logprob) for id, logprob in token.top]
+
+    def _scored(self, id: int, logprob: float) -> types.Scored:
+        text = self._context.tokenizer.token_text(id) if self._asked.return_text_in_logprobs else None
+        return (max(LEAST, logprob) if logprob == logprob else None, id, text)  # NaN: a prompt's first token
+
+
+def weight_version(fingerprint: str) -> str:
+    return fingerprint or "default"  # SGLang's word for weights that were never replaced
+
+
+class EventWriter:
+    """Writes a stream: an event for each answer that has gained something."""
+
+    def __init__(self, context: ResponseContext) -> None:
+        self._answers = answers(context)
+
+    def write(self, deltas: list[Delta]) -> bytes:
+        for delta in deltas:
+            self._answers[delta.index].add(delta)
+        several = len(self._answers) > 1
+        changed = dict.fromkeys(delta.index for delta in deltas)
+        return b"".join([b"data: " + to_json(self._answers[index].so_far(several)) + b"\n\n" for index in changed])
+
+    def end(self) -> bytes:
+        return DONE
+
+
+def answers(context: ResponseContext) -> list[Answer]:
+    return [Answer(context, index) for index in range(len(context.request.prompts) * context.request.n)]
+
+
+async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+    """Writes the answer to a single prompt as an object, and several answers as an array."""
+    every = answers(context)
+    async for deltas in arriving:
+        for delta in deltas:
+            every[delta.index].add(delta)
+    done = [one.finished() for one in every]
+    asked: GenerateRequest = context.request.format_data
+    return to_json(done if asked.several or len(done) > 1 else done[0])

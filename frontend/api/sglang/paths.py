@@ -1,0 +1,43 @@
+"""The description of SGLang's routes, for /openapi.json, which has the means to describe a route."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from frontend.api.requests.request_model import RequestModel
+from frontend.api.sglang import response_types as types
+from frontend.api.sglang.fields import GenerateRequest
+
+REQUESTS: Mapping[str, type[RequestModel]] = {"SglangGenerateRequest": GenerateRequest}
+RESPONSES: Mapping[str, Any] = {
+    "SglangAnswer": types.SglangAnswer,
+    "SglangAnswers": types.SglangAnswer | list[types.SglangAnswer],
+    "SglangModelInfo": types.SglangModelInfo,
+    "SglangServerInfo": types.SglangServerInfo,
+}
+Describe = Callable[..., dict[str, Any]]
+
+
+def paths(
+    post: Describe, get: Describe, ready: dict[str, Any], reset: dict[str, Any], ref: Callable[[str], dict[str, str]]
+) -> dict[str, Any]:
+    """Returns the routes.
+
+    post, get: describe a route
+    ready: the description of /ready; reset: that of /reset_prefix_cache
+    ref: refers to a type by its name
+    """
+    error = ref("OpenAIError")
+    events = {"anyOf": [ref("SglangAnswer"), error]}
+
+    def reads(summary: str, gives: str) -> dict[str, Any]:
+        return get(summary, {"application/json": {"schema": ref(gives)}})
+
+    return {
+        "/generate": post("Continue a text, as SGLang does", "SglangGenerateRequest", "SglangAnswers", error, events),
+        "/model_info": reads("What the model is", "SglangModelInfo"),
+        "/get_model_info": reads("The same as /model_info", "SglangModelInfo"),
+        "/server_info": reads("What the server is", "SglangServerInfo"),
+        "/get_server_info": reads("The same as /server_info", "SglangServerInfo"),
+        "/health_generate": ready,
+        "/flush_cache": reset | {"get": reset["post"]},
+    }
