@@ -17,13 +17,9 @@ from frontend.output_parser.tool_choice import Function
 from frontend.text.chat_template import ChatTemplate, TemplateError
 from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Raised
 
-<<<<<<< HEAD
 SECONDS = 2.0  # for rendering one template
 MEGABYTES = 256
-SHOWN = "\ue001"  # a private-use character; around the number of a message, it shows that a template shows the message
-=======
 SHOWN = "\ue001"  # a private-use character; put around a message's number to find out whether the template shows it
->>>>>>> s1
 
 
 def with_template(context: ModelContext, source: str | None, continued: ContinueFrom | None = None) -> ModelContext:

@@ -3,8 +3,8 @@
 msgspec decodes a body that matches its type exactly, in one pass. Every other body is read field by field in Python, by
 the same type. This second reading also accepts null for a field with a default, 8.0 for an integer, an object without
 its optional type, a string in place of an object that may be one, and the harmless values of unsupported features. It
-refuses everything else: with BadRequest a wrong JSON type, a missing field or an empty array; with Unprocessable a value
-out of range and an unsupported field. The caller decides whether unknown fields are refused or dropped.
+refuses everything else: with BadRequest a wrong JSON type, a missing field or an empty array; with Unprocessable a
+value out of range and an unsupported field. The caller decides whether unknown fields are refused or dropped.
 
 Knows no API format and no field.
 """
