@@ -20,7 +20,7 @@ The formats share these modules:
 
     requests/           the base of all request and response types, and how JSON becomes them
     model_context       facts about the model, and checks of a request against them
-    prepare             makes a GenerationRequest of a decoded body: the steps that all formats share
+    prepare             makes a GenerationRequest from a decoded body: the steps that all formats share
     truncation, context_length      shorten a prompt on request; refuse a prompt that is too long
     sampling, recommended           the sampling parameters of a request, and the checkpoint's defaults for them
     response_context    everything besides the deltas that is needed to write a response

@@ -33,8 +33,9 @@ class RequestModel(
 ):
     """The base of all types that a request is decoded into.
 
-    ONLY: fields of unsupported features, each with the values that leave the feature off. UNKNOWN_TYPE: the error code
-    for an object whose `type` (or other tag) is unknown. DEFAULT_TYPE: whether an object without a tag has this type.
+    ONLY: fields of unsupported features, each with the values that leave the feature off.
+    UNKNOWN_TYPE: the error code for an object whose `type` (or other tag) is unknown.
+    DEFAULT_TYPE: whether an object without a tag has this type.
     SCHEMA: JSON Schemas that an object must also satisfy, for rules that involve several fields.
     """
 
