@@ -14,7 +14,6 @@
     adapters/           LoRA adapters, which requests select by a model name
     tokenize            /tokenize and /detokenize
     receipts/           records that prove how an answer was made, and the check of such a record
-    models, tokenize, prefix_cache      routes that need no generation
 
 The formats share these modules:
 
