@@ -1,4 +1,4 @@
-"""A frontend process: it reads HTTP requests, has a worker compute them, and streams the answers. No torch here.
+"""A frontend process: it reads HTTP requests, has a worker compute them, and streams the answers. Without torch.
 
 __main__            one process: opens the port, loads the tokenizer, serves, drains
 errors, request     exceptions with their HTTP status; a validated request and its deltas

@@ -208,7 +208,7 @@ def _many(settings: Settings, entries: list[Entry], metrics: PrometheusMetrics) 
 
 
 def _worker_pool(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPool:
-    """Creates the pool of the workers in the settings. If there are none, its worker is at the wire's own addresses."""
+    """Creates the pool of the workers in the settings; if none, of the one worker at the wire's own addresses."""
     config = settings.frontend
     file = Path(config.workers_file) if config.workers_file else None
     has_discovery = bool(config.worker_addresses or file)

@@ -49,7 +49,7 @@ class Admission:
     deadline_ms: int = 0  # counted from the arrival of the request; 0: no deadline
     priority: int = 0
     tenant: str = ""  # the name of the request's API key, and the fairness id of a gateway
-    fingerprint: str = ""  # only workers with this fingerprint may compute it; "": any one for all sequences
+    fingerprint: str = ""  # only workers with this fingerprint may compute it; "": any, equal for all sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int = 0
     continued_tokens: int = 0  # prompt tokens that are earlier output, see `continue_from`
-    reasoning_tokens: int | None = None  # how many of the completion tokens; None: not counted
+    reasoning_tokens: int | None = None  # completion tokens that are reasoning; None: not counted
     predicted: tuple[int, int] | None = None  # tokens of a `prediction` that were accepted, and rejected
 
     @property

@@ -15,13 +15,12 @@
     adapters/           LoRA adapters, which requests select by a model name
     tokenize            /tokenize and /detokenize
     receipts/           records that prove how an answer was made, and the check of such a record
-    models, tokenize, prefix_cache      routes that need no generation
 
 The formats share these modules:
 
     requests/           the base of all request and response types, and how JSON becomes them
     model_context       facts about the model, and checks of a request against them
-    prepare             makes a GenerationRequest of a decoded body: the steps that all formats share
+    prepare             makes a GenerationRequest from a decoded body: the steps that all formats share
     truncation, context_length      shorten a prompt on request; refuse a prompt that is too long
     sampling, recommended           the sampling parameters of a request, and the checkpoint's defaults for them
     response_context    everything besides the deltas that is needed to write a response

@@ -1,4 +1,4 @@
-"""Makes a GenerationRequest of a decoded body: the steps that all API formats share, in this order.
+"""Makes a GenerationRequest from a decoded body: the steps that all API formats share, in this order.
 
 The prompt is shortened if the request allows it, and must fit the context. Then come the limit on new tokens, the
 thinking budget, the grammar, the sampling parameters, the parsing of the output, and optional features. The module of
@@ -144,7 +144,7 @@ def _features(
 ) -> Features:  # fmt: skip
     """Returns the optional features of the request. whole: the prompts before they were shortened"""
     fields, asked = reading.fields, dict[str, Any](adapter=context.adapter) if context.adapter is not None else {}
-    if reading.features.echo:  # a shortened prompt is not echoed here, because it is no longer the client's text
+    if reading.features.echo:  # the client's exact text is echoed only if the prompt was not shortened
         texts = zip(reading.features.echo, whole, prompts, strict=True)
         asked["echo"] = tuple([text if all is some else "" for text, all, some in texts])
     if getattr(fields, "continue_from", None) is not None:

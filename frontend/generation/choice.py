@@ -89,7 +89,7 @@ class Choice:
     def timings(self, end: End | None) -> Timings:
         """Returns the worker's timings.
 
-        end: None while the choice runs, or if a stop string ended it; the decoding time is then measured here
+        end: None while the choice runs, or if a stop string ended it; this process then measures the decoding time
         """
         sent = len(self.prompt) + self._brought
         timings = self.stream.started if end is None else end.timings

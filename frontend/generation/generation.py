@@ -27,7 +27,7 @@ class RequestMetrics:
 
 
 class Generation:
-    """An admitted request. Use either `poll` or `deltas()`, and `close()` it in any case.
+    """An admitted request. Use either `poll()` or `deltas()`, and always call `close()`.
 
     A stream (frontend/server/sse.py) uses `on_ready` and `poll`, which need no task. `deltas()` awaits
     the same polls. It is for complete responses and the Python API.

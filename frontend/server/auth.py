@@ -37,7 +37,7 @@ class ApiKeys:
 
         Raises ConfigError when it cannot be read, may be read by others, has no keys, or has an invalid line.
 
-        keys: keys from settings; their names are made of their digests
+        keys: keys from settings; their names are made from their digests
         """
         self._path = Path(path) if path else None
         self._fixed = dict(_named(key.encode("utf-8", "surrogateescape"), "") for key in keys)

@@ -27,12 +27,10 @@ class Hosts:
 
     @classmethod
     def of(cls, config: FrontendConfig) -> "Hosts":
-        """Makes the host names of `--allowed-hosts`.
+        """Makes the host names of `--allowed-hosts`. Without the flag, some servers accept all names.
 
-        Without the flag, all names are accepted where rebinding does no harm.
-
-        That is so with API keys, which a foreign page does not have, and on an address other than loopback, which other
-        machines reach by names that the server does not know.
+        These are servers with API keys, which a foreign page does not have, and servers on an address other than
+        loopback, which other machines reach by names that the server does not know.
         """
         open_to_pages = is_loopback(config.host) and not config.keyed
         return cls(words(config.allowed_hosts) or ([] if open_to_pages else ["*"]))

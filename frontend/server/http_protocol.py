@@ -285,7 +285,7 @@ class DirectWriter:
 
 
 class CloseAfterResponse:
-    """A transport for the last response of a connection. Its `close` is replaced."""
+    """A transport for the last response of a connection. Its `close` is the given function."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write, self.is_closing, self.close = transport.write, transport.is_closing, close

@@ -98,7 +98,7 @@ class RequestMiddleware:
         ended: Callable[[RequestRecord], None],
     ) -> None:
         """
-        admission: reads a request's place among others in its headers
+        admission: reads the tenant and the priority from a request's headers
         envelope: writes errors for a path until the route has chosen its API format
         rejected: counts the responses with status 503 by their reason
         ended: called once for each request, when its response is complete or its client has gone

@@ -79,7 +79,7 @@ DELTA = (
 
 
 def text_delta(delta: Delta, totals: Totals | None) -> bytes:
-    """Encodes a delta of the first block. totals: adds running usage to the event; None: none is requested"""
+    """Encodes a delta of the first block. totals: source of the running usage; None: not requested"""
     text = delta.text
     if not text and (totals is None or not delta.ids):
         return b""
@@ -147,7 +147,7 @@ def stop(delta: Delta, called: bool = False) -> types.MessageEnd:
 
 
 def usage(totals: Totals) -> types.MessageUsage:
-    """Returns the usage. Cached tokens are counted apart only for requests with a `cache_control`."""
+    """Returns the usage. Cached tokens are counted separately only for requests with a `cache_control`."""
     used = totals.usage
     cached = used.cached_tokens if asked(totals.request).caches else 0
     return types.MessageUsage(

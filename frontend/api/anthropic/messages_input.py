@@ -1,4 +1,4 @@
-"""The request of Anthropic's Messages API, and the prompt of its messages and content blocks.
+"""The request of Anthropic's Messages API, and the prompt made from its messages and content blocks.
 
 One message may become several chat messages, because each tool result becomes a chat message of its own.
 """

@@ -50,7 +50,7 @@ def parsed_blocks(parsed: ParsedOutput, context: ResponseContext) -> list[types.
 
 
 class ParsedWriter:
-    """Writes a stream with reasoning or tool calls. Its blocks follow one another."""
+    """Writes a stream with reasoning or tool calls, one content block after the other."""
 
     def __init__(self, context: ResponseContext, parser_config: ParserConfig) -> None:
         self._context = context

@@ -178,10 +178,8 @@ def _short(id: str) -> str:
 
 
 def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Splits a message with several calls, as Llama's templates show one per message.
-
-    Each is followed by its results.
-    """
+    """Splits a message with several calls into one message per call, each followed by its results, because Llama's
+    templates show one call per message."""
     split: list[ChatMessage] = []
     position = 0
     while position < len(messages):

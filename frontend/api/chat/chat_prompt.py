@@ -106,7 +106,7 @@ async def render_prompt(
 
 
 async def encoded(rendered: Rendered, context: ModelContext, param: str = "messages") -> Prompt:
-    """Tokenizes. Raises BadRequest if there are no tokens, ContextLengthExceeded if the text cannot fit the context."""
+    """Tokenizes a conversation. Raises BadRequest if it has no tokens, ContextLengthExceeded if it cannot fit."""
     check_characters(param, rendered.text, context)
     if rendered.pictures:
         from frontend.api.chat.picture_prompt import with_pictures

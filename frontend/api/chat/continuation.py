@@ -1,9 +1,9 @@
 """`continue_from`: the server continues an earlier answer from any of its tokens on.
 
-A client names the earlier answer by its token ids or by its receipt, and sends the same request again otherwise.
+A client names the earlier answer by its token ids or by its receipt, and otherwise sends the same request again.
 Everything that counts the tokens of an answer (`max_tokens`, `min_tokens`, penalties, a budget for reasoning, the
-random numbers) also counts the tokens of the earlier answer. Therefore the continuation is what the earlier answer had
-from that token on.
+random numbers) also counts the tokens of the earlier answer. Therefore the continuation equals the rest of the earlier
+answer.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,10 @@ def continued_ids(
 
 
 def _ids_of_receipt(receipt: Receipt, prompt: str, context: ModelContext) -> list[int]:
-    """Returns the token ids in the receipt. prompt: the hash of the request's prompt"""
+    """Returns the token ids in the receipt. prompt: the hash of the request's prompt.
+
+    Raises Unprocessable for the receipt of another model or prompt.
+    """
     if receipt.model not in {context.model, *context.names}:
         raise _refusal("receipt.model", f"is `{receipt.model}`, but this server serves `{context.model}`")
     if receipt.prompt_sha256 != prompt:

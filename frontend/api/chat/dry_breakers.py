@@ -1,4 +1,7 @@
-"""Finds the tokens that end a repetition for the sampler DRY: those with a breaker in them or begun at their end."""
+"""Finds the tokens that end a repetition for the sampler DRY.
+
+These are the tokens that contain a breaker, and the tokens that end with the beginning of a breaker.
+"""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Structured output: makes one grammar of the request fields that ask for a form of the answer.
+"""Structured output: makes one grammar from the request fields that constrain the answer.
 
 `frontend/text/grammar_builder.py` builds grammars from each kind of source. Building and checking run in a thread.
 """

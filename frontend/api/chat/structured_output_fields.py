@@ -17,8 +17,8 @@ from frontend.errors import BadRequest
 MAX_TAGS = 128
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
-GUIDED: tuple[Kind, ...] = ("json", "regex", "choice", "grammar", "structural_tag")  # vLLM's fields: `guided_…`
-OTHERS: dict[str, Kind] = {  # by the names of fields of llama.cpp and SGLang
+GUIDED: tuple[Kind, ...] = ("json", "regex", "choice", "grammar", "structural_tag")  # vLLM's `guided_…` fields
+OTHERS: dict[str, Kind] = {  # kinds by the field names of llama.cpp and SGLang
     "grammar": "grammar", "json_schema": "json", "regex": "regex", "ebnf": "grammar",
 }  # fmt: skip
 

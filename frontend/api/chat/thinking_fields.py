@@ -48,7 +48,8 @@ def thinking(wanted: bool | None, context: ModelContext) -> dict[str, Any]:
 
 
 def effort(wanted: str | None, context: ModelContext) -> dict[str, Any]:
-    """Returns the template's variables for an OpenAI effort; if it knows no efforts, reasoning goes on or off."""
+    """Returns the template's variables for an OpenAI effort. If the template knows no efforts, the variables turn
+    reasoning on or off."""
     if wanted is None:
         return {}
     if context.style.has_reasoning_effort:

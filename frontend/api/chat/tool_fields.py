@@ -61,7 +61,6 @@ class FlatFunctionTool(FunctionDefinition, tag="function"):
 
 # Tools of OpenAI's Responses API that Codex and other clients send by default, but that only OpenAI's models can call.
 # They are not shown to the model, so such a client works with its functions only.
-# is not shown them, so that such a client works with the functions that it offers beside them.
 
 
 class WebSearchTool(RequestModel, tag="web_search"):
@@ -251,7 +250,7 @@ def tool_choice(
 def openai_tool_choice(
     tools: Sequence[Tool] | None, choice: OpenAIChoice, parallel: bool, context: ModelContext
 ) -> ToolChoice:
-    """Does the same for OpenAI's formats, where a choice of one function means exactly one call.
+    """Does the same as `tool_choice` for OpenAI's formats, where a choice of one function means exactly one call.
 
     `required` without tools has no effect, as in llama.cpp, because LlamaIndex sends it with every request for a JSON
     object.

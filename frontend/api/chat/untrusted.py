@@ -20,7 +20,8 @@ from frontend.text.tokenizer import AddedTokens
 
 
 class Chat(NamedTuple):
-    """What a template renders. mark: stands before each spelling that must not become a token; "": none does"""
+    """The input of a chat template. mark: the text before each spelling that must not become a token; "" if there is
+    none."""
 
     messages: Sequence[ChatMessage]
     offered: Sequence[Function]

@@ -1,4 +1,4 @@
-"""llama.cpp's /completion: continues texts, and reports statistics about it."""
+"""llama.cpp's /completion: continues texts, and reports statistics about each answer."""
 
 from typing import Annotated
 

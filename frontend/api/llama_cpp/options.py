@@ -210,7 +210,7 @@ class Wanted:
 
     options: Options
     prompts: tuple[str, ...]
-    grammar: str  # in the client's own words
+    grammar: str  # as the client wrote it
     forbidden: tuple[int, ...]  # token ids that may never be drawn
     to_the_end: bool  # whether only the end of the context limits the answer
     n_ctx: int

@@ -105,7 +105,7 @@ class Answer:
 
 
 def settings(sampling: Sampling, wanted: Wanted, seed: int | None, stops: tuple[str, ...]) -> types.LlamaCppSettings:
-    """Describes how an answer is made. seed: the answer's seed; None: not drawn yet"""
+    """Returns the settings with which an answer is generated. seed: the answer's seed; None: not drawn yet"""
     options = wanted.options
     biases = [types.LlamaCppBias(token=id, bias=bias) for id, bias in sampling.logit_bias]
     biases += [types.LlamaCppBias(token=id, bias=None) for id in wanted.forbidden]

@@ -28,7 +28,7 @@ class AnyTokenizeRequest(TokenizeRequest):
 
 
 async def any_tokenize(request: AnyTokenizeRequest, context: ModelContext) -> Tokens:
-    """Encodes `content`, or else the body as in vLLM's format."""
+    """Encodes `content`. A body without `content` is handled as vLLM's."""
     if request.content is None:
         answer = await vllm.tokenize(request, context)
     else:

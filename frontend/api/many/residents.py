@@ -59,14 +59,14 @@ class Residents(ModelTable):
     """The models of a frontend whose launcher loads models on demand."""
 
     def __init__(self, settings: Settings, entries: Sequence[Entry], metrics: Callable[[str], ModelMetrics]) -> None:
-        """metrics: makes the metrics of a model of this name"""
+        """metrics: a function from the name of a model to its metrics"""
         self._settings = settings
         self._metrics = metrics
         self._link = LauncherLink(Path(settings.wire.run_dir), self._update)
         self._entries = {entry.name: entry for entry in entries}
         self._residents = {entry.name: self._resident(entry) for entry in entries}
         self._names = {name: entry.name for entry in entries for name in entry.names}
-        self._reading = 0  # the value of LauncherLink.reading for which the entries were read
+        self._reading = 0  # LauncherLink.reading when the entries were read
         self._changed = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()

@@ -1,4 +1,4 @@
-"""Ollama's chat messages, and the prompt of them.
+"""Ollama's chat messages, and the prompt made from them.
 
 A tool result need not name its call, so results without an id are assigned to the calls in order.
 """

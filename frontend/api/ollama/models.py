@@ -14,7 +14,7 @@ from frontend.api.requests.response_types import Capability
 from frontend.errors import BadRequest
 from shared.models.messages import ModelState
 
-VERSION = "0.12.6"  # the version of Ollama's API that these routes follow; clients compare it
+VERSION = "0.12.6"  # the version of Ollama's API that these routes follow; clients check that it is recent enough
 ARCHITECTURE = "sluice"  # clients look up `<architecture>.context_length`
 NEVER = "9999-12-31T23:59:59Z"  # expiry time of a model that stays loaded
 PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # names that differ in Ollama

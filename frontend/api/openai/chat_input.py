@@ -1,4 +1,4 @@
-"""The request of OpenAI's chat completions, and the prompt of its messages. `/tokenize` uses both, too."""
+"""The request of OpenAI's chat completions, and the prompt made from its messages. `/tokenize` shares both."""
 
 import asyncio
 from collections.abc import Sequence

@@ -140,7 +140,7 @@ class Shape:
     before: bytes  # encoded JSON before the text of a choice
     after: bytes
     without: bytes  # replaces `before`, the text and `after` in a chunk without text
-    logprobs: Callable[[ResponseContext, Delta, int], ResponseModel]  # the int: see `_logprobs`
+    logprobs: Callable[[ResponseContext, Delta, int], ResponseModel]  # the int is the offset
 
 
 class ChunkWriter:

@@ -1,4 +1,4 @@
-"""The request of OpenAI's Responses API, and the prompt of its input items.
+"""The request of OpenAI's Responses API, and the prompt made from its input items.
 
 The reasoning, text and calls of one assistant turn are separate items. `merge_same_role` joins them to one message.
 """

@@ -38,7 +38,7 @@ class Item:
     """An output item that is still open. `texts` holds its text so far."""
 
     PREFIX: ClassVar[str]  # prefix of the item's id
-    DEFAULT_STATUS: ClassVar[types.ItemStatus] = COMPLETED  # if the next item begins without an end of this one
+    DEFAULT_STATUS: ClassVar[types.ItemStatus] = COMPLETED  # for an item without an explicit end
     DELTA: ClassVar[type[types.ItemEvent]]
 
     def __init__(self, context: ResponseContext, index: int) -> None:

@@ -1,6 +1,8 @@
 """Receipts: records of how an answer was made, with which a server with the same weights can check it.
 
-receipt the record making makes a receipt from a request and its answer sampler_chain a chain of samplers in the form
-that a receipt states claim turns a receipt and its request into a generation that checks it, and into a verdict verify
-reads the request of a receipt as its original route does
+receipt             the record
+making              makes a receipt from a request and its answer
+sampler_chain       a chain of samplers in the form that a receipt states
+claim               turns a receipt and its request into a generation that checks it, and into a verdict
+verify              reads the request of a receipt as its original route does
 """

@@ -47,7 +47,7 @@ NODE_KINDS: Mapping[type[nodes.Type], type] = {
 TOKEN_ID_DIGITS = 10
 
 Request = TypeVar("Request", bound=RequestModel)
-OnUnknown = Callable[[str], None]  # called with the path of an unknown field; unless it raises, the field is dropped
+OnUnknown = Callable[[str], None]  # called with the path of an unknown field, which is dropped if nothing is raised
 Reader = Callable[[Any, str, OnUnknown], Any]
 
 

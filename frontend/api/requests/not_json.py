@@ -4,7 +4,8 @@ import re
 
 from frontend.errors import BadRequest
 
-# The escape of a high surrogate without that of a low one after it. The backslash before `u` must not be escaped.
+# The escape of a high surrogate that no escape of a low surrogate follows. The backslash before `u` must not be
+# escaped.
 HALF_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})")
 
 

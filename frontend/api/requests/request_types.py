@@ -35,7 +35,7 @@ from frontend.api.requests.sampler_fields import (
 from frontend.features import Telemetry
 
 MAX_STOPS = 16
-MAX_STOP_CHARS = 4096  # of all stop strings together: the automaton that finds them takes 0.3 KB a character
+MAX_STOP_CHARS = 4096  # limit for all stop strings together, as their automaton takes 0.3 KB a character
 MAX_SALT_CHARS = 256
 MAX_CHOICES = 128
 
@@ -156,7 +156,7 @@ _Bias = Annotated[float, Meta(ge=-100, le=100)]
 _AllowedIds = Annotated[list[Count], Meta(max_length=1 << 20)]
 _BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(max_length=256)]
 _Kept = Annotated[int, Meta(ge=-1, le=MOST)]
-_TokenId = Annotated[int, Meta(ge=0, le=9_999_999_999)]  # a sampling check compares it with the vocabulary
+_TokenId = Annotated[int, Meta(ge=0, le=9_999_999_999)]  # sampling.py compares it with the vocabulary
 LogitBias = dict[_TokenId, _Bias]
 
 
@@ -331,7 +331,7 @@ class SamplerFields(OpenAIFields):
             if self.n_predict == 0:
                 raise FieldError("n_predict", "must be -2, -1 or at least 1, got 0")
             limit = self.n_predict if self.n_predict > 0 else None
-            force_setattr(self, "max_tokens", limit)  # the subclasses for completions and chats declare it
+            force_setattr(self, "max_tokens", limit)  # the subclasses declare this field
         check_samplers(self.samplers)
         check_breakers(self.dry_sequence_breakers)
 

@@ -1,4 +1,4 @@
-"""The published description of the HTTP API (OpenAPI 3.1), made of the types that requests are decoded into.
+"""The published description of the HTTP API (OpenAPI 3.1), made from the types that requests are decoded into.
 
 Lists each route's request type and response types. A test compares these routes with the app's.
 """
@@ -36,7 +36,7 @@ ERRORS = {
 }
 STRICT = {"CompletionRequest"}  # refuse unknown fields with 422; the other request types ignore them
 UNABLE = {"InfillRequest"}  # refused with 501 if the model lacks the ability
-EARLY = {408, 431}  # these refusals come before the route is known, so they have no API format of their own
+EARLY = {408, 431}  # the route is not known yet, so these errors are always in OpenAI's format
 REQUEST_ID = {"X-Request-Id": {"description": "Sent back, or made up", "schema": {"type": "string"}}}
 RETRY_AFTER = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}
 

@@ -24,7 +24,8 @@ SERVING = (ConnectionState.READY, ConnectionState.DRAINING)  # states in which t
 async def health(app: AppState, request: Request) -> Response:
     pools = [model.pool.membership.statuses() for model in app.models]
     each = [any(worker.state in SERVING for worker in workers) for workers in pools]
-    loaded = any(each) if app.models.state_of(app.models.first.name) is not None else all(each)  # of many, one suffices
+    # of many models that are loaded on demand, one suffices
+    loaded = any(each) if app.models.state_of(app.models.first.name) is not None else all(each)
     return json_response(Health(model_loaded=loaded))
 
 
