@@ -1,9 +1,10 @@
 """Whole answers in SGLang's shape, and the events of a stream, each of which has all of its answer so far.
 
-A stream of long answers has therefore many bytes: that is how SGLang's clients read it.
+SGLang's clients read it so. An event for each token would make the bytes of a stream grow with the square of its
+length, and one long answer would delay all others. So an event waits until the answer has grown by a GROWTHth.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec import UNSET
 
@@ -16,6 +17,7 @@ from frontend.errors import SluiceError
 from frontend.request import Delta, Finish, TokenLogprob, Usage
 
 DONE = b"data: [DONE]\n\n"
+GROWTH = 128
 
 
 class Answer:
@@ -29,12 +31,20 @@ class Answer:
         self._ids: list[int] = []
         self._scores: list[TokenLogprob] = []
         self._last: Delta | None = None
+        self._told = 0  # tokens in the last event
 
     def add(self, delta: Delta) -> None:
         self._last = delta
         self._texts += delta.texts
         self._ids += delta.ids
         self._scores += delta.logprobs or ()
+
+    def news(self, numbered: bool) -> Iterator[types.SglangAnswer]:
+        """Yields the answer so far if it has grown enough since the last event, or has ended."""
+        ended = self._last is not None and self._last.finish is not None
+        if ended or len(self._ids) - self._told > self._told // GROWTH:
+            self._told = len(self._ids)
+            yield self.so_far(numbered)
 
     def so_far(self, numbered: bool = False) -> types.SglangAnswer:
         index = self._index if numbered else UNSET
@@ -98,7 +108,7 @@ def weight_version(fingerprint: str) -> str:
 
 
 class EventWriter:
-    """Writes a stream: an event for each answer that has gained something."""
+    """Writes a stream."""
 
     def __init__(self, context: ResponseContext) -> None:
         self._answers = answers(context)
@@ -106,9 +116,9 @@ class EventWriter:
     def write(self, deltas: list[Delta]) -> bytes:
         for delta in deltas:
             self._answers[delta.index].add(delta)
-        several = len(self._answers) > 1
-        changed = dict.fromkeys(delta.index for delta in deltas)
-        return b"".join([b"data: " + to_json(self._answers[index].so_far(several)) + b"\n\n" for index in changed])
+        changed = [self._answers[index] for index in dict.fromkeys(delta.index for delta in deltas)]
+        news = [one for answer in changed for one in answer.news(numbered=len(self._answers) > 1)]
+        return b"".join([b"data: " + to_json(one) + b"\n\n" for one in news])
 
     def end(self) -> bytes:
         return DONE

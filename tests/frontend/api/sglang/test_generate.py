@@ -7,6 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
+from frontend.api.response_context import ResponseContext
+from frontend.api.sglang.fields import GenerateRequest
+from frontend.api.sglang.output import EventWriter
+from frontend.request import Delta, Finish, GenerationRequest
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Outcome, Sampling
 from tests.fakes import MODEL, FakePool
@@ -82,6 +86,18 @@ async def test_each_event_of_a_stream_has_all_so_far(tokenizer: Tokenizer) -> No
     assert told[-1]["meta_info"]["finish_reason"]["type"] == "length" and "index" not in told[0]
     several = events(await ask(tokenizer, completing(tokenizer), text=["Hi", "Ho"], stream=True))
     assert {one["index"] for one in several} == {0, 1}
+
+
+async def test_bytes_of_a_long_stream_do_not_grow_with_its_square(tokenizer: Tokenizer) -> None:
+    context = ResponseContext(
+        GenerationRequest(([1],), Sampling(4096), stream=True, format_data=GenerateRequest(text="a")), tokenizer
+    )
+    writer, sizes = EventWriter(context), []
+    for _ in range(4095):
+        sizes.append(len(writer.write([Delta(0, [65], ["a"])])))
+    sizes.append(len(writer.write([Delta(0, [65], ["a"], finish=Finish.LENGTH)])))
+    assert all(sizes[:128]), "an event for each token of a short answer"
+    assert sum(map(bool, sizes)) < 700 and sizes[-1] > 0 and sum(sizes) < 250 * sizes[-1]
 
 
 async def test_failed_stream_has_an_error_and_an_end(tokenizer: Tokenizer) -> None:
