@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 ON_GPU = ("mark.gpu", "kernels.harness.cases")  # words of a file that may hold tests for a GPU
 
-hypothesis.settings.register_profile("sluice", deadline=None)
+# A busy machine draws slowly, which says nothing of a test.
+hypothesis.settings.register_profile("sluice", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("sluice")
 torch.set_num_threads(1)  # tiny models: a second thread costs more than it saves
 
