@@ -1,9 +1,9 @@
-"""Which prefixes the prefix cache has, in short, for the frontends of this server: a part of every Status.
+"""Reports the prefixes in the prefix cache to this server's frontends, as a part of every Status.
 
-A prefix is known by its key (shared/prefix_identity.py), for a few lengths, and only while the page at its end can be
-found. The compute loop notes what was stored and evicted; the I/O thread makes a report for each Status. A report has
-what has changed since the last one and, because Statuses may be lost, a part of all keys, so that a frontend knows all
-of them again after a sweep through these parts.
+A prefix is identified by its key (shared/prefix_identity.py). It is reported only for a few lengths, and only while the
+page at its end is in the cache. The compute loop notes which prefixes were stored and evicted; the I/O thread makes a
+report for each Status. A report has the changes since the last report. Because a Status may be lost, it also has a part
+of all keys. After a sweep through all parts, a frontend that missed changes knows all keys again.
 """
 
 from collections import OrderedDict, deque
@@ -17,10 +17,10 @@ from worker.kv_cache.prefix_cache import PrefixCache
 from worker.schedule.paging import Paging
 from worker.schedule.sequence import Key, Sequence
 
-MAX_KEYS = 1024  # the most recently used ones are told
-MAX_CHANGES = 256  # in one report; further ones come with the next
-SAMPLE = 32  # waiting sequences that are looked at
-PART = 64  # keys that a report has for those who missed others
+MAX_KEYS = 1024  # the maximum number of keys; the least recently used ones are dropped
+MAX_CHANGES = 256  # changes in one report; more changes come with the next report
+SAMPLE = 32  # how many waiting sequences _saved_tokens() looks at
+PART = 64  # keys of the sweep in one report
 
 
 class PrefixReport:
@@ -30,19 +30,19 @@ class PrefixReport:
         self._cache, self._live = cache, live
         self._size = pool.page_size
         self._ends = [(length // pool.page_size - 1, length) for length in PREFIX_LENGTHS if length >= pool.page_size]
-        self._keys: OrderedDict[bytes, int] = OrderedDict()  # by the digest of the last page; the latest used last
-        self._changes: deque[tuple[int, bool]] = deque()  # key, and whether it came or went
-        self._told: dict[int, None] = {}  # keys that those who have seen every report know
-        self._check = 0  # all these, xor
+        self._keys: OrderedDict[bytes, int] = OrderedDict()  # digest of the last page → key; the last used is last
+        self._changes: deque[tuple[int, bool]] = deque()  # (key, whether it was added or removed)
+        self._told: dict[int, None] = {}  # the keys that a frontend knows if it has seen every report
+        self._check = 0  # the xor of all keys in _told
         self._sweep: list[int] = []
         self._at = 0
-        self._waiting: dict[Key, list[tuple[int, int]]] = {}  # lengths and keys of those that wait
+        self._waiting: dict[Key, list[tuple[int, int]]] = {}  # (length, key) of the prefixes of waiting sequences
 
     @classmethod
     def of(cls, paging: Paging, live: Mapping[Key, Sequence]) -> "PrefixReport":
-        """Returns a report that the scheduler writes from now on. Raises ValueError if there is no prefix cache.
+        """Returns a report that the scheduler writes to from now on. Raises ValueError if there is no prefix cache.
 
-        live: all sequences of the scheduler, of which the report looks at those that wait
+        live: all live sequences of the scheduler; the report reads the waiting ones
         """
         if paging.prefix is None:
             raise ValueError("there is no prefix cache")
@@ -55,7 +55,7 @@ class PrefixReport:
     # the compute loop
 
     def stored(self, sequence: Sequence, pages: range) -> None:
-        """Notes the prefixes of a sequence that end in these of its pages; the shorter ones of a prompt were used."""
+        """Notes the prefixes of a sequence that end in these pages. Known prefixes count as used now."""
         known = sequence.prefix
         first = pages.start * self._size == known.cached_tokens
         if known.mark is not None or not self._ends or not (first or pages.start <= self._ends[-1][0]):
@@ -73,7 +73,7 @@ class PrefixReport:
             self._add(new, sequence)
 
     def _is_current(self, sequence: Sequence) -> bool:
-        """Whether a new prompt would find the pages of a sequence, which may run since before the cache was cleared."""
+        """Whether new prompts can find the pages of a sequence. False if it ran when the cache was emptied."""
         first: list[bytes] = []
         self._cache.extend(first, sequence.tokens, sequence.prefix.salt, 1)
         return first[0] == sequence.prefix.digests[0]
@@ -99,7 +99,7 @@ class PrefixReport:
     # the I/O thread
 
     def take(self) -> CachedPrefixes:
-        """Returns what a Status says. Every report has to be sent, for the next one says only what changed after it."""
+        """Returns the report for a Status. It must be sent, because the next report has only the changes after it."""
         changed: dict[int, bool] = {}
         for _ in range(min(MAX_CHANGES, len(self._changes))):
             key, came = self._changes.popleft()
@@ -126,7 +126,7 @@ class PrefixReport:
         )
 
     def _saved_tokens(self) -> int:
-        """Estimates how many tokens of waiting sequences will be found, from those that have waited longest."""
+        """Estimates how many tokens of waiting sequences are cached, from the sequences that have waited longest."""
         waiting = [one for one in tuple(self._live.values()) if not one.pages]
         sample = waiting[:SAMPLE]
         self._waiting = {one.key: self._waiting.get(one.key) or _keys(one) for one in sample}
@@ -137,7 +137,7 @@ class PrefixReport:
 
 
 def _keys(sequence: Sequence) -> list[tuple[int, int]]:
-    """Returns the lengths of the prefixes of a waiting sequence, and their keys."""
+    """Returns (length, key) for the prefixes of a waiting sequence."""
     if sequence.prefix.mark is not None:
         return []
     tokens = pack_u32(sequence.tokens[: PREFIX_LENGTHS[-1]])
