@@ -1,6 +1,6 @@
 """One worker process: bind, load, serve, drain. The command is `sluice worker`; see deploy/cli/process_commands.py.
 
-The sockets are bound before the weights are loaded, so that every frontend shows the progress from the first second.
+The sockets are bound before the weights are loaded, so that frontends can show the progress from the beginning.
 """
 
 import gc
@@ -47,14 +47,14 @@ def run(
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains.
 
-    hosts: where the processes of --rank-group come together; None if all are on this machine.
-    again: whether this worker replaces one that died. It then prefers the weights in the cache,
-        which the dead worker served too, to newer ones on the hub.
+    hosts: the rendezvous of the processes of --rank-group; None without the flag.
+    again: whether this worker replaces one that died. It then uses the checkpoint in the cache,
+        which the dead worker served, even if the hub has a newer one.
 
     Raises:
         ConfigError, CheckpointError: this model cannot be served with these settings.
-        DeviceBroken: the device cannot compute any more. Frontends get no End for live requests, so that the
-            requests continue in the next worker.
+        DeviceBroken: the device cannot compute any more. No End is sent for live requests, so that they
+            continue in the next worker.
     """
     torch.set_num_threads(threads_of(settings.worker, 0 if hosts is None else hosts.group.here))
     if hosts is not None:
@@ -128,7 +128,7 @@ def _serve(
     events = _kv_events(settings, engine)
     log.info("ready: %s", settings.model.name)
     gc.collect()
-    gc.freeze()  # torch's modules and the model live until the process exits: no step shall pause to scan them
+    gc.freeze()  # torch's modules and the model live until the process exits, so the collector need not scan them
     loop.run(lambda: stop.requested)
     log.info("draining for at most %g s", settings.worker.drain_timeout)
     request_table.draining = reporter.draining = True
@@ -142,7 +142,7 @@ def _serve(
 
 
 def _rank_counter(settings: Settings) -> "RankCounter | None":
-    """Returns a counter of ranks that differ; None if there is one rank."""
+    """Returns a counter of ranks that had wrong numbers; None if there is only one rank."""
     if settings.worker.tensor_parallel_size == 1:
         return None
     from worker.ranks.metrics import RankCounter

@@ -1,9 +1,9 @@
 """The process of a rank other than 0: `python -m worker.follower PARENT SOCKET MEMORY`.
 
-Rank 0 starts it: PARENT is its process, the others are the numbers of open files.
+Rank 0 starts it. PARENT is the process id of rank 0. SOCKET and MEMORY are file descriptors.
 
-It loads its part of the model and computes the steps that rank 0 tells it. It ends with rank 0, or with its first
-error: then the worker is restarted as after every crash.
+It loads its part of the model and computes the steps that rank 0 orders. It ends when rank 0 ends, or at its first
+error. After an error the whole worker is restarted, as after every crash.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def main(orders: socket.socket, memory: int) -> None:
 
 
 def compute(part: PartDecoder, orders: socket.socket) -> NoReturn:
-    """Computes what rank 0 orders. Raises EOFError when rank 0 has ended, and RankLost."""
+    """Computes the orders of rank 0. Raises EOFError when rank 0 has ended, and RankLost if another rank is gone."""
 
     def hidden(given: Order) -> Tensor:
         return part.hidden(inputs_of(given), checked=given.checked)
@@ -78,7 +78,7 @@ def load_part(
 ) -> PartDecoder:
     """Loads the part of this rank, and tells rank 0 when it is ready. Raises CheckpointError and CannotShare.
 
-    content: returns the hash of the files of weights that rank 0 compares with its own; empty if both read the same.
+    content: returns the hash of the weight files, which rank 0 compares with its own; "" if both read the same files.
     on_size: see load() of worker/model/weights.py. on_weights: called when the weights are loaded.
     """
     share, device, formats = Share(ranks.rank, ranks.count), files.device, files.formats
@@ -107,7 +107,7 @@ def _loaded(files: ModelFiles, worker: WorkerConfig, weights: Weights, share: Sh
 
 
 def _end_with_parent() -> None:
-    """Has the system kill this process when rank 0 ends, however it ends."""
+    """Lets the system kill this process when rank 0 ends for any reason."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C reaches all processes, and rank 0 drains first
         signal.signal(number, signal.SIG_IGN)
@@ -117,7 +117,7 @@ def start(words: Sequence[str]) -> None:
     """words: PARENT, SOCKET and MEMORY."""
     parent, source, shared = map(int, words)
     _end_with_parent()
-    if os.getppid() == parent:  # else it has died already
+    if os.getppid() == parent:  # otherwise, rank 0 has died already
         with contextlib.suppress(EOFError):
             main(socket.socket(fileno=source), shared)
 

@@ -1,8 +1,8 @@
-"""A rank other than 0 on a host of its own: `sluice worker --rank-group torchrun` or `lws`.
+"""The process of a rank other than 0 on another host: `sluice worker --rank-group torchrun` or `lws`.
 
-It waits for rank 0, loads its part of the model from its own --model, and computes the steps that rank 0 tells it. It
-has no sockets for frontends. When rank 0 or another rank has gone, it ends with code 1, so that whatever started it
-starts it again; then all come together anew.
+It waits for rank 0, loads its part of the model from its own --model, and computes the steps that rank 0 orders. It
+has no sockets for frontends. When rank 0 or another rank is gone, it ends with exit code 1, so that torchrun or the
+LeaderWorkerSet starts it again. Then all ranks find each other again.
 """
 
 import contextlib
@@ -39,10 +39,10 @@ BEYOND_DRAIN_S = 5.0
 
 
 def follow(settings: Settings, hosts: Hosts) -> None:
-    """Computes for rank 0 until one of them ends. Returns if this process was asked to end before.
+    """Computes for rank 0 until a rank ends. Returns if this process was asked to end before that.
 
-    Raises Refused if this rank does not fit rank 0, ConfigError and CheckpointError if it cannot load the model, and
-    RankLost if the others have gone.
+    Raises Refused if the settings of this rank do not fit rank 0, ConfigError and CheckpointError if it cannot load the
+    model, and RankLost if another rank has ended.
     """
     group, worker = hosts.group, settings.worker
     stay_on_node(group.place, group.here)
@@ -86,7 +86,7 @@ def _why(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _told(orders: socket.socket) -> Iterator[None]:
-    """Tells rank 0 why this rank cannot load, so that the operator reads it there, too."""
+    """Sends the error to rank 0 if this rank cannot load, so that the operator also finds it in rank 0's log."""
     try:
         with explain_out_of_memory(None):
             yield
@@ -98,7 +98,7 @@ def _told(orders: socket.socket) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Stop:
-    """Set by SIGTERM. Rank 0, which gets the signal, too, still has --drain-timeout for its answers."""
+    """Set by SIGTERM. The process continues for a while, because rank 0 gets the signal, too, and drains first."""
 
     requested: bool = False
 

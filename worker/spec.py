@@ -1,6 +1,6 @@
 """Describes a decoder-only model as data: its sizes, which norms and biases it has, and what each layer attends to.
 
-The spec contains no files (see model/weights.py), no names of Hugging Face (model/families/families.py), no tensors.
+The spec contains no file names (model/weights.py), no Hugging Face names (model/families/families.py) and no tensors.
 """
 
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from typing import Literal
 from worker.kernels.recurrent.recurrent_state import RecurrentShape
 from worker.kernels.rowwise.activate import Activation
 
-ATTENTION = "attention"  # the kind of mixer with K/V
+ATTENTION = "attention"  # the kind of mixer that keeps K/V
 Activations = Literal["unquantized", "dynamic", "other"]  # dynamic: quantized at run time, with a scale per token
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Describes one table of rotary embeddings. rope.py shows how each kind uses the numbers."""
+    """Describes one table of rotary embeddings. rope.py shows how each kind uses these fields."""
 
-    kind: str  # default, linear, proportional, llama3, yarn, longrope; none: nothing is rotated
+    kind: str  # default, linear, proportional, llama3, yarn or longrope; none: no rotation
     theta: float
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
@@ -27,12 +27,12 @@ class RopeSpec:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: whether the ends of the ramp are rounded to whole dimensions
-    magnitude: float = 1.0  # yarn, longrope: cos and sin are multiplied by it
+    magnitude: float = 1.0  # yarn, longrope: cos and sin are multiplied by this
     factors: tuple[float, ...] = ()  # longrope: one factor for each pair of dimensions
     rotated: int = 0  # how many dimensions of a head are rotated, 0 for all; weights.py reorders them
     neighbours: bool = False  # whether the checkpoint rotates pairs of neighbours; weights.py reorders them
-    pairs: int = 0  # proportional: so many pairs of dimensions rotate, as they would if all did
-    head_dim: int = 0  # of the heads that are rotated, 0 for ModelSpec.head_dim
+    pairs: int = 0  # proportional: only this many pairs of dimensions are rotated; their angles do not change
+    head_dim: int = 0  # the size of the heads that are rotated, 0 for ModelSpec.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,15 @@ class LayerSpec:
     window: int  # a row attends to the last `window` positions, including its own; if 0, to all
     rope: int  # index into ModelSpec.ropes
     sparse: bool = False  # whether the feed-forward has experts (ModelSpec.experts)
-    mixer: str = ATTENTION  # the kind (model/mixers)
-    state: RecurrentShape | None = None  # the sizes of what the cache keeps in place of K/V; None: it keeps K/V
+    mixer: str = ATTENTION  # the kind of mixer (model/mixers)
+    state: RecurrentShape | None = None  # the sizes of the recurrent state, which replaces K/V; None: it keeps K/V
     kv_heads: int = 0  # 0 for ModelSpec.kv_heads
     head_dim: int = 0  # 0 for ModelSpec.head_dim
-    intermediate_size: int = 0  # of the MLP, 0 for ModelSpec.intermediate_size
+    intermediate_size: int = 0  # the width of the MLP, 0 for ModelSpec.intermediate_size
     key_is_value: bool = False  # values come from the projection of keys, before its norm and rotation
     mixes: int = 0  # how many inputs the mixer's linears have, 0 for ModelSpec.hidden_size
-    sees_ahead: bool = True  # whether the tokens of a picture see those after them, if any do in the model
-    shares: int | None = None  # the layer whose K/V this layer reads; it has none of its own then
+    sees_ahead: bool = True  # whether tokens of a picture attend to later tokens of it, if the model allows this
+    shares: int | None = None  # the layer whose K/V this layer reads; it then has no K/V of its own
 
     @property
     def feed_forward(self) -> str:
@@ -59,39 +59,39 @@ class LayerSpec:
 
     @property
     def recurrent(self) -> bool:
-        """Whether a state takes the place of K/V."""
+        """Whether the layer keeps a recurrent state instead of K/V."""
         return self.state is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSpec:
-    """Describes the mixture of experts of the sparse layers: each row is multiplied by the experts its router chose.
+    """Describes the mixture of experts of sparse layers: a router chooses experts for each row.
 
-    The shared expert is an MLP that every row uses besides.
+    The shared expert is an additional MLP that every row uses.
     """
 
     count: int
-    chosen: int  # experts of a row
+    chosen: int  # the number of experts that are chosen for a row
     intermediate_size: int
     normalized: bool  # whether the weights of a row's experts are divided by their sum
     sigmoid: bool = False  # whether the router's scores are sigmoids of its logits; else their softmax
-    choice_bias: bool = False  # whether a bias of each expert is added to the scores for the choice alone
-    factor: float = 1.0  # of the experts' weights
+    choice_bias: bool = False  # whether a bias per expert is added to the scores, only to choose the experts
+    factor: float = 1.0  # the weights of the chosen experts are multiplied by this
     router_bias: bool = False
     bias: bool = False  # whether the linears of experts have biases
     shared_size: int = 0  # intermediate size of the shared expert, 0 if there is none
     shared_gated: bool = False  # whether the shared expert's output is multiplied by sigmoid(a linear of the input)
-    beside_mlp: bool = False  # whether sparse layers have the MLP, too, and each of both its own norms (Gemma 4)
+    beside_mlp: bool = False  # whether sparse layers also have the MLP; MLP and experts then have own norms (Gemma 4)
     transposed: bool = False  # whether tensors of all experts may be stored as [E, inputs, outputs]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredQuantization:
-    """Summarizes how a checkpoint stores quantized linears. Which ones are quantized, and how, is known to its reader.
+    """Summarizes how a checkpoint stores quantized linears. The details are in model/quantization.
 
     kind: int8, fp8, int4 or another format; several are joined by "and".
-    shared: what a scale is for, "a row" or "128 values"; "" if the kind says it.
-    by_row: whether all have eight bits and one scale for all inputs of a row, and nothing else.
+    shared: the values that share a scale: "a row" or "128 values"; "" if the kind implies it.
+    by_row: whether all quantized linears have eight bits and one scale per row, and nothing else.
     """
 
     kind: str
@@ -101,7 +101,7 @@ class StoredQuantization:
 
     @classmethod
     def of_all(cls, parts: "Sequence[StoredQuantization]") -> "StoredQuantization":
-        """Summarizes parts of a checkpoint that are stored in several ways. Dynamic activations are then ignored."""
+        """Combines the summaries of parts of a checkpoint. If they differ, dynamic activations count as "other"."""
         if len(set(parts)) == 1:
             return parts[0]
         kinds, shared = (list(dict.fromkeys(names)) for names in zip(*((p.kind, p.shared) for p in parts), strict=True))
@@ -115,13 +115,14 @@ class StoredQuantization:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputsSpec:
-    """Describes per-layer embeddings: every layer adds to the residual stream what it makes of a vector of its own.
+    """Describes per-layer embeddings (Gemma 4 E2B, E4B): every layer has a vector for each token.
 
-    The vectors of a token come from a table of its own, and from a linear of the embedded token (Gemma 4 E2B, E4B).
+    The vector comes from an embedding table and from a linear of the token's embedding. The layer transforms it and
+    adds it to the residual stream.
     """
 
     vocab_size: int
-    size: int  # of the vector of a layer
+    size: int  # the size of a layer's vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +153,12 @@ class ModelSpec:
     norm_bias: bool = False  # norms have biases
     pre_norms: bool = True  # norms before attention and before the feed-forward
     post_norms: bool = False  # norms after attention and after the feed-forward, before the residual sum
-    parallel: bool = False  # the feed-forward reads what attention reads, and both are added to the residual stream
+    parallel: bool = False  # attention and feed-forward have the same input; both are added to the residual stream
     qk_norm: bool = False  # norms over head_dim on queries and keys, before the rotation
     qk_norm_last: bool = False  # with qk_norm: after the rotation
     whole_qk_norm: bool = False  # with qk_norm: one norm over all query heads, and one over all key heads
     value_norm: bool = False  # each value is divided by its root mean square
-    layer_scales: bool = False  # each layer's output is multiplied by a number of the layer
+    layer_scales: bool = False  # each layer's output is multiplied by a learned number
     layer_inputs: LayerInputsSpec | None = None
     qkv_bias: bool = False
     o_bias: bool = False
@@ -170,16 +171,16 @@ class ModelSpec:
     activation: Activation
     gated: bool = True  # whether the feed-forward has a gate
     embed_scale: float = 1.0  # rounded to the weights' dtype before it is applied
-    residual_scale: float = 1.0  # of what attention and the feed-forward add to the residual stream
+    residual_scale: float = 1.0  # outputs of attention and feed-forward are multiplied by this before the residual sum
     query_scaling: QueryScaling | None = None
-    logit_scale: float = 1.0  # logits are multiplied by it
+    logit_scale: float = 1.0  # logits are multiplied by this
     logit_softcap: float = 0.0  # if c is not 0, logits become c * tanh(logits / c)
-    tied: bool  # whether the head is the embedding
-    draft_layers: int = 0  # layers behind the last one in the checkpoint that draft tokens, and are not read
-    labels: int = 0  # rows of a classification head, which takes the place of the head over the vocabulary; 0: none
+    tied: bool  # whether the output head is the embedding
+    draft_layers: int = 0  # layers after the last one in the checkpoint that are for drafts and not part of the model
+    labels: int = 0  # rows of the classification head, which replaces the output head; 0: the model has none
     eos_ids: tuple[int, ...]
     dtype: str  # the dtype of the checkpoint: float32, bfloat16 or float16
-    stored: StoredQuantization | None = None  # how linears are stored in few bits; None if none is
+    stored: StoredQuantization | None = None  # how quantized linears are stored; None if no linear is quantized
 
     @property
     def qkv_size(self) -> int:
@@ -187,18 +188,18 @@ class ModelSpec:
 
     @property
     def recurrent(self) -> bool:
-        """Whether any layer has a state."""
+        """Whether any layer has a recurrent state."""
         return any(layer.recurrent for layer in self.layers)
 
     @property
     def last_kept(self) -> int:
-        """The index of the last layer that keeps K/V or a state; all layers behind it read what others keep."""
+        """The index of the last layer with its own K/V or state. All later layers read the K/V of other layers."""
         return max(index for index, layer in enumerate(self.layers) if layer.shares is None)
 
     def kv_shape(self, layer: LayerSpec) -> tuple[int, int]:
-        """Returns the number of heads of a layer's keys and values, and their size.
+        """Returns the number of a layer's K/V heads, and their size.
 
-        Keys and values have one shape: the kernels of attention and those that write the cache are made for that. A
-        kind of mixer whose keys and values differ needs kernels of its own, and two shapes in kv_cache/tensors.py.
+        Keys and values have the same shape, because the kernels require it. A mixer whose keys and values differ in
+        shape needs its own kernels, and two shapes in kv_cache/tensors.py.
         """
         return layer.kv_heads or self.kv_heads, layer.head_dim or self.head_dim

@@ -1,12 +1,12 @@
-"""LoRA adapters: the rows of a sequence with an adapter get a product of two small matrices added behind its linears.
+"""LoRA adapters: an adapter adds the product of two low-rank matrices to the outputs of linear layers.
 
-sites               the linears of a model that an adapter can change, by the names of their modules
-stored              the matrices in an adapter's files, by the names of their modules
-from_gguf           the same of a GGUF file, whose names and orders are llama.cpp's
-loaded              an adapter in memory: for each linear the packed product of its modules
+sites               finds the linear layers that an adapter can change, by module name
+stored              reads the matrices in an adapter's files, by module name
+from_gguf           does the same for a GGUF file, with the names and row orders of llama.cpp
+loaded              an adapter in memory: its packed matrices for each linear layer
 store               keeps adapters in memory, and reads them in a thread
-metrics             which adapters run and wait, for Prometheus
+metrics             reports to Prometheus which adapters run and wait
 operations          the operations of a step in which some rows have an adapter
 on_gpu              adds the products of all adapters of a step together, on a GPU
-experts             of these the experts of a mixture, where an adapter changes them
+experts             computes the experts of rows whose adapter changes experts
 """

@@ -1,8 +1,8 @@
-"""The experts of rows whose adapter changes them.
+"""Computes the mixture of experts for rows whose adapter changes experts.
 
-The kernels multiply the experts of a step together, without room for products between them. So rows with such an
-adapter pass their experts here, expert by expert, and all other rows pass the kernels as in any other step. Choice and
-sum are those of the kernels, and each linear gives a row bits that depend on this row alone.
+The kernels compute all experts of a step together, and cannot add an adapter's products in between. This module
+therefore computes rows with such an adapter expert by expert, and the kernels compute all other rows. Experts are
+chosen and summed as in the kernels, and the bits of a row do not depend on other rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ Rows = tuple[Tensor, LoadedAdapter, float]  # indices of rows, their adapter, it
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """How a layer chooses and computes its experts (experts_torch in worker/kernels/experts.py)."""
+    """A layer's experts, and the options of the operation (see experts_torch in worker/kernels/experts.py)."""
 
     layer: Experts
     chosen: int
@@ -32,7 +32,7 @@ class Mixture:
 
 
 def experts_with_adapters(plain: Operations, rows_of: Callable[[Tensor], Sequence[Rows]]) -> Callable[..., Tensor]:
-    """Returns the operation `experts` of a step. rows_of: the adapters of the rows of h [T, H], with their rows"""
+    """Returns the operation `experts` of a step. rows_of: returns which rows of h [T, H] have which adapter."""
 
     def experts(
         h: Tensor,
@@ -75,7 +75,7 @@ def _mixed(
     add: Tensor | None = None,
     add_gate: Tensor | None = None,
 ) -> Tensor:
-    """Returns what experts_torch returns for h [T, H], with the products of an adapter."""
+    """Returns the result of experts_torch for h [T, H], with the products of an adapter added to the experts."""
     layer = how.layer
 
     def multiply(x: Tensor, packed: PackedExperts, expert: int, dtype: torch.dtype) -> Tensor:

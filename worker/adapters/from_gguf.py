@@ -1,6 +1,6 @@
-"""The products of a GGUF adapter by the names of PEFT.
+"""Reads the low-rank products of a GGUF adapter, and renames them to the module names of PEFT.
 
-Where llama.cpp's converter reorders the rows of a weight, the rows of B are in the same order
+Where llama.cpp's converter reorders the rows of a weight, the rows of the adapter's matrix B are in the same order
 (worker/model/gguf/layout.py).
 """
 
@@ -15,13 +15,13 @@ from worker.model.gguf.layout import AS_STORED, PAIRED, layout_of
 from worker.model.gguf.names import hugging_face_name
 from worker.spec import ModelSpec
 
-# families whose GGUF files may state the architecture of another family
+# model family → architectures of other families that its GGUF files may state
 CONVERTED_AS = {"mistral": ("llama",), "mixtral": ("llama",), "ministral3": ("mistral3",)}
-TILED = ("qwen35", "qwen35moe")  # the converter reorders rows of their recurrent layers, depending on the heads
+TILED = ("qwen35", "qwen35moe")  # architectures whose recurrent layers the converter reorders by heads
 
 
 def products_of_gguf(files: AdapterFiles, spec: ModelSpec, max_rank: int) -> Mapping[str, StoredProduct]:
-    """Returns the products of an adapter by the names of their modules. Raises AdapterError."""
+    """Returns the products of a GGUF adapter by module name. Raises AdapterError."""
     adapter = read_gguf(files, max_rank)
     architecture = adapter.architecture
     row = ARCHITECTURES.get(architecture)

@@ -1,8 +1,9 @@
-"""An adapter in memory: for each linear that it changes, the packed product of its modules.
+"""An adapter in memory: for each linear layer that it changes, the packed low-rank product A B.
 
-Both matrices of a product are packed as linears are, so each row of its result has bits that depend on this row alone
-(worker/kernels/linear.py). The modules of one linear share their inputs, so their matrices A are stacked. Each has
-columns of its own, hence a matrix B of its own. Modules whose columns lie among each other share one, with zeros.
+A and B are packed like the weights of linear layers, so the bits of a row do not depend on other rows
+(worker/kernels/linear.py). A linear layer in memory may consist of several modules of the checkpoint, such as q_proj,
+k_proj and v_proj. They have the same input, so their matrices A are stacked. Each module changes its own output
+columns, so it has its own matrix B. Modules with interleaved columns share one B, filled with zeros.
 """
 
 import re
@@ -22,16 +23,17 @@ from worker.kernels.cpu.packed_weight import CpuWeight
 from worker.kernels.experts import PackedExperts
 from worker.kernels.linear import PackedLinear, linear, pack
 
-NOT_OF_TEXT = ("vision", "visual", "audio")  # words in the names of encoders, whose layers have numbers, too
+NOT_OF_TEXT = ("vision", "visual", "audio")  # words in the names of encoders' modules, which adapters cannot change
 IN_LAYER = re.compile(r"(?:.*\.)?layers\.(\d{1,6})\.(.+)")
-RANK_STEP = 32  # the ranks that B reads are padded with zeros to multiples of this, which every kernel can read
+RANK_STEP = 32  # the input of B is padded with zeros to a multiple of this, because kernels need it
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """B of modules that change neighbouring columns.
+    """The matrix B of one module, or of modules with interleaved columns.
 
-    b: ranks, padded → columns; first_rank, ranks: which outputs of A it reads; column: the first that it changes
+    b: padded ranks → columns; first_rank, ranks: which outputs of A it reads; column, columns: the first output column
+    that it changes, and how many.
     """
 
     b: PackedLinear
@@ -43,20 +45,20 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What an adapter adds to the output of a linear: scale * factors * (x A B), computed row by row."""
+    """The term that an adapter adds to the output of a linear layer: scale * factors * (x A B), computed row by row."""
 
     a: PackedLinear  # inputs → ranks of all parts
     parts: tuple[Part, ...]
     factors: Tensor  # [outputs] float32
-    table: Tensor | None = None  # on a GPU, what its kernels read of the product (adapter_products.py)
+    table: Tensor | None = None  # addresses and sizes for the GPU kernels (adapter_products.py); None on the CPU
 
     @property
     def ranks(self) -> int:
-        """How many outputs A has."""
+        """The number of outputs of A."""
         return max(part.first_rank + part.ranks for part in self.parts)
 
     def add(self, y: Tensor, rows: Tensor, x: Tensor, scale: float, multiply: Callable[..., Tensor] = linear) -> None:
-        """Adds to the rows [R] of y [T, N] what these rows of x [R, K] give. Sums are in float32, and rounded once."""
+        """Adds the product of x [R, K] to the rows `rows` [R] of y [T, N]. Sums are in float32 and rounded once."""
         low = multiply(x, self.a)
         for part in self.parts:
             ranks = low[:, part.first_rank : part.first_rank + part.ranks]
@@ -68,11 +70,11 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """An adapter, packed.
+    """An adapter with packed matrices.
 
-    products: by the id of the PackedLinear that they change
-    of_experts: by the id of the PackedExperts, then by the number of the expert
-    in_c: all products, if the C library has packed them and none is of an expert
+    products: id() of the PackedLinear that it changes → product
+    of_experts: id() of the PackedExperts → number of the expert → product
+    in_c: all products for the C library; None if it cannot compute them, or if experts are changed
     """
 
     sha256: str
@@ -94,7 +96,7 @@ def load_adapter(
         for rows in found:
             _check_shape(module, stored, rows)
             changed[id(rows.linear), rows.expert].append((rows, stored))
-    memory = Pieces().take  # its matrices are small: in pages of 4 KB, steps would wait for the TLB
+    memory = Pieces().take  # large memory pages for many small matrices, because 4 KB pages would cause TLB misses
     stored_factors = Factors(files)
     packed = {key: _product(stored_factors, pairs, dtype, device, memory) for key, pairs in changed.items()}
     products = {key: product for (key, expert), product in packed.items() if expert is None}
@@ -146,7 +148,7 @@ def _product(
             own += rank
         stored_parts.append((b, at, ranks, begin))
         at += ranks
-    a = _packed(torch.cat(stacked), dtype, device, memory)  # before B: memory is read in this order
+    a = _packed(torch.cat(stacked), dtype, device, memory)  # A before B, because steps read the memory in this order
     parts = tuple(
         Part(_packed(b, dtype, device, memory), first_rank, ranks, column, len(b))
         for b, first_rank, ranks, column in stored_parts
@@ -162,7 +164,7 @@ def _table(a: PackedLinear, factors: Tensor, parts: Sequence[Part]) -> Tensor:
 
 
 def _apart(pairs: Sequence[tuple[Rows, StoredProduct]]) -> list[list[tuple[Rows, StoredProduct]]]:
-    """Groups modules so that each group has columns between which there are none of another group."""
+    """Groups modules with interleaved columns, so that the column ranges of different groups do not overlap."""
     groups: list[list[tuple[Rows, StoredProduct]]] = []
     for pair in sorted(pairs, key=lambda pair: _columns([pair])):
         if groups and _columns([pair])[0] < _columns(groups[-1])[1]:

@@ -1,4 +1,4 @@
-"""What adapters add to linears on a GPU: all adapters of a step together (kernels/gpu/products/adapter_products.py)."""
+"""Adds adapters' products to linear layers on a GPU, all adapters of a step in one launch (adapter_products.py)."""
 
 from collections.abc import Sequence
 
@@ -8,20 +8,20 @@ from torch import Tensor
 from worker.adapters.loaded import Product
 from worker.kernels.gpu.products.adapter_products import AdapterTiles, add_products_triton, tiles_of
 
-Changing = tuple[Tensor, Product, float]  # indices of rows, the product that they get, the scale of their adapter
+Changing = tuple[Tensor, Product, float]  # (indices of rows, the product to add to them, the scale of the adapter)
 
 
 class ProductsOnGpu:
-    """Adds the products of the adapters of a step. Keeps the tables of their rows, which most layers share."""
+    """Adds the products of the adapters of a step. Caches the tables of rows, because most layers use the same."""
 
     def __init__(self) -> None:
         self._tiles: dict[tuple[tuple[int, ...], bool], AdapterTiles] = {}
 
     def add(self, y: Tensor, x: Tensor, changing: Sequence[Changing], *, together: bool = False) -> None:
-        """Adds to rows of y [T, N] what these rows of x [T, K] give.
+        """Adds the products of rows of x [T, K] to the same rows of y [T, N].
 
-        changing: its tensors of rows must live as long as this object, which knows them by their ids.
-        together: whether x and y have the rows of these adapters alone, those of the first adapter first
+        changing: its row tensors must live as long as this object, because the cache uses their id().
+        together: whether x and y have only the rows of these adapters, ordered by adapter
         """
         key = tuple(id(rows) for rows, *_ in changing), together
         if (tiles := self._tiles.get(key)) is None:

@@ -1,8 +1,8 @@
 """The operations of a step in which some rows have an adapter.
 
-The linears of rows without an adapter run as in any other step, and nothing is added to their output: adding zero would
-change the sign of a negative zero. A row with an adapter gets the product of its adapter added to it in float32, and
-the sum is rounded once. Rows are grouped by adapter; no row reads another one, so its bits do not depend on the groups.
+For rows without an adapter, linear layers run as in any other step. Nothing is added to their output, because adding
+zero would change the sign of a negative zero. For a row with an adapter, the adapter's product is added in float32, and
+the sum is rounded once. Rows are grouped by adapter. A row reads no other row, so its bits do not depend on the groups.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """The rows of a step that use an adapter. of_all: indices among all T rows; of_logits: among the R with logits"""
+    """The rows of a step with one adapter. of_all: indices among all T rows; of_logits: among the R with logits."""
 
     adapter: LoadedAdapter
     scale: float
@@ -51,7 +51,10 @@ def rows_of_adapters(chunks: Sequence[Chunk], inputs: ForwardInputs) -> list[Ada
 
 @dataclass(frozen=True, slots=True)
 class OperationsWithAdapters(Operations):
-    """Operations of a step with adapters. plain: those of the model; rows: those of each adapter; total: all rows"""
+    """The operations of a step with adapters.
+
+    plain: the operations of the model; rows: the rows of each adapter; total: the number of rows of the step
+    """
 
     plain: Operations
     rows: Sequence[AdapterRows]
@@ -66,13 +69,13 @@ class OperationsWithAdapters(Operations):
         return StepAdaptersC(found) if len(found) == len(self.rows) else None
 
     def rows_of(self, x: Tensor) -> list[tuple[Tensor, LoadedAdapter, float]]:
-        """Returns the adapters that rows of x [T, K] have, with these rows and the scale."""
+        """Returns (indices of rows, adapter, scale) for each adapter of the rows of x [T, K]."""
         all_rows = len(x) == self.total
         found = [(one.of_all if all_rows else one.of_logits, one.adapter, one.scale) for one in self.rows]
         return [one for one in found if len(one[0])]
 
     def changing(self, x: Tensor, packed: PackedLinear) -> list[tuple[Tensor, Product, float]]:
-        """Returns the adapters that change the output of a linear for x [T, K], with the rows of each."""
+        """Returns (indices of rows, product, scale) for each adapter that changes this linear layer for x [T, K]."""
         found = [(rows, adapter.products.get(id(packed)), scale) for rows, adapter, scale in self.rows_of(x)]
         return [(rows, product, scale) for rows, product, scale in found if product is not None]
 
@@ -132,7 +135,7 @@ def operations_with_adapters(plain: Operations, chunks: Sequence[Chunk], inputs:
 
 
 def _on_gpu(plain: Operations, positions: Tensor) -> "ProductsOnGpu | None":
-    """Returns what adds all products of a step together, where Triton's kernels run."""
+    """Returns a ProductsOnGpu where Triton's kernels run, else None."""
     if not positions.is_cuda or plain.linear is linear_torch:
         return None
     from worker.adapters.on_gpu import ProductsOnGpu

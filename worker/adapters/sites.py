@@ -1,8 +1,8 @@
-"""The linears of a model that an adapter can change, those of experts too, by the names of their modules.
+"""Finds the linear layers of a model that an adapter can change, including those of experts, by module name.
 
-A linear in memory is made of one or several modules of the checkpoint, whose rows may be in another order, and the last
-rows of the first one may be a linear of their own (checkpoint/stacked_linear.py). An adapter may also name one module
-where the checkpoint has several, as `qkv_proj` for q_proj, k_proj and v_proj.
+A linear layer in memory consists of one or several modules of the checkpoint. Their rows may be in another order, and
+the last rows of the first module may be a separate linear layer (checkpoint/stacked_linear.py). An adapter may also use
+one name for several modules of the checkpoint, such as `qkv_proj` for q_proj, k_proj and v_proj.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,35 +26,35 @@ from worker.model.mixers.kinds import mixer
 from worker.model.source import open_source
 from worker.spec import LayerSpec, ModelSpec
 
-GATES = "gates"  # the field of a part's weights for rows that are `apart`
-TOGETHER = {"q_proj k_proj v_proj": "qkv_proj", "gate_proj up_proj": "gate_up_proj"}  # modules → one name for all
+GATES = "gates"  # the field of a layer part's weights with the rows that are a separate linear (StackedLinear.apart)
+TOGETHER = {"q_proj k_proj v_proj": "qkv_proj", "gate_proj up_proj": "gate_up_proj"}  # modules → one common name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Where the output of a module is in the output of a linear in memory.
+    """Maps the output rows of a module to the output rows of a linear layer in memory.
 
-    places: the row in memory of each of the module's rows, [its rows] int64; -1 for a row that the linear lacks
-    expert: whose linear it is, if experts have one each
+    places: for each row of the module, its row in memory, [module rows] int64; -1 if this linear lacks the row
+    expert: the number of the expert, if `linear` holds experts
     """
 
     linear: PackedLinear | PackedExperts
     inputs: int
-    outputs: int  # of the linear
+    outputs: int  # the number of output rows of the linear in memory
     places: Tensor
     expert: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """rows: by the number of a layer, and the name of a module in it"""
+    """All modules of a model that an adapter can change. rows: (layer number, module name in the layer) → its rows"""
 
     spec: ModelSpec
     rows: Mapping[tuple[int, str], tuple[Rows, ...]]
 
 
 def sites_of(folder: Path, spec: ModelSpec, weights: Weights) -> Sites:
-    """Returns the sites of a model whose checkpoint is in `folder`. Raises CheckpointError."""
+    """Returns the Sites of the model whose checkpoint is in `folder`. Raises CheckpointError."""
     source = open_source(folder, None)
     try:
         prefix = (find_embedding(source.tensors) or EMBED).removesuffix(EMBED)
@@ -76,7 +76,7 @@ def sites_of(folder: Path, spec: ModelSpec, weights: Weights) -> Sites:
 def _of_part(
     part: StoredPart, held: Any, spec: ModelSpec, layer: LayerSpec, names: LayerNames
 ) -> Iterator[tuple[str, Rows]]:
-    """Yields the modules of a mixer or a feed-forward network with their rows, under each name that they have."""
+    """Yields (module name, rows) for a mixer or a feed-forward network. A module may have several names."""
     common, spelled = part.linears(spec, layer, names), part.spelled_linears(spec, layer, names)
     for field, stacked in spelled.items():
         owner = held if hasattr(held, field) else getattr(held, "shared", None)
@@ -95,7 +95,7 @@ def _of_part(
 def _of_experts(
     part: StoredPart, held: Any, spec: ModelSpec, layer: LayerSpec, names: LayerNames
 ) -> Mapping[str, Rows]:
-    """Returns the rows of each expert's modules, by the names in the checkpoint and by those of Qwen."""
+    """Returns the rows of each expert's modules, both by the checkpoint's names and by the names of Qwen."""
     found: dict[str, Rows] = {}
     for spelled in (replace(names, modules=frozenset()), names):
         for field, linears in part.stacks(spec, layer, spelled).items():
@@ -111,7 +111,7 @@ def _of_experts(
 
 
 def _places(stacked: StackedLinear) -> list[Tensor]:
-    """Returns for each module the place in memory of each of its rows."""
+    """Returns for each module the rows in memory of its rows, see Rows.places."""
     found, start = [], 0
     for rows, order in zip(stacked.rows, stacked.orders(torch.device("cpu")), strict=True):
         places = torch.empty(rows, dtype=torch.int64)
@@ -124,7 +124,7 @@ def _places(stacked: StackedLinear) -> list[Tensor]:
 def _divided(
     stacked: StackedLinear, linear: PackedLinear, gates: PackedLinear | None, places: Tensor
 ) -> Iterator[Rows]:
-    """Yields the rows of a linear in memory, and those of the linear that some of them are apart from it."""
+    """Yields the rows of a module in the linear `linear`, and its rows in the separate linear `gates`, if any."""
     total = sum(stacked.rows)
     if not stacked.apart:
         yield Rows(linear, stacked.columns, total, places)
@@ -140,7 +140,7 @@ def _divided(
 
 
 def _together(stacked: StackedLinear) -> str:
-    """Returns the one name of modules that other checkpoints have as one; empty if there is none."""
+    """Returns the common name that other checkpoints use for these modules; empty if there is none."""
     parents = {module.rpartition(".")[0] for module in stacked.modules}
     one = TOGETHER.get(" ".join(module.rpartition(".")[2] for module in stacked.modules), "")
     return f"{parents.pop()}.{one}".lstrip(".") if one and len(parents) == 1 else ""

@@ -1,7 +1,7 @@
-"""Keeps adapters in memory, and reads them in a thread, so that steps go on meanwhile.
+"""Keeps adapters in memory, and reads them in a thread, so that steps continue meanwhile.
 
-An adapter that no sequence uses makes room for another one, the least recently used first. A request for one that was
-dropped reads it from its folder again.
+To make room for a new adapter, the least recently used adapter that no sequence uses is dropped. A later request for a
+dropped adapter reads it from its folder again.
 """
 
 import logging
@@ -25,13 +25,13 @@ from worker.spec import ModelSpec
 
 log = logging.getLogger("sluice.adapters")
 
-MAX_COUNTED, OTHERS = 100, "(others)"  # names whose requests are counted apart, and what all others are called
+MAX_COUNTED, OTHERS = 100, "(others)"  # the maximum number of names in the metrics, and the label for all other names
 
 
 class AdapterStore:
     """The adapters in memory.
 
-    most: how many there may be; max_rank: the highest rank; wake: is called in a thread after an adapter was read
+    most: the maximum number of adapters; max_rank: the maximum rank; wake: called in a thread after each read
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class AdapterStore:
         self._folder, self._spec, self._weights, self._model, self._max_rank = folder, spec, weights, model, max_rank
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="adapter")
         self.requests: dict[str, int] = {}  # sequences that came with each adapter, by its name
-        self._kept: OrderedDict[Adapter, Future[LoadedAdapter]] = OrderedDict()  # the most recently used last
+        self._kept: OrderedDict[Adapter, Future[LoadedAdapter]] = OrderedDict()  # the most recently used is last
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -50,7 +50,7 @@ class AdapterStore:
     def load(self, adapter: Adapter, live: Callable[[], Collection[Sequence]]) -> "Future[LoadedAdapter]":
         """Returns a future of the adapter, whose result() raises AdapterError. Raises QueueFull if there is no room.
 
-        live: returns the sequences whose adapters stay
+        live: returns the live sequences, whose adapters must not be dropped
         """
         self._count(adapter.name)
         adapter = adapter.unscaled
@@ -96,5 +96,5 @@ class AdapterStore:
         return sites_of(self._folder, self._spec, self._weights)
 
     def close(self) -> None:
-        """Cancels what has not begun. Does not wait for what has."""
+        """Cancels reads that have not begun. Does not wait for a read that has begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)

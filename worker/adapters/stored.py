@@ -1,4 +1,4 @@
-"""The matrices of an adapter's files, by the names that PEFT gives their modules, whichever form the files have."""
+"""Reads the matrices of an adapter's files, by the module names of PEFT, for both PEFT and GGUF files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from worker.model.gguf.layout import AS_STORED, Layout
 from worker.spec import ModelSpec
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-Q8_0_BYTES = 34  # of a block: a scale in float16 and 32 numbers in int8
+Q8_0_BYTES = 34  # bytes of a Q8_0 block: a scale in float16 and 32 numbers in int8
 
 
 class Factors:
-    """Reads matrices of an adapter's files. Keeps the last ones: many experts have their numbers in one matrix."""
+    """Reads matrices of an adapter's files. Caches the last two, because many experts may share one stored matrix."""
 
     def __init__(self, files: AdapterFiles) -> None:
         self._files, self._last = files, dict[StoredFactor, Tensor]()
@@ -33,8 +33,8 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class StoredProduct:
-    """The product of a module. order: how the file has the rows of B and the columns of A; expert: whose it is, if the
-    file has those of all experts together"""
+    """The low-rank product of a module. order: the order of B's rows and A's columns in the file. expert: the number of
+    the expert, if the file stores all experts together."""
 
     low: LowRank
     order: Layout = AS_STORED
@@ -42,18 +42,18 @@ class StoredProduct:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape [outputs, inputs] of the weight that it changes."""
+        """The shape [outputs, inputs] of the weight that the product changes."""
         return self.low.b.shape[0], self.low.a.shape[1]
 
     def a(self, factors: Factors) -> Tensor:
-        """Returns [rank, inputs] float32. Raises AdapterError."""
+        """Returns the matrix A, [rank, inputs] float32. Raises AdapterError."""
         values = factors.read(self.low.a)
         if self.expert is not None:
             return values.view(self.low.experts, self.low.rank, -1)[self.expert]
         return values if self.order.columns is None else values[:, self.order.columns]
 
     def b(self, factors: Factors) -> Tensor:
-        """Returns [outputs, rank] float32. Raises AdapterError."""
+        """Returns the matrix B, [outputs, rank] float32. Raises AdapterError."""
         values = factors.read(self.low.b)
         if self.expert is not None:
             return values.view(len(values), self.low.rank, -1)[:, :, self.expert]
@@ -61,7 +61,7 @@ class StoredProduct:
 
 
 def stored_products(files: AdapterFiles, spec: ModelSpec, max_rank: int) -> Mapping[str, StoredProduct]:
-    """Returns the products of an adapter by the names of their modules. Raises AdapterError."""
+    """Returns the products of an adapter by module name. Raises AdapterError."""
     if not files.is_gguf:
         found = dict[str, StoredProduct]()
         for module, low in low_rank_modules(files, max_rank).items():
@@ -73,7 +73,7 @@ def stored_products(files: AdapterFiles, spec: ModelSpec, max_rank: int) -> Mapp
 
 
 def _of_experts(module: str, low: LowRank, spec: ModelSpec) -> dict[str, StoredProduct]:
-    """Returns the product of each expert, by the name that its linear would have as a module of its own."""
+    """Returns the product of each expert, by the name that the expert's linear has where experts are stored apart."""
     count = 0 if spec.experts is None else spec.experts.count
     if low.experts != count:
         raise AdapterError(f"{module}: the adapter has products of {low.experts} experts, the base model has {count}")

@@ -7,14 +7,14 @@ MAX_SECONDS = 120.0
 
 
 class Backlog:
-    """The tokens of the requests here that are still to be computed."""
+    """The tokens that this worker's live requests still have to compute, as a time."""
 
     def __init__(self, scheduler: Scheduler, stats: Stats) -> None:
         self._scheduler, self._stats = scheduler, stats
         self._estimated, self._seconds = -1.0, 1.0  # the time of the last estimate, and its result
 
     def seconds(self, now: float) -> float:
-        """Returns how long the backlog takes at the measured speed, at least 1. Estimates once for each `now`."""
+        """Returns how many seconds, at least 1, the backlog takes at the measured speed. Cached for the same `now`."""
         if self._estimated != now:
             live = self._scheduler.sequences()
             outputs = sum(sequence.sampling.max_tokens - sequence.output_len for sequence in live)

@@ -1,10 +1,10 @@
-"""Which requests were in the running step when a worker died.
+"""Records which requests were in the running step when a worker died.
 
 The journal is written before each step and read when a request comes to another worker. When a worker dies in a step,
 the crash count of every request in that step grows by one. A request with a crash count runs in steps of its own until
 it has produced a token, which resets the count. The second death therefore proves which request kills workers, and the
 other requests of the first step are cleared. A request that only waited gets no count, and neither does any request of
-a worker that was killed from outside.
+a worker that was killed from outside (heartbeat.blamed is then False).
 
 The journal is stored in the body of the heartbeat file. Byte offsets (all counts are u32):
 
@@ -30,7 +30,7 @@ _SUSPECTS_COUNT_OFFSET, _SUSPECTS_OFFSET, _MAX_SUSPECTS = 8, _STEP_OFFSET + _MAX
 
 
 class CrashJournal:
-    """The journal of this worker. If its heartbeat has no file, it uses the crash counts that frontends report."""
+    """The journal of this worker. If the heartbeat has no file, the crash counts that frontends report are used."""
 
     def __init__(self, heartbeat: Heartbeat | None = None) -> None:
         self._heartbeat = heartbeat or Heartbeat()
@@ -44,7 +44,7 @@ class CrashJournal:
         """Returns how many workers have died in a step with this request since the request last made progress.
 
         key: the key of the request at its first worker.
-        reported: how many workers with this request have died, as its frontend counted them.
+        reported: the frontend's count of workers that died while they had this request.
         """
         own = self._heartbeat.file
         if own is None:
@@ -71,7 +71,7 @@ class CrashJournal:
             _STEP.pack_into(self._heartbeat.body, 0, 0, 0)
 
     def clear(self, sequence: Sequence) -> None:
-        """Forgets the crashes of a sequence that has made progress in a step of its own."""
+        """Resets the crash count of a sequence that has produced a token in a step of its own."""
         sequence.history.crashes, self._step = 0, []
         if self._suspects.pop(_original_key(sequence), None) is not None:
             self._write_suspects()
@@ -89,7 +89,7 @@ def _original_key(sequence: Sequence) -> Key:
 
 
 def _crash_counts(heartbeat: Heartbeat) -> dict[Key, int]:
-    """Returns the crash count of each request in a file. A step that killed the worker overrides older counts."""
+    """Returns the crash count of each request in a file. Counts of a step that killed the worker replace older ones."""
     last = _last_step(heartbeat) if heartbeat.blamed else {}
     return last | {key: crash_count for key, crash_count in _suspects(heartbeat).items() if key not in last}
 

@@ -1,7 +1,7 @@
-"""What decides the bits that a worker computes, as one record, and its fingerprint.
+"""The fingerprint of a worker: a hash of everything that decides the bits that it computes.
 
-Everything that only decides when something is computed is left out: sizes of batches, chunks and pages, caches,
-threads, speculation, CUDA graphs. Limits are left out, too: they refuse or end an answer, and change no token of it.
+Settings that only decide when something is computed are left out: sizes of batches, chunks and pages, caches, threads,
+speculation, CUDA graphs. Limits are left out, too, because they refuse or end an answer, but change no token of it.
 """
 
 import re
@@ -19,8 +19,8 @@ from worker.kernels.cpu.instruction_set import EXTENDS, SAME_BITS
 from worker.model.quantization.in_memory import InMemory
 from worker.spec import ATTENTION, ModelSpec
 
-# Raise it with every change after which the same request may get other bits: of a kernel, of how tokens are drawn, or
-# of how weights are quantized.
+# Raise this number with every change to kernels, sampling or quantization after which the same request may get other
+# bits.
 ARITHMETIC_VERSION = 2
 # torch computes the probabilities, and llguidance decides which tokens a grammar allows.
 LIBRARIES = ("torch", "llguidance")
@@ -28,7 +28,7 @@ LIBRARIES = ("torch", "llguidance")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """How numbers are computed. The same operation has other bits in another implementation or on another processor."""
+    """How numbers are computed. If one of these fields differs, the results may differ in their last bits."""
 
     kernels: str  # "c", "triton" or "torch"
     processor: str  # the instruction sets that C and torch use, or the GPU
@@ -42,17 +42,17 @@ class Numerics:
 def fingerprint(weights: Sequence[str], tokenizer: str, spec: ModelSpec, numerics: Numerics, vision: Any = None) -> str:
     """Returns the worker's fingerprint.
 
-    weights, tokenizer: the hashes of the files, of which those of the weights cover a vision tower, too
-    vision: the VisionSpec, with how pixels are normalized; None if pictures are not served
+    weights, tokenizer: the hashes of the files; the weights' files include those of a vision tower
+    vision: the VisionSpec, with the normalization of pixels; None if pictures are not served
     """
     facts = [ARITHMETIC_VERSION, list(weights), tokenizer, _facts_of(spec), numerics]
     return fingerprint_of(facts if vision is None else [*facts, vision])
 
 
 def _facts_of(spec: ModelSpec) -> Any:
-    """Returns the facts of a spec. A state that all recurrent layers share is stated once, as a fact of the model.
+    """Returns the facts of a spec to hash. If all recurrent layers have the same state, it is a fact of the model.
 
-    Earlier versions had it so, because their models could not mix kinds, and old receipts must keep their hash.
+    Earlier versions hashed it this way, because their models had one kind of state, and old receipts must stay valid.
     """
     states = {layer.state for layer in spec.layers if layer.state is not None}
     if len(states) != 1:
@@ -69,7 +69,7 @@ def _stated(record: Any) -> dict[str, Any]:
 
 
 def numerics_of(kernels: str, formats: Formats, device: torch.device, *, batch_invariant: bool) -> Numerics:
-    """Returns the numerics of a loaded model. kernels: as `kernels_name` names them."""
+    """Returns the numerics of a loaded model. kernels: the result of formats.kernels_name()."""
     return Numerics(
         kernels=kernels,
         processor=_processor(device, formats.dtype),
@@ -90,5 +90,5 @@ def _processor(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def _release(library: str) -> str:
-    """Returns the version without what follows `+`, which names the build."""
+    """Returns the version of a library without the name of the build, which follows a `+`."""
     return re.sub(r"\+.*", "", version(library))

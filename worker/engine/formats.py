@@ -19,9 +19,10 @@ log = logging.getLogger("sluice.load")
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """The formats of a model.
+    """The number formats of a model.
 
-    dtype: the model computes in it; kv_dtype: the K/V cache is stored in it; memory: how linears are kept.
+    dtype: the format that the model computes in; kv_dtype: the format of the K/V cache; memory: how weights of linear
+    layers are stored in memory.
     """
 
     dtype: torch.dtype
@@ -30,7 +31,7 @@ class Formats:
 
     @property
     def all_in_c(self) -> bool:
-        """Whether the C kernels for CPUs compute everything, so that the bits of a row do not depend on its step."""
+        """Whether the C kernels for CPUs compute everything. Then the bits of a row do not depend on the other rows."""
         return bindings.available(self.dtype) and (self.kv_dtype is self.dtype or self.kv_dtype in bindings.EIGHT_BITS)
 
 
@@ -53,9 +54,9 @@ def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) 
 
 
 def _weights_dtype(spec: ModelSpec, flag: str, device: torch.device) -> torch.dtype:
-    """Returns the format that the flag names; with "auto", the one of the checkpoint.
+    """Returns the format that the flag names, or with "auto", the format of the checkpoint.
 
-    On the CPU, "auto" replaces float16, for which there are no kernels, by float32.
+    On the CPU, "auto" replaces float16 by float32, because there are no float16 kernels.
     """
     if flag == "auto" and spec.dtype == "float16" and device.type == "cpu":
         log.info("the checkpoint's float16 is computed in float32 here; --dtype bfloat16 takes half the memory")

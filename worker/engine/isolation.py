@@ -1,19 +1,19 @@
-"""Divides steps, so that a sequence that makes steps fail, or workers die, harms no other sequence."""
+"""Splits steps, so that a sequence that makes a step fail or a worker crash harms no other sequence."""
 
 from worker.schedule.sequence import Chunk
 
 
 def isolate_suspects(chunks: list[Chunk]) -> list[list[Chunk]]:
-    """Divides a step so that each sequence that is suspected of having crashed a worker has a step of its own."""
+    """Splits a step so that each sequence that is suspected of having crashed a worker has a step of its own."""
     suspects = [[chunk] for chunk in chunks if chunk.sequence.history.crashes]
     others = [chunk for chunk in chunks if not chunk.sequence.history.crashes] if suspects else chunks
     return [others, *suspects] if others else suspects
 
 
 def first_half(chunk: Chunk) -> Chunk | None:
-    """Returns the first half of a chunk, to retry it alone; None if it cannot be cut.
+    """Returns the first half of a chunk, to be retried alone; None if the chunk cannot be cut.
 
-    The scheduler plans the rest in a later step.
+    The scheduler plans the second half in a later step.
     """
     half, pictures = chunk.length // 2, chunk.sequence.pictures
     if pictures is not None:
@@ -24,7 +24,7 @@ def first_half(chunk: Chunk) -> Chunk | None:
 def bisect(chunks: list[Chunk]) -> tuple[list[Chunk], list[Chunk]]:
     """Splits a failed step in two: sequences that have already produced tokens, and new ones.
 
-    If all sequences are of one kind, it splits them into halves.
+    If all sequences are old, or all are new, the step is split into halves.
     """
     proven = [chunk for chunk in chunks if _has_run(chunk)]
     if 0 < len(proven) < len(chunks):

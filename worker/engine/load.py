@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
 
 log = logging.getLogger("sluice.load")
 
-CAPPED_SHARE = 0.05  # of --kv-cache-gb; less than that is lost to whole pages
+CAPPED_SHARE = 0.05  # a pool is called capped if it is smaller than --kv-cache-gb by more than this share of it
 PROCESSOR_CACHE_BYTES = 64 << 20  # weights up to this size may stay in the processors' caches
 
 
@@ -61,7 +61,7 @@ class Engine:
 
     runner: Runner
     scheduler: Scheduler
-    pools: tuple[PagePool, ...]  # of each group of layers
+    pools: tuple[PagePool, ...]  # one for each group of layers
     size: PoolSize
     spec: ModelSpec
     limits: Limits
@@ -70,15 +70,15 @@ class Engine:
     device: str
     dtype: str
     kernels: str
-    batch_invariant: bool = True  # whether the bits of an answer depend on the request alone, as far as checks show
-    fingerprint: str = ""  # of everything that decides the bits, see fingerprint.py
+    batch_invariant: bool = True  # whether the bits of an answer depend on the request alone, according to checks
+    fingerprint: str = ""  # hash of everything that decides the bits, see fingerprint.py
     expert_loads: Callable[[], ExpertLoads] = dict  # empty without --expert-metrics
-    slots: PagePool | None = None  # for recurrent states, if layers have them
+    slots: PagePool | None = None  # slots for recurrent states, if layers have them
     task: Task = GENERATE
-    folder: Path = Path()  # of the checkpoint
+    folder: Path = Path()  # the folder of the checkpoint
     weights: Weights | None = None
-    ranks: tuple[int, ...] = ()  # the processes that compute the model together, if there are several
-    tower: "Tower | None" = None  # None if config.json states none
+    ranks: tuple[int, ...] = ()  # the process ids of the ranks that compute the model together, if there are several
+    tower: "Tower | None" = None  # the vision tower; None if config.json has none
 
 
 def load_engine(
@@ -92,10 +92,10 @@ def load_engine(
 ) -> Engine:
     """Loads the model and builds an engine that is ready to compute.
 
-    prefer_cache: use the checkpoint in the cache, even if the hub has a newer one. hosts: where the other processes of
-    --rank-group come together.
+    prefer_cache: use the checkpoint in the cache, even if the hub has a newer one. hosts: the rendezvous of the
+    processes of --rank-group; None without the flag.
 
-    Raises, each with a message of one sentence:
+    Raises one of these errors, with a message of one sentence:
         ConfigError: the flags do not fit the model or the machine.
         CheckpointError: the checkpoint cannot be loaded.
         DeviceBroken: a kernel has left the GPU unusable.
@@ -120,8 +120,8 @@ def build_engine(
 ) -> Engine:
     """Builds the engine around a loaded model: pools, cache, runner, scheduler.
 
-    worker: with the sizes and switches that fit the device. on_progress: called from time to time. Raises as
-    `load_engine` does.
+    worker: the settings after _settings_on(). on_progress: called from time to time. Raises the same errors as
+    `load_engine`.
     """
     files, spec, formats, device = loaded.files, loaded.files.spec, loaded.files.formats, loaded.files.device
     worker = _with_whole_pictures(worker, loaded.tower)
@@ -169,7 +169,7 @@ def build_engine(
 def _fit_into_memory(
     loaded: LoadedModel, model: ModelConfig, worker: WorkerConfig, on_progress: Callable[[], None]
 ) -> tuple[Decoder, KVCache, PoolSize, bool]:
-    """Returns a decoder and its cache, with the sizes of the pools, and whether --batch-invariant holds here."""
+    """Returns a decoder, its cache, the sizes of the pools, and whether bits are batch-invariant on this device."""
     spec, formats, weights, gpu = loaded.files.spec, loaded.files.formats, loaded.weights, loaded.gpu
     free = None if loaded.ranks is None else loaded.ranks.free(on_progress)
     size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, on_progress, free)
@@ -177,7 +177,7 @@ def _fit_into_memory(
         spec = loaded.part
         decoder = Decoder(spec, weights, size.max_seq_len)
     invariant = worker.batch_invariant
-    if gpu is not None:  # before the cache takes the memory
+    if gpu is not None:  # this check must run before the cache takes the memory
         invariant = keeps_bits(decoder, worker, size.max_seq_len, gpu.name)
     cache = KVCache(
         spec, size.pages, size.page_size, formats.kv_dtype, weights.embed.device, size.groups, size.state_slots,
@@ -195,7 +195,7 @@ def _ready_runner(
     vision: "Vision | None",
     on_progress: Callable[[], None],
 ) -> Runner:
-    """Returns a runner whose memory, kernels and graphs are prepared."""
+    """Returns a runner that is ready: on the CPU with prepared memory, on a GPU with captured graphs."""
     formats, gpu = loaded.files.formats, loaded.gpu
     log.info(
         "%s on %s in %s, K/V in %s: %s", decoder.spec.model_type, gpu.name if gpu else "cpu", formats.dtype,
@@ -212,7 +212,7 @@ def _ready_runner(
 
 
 def _counting(loads: Tensor, spec: ModelSpec) -> Callable[[], ExpertLoads]:
-    """Returns a function that reads the counts of layers with experts, beginning with zero."""
+    """Sets the counts of expert loads to zero. Returns a function that reads the counts of each layer with experts."""
     loads.zero_()
     sparse = [index for index, layer in enumerate(spec.layers) if layer.sparse]
     return lambda: dict(zip(sparse, loads[sparse].tolist(), strict=True))
@@ -227,9 +227,9 @@ def _settings_on(device: torch.device, worker: WorkerConfig) -> WorkerConfig:
 def _resolve_speculation(worker: WorkerConfig, folder: Path, formats: Formats, device: torch.device) -> WorkerConfig:
     """Replaces --speculation auto by ngram where drafts make decoding faster, and by off elsewhere.
 
-    It is off on a GPU, where steps with drafts cannot overlap and nothing is measured yet. It is off without C kernels,
-    because only they give a row the same bits in any step. It is off for models that fit in the processors' caches,
-    because their steps are not memory-bound. It is off wherever bits may depend on what else is in a step.
+    It is off on a GPU, because steps with drafts cannot overlap there, and their speed was not measured yet. It is off
+    without C kernels, because only they give a row the same bits in any step. It is off for models that fit in the
+    processors' caches, because their steps are not memory-bound. It is off where bits depend on the rest of a step.
     """
     if not worker.batch_invariant:
         if worker.speculation == "ngram":
@@ -249,7 +249,7 @@ def _prepare_cpu_memory(cache: KVCache) -> None:
 
 
 def _with_whole_pictures(worker: WorkerConfig, tower: "Tower | None") -> WorkerConfig:
-    """Returns the settings with room in a step for a picture that cannot be cut, beside all decodes."""
+    """Returns the settings, enlarged so that a step can hold a picture that must not be cut, besides all decodes."""
     if tower is None or tower.spec is None or not (tokens := tower.spec.largest_whole):
         return worker
     return replace(
@@ -260,7 +260,7 @@ def _with_whole_pictures(worker: WorkerConfig, tower: "Tower | None") -> WorkerC
 
 
 def _vision(tower: "Tower | None", decoder: Decoder, worker: WorkerConfig) -> "Vision | None":
-    """Returns an encoder of pictures; None if they are not served."""
+    """Returns the encoder of pictures; None if pictures are not served."""
     if tower is None or tower.spec is None or tower.weights is None:
         return None
     from worker.vision.vision import Vision
@@ -300,7 +300,7 @@ def size_pool_and_decoder(
 
     free: see configured_budget.
 
-    On a GPU the kernels are chosen and compiled first, which shows how much memory they leave for the pool.
+    On a GPU, the kernels are chosen and compiled first, and the memory that they leave for the pool is measured.
     """
     device = weights.embed.device
     if gpu is None:
@@ -319,7 +319,7 @@ def size_pool_and_decoder(
 
 
 def warn_if_capped(size: PoolSize, worker: WorkerConfig) -> None:
-    """Logs that the pool is smaller than --kv-cache-gb, because running sequences could not use more."""
+    """Logs a warning if the pool is smaller than --kv-cache-gb because running sequences could not use more."""
     if size.nbytes < (1 - CAPPED_SHARE) * worker.kv_cache_gb * GIB:
         log.warning(
             "--kv-cache-gb %g is capped to %.3g: %d sequences (--max-batch-size) of %d tokens need no more",

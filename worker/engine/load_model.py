@@ -1,4 +1,4 @@
-"""Loads a model by its name: what its files say, and its weights on a device. It builds no cache and no scheduler."""
+"""Loads a model by its name: its config files, and its weights to a device. It builds no cache and no scheduler."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What the files of a model say, without its weights, and the formats that fit the flags and the device."""
+    """What is read from a model's files other than weights, and the number formats chosen for the device."""
 
     folder: Path
     task: Task
@@ -46,13 +46,13 @@ class ModelFiles:
     device: torch.device
 
     def stored(self, worker: WorkerConfig) -> "Stored":
-        """Returns what the processes of --tensor-parallel-size read."""
+        """Returns the description of the checkpoint from which the ranks of --tensor-parallel-size read weights."""
         from worker.ranks.checks import Stored
 
         return Stored(self.folder, self.spec, self.formats.dtype, self.formats.memory, worker.batch_invariant)
 
     def facts(self, worker: WorkerConfig) -> dict[str, str]:
-        """Returns what the processes of --rank-group must have in common before they load, by the words for it."""
+        """Returns the values that must be equal in all processes of --rank-group, by their names in error messages."""
         formats = self.formats
         numerics = numerics_of("c", formats, self.device, batch_invariant=worker.batch_invariant)
         sizes = sorted(file.stat().st_size for file in weight_files(self.folder))
@@ -72,23 +72,23 @@ class ModelFiles:
 class LoadedModel:
     """A model in the memory of its device.
 
-    gpu: None on the CPU. hashes: of the files of its weights. tower: None if config.json states no vision tower.
+    gpu: None on the CPU. hashes: the hashes of its weight files. tower: None if config.json has no vision tower.
     """
 
     files: ModelFiles
     weights: Weights
     gpu: GpuMemoryReader | None
     hashes: ContentHashes
-    ranks: "Leader | None" = None  # with --tensor-parallel-size; `weights` are then those of rank 0
+    ranks: "Leader | None" = None  # only with --tensor-parallel-size; `weights` are then those of rank 0
     tower: "Tower | None" = None
 
     @property
     def part(self) -> ModelSpec:
-        """The spec of `weights`."""
+        """The spec of the part of the model that `weights` holds."""
         return self.files.spec if self.ranks is None else self.ranks.share.spec(self.files.spec)
 
     def decoder(self, max_positions: int) -> Decoder:
-        """Makes a decoder for sequences up to this length, whose operations are not compared with others yet."""
+        """Makes a decoder for sequences of at most `max_positions` tokens. Its kernels have not been checked yet."""
         return Decoder(self.files.spec, self.weights, max_positions)
 
 
@@ -100,7 +100,7 @@ def find_model(
     *,
     prefer_cache: bool = False,
 ) -> ModelFiles:
-    """Finds or downloads the checkpoint, and reads everything but its weights.
+    """Finds or downloads the checkpoint, and reads all its files except the weights.
 
     prefer_cache: use the checkpoint in the cache, even if the hub has a newer one. Raises ConfigError and
     CheckpointError.
@@ -123,7 +123,7 @@ def load_model(
     drafter: int = 0,
     hosts: "Hosts | None" = None,
 ) -> LoadedModel:
-    """Loads the weights. drafter: bytes that --speculative-config takes beside them. hosts: of --rank-group, if any.
+    """Loads the weights. drafter: bytes that a draft model takes in addition. hosts: with --rank-group, its rendezvous.
 
     Raises CheckpointError, and ConfigError when the memory of the device is too small.
     """
@@ -150,7 +150,7 @@ def load_model(
 
 
 def content_of(hashes: ContentHashes, on_progress: Callable[[], None] = lambda: None) -> str:
-    """Returns one hash of all files of weights. Raises OSError if one cannot be read."""
+    """Returns one hash of all weight files. Raises OSError if a file cannot be read."""
     return fingerprint_of(hashes.wait(on_progress))
 
 
@@ -167,7 +167,7 @@ def _tower_bytes(files: ModelFiles) -> int:
 
 
 def _tower(files: ModelFiles, weights: Weights) -> "Tower | None":
-    """Loads the vision tower if the config states one and the model generates text."""
+    """Loads the vision tower if config.json has one and the model generates text."""
     if not _states_tower(files):
         return None
     from worker.vision.checkpoint.load import tower_of
@@ -211,5 +211,5 @@ def explain_out_of_memory(gpu: GpuMemoryReader | None) -> Iterator[None]:
 
 
 def _first_sentences(error: Exception) -> str:
-    """Returns the first two sentences of the first line of the message: in them, PyTorch names the cause."""
+    """Returns the first two sentences of the message's first line, where PyTorch names the cause."""
     return ". ".join(str(error).split("\n")[0].split(". ")[:2])

@@ -1,4 +1,4 @@
-"""Loads the weights of an engine. Checks first that they fit, and on the CPU uses --weights-cache."""
+"""Loads the weights of an engine. First checks that they fit in memory. On the CPU, it uses --weights-cache."""
 
 import logging
 import time
@@ -38,10 +38,10 @@ def load_weights(
     drafter: int = 0,
     hosts: int = 1,
 ) -> Weights:
-    """Loads all weights to the device, or those of a share.
+    """Loads all weights to the device, or with `share`, one rank's share of them.
 
-    gpu: None on the CPU. beside: bytes of other weights, which must fit in the memory as well. drafter: bytes that
-    --speculative-config takes there. hosts: how many hosts have shares, this one included.
+    gpu: None on the CPU. beside: bytes of other weights that must also fit in the memory. drafter: bytes that a draft
+    model takes there. hosts: how many hosts share the model, including this one.
 
     Raises CheckpointError, and ConfigError when the memory of the device is too small.
     """
@@ -52,7 +52,7 @@ def load_weights(
             gpu.read().check_weights(weights)
             return
         pool = 0
-        if worker.kv_cache_gb:  # without the flag, the pool takes a share of what the weights leave
+        if worker.kv_cache_gb:  # without the flag, the pool takes a share of the memory that the weights leave
             pool = size_pool(
                 spec, formats.kv_dtype, device, configured_budget(worker), model, worker, formats.dtype
             ).nbytes
@@ -83,14 +83,14 @@ def load_weights(
 
 
 def _cache(worker: WorkerConfig, folder: Path, formats: Formats) -> WeightsCache | None:
-    """Returns where --weights-cache keeps the weights; None if it keeps none, or if the C library packs none."""
+    """Returns the cache of packed weights; None without --weights-cache, or if the C library does not pack weights."""
     if not worker.weights_cache or not bindings.available(formats.dtype):
         return None
     return WeightsCache.of(Path(worker.weights_cache), folder, formats.dtype, formats.memory)
 
 
 def _resident_bytes() -> tuple[int, int]:
-    """Returns the resident memory of this process, now and at most, as Linux shows it."""
+    """Returns the resident memory of this process in bytes: the present value and the peak, as Linux reports them."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     now, most = (int(fields[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
     return now, most

@@ -1,8 +1,8 @@
 """The compute loop. An iteration receives messages, plans and launches one step, applies results, and publishes them.
 
-If a step may overlap with the one before, an iteration launches it and then applies the results of the one before: the
-device computes the new step while the worker reads and publishes the ids of the last one and plans the next. Otherwise
-the iteration that launches a step also applies its results.
+If steps may overlap, an iteration launches a step and then applies the results of the previous step. The device then
+computes the new step while the worker publishes the ids of the previous step and plans the next one. Otherwise, the
+iteration that launches a step also applies its results.
 
 How failures are isolated:
 - A step that raises is bisected until one sequence is left. Only that sequence fails, and only after the device has
@@ -10,7 +10,7 @@ How failures are isolated:
 - A step that runs out of memory is bisected in the same way. If one sequence alone still runs out of memory, its chunk
   is halved, down to a single token, before the sequence fails.
 - Steps launched after a failed one are discarded and planned again.
-- Requests suspected of having crashed a worker (crash_journal.py) run in steps of their own.
+- A request suspected of having crashed a worker (crash_journal.py) runs in steps of its own.
 - A device that fails the dummy step ends the loop with DeviceBroken. No request is reported as failed, and the running
   requests continue in the next worker.
 """
@@ -49,7 +49,7 @@ class Loop:
         self._server, self._stats, self._metrics = server, stats, metrics
         self._clock, self._canary_s = clock, canary_s
         self._last_computed = clock()
-        # computes something between steps, and returns whether it did (worker/vision)
+        # Called after each launch, for work outside of steps such as encoding pictures. Returns whether it did any.
         self.between_steps: Callable[[Plan], bool] | None = None
         self._in_flight: deque[InFlightStep] = deque()  # at most two, and at most one between iterations
 
@@ -70,7 +70,7 @@ class Loop:
     def iterate(self) -> bool:
         """Launches the next step or, if there is none, applies the results of the steps still in flight.
 
-        Returns False if there was neither.
+        Returns False if there was nothing to do.
         """
         began = self._clock()
         self._server.progress()
@@ -121,7 +121,7 @@ class Loop:
         try:
             step = self._runner.launch(plan, before)
         except Exception as error:
-            if before is not None:  # either step may be the cause: this one is planned again after the other is applied
+            if before is not None:  # either step may be the cause; the new step is planned again after the drain
                 log.exception("a step behind another one could not be launched")
                 self._drain()
             else:
@@ -131,7 +131,7 @@ class Loop:
         self._in_flight.append(step)
 
     def _drain(self, leave: int = 0) -> None:
-        """Reads and applies the results of steps, in their order, until at most `leave` are in flight."""
+        """Reads and applies the results of steps, in order of launch, until at most `leave` steps are in flight."""
         while len(self._in_flight) > leave:
             step = self._in_flight.popleft()
             try:
@@ -153,13 +153,13 @@ class Loop:
             if update.tokens:
                 self._request_table.add_tokens(sequence, update.tokens)
                 if sequence.check is None:
-                    prompts_done += not sequence.history.last_token  # its row was the last token of the prompt
+                    prompts_done += not sequence.history.last_token  # the first id is of the last prompt token's row
                     generated += len(update.tokens)
                     self._record_latency(sequence, len(update.tokens), now, latencies)
                 sequence.history.last_token = now
             if update.outcome is not None:
                 self._request_table.end(sequence, update.outcome, now, _grammar_error(update))
-        checked = sum([chunk.rows for chunk in plan.chunks if chunk.sequence.check is not None])  # computed as prompts
+        checked = sum([chunk.rows for chunk in plan.chunks if chunk.sequence.check is not None])  # counted as prompt
         prompt_tokens = plan.tokens - len(output.ids) + checked + prompts_done
         self._stats.tokens(now, prompt_tokens, generated)
         self._stats.gaps(latencies)
@@ -171,7 +171,7 @@ class Loop:
         elif len(latencies) < MAX_ITL_SAMPLES:
             latencies.append((now - sequence.history.last_token) / tokens)
 
-    # sequences that make steps fail, or workers die
+    # sequences that make steps fail or workers crash
 
     def _compute_suspects(self, chunks: list[Chunk]) -> None:
         """Computes each sequence that is suspected of having crashed a worker in a step of its own."""
@@ -187,7 +187,7 @@ class Loop:
         chunks = self._scheduler.retryable(plan.chunks)
         if not chunks:
             return
-        if len(chunks) < len(plan.chunks) or plan.drafts:  # a sequence or draft that is gone now may have caused it
+        if len(chunks) < len(plan.chunks) or plan.drafts:  # the cause may be a removed sequence or draft: try the rest
             self._retry(chunks)
         elif len(chunks) > 1:
             for part in bisect(chunks):
@@ -208,7 +208,7 @@ class Loop:
 
 
 def _sequences(plan: Plan, before: Plan | None) -> list[Sequence]:
-    """Returns the sequences of a step and, if the step before is in flight, of that one too; each once."""
+    """Returns the sequences of a step and of the step before it, if this is still in flight, without duplicates."""
     sequences = [chunk.sequence for chunk in plan.chunks]
     if before is None:
         return sequences

@@ -1,4 +1,4 @@
-"""A request, its sequence, and what its frontend was told besides tokens, so that this can be told again."""
+"""The record of a request: its sequence, and all results other than tokens, so that they can be sent again."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,13 +13,13 @@ if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
 
 @dataclass(slots=True)
 class RequestRecord:
-    """An admitted request; kept for some time after its end."""
+    """An admitted request. The record is kept for some time after the request has ended."""
 
     sequence: Sequence
     end: m.End | None = None
     logprobs: list[m.Logprobs] = field(default_factory=list)
-    vector: "PromptVector | None" = None  # of a request with `pooling`, until it ends
-    pooled: m.Pooled | None = None  # its result
+    vector: "PromptVector | None" = None  # collects the rows of a request with `pooling`; None after its end
+    pooled: m.Pooled | None = None  # the result of a request with `pooling`
 
     def send_again(self, builder: StepBuilder, offset: int) -> None:
         """Adds the output from token `offset` on, and the End if the request has ended."""
@@ -33,7 +33,7 @@ class RequestRecord:
             builder.ends.append(self.end)
 
     def finish_vector(self, builder: StepBuilder) -> tuple[m.Outcome, str]:
-        """Adds the vector of a request whose prompt is computed. Returns how the request ends, and why if it failed."""
+        """Adds the vector of a request whose prompt is computed. Returns the outcome, and the error if it failed."""
         assert self.vector is not None
         try:
             self.pooled = m.Pooled(self.sequence.key[1], self.vector.values())

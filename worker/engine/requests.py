@@ -63,7 +63,7 @@ class RequestTable:
     # messages from frontends
 
     def receive(self, inbox: deque[tuple[bytes, m.Request | FrontendGone]], now: float) -> None:
-        """Handles the messages in the inbox, queues requests that are prepared, ends requests past deadlines."""
+        """Handles the messages in the inbox, queues prepared requests, and ends requests past their deadlines."""
         for _ in range(len(inbox)):  # later messages wait for the next iteration
             sender, request = inbox.popleft()
             match request:
@@ -89,7 +89,7 @@ class RequestTable:
         key = (sender, submit.id)
         if key in self._records:  # the frontend sent it again because the answer was lost
             self._resync(sender, submit.id, len(submit.generated) // 4)
-        elif key not in self._preparing:  # else the answer follows when all is ready
+        elif key not in self._preparing:  # a request that is still being prepared is answered later
             try:
                 rejected = self._accept(key, submit, now)
             except Refused as refused:
@@ -100,7 +100,7 @@ class RequestTable:
                 self._reject(sender, rejected)
 
     def _accept(self, key: Key, submit: m.Submit, now: float) -> m.Rejected | None:
-        """Queues a request, or starts to prepare what it needs. Returns why it is rejected, or raises Refused."""
+        """Queues a request, or starts to prepare its grammar or adapter. Returns a rejection, or raises Refused."""
         first_key = key[0], submit.original_id or submit.id
         crash_count = self.crash_journal.crash_count(first_key, submit.crashes)
         if rejected := self._check(submit, crash_count):
@@ -112,7 +112,7 @@ class RequestTable:
             self._give_pictures(sequence, submit)
         if submit.sampling.grammar or submit.adapter is not None:
             self._preparing.begin(sequence, self._compiler, self._adapters, self._scheduler.sequences)
-            return None  # it is neither admitted nor rejected before all is ready
+            return None  # the request is admitted or rejected when the preparation has finished
         problem = constrain(sequence) if submit.sampling.has_token_rules else ""
         return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else self._enqueue(sequence, now)
 
@@ -167,7 +167,7 @@ class RequestTable:
             builder.started.append(m.Started(id, _timings(sequence, sequence.history.first_token)))
 
     def add_extras(self, output: StepOutput) -> None:
-        """Adds what the requests of a step asked for besides tokens. Call it before add_tokens() and end()."""
+        """Adds the log-probabilities and pooled rows of a step. Call it before add_tokens() and end()."""
         for sequence, logprobs in output.logprobs:
             record = self._records.get(sequence.key)
             if record is not None:
@@ -195,7 +195,7 @@ class RequestTable:
             self._stats.e2e.add(now - sequence.history.arrival)
 
     def publish(self, server: WireServer, now: float) -> None:
-        """Sends what this iteration has collected, and forgets requests that ended KEEP_FINISHED_S ago."""
+        """Sends the messages that this iteration has collected. Forgets requests that ended KEEP_FINISHED_S ago."""
         while self._ended and self._ended[0][0] < now - KEEP_FINISHED_S:
             self._records.pop(self._ended.popleft()[1], None)
         if not self._builders:
@@ -231,7 +231,7 @@ class RequestTable:
                 self._abort((sender, id), now)
 
     def _keys_of(self, sender: bytes, ids: tuple[int, ...]) -> list[Key]:
-        """Returns the keys of these ids. If there are more ids than requests here, only the keys of known requests."""
+        """Returns the keys of these ids. If there are more ids than requests, returns only keys of known requests."""
         if len(ids) <= len(self._records) + len(self._preparing):
             return [(sender, id) for id in ids]
         requested = frozenset(ids)
@@ -241,10 +241,10 @@ class RequestTable:
         for key in [key for key in (*self._records, *self._preparing) if key[0] == sender]:
             self._abort(key, now)
             self._records.pop(key, None)
-        self._builders.pop(sender, None)  # if the frontend returns, it submits again, and must not get these aborts
+        self._builders.pop(sender, None)  # if the frontend returns, it submits again and must not get these Ends
 
     def end_all(self, outcome: m.Outcome, now: float, error: str) -> None:
-        """Ends every request that has not ended; requests that were not admitted yet are rejected."""
+        """Ends every request that has not ended. Requests that were not admitted yet are rejected."""
         for record in [record for record in self._records.values() if record.end is None]:
             self._scheduler.abort(record.sequence.key)
             self.end(record.sequence, outcome, now, error)
@@ -252,10 +252,10 @@ class RequestTable:
             self._preparing.remove((sender, id))
             self._reject(sender, m.Rejected(id, m.Refusal.DRAINING, error, 5.0))
 
-    # requests whose grammars are being compiled, or adapters read
+    # requests whose grammar is being compiled or whose adapter is being read
 
     def _enqueue_prepared(self, now: float) -> None:
-        """Queues sequences for which all has become ready, and ends sequences past their deadlines."""
+        """Queues sequences whose preparation has finished, and ends sequences past their deadlines."""
         for sequence in self._preparing.expire(now):
             self._end_unqueued(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
         for sequence, problem in self._preparing.take_ready():

@@ -16,7 +16,7 @@ from worker.schedule.state import SchedulerStatus
 
 @dataclass(slots=True)
 class StatusReporter:
-    """Builds Status. Other threads call status(), for frontends and for scrapes, so a count may be one step old."""
+    """Builds Status. Threads other than the compute loop's call status(), so a count may be one step old."""
 
     settings: Settings
     epoch: int
@@ -91,7 +91,7 @@ class StatusReporter:
         return WorkerState.DRAINING if self.draining else WorkerState.READY
 
     def _update_totals(self, scheduler: SchedulerStatus) -> None:
-        """Copies the counters of scheduler and server into the metrics, several times a second and at each scrape."""
+        """Copies the counters of the scheduler and the server into the metrics."""
         if self.metrics is not None:
             self.metrics.update_totals(
                 {
@@ -106,7 +106,7 @@ class StatusReporter:
 
 
 def _kv_cache(engine: Engine) -> tuple[KVUsage, ...]:
-    """Returns what sequences own of each kind of pages."""
+    """Returns the number and bytes of pages and state slots that sequences own, for each kind of page."""
     usages = []
     for pool, group, nbytes in zip(engine.pools, engine.size.groups, engine.size.page_bytes, strict=True):
         pages = pool.counts()

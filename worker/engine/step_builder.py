@@ -1,11 +1,11 @@
-"""Collects what one loop iteration has for one frontend: the contents of a Step message, in rare cases of several."""
+"""Collects the results of one loop iteration for one frontend: the contents of a Step message, rarely of several."""
 
 from dataclasses import dataclass, field
 
 from shared import messages as m
 from shared.wire.codec import pack_u32
 
-MAX_LOGPROB_BYTES = 16 << 20  # in one message, unless one request has more: a quarter of what a socket lets through
+MAX_LOGPROB_BYTES = 16 << 20  # per message, unless one request alone has more; a quarter of the socket's message limit
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class StepBuilder:
     ends: list[m.End] = field(default_factory=list)
     logprobs: list[m.Logprobs] = field(default_factory=list)
     started: list[m.Started] = field(default_factory=list)
-    repaired: set[int] = field(default_factory=set)  # requests resynced in this iteration; once is enough
+    repaired: set[int] = field(default_factory=set)  # requests whose output was already sent again in this iteration
     unknown: list[int] = field(default_factory=list)
     pooled: list[m.Pooled] = field(default_factory=list)
 
@@ -49,10 +49,10 @@ class StepBuilder:
         )
 
     def parts(self) -> "list[StepBuilder]":
-        """Returns a builder for each message to send, in their order.
+        """Returns a builder for each message to send, in order.
 
-        There is one message, unless the log-probabilities are too long for it. Then each request's tokens and its
-        log-probabilities stay together, so that a lost message takes both away.
+        There is one message, unless the log-probabilities are too long for it. Then a request's tokens and
+        log-probabilities stay in the same message, so that if a message is lost, both are missing and are repaired.
         """
         if sum(map(_size, self.logprobs)) <= MAX_LOGPROB_BYTES:
             return [self]
@@ -67,7 +67,7 @@ class StepBuilder:
 
 
 def _grouped(logprobs: list[m.Logprobs]) -> tuple[list[StepBuilder], dict[int, StepBuilder]]:
-    """Divides log-probabilities among builders. Returns these, and the builder of each request's id."""
+    """Divides log-probabilities among builders. Returns the builders, and a map from request id to builder."""
     of_request: dict[int, list[m.Logprobs]] = {}
     for one in logprobs:
         of_request.setdefault(one.id, []).append(one)

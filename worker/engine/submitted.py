@@ -1,4 +1,4 @@
-"""Makes a sequence of a Submit: with the plain request, and a record of each feature that the request asks for."""
+"""Makes a Sequence from a Submit: the plain request, and a record for each feature that the request asks for."""
 
 from math import inf
 
@@ -11,10 +11,10 @@ from worker.schedule.sequence import Key, Sequence
 
 
 def sequence_of(key: Key, submit: Submit, seed: int, now: float, crashes: int) -> Sequence:
-    """Returns the sequence of a request that was checked.
+    """Returns the sequence of a request that check_submit() has accepted.
 
-    now: seconds of the loop's clock; crashes: how many workers it is suspected of having crashed. Raises ImportError if
-    the worker lacks the module of a feature.
+    now: seconds of the loop's clock; crashes: how many workers the request is suspected of having crashed. Raises
+    ImportError if the worker lacks the module of a feature.
     """
     prompt = unpack_u32(submit.prompt).tolist()
     deadline = now + submit.deadline_ms / 1e3 if submit.deadline_ms else inf

@@ -1,6 +1,6 @@
 """Checks the values of a Submit, so that no frontend can harm the worker.
 
-The decoder of the message has checked the types. Frontends check all of this before, with better messages, but a
+The message decoder has already checked the types. Frontends make the same checks, with better error messages, but a
 frontend may be faulty or hostile.
 """
 
@@ -14,14 +14,14 @@ from worker.schedule.admission import Refused
 from worker.schedule.sequence import Sequence
 
 MAX_STOP_IDS, MAX_LABELS, MAX_NAME_CHARS = 1024, 1024, 1024  # more than any frontend accepts
-MAX_TOP = 1024  # log-probabilities at one position, however many positions there are
-MAX_LOGPROBS = 1 << 22  # in all places of a request together, if there are more than MAX_TOP in one: 32 MiB
+MAX_TOP = 1024  # log-probabilities at one position that are allowed for any number of positions
+MAX_LOGPROBS = 1 << 22  # log-probabilities of a request in all (32 MiB), if it asks for more than MAX_TOP per position
 MAX_PATH_CHARS = 4096
-MAX_BAD_IDS = 1 << 16  # of all bad words together
+MAX_BAD_IDS = 1 << 16  # the number of token ids of all bad words together
 
 
 def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> str:
-    """Returns the first problem of the request, or "" if no step will raise because of its values."""
+    """Returns the first problem of the request, or "" if its values cannot make a step raise."""
     sampling = submit.sampling
     try:
         prompt, generated = unpack_u32(submit.prompt), unpack_u32(submit.generated)
@@ -53,7 +53,7 @@ def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> st
 
 
 def no_pictures(sequence: Sequence, submit: m.Submit) -> None:
-    """Refuses a request with pictures: the model sees none."""
+    """Refuses a request with pictures, for models that accept only text."""
     raise Refused("this model sees no pictures")
 
 

@@ -1,9 +1,9 @@
-"""Compiles grammars in threads of its own, so that the compute loop never waits for a grammar.
+"""Compiles grammars in its own threads, so that the compute loop never waits for a grammar.
 
 The compiler uses llguidance and the vocabulary in tokenizer.json. It caches the most recently used compiled grammars by
-their text, including invalid ones. A child process compiles each grammar first, with a smaller stack, and limits of
-time and memory: a grammar that would end the worker ends the child, and its request alone. Each tenant has one thread
-at most.
+their text, including invalid ones. A child process compiles each grammar first, with a smaller stack, and with limits
+of time and memory. If a grammar crashes the compiler, only the child process and this grammar's request end. Each
+tenant uses at most one thread.
 
 Reading a vocabulary of 128,000 tokens holds the GIL for about a second, so it is read while the weights are read.
 Compiling a grammar hardly holds the GIL.
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 THREADS = 2
-STACK = 64 << 20  # bytes of address space for each thread; the child that compiles first has a thirtieth
+STACK = 64 << 20  # bytes of each thread's stack; the child process has a thirtieth of this
 TAG = re.compile(r"<.+>", re.DOTALL)
 MAX_CACHED = 64  # grammars
-MAX_CACHED_CHARS = 4 << 20  # total length of their texts; compiled, grammars take up to about twenty times as much
+MAX_CACHED_CHARS = 4 << 20  # total length of cached grammar texts; compiled grammars take up to twenty times as much
 
 
 class InvalidGrammar(Exception):
-    """The text is not a grammar, no output fits it, or the tokenizer cannot be used. The message says which."""
+    """The text is not a grammar, or allows no output, or the tokenizer cannot be used. The message says which."""
 
 
 class Unlucky(InvalidGrammar):
@@ -44,7 +44,7 @@ class Unlucky(InvalidGrammar):
 
 
 class Grammar:
-    """A compiled grammar. Each sequence that it constrains gets a matcher of its own."""
+    """A compiled grammar. Each sequence gets its own matcher."""
 
     def __init__(self, matcher: Matcher) -> None:
         self._initial = matcher
@@ -54,7 +54,7 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Compiles grammars. Starts to read the vocabulary at once, and calls `wake` in a thread after each grammar."""
+    """Compiles grammars. It begins at once to read the vocabulary. wake: called in a thread after each grammar."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -63,7 +63,7 @@ class GrammarCompiler:
         self._eos_ids = eos_ids
         self._pool = _roomy_threads()
         self._turns = FairQueue(THREADS)
-        self._trials = threading.local()  # each thread has a child of its own
+        self._trials = threading.local()  # each thread has its own child process
         self._vocabulary = self._pool.submit(self._load)
         self._cache: OrderedDict[str, Future[Grammar]] = OrderedDict()
         self._chars = 0
@@ -71,7 +71,7 @@ class GrammarCompiler:
     def compile(self, text: str, tenant: str = "") -> "Future[Grammar]":
         """Returns a future of the compiled grammar. Its result() raises InvalidGrammar.
 
-        The future of a grammar that was compiled before is done already.
+        The future is already done if the same grammar was compiled before.
         """
         cached = self._cache.get(text)
         if cached is not None and not (cached.done() and isinstance(cached.exception(), Unlucky)):
@@ -96,13 +96,13 @@ class GrammarCompiler:
         try:
             self._try(text)
             future.set_result(_compile(text, self._vocabulary))
-        except BaseException as error:  # a panic in Rust is no Exception
+        except BaseException as error:  # a panic in Rust is a BaseException, but not an Exception
             future.set_exception(error)
         finally:
             self._turns.leave(tenant)
 
     def _try(self, text: str) -> None:
-        """Compiles a grammar in a child process. Raises InvalidGrammar if that ends the child."""
+        """Compiles a grammar in a child process first. Raises InvalidGrammar if that fails or kills the child."""
         trial = getattr(self._trials, "child", None)
         if trial is None:
             trial = self._trials.child = Expendable(grammar_trial.COMPILE, megabytes=grammar_trial.MEGABYTES)
@@ -114,7 +114,7 @@ class GrammarCompiler:
             raise InvalidGrammar(f"the grammar cannot be enforced: {failure}") from None
 
     def close(self) -> None:
-        """Cancels compilations that have not started. Does not wait for the others."""
+        """Cancels compilations that have not started. Does not wait for those that have."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _load(self) -> "LLTokenizer":
@@ -125,7 +125,7 @@ class GrammarCompiler:
 
 
 def _roomy_threads() -> ThreadPoolExecutor:
-    """Returns a pool whose threads run, as a thread's stack has the size that was set when it started."""
+    """Returns a pool of threads with large stacks. Starts them at once, because a stack's size is set at the start."""
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
     all_run = threading.Barrier(THREADS)
     before = threading.stack_size(STACK)
@@ -150,7 +150,7 @@ def with_plain_tags(tokenizer: str) -> str:
     ]
     if not tags or not isinstance(vocabulary, dict):
         return tokenizer
-    # Copies all added tokens, not only the tags: otherwise the others would get new ids.
+    # Copies all added tokens, not only the tags, because otherwise the other added tokens would get new ids.
     spell = spelled if _is_byte_level(content) else str
     vocabulary |= {
         spell(entry["content"]) if entry in tags else entry["content"]: entry["id"] for entry in content["added_tokens"]
@@ -172,7 +172,7 @@ def _compile(text: str, vocabulary: "Future[LLTokenizer]") -> Grammar:
     except Exception as error:
         raise InvalidGrammar(f"this model's tokenizer cannot be used with a grammar: {error}") from error
     matcher = LLMatcher(tokens, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
-    matcher.compute_bitmask()  # the first bitmask costs the most, and shows whether any token fits
+    matcher.compute_bitmask()  # the first bitmask is the most expensive one, and shows whether any token is allowed
     if matcher.is_error():
         raise InvalidGrammar(f"the grammar cannot be enforced: {error_text(matcher)}")
     return Grammar(Matcher(matcher))

@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 
 MAX_ERROR_CHARS = 300
 
-Bits = NDArray[np.uint8]  # of one row: bit i, from the lowest bit on, is for token i
+Bits = NDArray[np.uint8]  # one row: one bit per token, the lowest bit of a byte first; 1: the token is allowed
 
 
 class Restriction(Constraint):
-    """A constraint that the device keeps to by masking logits. Only accept() changes it, so that a failed step can be
+    """A constraint that is enforced by masking logits. Only accept() changes it, so that a failed step can be
     retried."""
 
     __slots__ = ("state",)
 
-    state: "LLMatcher | None"  # of its grammar
+    state: "LLMatcher | None"  # the state in the grammar, if there is one
 
     def narrow(self, bits: Bits) -> None:
-        """Clears the bits of the tokens that it forbids besides its grammar."""
+        """Clears the bits of tokens that other rules than the grammar forbid."""
 
     def copy(self) -> "Restriction":
-        """Returns a constraint in the same state, which changes independently of this one."""
+        """Returns an independent copy of this constraint, in the same state."""
         raise NotImplementedError
 
     def ahead(self, answer: Iterable[int]) -> "Iterator[Restriction]":
-        """Yields its state before each id of an answer, as one object that changes, up to an id that does not fit."""
+        """Yields one object, in the state before each id of an answer in turn. Stops at an id that is not allowed."""
         state = self.copy()
         for id in answer:
             yield state
@@ -40,7 +40,7 @@ class Restriction(Constraint):
                 return
 
     def replay(self, tokens: Iterable[int]) -> bool:
-        """Accepts output that was generated before a crash. Returns False if the output does not fit."""
+        """Accepts output that was generated before. Returns False if the output is not allowed."""
         return all(self.accept(token) for token in tokens)
 
 
@@ -78,7 +78,7 @@ class Matcher(Restriction):
 
 
 def error_text(state: "LLMatcher") -> str:
-    """Returns in one line why no token can follow, or "" if a token can follow."""
+    """Returns in one line why the grammar allows no further token, or "" if it allows one."""
     words = state.get_error().partition("<state>")[0].removesuffix("<non-verbose/>").strip()
     if not words:
         return ""

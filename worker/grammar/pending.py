@@ -19,7 +19,7 @@ MAX_PREPARING = 256  # how many requests may wait for their grammars and adapter
 
 @dataclass(slots=True)
 class Preparing:
-    """A sequence, and what is being prepared for it."""
+    """A sequence, and the grammar and adapter that are being prepared for it."""
 
     sequence: Sequence
     grammar: "Future[Grammar] | None"
@@ -30,12 +30,12 @@ class Preparing:
         return all(future is None or future.done() for future in (self.grammar, self.adapter))
 
     def finish(self) -> str:
-        """Gives the sequence what was prepared. Returns why that fails, or ""."""
+        """Gives the sequence its adapter and its constraint. Returns an error text, or ""."""
         use = self.sequence.adapter
         if use is not None and self.adapter is not None:
             try:
                 use.loaded = self.adapter.result()
-            except Exception as error:  # of the files, or of the memory for them: no other request shall suffer
+            except Exception as error:  # bad files, or no memory for them: only this request fails
                 return str(error)
         needs_rules = self.grammar is not None or self.sequence.sampling.has_token_rules
         return _set_matcher(self.sequence, self.grammar) if needs_rules else ""
@@ -43,7 +43,7 @@ class Preparing:
 
 @dataclass(slots=True)
 class PendingSequences:
-    """Holds sequences and the futures of what they need, in order of arrival."""
+    """Holds sequences with the futures of their grammars and adapters, in order of arrival."""
 
     _pending: dict[Key, Preparing] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ class PendingSequences:
     ) -> None:
         """Starts to compile the sequence's grammar and to read its adapter. Raises Refused.
 
-        live: returns the sequences that were queued, whose adapters stay in memory
+        live: returns the queued and running sequences, whose adapters must stay in memory
         """
         text, use = sequence.sampling.grammar, sequence.adapter
         if len(self) >= MAX_PREPARING and not sequence.history.resumed:
@@ -87,7 +87,7 @@ class PendingSequences:
         return None if found is None else found.sequence
 
     def take_ready(self) -> list[tuple[Sequence, str]]:
-        """Removes sequences for which all is prepared and gives it to them. Returns each with an error or ""."""
+        """Removes the sequences whose preparation has finished. Returns each of them with an error text, or ""."""
         ready = [self._pending.pop(key) for key in [key for key, one in self._pending.items() if one.done]]
         return [(one.sequence, one.finish()) for one in ready]
 
@@ -98,7 +98,7 @@ class PendingSequences:
 
 
 def _set_matcher(sequence: Sequence, grammar: "Future[Grammar] | None") -> str:
-    """Gives a sequence a new matcher, which accepts any output so far. Returns why that fails, or ""."""
+    """Gives a sequence its constraint, from a compiled grammar if it has one. Returns an error text, or ""."""
     if grammar is None:
         return constrain(sequence)
     from worker.grammar.compiler import InvalidGrammar
@@ -110,7 +110,7 @@ def _set_matcher(sequence: Sequence, grammar: "Future[Grammar] | None") -> str:
 
 
 def constrain(sequence: Sequence, grammar: "Matcher | None" = None) -> str:
-    """Gives a sequence its constraint, which accepts any output so far. Returns why that fails, or ""."""
+    """Gives a sequence its constraint, and replays the output so far in it. Returns an error text, or ""."""
     from worker.grammar.token_rules import restriction
 
     constraint = restriction(sequence.sampling, grammar)

@@ -1,4 +1,4 @@
-"""Tracks how many tokens one output has thought, and which ids end its reasoning when its budget is used up."""
+"""Counts the reasoning tokens of one output, and ends its reasoning when the budget for reasoning is used up."""
 
 from collections.abc import Sequence
 
@@ -11,26 +11,26 @@ class Thinking:
     __slots__ = ("_budget", "_left", "_matched", "_may_open", "_open", "due")
 
     def __init__(self, budget: ThinkingBudget) -> None:
-        self.due: tuple[int, ...] = ()  # the ids that must follow now
+        self.due: tuple[int, ...] = ()  # the ids that the output must continue with, to end the reasoning
         self._budget = budget
         self._left = budget.tokens
         self._open = budget.begun
-        self._matched = 0  # ids of the opening that the output begins with
+        self._matched = 0  # how many ids of the opening the output begins with
         self._may_open = not budget.begun or budget.blanks is None
         self._end_when_used_up()
 
     @property
     def used_up(self) -> bool:
-        """Whether the output has thought as much as it may."""
+        """Whether the budget for reasoning is used up."""
         return self._left <= 0
 
     @property
     def over(self) -> bool:
-        """Whether the output cannot think any more."""
+        """Whether no more reasoning can follow in this output."""
         return not (self._open or self._may_open or self.due)
 
     def accept(self, output: Sequence[int]) -> None:
-        """Counts the last token of `output`, which has at least as many ids as `opening`, or is the whole output."""
+        """Counts the last token of `output`. output: the whole output, or its end, at least as long as `opening`."""
         token, budget = output[-1], self._budget
         if self.due and token == self.due[0]:
             self._open, self.due = False, self.due[1:]
@@ -45,7 +45,7 @@ class Thinking:
         self._end_when_used_up()
 
     def _begins_to_open(self, token: int) -> bool:
-        """Whether the output, which is blank or the beginning of an opening so far, still is so with this token."""
+        """Whether the output with this token is still only blanks, or the beginning of the opening."""
         budget = self._budget
         if token == budget.opening[self._matched]:
             self._matched += 1

@@ -1,7 +1,7 @@
 """Allows and forbids tokens by their ids: `allowed_token_ids`, `bad_words` and the end of a budget for reasoning.
 
-Works beside a grammar or without one. What a rule forbids depends only on the output so far, so that an answer has the
-same bits when it is preempted, or resumed by another worker.
+The rules work with or without a grammar. They depend only on the output so far, so an answer is the same when it is
+preempted, or resumed by another worker.
 """
 
 from collections import deque
@@ -21,14 +21,14 @@ Ids = tuple[int, ...]
 
 
 def restriction(sampling: Sampling, grammar: Matcher | None = None) -> Restriction | None:
-    """Returns what a new output must keep to; None if it is free."""
+    """Returns the constraint of a new output; None if every token is allowed."""
     return TokenRules(sampling, grammar) if sampling.has_token_rules else grammar
 
 
 class TokenRules(Restriction):
     """The state of one output in its rules, and in its grammar if it has one.
 
-    The end of reasoning is forced as soon as the grammar and the allowed ids admit it; it goes before bad words.
+    The end of reasoning is forced as soon as the grammar and the allowed ids allow it, even if bad words forbid it.
     """
 
     __slots__ = ("_allowed", "_allowed_bits", "_bad_words", "_error", "_forbidden", "_grammar", "_tail", "_thinking")
@@ -77,7 +77,7 @@ class TokenRules(Restriction):
 
     @property
     def _bans(self) -> tuple[Ids, ...]:
-        """The sequences that the output may not contain now."""
+        """The sequences of ids that the output must not contain from now on."""
         used_up = self._thinking is not None and self._thinking.used_up
         return self._bad_words + self._forbidden if used_up else self._bad_words
 
@@ -100,7 +100,7 @@ class TokenRules(Restriction):
         return self._allowed_bits
 
     def _banned(self) -> Iterator[int]:
-        """Yields the last ids of the sequences whose other ids have just been produced."""
+        """Yields the ids that would complete a banned sequence, whose other ids are the end of the output."""
         for ids in self._bans:
             before = len(self._tail) - len(ids) + 1
             if before >= 0 and tuple(islice(self._tail, before, None)) == ids[:-1]:

@@ -1,4 +1,4 @@
-"""Reads how much memory a GPU has and how much a step needs, in bytes. sizing.py computes the pool from that."""
+"""Reads how many bytes of memory a GPU has and how many a step needs. sizing.py computes the pool from these."""
 
 import gc
 
@@ -24,13 +24,13 @@ class GpuMemoryReader:
         return GpuMemory(self.name, free, total, self._utilization)
 
     def start_measurement(self) -> None:
-        """Starts a measurement, which measured_growth() ends."""
+        """Starts a measurement of memory; measured_growth() returns its result."""
         self._release_cached()
         self._reserved_before = torch.cuda.memory_reserved(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def measured_growth(self) -> int:
-        """Returns by how much the memory that PyTorch's allocator holds grew at most since start_measurement().
+        """Returns the maximum growth, since start_measurement(), of the memory that PyTorch's allocator has reserved.
 
         This includes fragmentation.
         """

@@ -1,8 +1,8 @@
-"""Divides the layers of a model into groups by what they keep of a sequence.
+"""Divides the layers of a model into groups. Layers with the same sliding window, or without one, form a group.
 
 The layers of a group share a page table: a page of the group holds K and V of `page_size` tokens in all its layers.
-Layers with a recurrent state keep no K/V, nor do layers that share those of another one; they are in no group.
-Each group has its own tensors (tensors.py) and its own pool of pages (pages.py).
+Layers with a recurrent state, and layers that share the K/V of another layer, have no K/V of their own and are in no
+group. Each group has its own tensors (tensors.py) and its own pool of pages (pages.py).
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from worker.spec import LayerSpec, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """window: a sequence keeps the pages that rows with this window read; if 0, all. layers: their numbers."""
+    """A group of layers. window: the sliding window of its layers; 0: none. layers: the indices of its layers."""
 
     window: int
     layers: tuple[int, ...]
 
     @property
     def name(self) -> str:
-        """What the group keeps of a sequence: `window` or `full`."""
+        """Which positions of a sequence the group keeps: `window` (the last ones) or `full` (all)."""
         return "window" if self.window else "full"
 
     def __str__(self) -> str:
@@ -33,14 +33,15 @@ def _keeps(layer: LayerSpec) -> bool:
 
 
 def one_group(spec: ModelSpec) -> tuple[CacheGroup]:
-    """Returns a group of all layers with K/V that keeps everything."""
+    """Returns a single group without a window that contains all layers with K/V."""
     return (CacheGroup(0, tuple(index for index, layer in enumerate(spec.layers) if _keeps(layer))),)
 
 
 def cache_groups(spec: ModelSpec, max_seq_len: int, *, paged: bool) -> tuple[CacheGroup, ...]:
-    """Returns the groups, without a window first.
+    """Returns the groups, the group without a window first.
 
-    A window is not worth a group if no sequence is longer, or if a sequence is one page (`paged` is False).
+    A window gets no group of its own if no sequence is longer than it. If `paged` is False, a sequence is one page,
+    and all layers form one group.
     """
     if not paged:
         return one_group(spec)

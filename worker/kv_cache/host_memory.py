@@ -1,6 +1,6 @@
-"""Checks before weights are read whether a model fits in the memory of this machine, when the CPU computes.
+"""Checks, before weights are read, whether a model fits in this machine's memory. Used when the CPU computes.
 
-A model that may fit is never refused: what other processes use may become free, and the K/V pool may stay empty.
+A model that may fit is never refused, because other processes may free memory, and the K/V pool may stay empty.
 """
 
 import logging
@@ -11,13 +11,13 @@ from worker.kv_cache.sizing import GIB, WeightsSize
 
 log = logging.getLogger("sluice.load")
 
-CLEARLY = 1.1  # times the available memory is certainly too much
+CLEARLY = 1.1  # a model that needs more than this many times the available memory is refused
 
 
 def check_host_memory(weights: WeightsSize, pool: int, memory: Memory) -> None:
     """Raises ConfigError when the weights and a K/V pool of `pool` bytes clearly do not fit; warns when they may not.
 
-    pool: 0 if it takes what the weights leave. The error says what is needed, what there is, and what would fit.
+    pool: 0 if it takes the memory that the weights leave. The error names the bytes needed and available, and advises.
     """
     needed, room = weights.nbytes + pool, memory.available + memory.swap
     if weights.nbytes <= memory.total + memory.swap and needed <= room:
@@ -35,7 +35,8 @@ def check_host_memory(weights: WeightsSize, pool: int, memory: Memory) -> None:
 def check_host_of_several(weights: WeightsSize, pool: int, hosts: int, memory: Memory) -> None:
     """Raises ConfigError when this host's part of the weights and of the K/V pool clearly does not fit.
 
-    weights, pool: of the whole model; pool: 0 if it takes what the weights leave. hosts: how many share the model.
+    weights, pool: sizes for the whole model; pool is 0 if it takes the memory that the weights leave.
+    hosts: how many hosts share the model.
     """
     part, room = (weights.nbytes + pool) // hosts, memory.available + memory.swap
     if part > CLEARLY * room:
@@ -61,7 +62,7 @@ def _remedies(weights: WeightsSize, pool: int, memory: Memory, room: int) -> lis
 
 
 def _tenths(nbytes: int) -> float:
-    """Returns GiB, rounded down; 0 if there is nothing."""
+    """Returns a number of bytes in GiB, rounded down to tenths; 0 if it is negative."""
     return max(0, 10 * nbytes // GIB) / 10
 
 

@@ -1,8 +1,8 @@
 """The page pool: which K/V pages are free, cached or owned. Plain ints: no tensors, no tokens.
 
 A page is *free* (it holds nothing worth keeping), *cached* (it is published under a digest, has no owner, and can be
-reused) or *owned* (by one sequence, or by several that share a published page). Page 0 is scratch: padding points there
-and it is never handed out.
+reused) or *owned* (by one sequence, or by several that share a published page). Page 0 is scratch: it is never handed
+out, and padding rows use it.
 
 One ordered dict is both the free list and the eviction order: free pages are at its front, and cached pages
 follow from least to most recently released. Every operation takes O(1) per page.
@@ -20,7 +20,7 @@ SCRATCH = 0
 class PagePool:
     """`total_pages` pages of `page_size` tokens; `usable` of them (all but the scratch page) are handed out.
 
-    window: sequences keep the pages that this sliding window needs; 0: they keep all.
+    window: the sliding window of the group's layers: sequences keep only the pages that it needs; 0: they keep all.
     """
 
     def __init__(self, total_pages: int, page_size: int, window: int = 0) -> None:
@@ -44,7 +44,7 @@ class PagePool:
         return -(-tokens // self.page_size)
 
     def first_needed(self, position: int) -> int:
-        """Returns which page of a sequence is the first one that rows at `position` and later need."""
+        """Returns the index, within a sequence, of the first page that rows at `position` and later need."""
         return first_kept(self.window, position) // self.page_size
 
     def counts(self) -> Pages:
@@ -52,7 +52,7 @@ class PagePool:
         return Pages(free=spare - self._cached, cached=self._cached, owned=self.usable - spare, total=self.usable)
 
     def acquire(self, count: int) -> list[int] | None:
-        """Hands out `count` pages to one owner; None if there are fewer. Evicts cached pages after the free ones."""
+        """Hands out `count` pages to one owner, free pages before cached ones. Returns None if there are too few."""
         spare = self._spare
         if count > len(spare):
             return None
@@ -63,7 +63,7 @@ class PagePool:
         return pages
 
     def share(self, page: int) -> None:
-        """Adds an owner to a published page, cached or in use."""
+        """Adds an owner to a published page, whether it is cached or owned."""
         if self._digests[page] is None:
             raise ValueError(f"page {page} is not published")
         if self._owners[page] == 0:
@@ -74,8 +74,8 @@ class PagePool:
     def release(self, pages: Iterable[int]) -> None:
         """Removes one owner from each page. pages: the pages in the order of their tokens.
 
-        The last page is released first, so that chains are evicted from their ends: the digest of a page depends on the
-        pages before it.
+        The last page is released first, so that the pages of a prefix are evicted from its end: a cached page can be
+        found only while the pages before it are cached.
         """
         for page in reversed(list(pages)):
             owners = self._owners[page] - 1
@@ -91,7 +91,7 @@ class PagePool:
                 self._cached += 1
 
     def publish(self, page: int, digest: bytes) -> bool:
-        """Makes find() return an owned page. Returns False and changes nothing if another page has this digest."""
+        """Lets find() return an owned page. Returns False and changes nothing if another page has this digest."""
         holder = self._published.get(digest)
         if holder is not None:
             return holder == page

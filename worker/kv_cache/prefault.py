@@ -1,7 +1,7 @@
-"""Prefaults K/V memory: makes the system provide it before its first use, because page faults cost more than computing.
+"""Prefaults K/V memory: makes the system provide it before its first use, because page faults would slow down steps.
 
-The pool hands out fresh pages in ascending order, so the next ones are known. A thread of lowest priority prefaults
-memory up to AHEAD_TOKENS ahead of the highest page in use.
+The pool hands out fresh pages in ascending order, so the next pages are known. A thread of the lowest priority
+prefaults memory up to AHEAD_TOKENS ahead of the highest page in use.
 """
 
 import os
@@ -19,13 +19,13 @@ Touch = Callable[[int, int], bool]  # called with (address, bytes); returns Fals
 
 
 class Prefaulter:
-    """Touches pages ahead of the highest one passed to reach(). Its thread ends when the object is gone."""
+    """Touches pages ahead of the highest page passed to reach(). Its thread ends when the object is deleted."""
 
     def __init__(self, touch: Touch, arrays: Sequence[Tensor]) -> None:
         """arrays: K and V of every layer, each contiguous and of shape [pages, page_size, …]."""
         self._touch = touch
         self._arrays = tuple(arrays)  # keeps the tensors alive while the thread touches their memory
-        # The thread uses only numbers: PyTorch's code in it would abort the process if the interpreter exits meanwhile.
+        # The thread gets numbers, not tensors: if it ran PyTorch's code while the interpreter exits, this would abort.
         self._regions = [(part.data_ptr(), part[0].nbytes) for part in arrays]
         self._pages, page_size = arrays[0].shape[:2]
         self._stride = max(1, STRIDE_TOKENS // page_size)
@@ -38,11 +38,11 @@ class Prefaulter:
 
     @property
     def prefaulted(self) -> int:
-        """The number of prefaulted pages, from the first on."""
+        """The number of prefaulted pages, counted from page 0."""
         return self._done
 
     def reach(self, page: int) -> None:
-        """Notes that pages up to this one are in use. Costs nothing unless it is the highest page so far."""
+        """Notes that pages up to `page` are in use. Costs almost nothing if a higher page was noted before."""
         if page > self._highest:
             self._highest = page
             self._wake.set()

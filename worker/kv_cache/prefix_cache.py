@@ -3,8 +3,8 @@
 The cache works on tokens, digests and the page pool, and knows neither sequences nor tensors. The digest of a page
 covers its tokens and the digest of the page before it, and the chain starts from the identity of the prefix (the text
 of a PrefixIdentity, shared/prefix_identity.py) and the number of times that the cache was emptied. Two pages therefore
-have the same digest only if these, all tokens up to the end of the page, and the pictures that begin among them are
-equal. The hash is blake2b with 256 bits, so that collisions cannot be constructed.
+have the same digest only if both, all tokens up to the end of the page, and all pictures among these tokens are equal.
+The hash is blake2b with 256 bits, so that collisions cannot be constructed.
 """
 
 from array import array
@@ -14,24 +14,23 @@ from hashlib import blake2b
 from worker.kv_cache.pages import SCRATCH, PagePool
 
 DIGEST_BYTES = 32
-Mark = Callable[[int, int], bytes]  # returns what a page with the tokens begin .. end - 1 is hashed with besides these
+Mark = Callable[[int, int], bytes]  # (begin, end) → bytes that the page with tokens begin .. end - 1 is hashed with
 
 
 class PrefixCache:
-    """Looks up the published pages of a group of layers, or of several with a pool each, by token prefix.
+    """Looks up published pages by token prefix, in one or more groups of layers, each with a pool of its own.
 
-    All groups cut a sequence into the same pages, so a page has the same digest in each. If layers have a recurrent
-    state, `states` is the pool of its slots: a state after a number of full pages has the digest of the last of them.
+    All groups cut a sequence into the same pages, so a page has the same digest in every group. If layers have a
+    recurrent state, `states` is the pool of its slots. The state at the end of a full page has this page's digest.
 
-    The caller owns `digests`: one list per sequence, kept with its tokens. The methods only append to it, so that no
-    token is hashed twice.
+    The caller owns `digests`: one list per sequence. The methods only append to it, so that no token is hashed twice.
     """
 
     def __init__(self, pools: Sequence[PagePool], states: PagePool | None = None) -> None:
         self.pools = tuple(pools)
         self.states = states
         self.queries = 0  # tokens of sequences that got pages, counted each time a sequence gets pages
-        self.hits = 0  # the tokens among the queries whose K/V was found
+        self.hits = 0  # tokens among the queries whose K/V was found
         self._generation = 0  # how often the cache was emptied
         self._page_size = pools[0].page_size
         self._windowed = [pool for pool in pools if pool.window]
@@ -50,15 +49,15 @@ class PrefixCache:
     def match(
         self, digests: list[bytes], tokens: list[int], identity: str, most: int | None = None, mark: Mark | None = None
     ) -> list[list[int]]:
-        """Returns the pages of the longest prefix that all groups can continue from, in order, for each group.
+        """Returns, for each group, the pages in order of the longest cached prefix that all groups can continue from.
 
-        A group with a window needs only the pages that the next row reads; those before them are SCRATCH. Layers with a
-        recurrent state need the state after the prefix.
+        A group with a window needs only the pages that the next row reads; the entries before these are SCRATCH. Layers
+        with a recurrent state need the state after the prefix.
 
         The prefix never includes the last token, because that token has to be computed. The pages are not shared yet:
         call pool.share() for each of them before you acquire any page.
 
-        most: the prefix has at most so many tokens; None: no limit but the one above
+        most: the maximum length of the prefix, in tokens; None: all tokens but the last
         """
         full = min(len(tokens) - 1, len(tokens) if most is None else most) // self._page_size
         self.extend(digests, tokens, identity, full, mark)
@@ -75,11 +74,11 @@ class PrefixCache:
         return found
 
     def _resumable(self, digests: list[bytes]) -> int:
-        """Returns after how many of these pages a sequence can go on.
+        """Returns the greatest number of these pages after which a sequence can continue.
 
-        Then every window has the pages that it needs, and if layers have a recurrent state, there is one.
+        After them, every window has the pages that it needs, and if layers are recurrent, there is a cached state.
         """
-        longest, runs = 0, [0] * len(self._windowed)  # runs: how many pages up to this one are published, in a row
+        longest, runs = 0, [0] * len(self._windowed)  # runs: how many pages in a row, up to the present, are published
         for count, digest in enumerate(digests, 1):
             complete = self.states is None or self.states.find(digest) is not None
             for index, pool in enumerate(self._windowed):
@@ -92,17 +91,17 @@ class PrefixCache:
     def publish(self, digests: list[bytes], pages: Sequence[Sequence[int]], indices: range) -> None:
         """Publishes the full pages of a sequence at `indices`, in every group.
 
-        If another page already has the same digest, it stays published, and the page of this sequence is private.
+        If another page already has the same digest, that page stays published, and this sequence's page is private.
         """
         for pool, own in zip(self.pools, pages, strict=True):
             for index in indices:
                 pool.publish(own[index], digests[index])
 
     def clear(self) -> None:
-        """Empties the cache for sequences that are not known yet.
+        """Empties the cache for sequences that are submitted from now on.
 
-        The pages of running sequences stay published under digests that no new sequence has: a sequence of several
-        that share a recurrent state must still see that it may not write there.
+        The pages and slots of running sequences stay published, under digests that no new sequence has: the slot of a
+        shared recurrent state must stay marked as published, so that no sequence writes to it.
         """
         self._generation += 1
         for pool in (*self.pools, *([self.states] if self.states is not None else [])):

@@ -1,10 +1,10 @@
 """Computes the size of the K/V pool from a flag, or from the free memory.
 
-On the CPU the pool gets a share of the memory that the system has available. On a GPU it gets the rest of this worker's
-share of the device after the weights and the largest step, which worker/run/warmup.py measures. This module is plain
-arithmetic and reads no device.
+On the CPU the pool gets a share of the memory that the system has available. On a GPU it gets the part of this worker's
+share of the device that the weights and the largest step leave (worker/run/warmup.py measures the step). This module is
+plain arithmetic and reads no device.
 
-    │ weights, CUDA itself, other processes │ a step │ graphs, reserve │ pool │         not ours          │
+    │ weights, CUDA itself, other processes │ a step │ graphs, reserve │ pool │    not for this worker    │
     0                                                       --gpu-memory-utilization of it          total
 """
 
@@ -24,26 +24,26 @@ from worker.kv_cache.window import chunk_pages, chunk_tokens, window_pages
 from worker.spec import ModelSpec
 
 GIB = 1 << 30
-TYPICAL_TOKENS = 4096  # sequences of this length use up the pages with and without a window at the same time
+TYPICAL_TOKENS = 4096  # pools are sized so that sequences of this length fill pools with and without a window alike
 CONTIGUOUS_SEQ_LEN = 4096  # default length for --kv-cache-backend contiguous, where each sequence reserves all of it
 STATES_SHARE = 2  # recurrent states get at most 1 / STATES_SHARE of the pool's memory
-RESERVED_BYTES = 512 << 20  # on a GPU, for what is not measured: kernels loaded later, records of graphs, fragments
+RESERVED_BYTES = 512 << 20  # GPU memory for unmeasured use: kernels loaded later, CUDA graph records, fragmentation
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """The sizes of the pools of all groups of layers. pages: of each group, including its scratch page.
+    """The sizes of the pools of all groups of layers. pages: pages of each group, including its scratch page.
 
-    state_slots: those for recurrent states, including the scratch slot; 0 if no layer has one.
+    state_slots: slots for recurrent states, including the scratch slot; 0 if no layer has a recurrent state.
     """
 
     pages: tuple[int, ...]
     page_size: int
     max_seq_len: int
     groups: tuple[CacheGroup, ...]
-    page_bytes: tuple[int, ...]  # of each group
+    page_bytes: tuple[int, ...]  # bytes of one page, for each group
     state_slots: int = 0
-    state_bytes: int = 0  # of a slot, in all layers
+    state_bytes: int = 0  # bytes of one slot, in all layers
 
     @property
     def nbytes(self) -> int:
@@ -70,7 +70,7 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class PoolBudget:
-    """How many bytes the pool may take. remedy: what the error message advises to change if that is too little."""
+    """How many bytes the pool may take. remedy: the advice in the error message if the budget is too small."""
 
     nbytes: int
     remedy: str
@@ -78,10 +78,10 @@ class PoolBudget:
 
 @dataclass(frozen=True, slots=True)
 class WeightsSize:
-    """How many bytes the weights of a model take in memory, which is known before they are read.
+    """How many bytes the weights of a model take in memory; known before the weights are read.
 
-    int4: what they would take with --quantization int4; None if they are quantized already.
-    drafter: the part that --speculative-config takes, with its cache.
+    int4: bytes of the weights with --quantization int4; None if they are quantized already.
+    drafter: the bytes among them for the draft model of --speculative-config, with its cache.
     """
 
     nbytes: int
@@ -89,7 +89,7 @@ class WeightsSize:
     drafter: int = 0
 
     def with_others(self, nbytes: int, drafter: int = 0) -> "WeightsSize":
-        """Returns the size together with other weights, which --quantization leaves as they are, and a drafter."""
+        """Returns the size with `nbytes` of other weights that --quantization does not change, and a drafter, added."""
         more = nbytes + drafter
         return WeightsSize(self.nbytes + more, None if self.int4 is None else self.int4 + more, drafter)
 
@@ -102,7 +102,7 @@ class WeightsSize:
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """A GPU's memory at one moment, in bytes. Memory that is not free may belong to any process."""
+    """The memory of a GPU at one moment, in bytes. Any process may use the memory that is not free."""
 
     name: str
     free: int
@@ -121,7 +121,7 @@ class GpuMemory:
             raise ConfigError(f"the model's weights need {weights.nbytes / GIB:.2f} GiB, and {self}: {remedies}")
 
     def pool_budget(self, step: int, graphs: int) -> PoolBudget:
-        """Returns the budget of the pool after the weights are loaded.
+        """Returns the budget of the pool. The memory must have been read after the weights were loaded.
 
         step: bytes that the largest step takes while it runs; graphs: bytes that CUDA graphs keep.
         """
@@ -169,12 +169,12 @@ def size_pool(
     worker: WorkerConfig,
     state_dtype: torch.dtype = torch.float32,
 ) -> PoolSize:
-    """Returns the sizes of the pools, of K/V in `dtype` on `device`, that fit in the budget.
+    """Returns the largest sizes of the pools that fit in the budget. dtype, device: of the K/V.
 
-    state_dtype: the dtype of the model, which recurrent layers keep their last inputs in.
+    state_dtype: the dtype of the model, in which recurrent layers keep their last inputs.
 
-    Raises ConfigError, which names what to change, when not even one sequence of --max-seq-len fits. Without that flag,
-    the pools limit the length of sequences instead.
+    Raises ConfigError, with advice, when not even one sequence of --max-seq-len fits. Without that flag, the maximum
+    length of sequences is reduced instead.
     """
     max_seq_len = longest_sequence(spec, model, worker)
     size = page_size(max_seq_len, worker)
@@ -197,9 +197,9 @@ def size_pool(
 
 
 def _typical_lengths(longest: int, *, required: bool) -> Iterator[int]:
-    """Yields lengths of sequences to try as `typical`; the caller stops once a sequence of `longest` tokens fits.
+    """Yields values to try for `typical` (see _Shares). The caller stops once a sequence of `longest` tokens fits.
 
-    required: whether lengths beyond the first are tried, too. Longer ones leave the pools with fewer windows.
+    required: whether to yield more than the first length. Greater lengths leave less memory for windows.
     """
     typical = min(TYPICAL_TOKENS, longest)
     yield typical
@@ -210,15 +210,15 @@ def _typical_lengths(longest: int, *, required: bool) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """How many slots for recurrent states there are beside `full` pages of a group that keeps everything."""
+    """Computes how many slots for recurrent states there are beside `full` pages of a group without a window."""
 
-    nbytes_each: int  # of a slot; 0: no layer has a state
-    most: int  # bytes of all slots
+    nbytes_each: int  # bytes of one slot; 0: no layer has a recurrent state
+    most: int  # the maximum bytes of all slots together
     page_size: int
     worker: WorkerConfig
 
     def count(self, full: int) -> int:
-        """Returns the number of slots, with the scratch slot."""
+        """Returns the number of slots, including the scratch slot."""
         if not self.nbytes_each:
             return 0
         worker = self.worker
@@ -230,10 +230,10 @@ class _States:
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """How many pages each group gets where a group without a window gets `full` pages, without the scratch page.
+    """Computes the pages of each group if a group without a window gets `full` pages, not counting the scratch page.
 
-    A group with a window gets the windows of as many sequences as the full pages hold if each has `typical` tokens. So
-    many short sequences find windows, and a few long ones find most of the memory in the other group.
+    A group with a window gets pages for the windows of as many sequences of `typical` tokens as fit in `full` pages.
+    Many short sequences then have enough windows, and a few long sequences can still use most of the memory.
     """
 
     groups: tuple[CacheGroup, ...]
@@ -246,11 +246,11 @@ class _Shares:
 
     @property
     def sequence(self) -> int:
-        """The pages of a sequence of max_seq_len tokens."""
+        """The number of pages of a sequence of max_seq_len tokens."""
         return -(-self.max_seq_len // self.page_size)
 
     def pages(self, full: int) -> tuple[int, ...]:
-        """Returns the pages of each group, with its scratch page."""
+        """Returns the number of pages of each group, including its scratch page."""
         return tuple(1 + self._pages(group, full) for group in self.groups)
 
     def nbytes(self, full: int) -> int:
@@ -268,9 +268,9 @@ class _Shares:
         return min(full, self._windows(group, self.worker.max_batch_size * self.sequence if only_windows else full))
 
     def _windows(self, group: CacheGroup, full: int) -> int:
-        """Returns how many pages the windows of the sequences on `full` pages take, and the chunks that steps compute.
+        """Returns how many pages a group with a window needs for the sequences that fit in `full` pages.
 
-        Returns enough for one sequence at least.
+        These are the pages of their windows and of the chunks that a step computes, at least enough for one sequence.
         """
         window = window_pages(group.window, self.page_size)
         windows = -(-window * full * self.page_size // self.typical)
@@ -282,7 +282,7 @@ class _Shares:
 def configured_budget(worker: WorkerConfig, free: int | None = None) -> PoolBudget:
     """Returns the budget that --kv-cache-gb sets; without the flag, a share of the system's free memory (CPU only).
 
-    free: bytes that are free for the pool on all hosts of --rank-group; None if there are no others.
+    free: bytes that are free for the pool on all hosts of --rank-group; None if this is the only host.
     """
     nbytes = int(worker.kv_cache_gb * GIB) or int(CPU_SHARE * (available_bytes() if free is None else free))
     return PoolBudget(nbytes, "raise --kv-cache-gb or lower --max-seq-len")

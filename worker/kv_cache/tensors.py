@@ -18,10 +18,10 @@ class KVCache:
     kv_head, head_dim], initially zero. Page 0 of a group is its scratch page. A group whose layers have heads of
     several shapes has tensors for each.
 
-    On the CPU, rows of eight bits are 4 bytes longer, for their scale (kernels/weights/eight_bit_kv.py).
+    On the CPU, 8-bit rows are 4 bytes longer, for their scale (kernels/weights/eight_bit_kv.py).
 
-    `states` holds what the layers with a recurrent state keep, by layer: each has the state of a sequence in a slot,
-    and all of them number the slots alike. Slot 0 is the scratch slot.
+    `states` holds the recurrent states, by layer. The state of a sequence has the same slot in every layer. Slot 0 is
+    the scratch slot.
     """
 
     def __init__(
@@ -35,9 +35,10 @@ class KVCache:
         state_slots: int = 0,
         state_dtype: torch.dtype = torch.float32,
     ) -> None:
-        """pages: of each group. groups: by default, all layers with K/V are one group. dtype: of K and V.
+        """pages: the number of pages of each group. groups: by default, all layers with K/V are one group.
 
-        state_slots: the number of slots, with the scratch slot. state_dtype: the dtype of the model.
+        dtype: the dtype of K and V. state_slots: the number of slots, including the scratch slot.
+        state_dtype: the dtype of the model.
         """
         self.groups = tuple(groups) or one_group(spec)
         self.pages, self.page_size, self.device = tuple(pages), page_size, torch.device(device)
@@ -63,11 +64,11 @@ class KVCache:
         self._prefaulters: list[Prefaulter] = []
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Returns K and V that one layer reads, its own or those it shares, each [page, offset, kv_head, head_dim]."""
+        """Returns the K and V that a layer reads, each [page, offset, kv_head, head_dim]. Layers may share them."""
         return self._layers[index]
 
     def prefault_ahead(self, touch: Touch) -> None:
-        """Starts to prefault memory ahead of its use (prefault.py). CPU only: its system provides memory lazily."""
+        """Starts to prefault memory ahead of its use (prefault.py), on the CPU only: its system maps memory lazily."""
         if self.device.type == "cpu" and not self._prefaulters:
             self._prefaulters = [
                 Prefaulter(touch, [part for layer in group.layers for part in self._layers[layer]])
@@ -75,7 +76,7 @@ class KVCache:
             ]
 
     def reach(self, pages: Sequence[int]) -> None:
-        """Notes that a step uses pages up to these, one for each group, so that memory after them is prefaulted."""
+        """Notes the highest page that a step uses in each group, so that memory after it is prefaulted."""
         for prefaulter, page in zip(self._prefaulters, pages, strict=False):
             prefaulter.reach(page)
 
@@ -97,7 +98,7 @@ def bytes_per_page(
 
 
 def _by_shape(spec: ModelSpec, group: CacheGroup) -> dict[tuple[int, int], list[int]]:
-    """Returns the layers of a group by the number and size of their K/V heads."""
+    """Returns a map: (number of K/V heads, head_dim) → the layers of a group with this shape."""
     shapes: dict[tuple[int, int], list[int]] = {}
     for index in group.layers:
         shapes.setdefault(spec.kv_shape(spec.layers[index]), []).append(index)
@@ -112,7 +113,7 @@ def bytes_per_state(spec: ModelSpec, dtype: torch.dtype) -> int:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns a tensor of zeros. On the CPU, memory is taken only where it is written: fresh system pages are zero."""
+    """Returns a tensor of zeros. On the CPU, memory is taken only when it is written: fresh system pages are zero."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = torch.Size(shape).numel() * dtype.itemsize

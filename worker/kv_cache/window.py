@@ -1,8 +1,8 @@
-"""Which positions of a sequence a sliding window still needs, in plain integers. Pages behind them are returned."""
+"""Computes which positions of a sequence a sliding window still needs. Pages before these positions are freed."""
 
 from typing import Protocol
 
-KEY_BLOCK = 128  # kernels read keys in aligned blocks of at most this many positions, and mask those behind the window
+KEY_BLOCK = 128  # kernels read keys in aligned blocks of at most this many positions, and mask keys outside the window
 
 
 class StepSizes(Protocol):
@@ -19,29 +19,29 @@ class StepSizes(Protocol):
 def first_kept(window: int, position: int) -> int:
     """Returns the first position that must be kept for rows at `position` and later. window 0: all are kept.
 
-    It is the beginning of a block of keys, although rows see only a part of that block: kernels multiply the masked
-    part by zero, and zero times NaN is NaN, so the whole block must be memory of the sequence itself.
+    It is the beginning of a block of keys, although rows attend to only a part of this block. Kernels multiply the
+    masked part by zero, and zero times NaN is NaN, so the whole block must be memory of the sequence itself.
     """
     return max(0, position - window + 1) // KEY_BLOCK * KEY_BLOCK if window else 0
 
 
 def window_pages(window: int, page_size: int) -> int:
-    """Returns how many pages of a window a sequence needs at most between two steps.
+    """Returns the maximum number of pages that a sequence needs for its window between two steps.
 
-    That is two more than its positions fill: one because they may begin and end within a page, and one because a page
-    behind the window is returned only after a step.
+    This is two more than the positions of the window fill: one because the window may begin and end within a page, and
+    one because a page behind the window is returned only after a step.
     """
     return -(-(window + KEY_BLOCK) // page_size) + 2
 
 
 def chunk_tokens(sizes: StepSizes, longest: int) -> int:
-    """Returns the most tokens of a sequence of at most `longest` tokens that a step computes."""
+    """Returns the maximum number of tokens of one sequence in a step. longest: the maximum length of a sequence."""
     return min(sizes.prefill_chunk_size, sizes.max_step_tokens) if sizes.use_chunked_prefill else longest
 
 
 def chunk_pages(chunk: int, page_size: int) -> int:
-    """Returns the most pages that a sequence needs besides window_pages(), if steps compute `chunk` of its tokens.
+    """Returns the maximum number of pages that a sequence needs besides window_pages(). chunk: its tokens per step.
 
-    This is two chunks, because one step may be planned while another one is in flight.
+    These are the pages of two chunks, because one step may be planned while another one is in flight.
     """
     return -(-2 * chunk // page_size)

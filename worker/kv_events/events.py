@@ -1,25 +1,25 @@
-"""The messages about K/V pages, as vLLM publishes them: a batch is an array in msgpack, and its events are maps.
+"""The messages about K/V pages, in vLLM's format: a batch is an array in msgpack, and its events are maps.
 
-The names of classes and fields are vLLM's (`vllm/distributed/kv_events.py`), and so are the words of its consumers: a
-block is a page. Fields that are left out have their defaults.
+The names of classes and fields are those of vLLM (`vllm/distributed/kv_events.py`), because consumers expect them. A
+block is a page. Fields with their default values are left out of a message.
 """
 
 import msgspec
 
-MEDIUM = "GPU"  # vLLM's word for pages that a step reads where they are, whatever the device
+MEDIUM = "GPU"  # vLLM's name for pages that steps read directly; used for the CPU, too
 
 
 class _Event(msgspec.Struct, tag=True, omit_defaults=True, frozen=True, gc=False):
-    """The field `type` has the name of the class."""
+    """The base class of events. In a message, the field `type` is the name of the class."""
 
 
 class BlockStored(_Event, frozen=True):
-    """Pages that were computed and can be found now, each the continuation of the one before.
+    """Consecutive pages of a prompt that were computed and are in the prefix cache now.
 
-    parent_block_hash: of the page before the first; None if a prompt begins with the first
-    token_ids: of all pages, len(block_hashes) * block_size
-    lora_id: always None; adapters have names
-    extra_keys: of each page what it is hashed with besides tokens; None if none has any
+    parent_block_hash: the hash of the page before the first one; None if the first page begins the prompt
+    token_ids: the tokens of all pages, len(block_hashes) * block_size
+    lora_id: always None, because adapters have names
+    extra_keys: for each page, hashes of the other data in its digest (salt, pictures); None if no page has any
     """
 
     block_hashes: list[int]
@@ -33,21 +33,21 @@ class BlockStored(_Event, frozen=True):
 
 
 class BlockRemoved(_Event, frozen=True):
-    """Pages that cannot be found any more."""
+    """Pages that are no longer in the prefix cache."""
 
     block_hashes: list[int]
     medium: str | None
 
 
 class AllBlocksCleared(_Event, frozen=True):
-    """No page that was stored before this event can be found."""
+    """The prefix cache was emptied: no page that was stored before this event can be found."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What happened in this order. ts: seconds since 1970"""
+    """Events, in the order in which they happened. ts: seconds since 1970"""
 
     ts: float
     events: list[Event]
@@ -55,5 +55,5 @@ class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 def block_hash(digest: bytes) -> int:
-    """Returns the 64 bits of a page's digest that stand for the page in events."""
+    """Returns the 64 bits of a page's digest that identify the page in events."""
     return int.from_bytes(digest[-8:], "big")

@@ -1,7 +1,7 @@
-"""What the prefix cache stored and evicted: the compute loop writes it down, and the publisher's thread takes it.
+"""Records which pages the prefix cache stores and evicts: the compute loop writes notes, the publisher's thread reads.
 
-The journal follows one group of layers: the first without a sliding window, whose pages a prompt continues from. The
-compute loop only copies digests and tokens; the thread makes events of them.
+The journal follows one group of layers: the first without a sliding window, if there is one. The compute loop only
+copies digests and tokens; the thread makes events from them.
 """
 
 from array import array
@@ -17,13 +17,13 @@ from worker.kv_events.events import MEDIUM, AllBlocksCleared, BlockRemoved, Bloc
 from worker.schedule.paging import Paging
 from worker.schedule.sequence import Sequence
 
-MAX_PENDING = 1 << 16  # notes that the publisher has not taken; more are replaced by AllBlocksCleared
-KEY_BYTES = 8  # of the hash of a salt or a picture, which stands for it outside
+MAX_PENDING = 1 << 16  # the maximum number of pending notes; if there are more, AllBlocksCleared replaces them
+KEY_BYTES = 8  # bytes of the hash that replaces a salt or a picture in events
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Consecutive pages of a sequence that can be found now. tokens: theirs; marks: of each page, see `Mark`"""
+    """A note: consecutive pages of a sequence were published. tokens: of all pages; marks: per page, see `Mark`."""
 
     digests: list[bytes]
     parent: bytes | None
@@ -33,21 +33,21 @@ class Stored:
     marks: list[bytes]
 
 
-Note = Stored | bytes | None  # None: the cache was cleared; bytes: the digest of a page that was evicted
+Note = Stored | bytes | None  # bytes: the digest of an evicted page; None: the cache was emptied
 
 
 class PageJournal:
-    """Pages that can be found (`found`), and notes about them that nobody has taken yet."""
+    """The pages that are in the prefix cache (`found`), and the notes that the publisher has not taken yet."""
 
     def __init__(self, pool: PagePool, cache: PrefixCache) -> None:
         self.page_size = pool.page_size
         self._cache = cache
         self.found: set[bytes] = set()  # digests that were stored and not evicted; never more than the pool has pages
-        self._pending: deque[Note] = deque([None])  # a new process has an empty cache
+        self._pending: deque[Note] = deque([None])  # begins with "emptied", because a new process has an empty cache
 
     @classmethod
     def of(cls, paging: Paging) -> "PageJournal":
-        """Returns a journal that the scheduler writes from now on. Raises ValueError if there is no prefix cache."""
+        """Returns a journal that the scheduler writes to from now on. Raises ValueError if there is no prefix cache."""
         if paging.prefix is None:
             raise ValueError("there is no prefix cache")
         pool = next((pool for pool in paging.pools if not pool.window), paging.pools[0])
@@ -57,7 +57,7 @@ class PageJournal:
         return journal
 
     def stored(self, sequence: Sequence, pages: range) -> None:
-        """Notes the pages at these indices of a sequence, which were published. Pages that are known are left out."""
+        """Notes the pages at these indices of a sequence, which were published. Leaves out pages in `found`."""
         digests, begin = sequence.prefix.digests, pages.start
         for index in pages:
             if digests[index] in self.found:
@@ -71,23 +71,24 @@ class PageJournal:
             self._note(digest)
 
     def cleared(self) -> None:
-        """Notes that no page can be found. What was noted before does not matter any more."""
+        """Notes that the cache was emptied, and drops all earlier notes."""
         self.found.clear()
         self._pending.clear()
         self._pending.append(None)
 
     def take(self) -> list[Event]:
-        """Returns the events since the last call, in their order. Called by the publisher's thread."""
+        """Returns the events since the last call, in order. Called by the publisher's thread."""
         notes: list[Note] = []
         while self._pending:
             notes.append(self._pending.popleft())
         return list(_events(notes, self.page_size))
 
     def _continues(self, sequence: Sequence, page: int) -> bool:
-        """Whether a new prompt would find this page of a sequence after the pages before it.
+        """Whether a new prompt could find this page of a sequence.
 
-        A sequence that ran while the cache was cleared goes on publishing pages that no prompt finds. They follow pages
-        that are not in `found`; the first page of a prompt has another digest now.
+        False for a sequence that was running when the cache was emptied: it continues to publish pages under digests
+        that new prompts do not have. The page before such a page is not in `found`. If it is the first page, its digest
+        is computed again and differs.
         """
         known = sequence.prefix
         if page:
@@ -124,7 +125,7 @@ class PageJournal:
 
 
 def _events(notes: Iterable[Note], page_size: int) -> Iterable[Event]:
-    """Makes events of notes; consecutive evictions become one."""
+    """Makes events from notes. Consecutive evictions become one event."""
     removed: list[int] = []
     for note in notes:
         if isinstance(note, bytes):
@@ -152,7 +153,7 @@ def _stored_event(note: Stored, page_size: int) -> BlockStored:
 
 
 def _extra_keys(note: Stored) -> list[tuple[str, ...] | None] | None:
-    """Returns hashes of what a page is hashed with besides its tokens. A salt may be a secret, so it is not told."""
+    """Returns for each page hashes of its salt and pictures. They are hashes because a salt may be secret."""
     salt = (_key(note.salt.encode()),) if note.salt else ()
     marks = note.marks or [b""] * len(note.digests)
     keys = [(*salt, *((_key(mark),) if mark else ())) or None for mark in marks]

@@ -1,12 +1,12 @@
-"""Tells the frontends of this server which prefixes the prefix cache has, or will have soon: a part of every Status.
+"""Reports to this server's frontends the prefixes that the prefix cache has or will have soon, in every Status.
 
-A prefix is known by its key (shared/prefix_identity.py), for a few lengths. It is told while the page at its end can be
-found, and while a prompt that begins with it waits or is being computed: in a long queue, this is known seconds before
-the page exists.
+A prefix is identified by its key (shared/prefix_identity.py), and reported only for a few lengths. It is reported while
+the page at its end is in the cache, and while a prompt that begins with it waits or is being computed: in a long queue,
+this is known seconds before the page exists.
 
-The compute loop notes which pages were stored and evicted. The I/O thread looks at the live sequences and makes a
-report for each Status. A report has the keys that came and went since the last report. Because Statuses may be lost, it
-also has a part of all keys, so that a frontend knows all of them again after a sweep through these parts.
+The compute loop notes which prefixes were stored and evicted; the I/O thread looks at the live sequences and makes a
+report for each Status. A report has the changes since the last report. Because a Status may be lost, it also has a part
+of all keys. After a sweep through all parts, a frontend that missed changes knows all keys again.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -20,11 +20,11 @@ from worker.kv_cache.prefix_cache import PrefixCache
 from worker.schedule.paging import Paging
 from worker.schedule.sequence import Key, Sequence
 
-MAX_KEYS = 1024  # of cached prefixes: the most recently used ones are told
-MAX_EXPECTED = 512  # keys of prompts that wait or are being computed: the oldest ones are told
-MAX_CHANGES = 256  # in one report; further ones come with the next
-SAMPLE = 32  # waiting sequences that are looked at
-PART = 64  # keys that a report has for those who missed others
+MAX_KEYS = 1024  # the maximum number of cached keys; the least recently used ones are dropped
+MAX_EXPECTED = 512  # the maximum number of keys of prompts that wait or are being computed; the oldest prompts count
+MAX_CHANGES = 256  # changes in one report; more changes come with the next report
+SAMPLE = 32  # how many waiting sequences _saved_tokens() looks at
+PART = 64  # keys of the sweep in one report
 
 
 class PrefixReport:
@@ -34,22 +34,22 @@ class PrefixReport:
         self._cache, self._live = cache, live
         self._size = pool.page_size
         self._ends = [(length // pool.page_size - 1, length) for length in PREFIX_LENGTHS if length >= pool.page_size]
-        self._keys: OrderedDict[bytes, int] = OrderedDict()  # by the digest of the last page; the latest used last
-        self._changes: deque[tuple[int, bool]] = deque()  # key, and whether it came or went
-        self._cached: set[int] = set()  # keys, after the changes that a report has taken
-        self._expected: Counter[int] = Counter()  # keys, by the number of prompts that begin with the prefix
-        self._prompts: dict[Key, list[tuple[int, int]]] = {}  # these prompts: lengths and keys of their prefixes
-        self._touched: deque[int] = deque()  # keys that prompts brought or took away since they were told
-        self._told: dict[int, None] = {}  # keys that those who have seen every report know
-        self._check = 0  # all these, xor
+        self._keys: OrderedDict[bytes, int] = OrderedDict()  # digest of the last page → key; the last used is last
+        self._changes: deque[tuple[int, bool]] = deque()  # (key, whether it was added to or removed from the cache)
+        self._cached: set[int] = set()  # the cached keys, after the changes that the reports so far have
+        self._expected: Counter[int] = Counter()  # key → how many prompts that wait or are being computed have it
+        self._prompts: dict[Key, list[tuple[int, int]]] = {}  # these prompts → (length, key) of their prefixes
+        self._touched: deque[int] = deque()  # keys of prompts that came or left, which the next report may have
+        self._told: dict[int, None] = {}  # the keys that a frontend knows if it has seen every report
+        self._check = 0  # the xor of all keys in _told
         self._sweep: list[int] = []
         self._at = 0
 
     @classmethod
     def of(cls, paging: Paging, live: Mapping[Key, Sequence]) -> "PrefixReport":
-        """Returns a report that the scheduler writes from now on. Raises ValueError if there is no prefix cache.
+        """Returns a report that the scheduler writes to from now on. Raises ValueError if there is no prefix cache.
 
-        live: all sequences of the scheduler
+        live: all live sequences of the scheduler
         """
         if paging.prefix is None:
             raise ValueError("there is no prefix cache")
@@ -62,7 +62,7 @@ class PrefixReport:
     # the compute loop
 
     def stored(self, sequence: Sequence, pages: range) -> None:
-        """Notes the prefixes of a sequence that end in these of its pages; the shorter ones of a prompt were used."""
+        """Notes the prefixes of a sequence that end in these pages. Known prefixes count as used now."""
         known = sequence.prefix
         first = pages.start * self._size == known.cached_tokens
         if known.mark is not None or not self._ends or not (first or pages.start <= self._ends[-1][0]):
@@ -80,7 +80,7 @@ class PrefixReport:
             self._add(new, sequence)
 
     def _is_current(self, sequence: Sequence) -> bool:
-        """Whether a new prompt would find the pages of a sequence, which may run since before the cache was cleared."""
+        """Whether new prompts can find the pages of a sequence. False if it ran when the cache was emptied."""
         first: list[bytes] = []
         self._cache.extend(first, sequence.tokens, sequence.prefix.salt, 1)
         return first[0] == sequence.prefix.digests[0]
@@ -106,7 +106,7 @@ class PrefixReport:
     # the I/O thread
 
     def take(self) -> CachedPrefixes:
-        """Returns what a Status says. Every report has to be sent, for the next one says only what changed after it."""
+        """Returns the report for a Status. It must be sent, because the next report has only the changes after it."""
         changed = self._take_changes()
         if self._at >= len(self._sweep):
             self._sweep, self._at = list(self._told), 0
@@ -152,7 +152,7 @@ class PrefixReport:
                 del self._told[key]
 
     def _follow_prompts(self) -> None:
-        """Takes note of the prompts that have come, and of those that are computed or have left."""
+        """Adds new prompts to _prompts, and removes prompts that are computed or whose sequence has left."""
         live = {one.key: one for one in tuple(self._live.values()) if one.computed_tokens <= one.prompt_len}
         for gone in self._prompts.keys() - live.keys():
             for _, key in self._prompts.pop(gone):
@@ -170,14 +170,17 @@ class PrefixReport:
                     self._touched.append(key)
 
     def _saved_tokens(self) -> int:
-        """Estimates how many tokens of waiting sequences will be found, from those that have waited longest."""
+        """Estimates how many tokens of waiting sequences are cached, from the sequences that have waited longest."""
         waiting = [one for one in tuple(self._live.values()) if not one.pages]
         sample = waiting[:SAMPLE]
         found = sum([self._saved(self._prompts.get(one.key, [])) for one in sample])
         return found * len(waiting) // max(1, len(sample))
 
     def _saved(self, prompt: list[tuple[int, int]]) -> int:
-        """Returns how many tokens of a waiting prompt will be found: of several that begin alike, all but the first."""
+        """Returns how many tokens of a waiting prompt will probably be cached when it is computed.
+
+        If several prompts share a prefix that is not cached yet, the first one computes it for the others.
+        """
         for length, key in reversed(prompt):
             if key in self._cached:
                 return length
@@ -187,7 +190,7 @@ class PrefixReport:
 
 
 def _keys(sequence: Sequence) -> list[tuple[int, int]]:
-    """Returns the lengths of the prefixes of a prompt, and their keys."""
+    """Returns (length, key) for the prefixes of a prompt."""
     if sequence.prefix.mark is not None:
         return []
     tokens = pack_u32(sequence.tokens[: PREFIX_LENGTHS[-1]])

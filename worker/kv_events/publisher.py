@@ -1,8 +1,8 @@
-"""Publishes what the journal has over PUB, and again over ROUTER to consumers that missed a part.
+"""Publishes the events of the journal on a PUB socket, and sends batches again on a ROUTER socket on request.
 
-Its thread owns both sockets, so a step never waits for them. A message is topic, sequence number (8 bytes, big-endian)
-and batch. A consumer that sees a gap sends the first number it lacks to the ROUTER. It gets every later batch that is
-kept, each after an empty frame, and then a message with the number -1.
+A thread owns both sockets, so a step never waits for them. A message is topic, sequence number (8 bytes, big-endian)
+and batch. A consumer that sees a gap sends the first number that it lacks to the ROUTER. It gets this batch and all
+later ones that are still kept, each after an empty frame, and then a message with the number -1.
 """
 
 import logging
@@ -21,15 +21,15 @@ log = logging.getLogger("sluice.kv_events")
 
 POLL_MS = 10
 LINGER_MS = 200
-MAX_UNSENT = 10_000  # batches for one consumer; a consumer that is slower misses the next ones
-MAX_KEPT, MAX_KEPT_BYTES = 10_000, 64 << 20  # batches that can be sent again, and their size
+MAX_UNSENT = 10_000  # queued batches for one consumer; if it is too slow, it misses the next batches
+MAX_KEPT, MAX_KEPT_BYTES = 10_000, 64 << 20  # batches that are kept to be sent again, and their bytes
 MAX_REPLAYS = 8  # requests that are answered before the next batch is published
 END = (-1).to_bytes(8, "big", signed=True)
 
 
 @dataclass
 class KvEventPublisher:
-    """Open it with `open`, start it with `start`, end it with `close`."""
+    """The publisher. Use open(), then start(), and at the end close()."""
 
     journal: PageJournal
     topic: bytes
@@ -44,8 +44,8 @@ class KvEventPublisher:
 
     @classmethod
     def open(cls, journal: PageJournal, topic: str, endpoint: str, replay_endpoint: str) -> "KvEventPublisher":
-        """Opens the sockets. An endpoint for all addresses (`*`, `0.0.0.0`, `[::]`) is bound, and another one is
-        connected to. replay_endpoint: is always bound; empty: none. Raises zmq.ZMQError."""
+        """Opens the sockets. The PUB socket binds if the endpoint is for all addresses (`*`, `0.0.0.0`, `[::]`), and
+        connects otherwise. replay_endpoint: always bound; "": no ROUTER socket. Raises zmq.ZMQError."""
         context = zmq.Context[zmq.Socket[bytes]].instance()
         pub: zmq.Socket[bytes] = context.socket(zmq.PUB)
         pub.setsockopt(zmq.SNDHWM, MAX_UNSENT)
@@ -75,7 +75,7 @@ class KvEventPublisher:
         self._thread.start()
 
     def close(self) -> None:
-        """Publishes what is left, and closes the sockets."""
+        """Publishes the remaining events, and closes the sockets."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -93,7 +93,7 @@ class KvEventPublisher:
         self.publish()
 
     def publish(self) -> None:
-        """Sends what has happened since the last call as one batch; nothing if nothing has."""
+        """Sends the events since the last call as one batch. Sends nothing if there are no events."""
         events = self.journal.take()
         if not events:
             return
@@ -109,7 +109,7 @@ class KvEventPublisher:
             self._kept_bytes -= len(self.kept.popleft()[1])
 
     def _answer(self, replay: "zmq.Socket[bytes]") -> None:
-        """Answers requests for batches. A request that is none is ignored."""
+        """Answers requests for batches. Ignores malformed requests."""
         for _ in range(MAX_REPLAYS):
             try:
                 frames = replay.recv_multipart(zmq.NOBLOCK)

@@ -1,4 +1,4 @@
-"""Starts the publisher of a worker's K/V events, as its settings say."""
+"""Starts the publisher of a worker's K/V events, according to the settings."""
 
 import socket
 
@@ -11,7 +11,7 @@ from worker.schedule.paging import Paging
 
 
 def start(settings: Settings, paging: Paging) -> KvEventPublisher:
-    """Returns a publisher that runs. Raises ConfigError if an endpoint cannot be used."""
+    """Returns a running publisher. Raises ConfigError if an endpoint cannot be used."""
     worker, model = settings.worker, settings.model
     name = (model.served_model_name or model.model).split(",")[0]
     topic = f"kv@{worker.kv_events_pod or socket.gethostname()}@{name}"

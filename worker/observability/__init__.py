@@ -1,6 +1,6 @@
 """Metrics and statistics of a worker.
 
 metrics             Prometheus metrics
-draft_metrics       those of draft tokens by their position
+draft_metrics       metrics of draft tokens by position
 stats               rates and quantiles for Status messages
 """

@@ -1,4 +1,4 @@
-"""The metrics of draft tokens by their position: how many were computed, and how many accepted."""
+"""The metrics of draft tokens by position: how many were computed, and how many were accepted."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -7,14 +7,14 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 
 class Drafts(Protocol):
-    """Counts drafts by their position, from 0 on (worker/schedule/features/speculation.py)."""
+    """Counts of drafts by their position among the drafts of a step (worker/schedule/features/speculation.py)."""
 
     drafted_at: list[int]
     accepted_at: list[int]
 
 
 class DraftCollector:
-    """Makes the metrics at each scrape. Positions that no draft has had are left out."""
+    """Makes the metrics at each scrape. Positions without any draft so far are left out."""
 
     def __init__(self, prefix: str, drafts: Drafts) -> None:
         self._prefix, self._drafts = prefix, drafts

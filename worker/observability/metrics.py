@@ -1,8 +1,8 @@
 """Prometheus metrics of a worker: steps, pages, the queue, and how long requests spend in each phase.
 
-Frontends export what clients see, and frontends and workers share no metric name. Counters never fall: if
-PROMETHEUS_MULTIPROC_DIR is set before prometheus-client is imported, counters are kept in files in that folder, and a
-scrape adds the files of earlier processes of this worker. Gauges are read from the current process at each scrape.
+Frontends export the metrics that clients see. No frontend metric has the name of a worker metric. Counters survive
+restarts: if PROMETHEUS_MULTIPROC_DIR is set before prometheus-client is imported, counters are in files in that folder,
+and a scrape adds the files of this worker's earlier processes. Gauges are read from the current process at each scrape.
 """
 
 import os
@@ -43,7 +43,7 @@ SUCCESSES = (Outcome.EOS, Outcome.STOP, Outcome.LENGTH, Outcome.POOLED, Outcome.
 FAILURES = tuple(outcome for outcome in Outcome if outcome not in SUCCESSES)
 
 
-ExpertLoads = dict[int, list[int]]  # layer → for each expert, how many rows have chosen it
+ExpertLoads = dict[int, list[int]]  # layer → for each expert, the number of rows that chose it
 
 
 class Source(Protocol):
@@ -59,8 +59,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._prefix, self._model_name, self._page_size = prefix, model_name, page_size
         self.expert_loads: Callable[[], ExpertLoads] = dict
-        self.collectors: list[Collector] = []  # of features that only some workers have
-        self.registry.register(LoadsCollector(self))  # registered first, so that a scrape shows the rows that it counts
+        self.collectors: list[Collector] = []  # collectors of features that only some workers have
+        self.registry.register(LoadsCollector(self))  # registered first, so that the same scrape shows the new counts
         histogram, counter = self._histogram, self._counter
         parts = histogram("step_duration_seconds", "Time a step takes, by its parts.", STEP_BUCKETS_S, ("part",))
         self._planning, self._running = parts.labels("plan"), parts.labels("run")
@@ -98,7 +98,7 @@ class Metrics:
     def _counter(self, name: str, text: str, label: str = "", values: Iterable[str] = ()) -> Counter:
         """Makes a counter that starts at 0 for each label value.
 
-        A series that first appears with the value 1 has no rate, so no alert would see the first event.
+        If a series first appeared with the value 1, Prometheus would compute no rate, and alerts would miss the event.
         """
         counter = Counter(self._prefix + name, text, [label] if label else [], registry=self.registry)
         for value in values:
@@ -122,14 +122,14 @@ class Metrics:
         ).registry()
 
     def update_totals(self, totals: Mapping[str, int]) -> None:
-        """Raises the counters of TOTALS to totals that other objects keep. Any thread may call this."""
+        """Raises the counters of TOTALS to the given totals, by name. Any thread may call this."""
         with self._totals_lock:
             for name, total in totals.items():
                 self._totals[name].inc(total - self._last_totals[name])
                 self._last_totals[name] = total
 
     def update_expert_loads(self) -> None:
-        """Raises the counters of experts to what `expert_loads` returns."""
+        """Raises the counters of experts to the counts that `expert_loads` returns."""
         with self._totals_lock:
             for layer, counts in self.expert_loads().items():
                 for expert, count in enumerate(counts):
@@ -153,7 +153,7 @@ class Metrics:
     def ended(self, outcome: Outcome, sequence: Sequence, now: float) -> None:
         """Records the end of a sequence.
 
-        A sequence that a frontend aborts at a stop string counts as aborted, and its times are recorded too.
+        A sequence that its frontend aborts at a stop string counts as aborted. Its times are recorded, too.
         """
         if outcome not in SUCCESSES:
             self._failed.labels(outcome.value).inc()
@@ -167,7 +167,7 @@ class Metrics:
 
 
 class LoadsCollector:
-    """Counts how often experts were chosen at each scrape, because that is too much work for every status."""
+    """Updates the counters of experts at each scrape, because this would be too much work for every Status."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

@@ -43,7 +43,7 @@ class BusyRate:
 
     _rate: Rate = field(default_factory=Rate)
     _busy_s: float = 0.0  # total busy time
-    _since: float | None = None  # when the present step began or the last step ended; None while idle
+    _since: float | None = None  # the time up to which busy time is counted; None while idle
 
     def busy(self, now: float) -> None:
         """Starts busy time, unless it has started already."""

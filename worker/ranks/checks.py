@@ -1,8 +1,9 @@
-"""Checks that all ranks have the same numbers: their residual stream after a step, and at start their weights.
+"""Checks that all ranks have the right numbers: the residual stream after a step, and the weights at start.
 
-Ranks compute norms, sums and embeddings of all rows each for itself, so a processor or memory that errs shows as a
-residual stream that differs. A rank's slices of the weights are nobody else's. So at start the rank before it reads
-them from the checkpoint, too, and both compare checksums. Checksums are CRC-32: they find errors, not attacks.
+Every rank computes the norms, sums and embeddings of all rows, so all ranks have the same residual stream. If it
+differs, a processor or memory is faulty. A rank's slices of the weights are on no other rank. At start, the previous
+rank therefore also reads these slices from the checkpoint, and the checksums of both are compared. Checksums are
+CRC-32: they find errors, not attacks.
 """
 
 import zlib
@@ -24,12 +25,12 @@ from worker.model.source import open_source
 from worker.model.weights import Loader
 from worker.spec import ModelSpec
 
-Checksums = Mapping[str, int]  # of each slice of the weights, by the path to it in Weights
+Checksums = Mapping[str, int]  # path of a slice in Weights → checksum of the slice
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A checkpoint, and how its weights are kept in memory; see load() of worker/model/weights.py."""
+    """A checkpoint, and the formats of its weights in memory. For the fields, see load() in worker/model/weights.py."""
 
     folder: Path
     spec: ModelSpec
@@ -39,7 +40,7 @@ class Stored:
 
 
 class RankDiffers(RankLost):
-    """A rank has other numbers than it must have. No step is right any more."""
+    """A rank has wrong numbers, so no step computes right results any more."""
 
     def __init__(self, rank: int, what: str) -> None:
         super().__init__(f"rank {rank} {what}")
@@ -47,7 +48,7 @@ class RankDiffers(RankLost):
 
 
 def checksum(tensor: Tensor, before: int = 0) -> int:
-    """Returns the CRC-32 of the bytes of a tensor, behind those whose checksum is `before`."""
+    """Returns the CRC-32 of the bytes of a tensor. before: the checksum of bytes before it, to continue from."""
     data = tensor.detach().contiguous().view(-1).view(torch.uint8)
     return zlib.crc32(data.numpy().data, before)
 
@@ -55,19 +56,19 @@ def checksum(tensor: Tensor, before: int = 0) -> int:
 def differing(sums: Sequence[int]) -> int | None:
     """Returns the first rank whose checksum is not the most frequent one; None if all are equal.
 
-    If there are two ranks, rank 1 is named, as nobody can know which one errs.
+    If there are two ranks, it returns rank 1, because there is no way to know which rank is wrong.
     """
-    usual = max(sums, key=sums.count)  # the first of those that are as frequent
+    usual = max(sums, key=sums.count)  # the most frequent checksum; of several, the first
     return next((rank for rank, one in enumerate(sums) if one != usual), None)
 
 
 def checksums(weights: Weights) -> dict[str, int]:
-    """Returns the checksums of all slices of a rank."""
+    """Returns the checksums of all slices of the weights that a rank has."""
     return dict(_of_parts("layers", weights.layers)) | _beside_layers(weights)
 
 
 def checksums_from_checkpoint(stored: Stored, share: Share, on_progress: Callable[[], None]) -> dict[str, int]:
-    """Reads the slices of a rank from the checkpoint, and returns their checksums. It keeps one layer at a time."""
+    """Reads the slices of a rank from the checkpoint, one layer at a time, and returns their checksums."""
     found: dict[str, int] = {}
     count = 0
 
@@ -87,12 +88,12 @@ def checksums_from_checkpoint(stored: Stored, share: Share, on_progress: Callabl
 
 
 def check_slices(own: Sequence[Checksums], read_by_last: Sequence[Checksums]) -> None:
-    """Raises RankDiffers if a rank has other slices than the rank before it has read from the checkpoint.
+    """Raises RankDiffers if a rank has other slices than the previous rank has read from the checkpoint for it.
 
-    own: of each rank. read_by_last: for each rank, the checksums of its slices that the rank before it has read; rank 0
-    is behind the last.
+    own: the checksums of each rank's slices, computed by the rank. read_by_last: the same, read by the previous rank
+    (for rank 0, by the last rank).
 
-    A rank whose checkpoint differs finds the rank behind it to differ, too; so the first of them is named.
+    If a rank's checkpoint differs, its own check and that of the next rank fail, so the error names the first of both.
     """
     wrong = {rank: _first_difference(*pair) for rank, pair in enumerate(zip(own, read_by_last, strict=True))}
     found = [rank for rank, name in wrong.items() if name]
@@ -112,7 +113,7 @@ def _beside_layers(weights: Weights) -> dict[str, int]:
 
 
 def _of_parts(path: str, value: Any) -> Iterator[tuple[str, int]]:
-    """Yields the checksum of every tensor in a record, with the path to it."""
+    """Yields (path, checksum) for every tensor in a record."""
     if isinstance(value, Tensor):
         yield path, checksum(value)
     elif is_dataclass(value):

@@ -1,6 +1,6 @@
-"""What rank 0 tells the other ranks, as bytes: how to begin, and the inputs of each step.
+"""The messages between rank 0 and the other ranks, as bytes: the settings at start, and the inputs of each step.
 
-Both ends are the same program, on the same machine or on hosts that have compared their versions (hosts/).
+Both ends run the same version of this program: on one machine, or on hosts that have compared their versions (hosts/).
 """
 
 import errno
@@ -17,15 +17,15 @@ from shared.config import ModelConfig, WorkerConfig
 from worker.kv_cache.sizing import PoolSize
 from worker.model.inputs.forward_inputs import ForwardInputs
 
-HIDDEN, LOGITS, BOTH = "hidden", "logits", "both"  # what to compute
+HIDDEN, LOGITS, BOTH = "hidden", "logits", "both"  # values of Order.compute
 FIELDS = [field.name for field in fields(ForwardInputs)]
 LENGTH = struct.Struct("<Q")
-RECEIVED = 1 << 20  # bytes that are received at once
-MOST_BYTES = 1 << 30  # of a frame
+RECEIVED = 1 << 20  # the maximum bytes of one recv()
+MOST_BYTES = 1 << 30  # the maximum bytes of a frame
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """The first frame: which part of which model a rank loads. memory: bytes that all ranks share."""
+    """The first frame to a rank: the model, and the part of it to load. memory: bytes of the shared memory."""
 
     model: ModelConfig
     worker: WorkerConfig
@@ -35,22 +35,22 @@ class Beginning(msgspec.Struct, frozen=True):
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """The second frame, when rank 0 has loaded its part: the sizes of the pools."""
+    """The second frame to a rank, sent when rank 0 has loaded its part: the sizes of the pools."""
 
     size: PoolSize
 
 
 class Free(msgspec.Struct, frozen=True, tag=True):
-    """What a rank on another host says when it has loaded its weights: how many bytes of memory are left for it."""
+    """Sent by a rank on another host when it has loaded its weights. nbytes: memory that is left for it there."""
 
     nbytes: int
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """What a rank says when it has loaded its part, or cannot.
+    """Sent by a rank when it has loaded its part of the model, or cannot load it.
 
-    own, of_next: checksums of its slices and of the next rank's (checks.py), or empty. content: a hash of the files of
-    weights, from a rank that has files of its own. problem: why it cannot load them; empty if it is ready.
+    own, of_next: checksums of its own slices and of the next rank's (checks.py), or empty. content: a hash of the
+    weight files, if the rank reads its own files. problem: why it cannot load; empty if it is ready.
     """
 
     own: dict[str, int] = {}
@@ -66,9 +66,9 @@ class TensorBytes(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
-    """One frame for each step: `columns` are the fields of ForwardInputs, or the rows of the head's input.
+    """One frame for each step. columns: the fields of ForwardInputs; for LOGITS, the rows of the output head's input.
 
-    checked: whether ranks compare their residual streams.
+    checked: whether ranks compare their residual streams after this step.
     """
 
     compute: str

@@ -1,4 +1,4 @@
-"""Rank 0's side: starts the other ranks or gathers them from their hosts, and has them compute every step with it."""
+"""Rank 0's side: it starts the other ranks, or waits for them on other hosts, and sends them every step to compute."""
 
 import logging
 import mmap
@@ -35,14 +35,14 @@ from worker.spec import ModelSpec
 
 log = logging.getLogger("sluice.ranks")
 
-MOST_BYTES = 4  # of a number that is exchanged
+MOST_BYTES = 4  # the maximum bytes of a number that is exchanged
 POLL_S = 0.2
-FOLLOWER: tuple[str, ...] = ("-m", "worker.follower")  # what Python runs as another rank
+FOLLOWER: tuple[str, ...] = ("-m", "worker.follower")  # arguments of Python that start another rank
 
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """Another rank, seen from rank 0. wait_for_end: waits until it has ended, and returns how."""
+    """Another rank, seen from rank 0. wait_for_end: waits until the rank has ended, and returns how it ended."""
 
     rank: int
     pid: int
@@ -54,8 +54,8 @@ class Follower:
 class Elsewhere:
     """How to find the other ranks if they are on other hosts (hosts/).
 
-    gather: waits for them. content: returns the hash of this rank's files of weights; they must have the same. here:
-        how many ranks share the memory of this machine.
+    gather: waits for the other ranks. content: returns the hash of this rank's weight files, which must be the same
+        for all ranks. here: how many ranks share the memory of this machine.
     """
 
     gather: Callable[[], Gathered]
@@ -74,9 +74,9 @@ class Leader:
         worker: WorkerConfig,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        """Starts or gathers the other ranks, which begin to load. Raises ConfigError if they cannot share the model.
+        """Starts or finds the other ranks, which begin to load. Raises ConfigError if the model cannot be divided.
 
-        elsewhere: None if this process starts all of them.
+        elsewhere: None if this process starts all other ranks.
         """
         count, spec = worker.tensor_parallel_size, stored.spec
         if device.type != "cpu":
@@ -107,14 +107,14 @@ class Leader:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes of the ranks, in order."""
+        """The process ids of all ranks, in order."""
         return os.getpid(), *(follower.pid for follower in self._followers)
 
     def free(self, on_progress: Callable[[], None]) -> int | None:
-        """Returns how many bytes a pool may take on all hosts together, when all have loaded their weights.
+        """Waits until all ranks have loaded their weights. Returns how many bytes are free for the pool on all hosts.
 
         Returns None if all ranks are on this machine. Raises ConfigError if another rank cannot load its weights, and
-        RankLost if it has ended.
+        RankLost if another rank has ended.
         """
         if self._elsewhere is None:
             return None
@@ -126,7 +126,7 @@ class Leader:
         return min(nbytes) * parts_of_kv(self._stored.spec, self.share.count)
 
     def model(self, decoder: Decoder, cache: KVCache, size: PoolSize, on_progress: Callable[[], None]) -> "SharedModel":
-        """Returns the model for the runner, when all ranks have loaded their parts.
+        """Waits until all ranks have loaded their parts. Returns the model for the runner.
 
         decoder, cache: those of this rank. Raises ConfigError if another rank cannot load its part, and RankLost if a
         rank on another host has ended.
@@ -140,7 +140,7 @@ class Leader:
             raise ConfigError(str(error)) from error
         except RankLost as error:
             if self._elsewhere is not None:
-                raise  # its host may be gone for a while: this worker begins anew
+                raise  # the host of the rank may return: this worker restarts and waits for it
             raise ConfigError(str(error)) from error
         self._check_content(loaded, on_progress)
         self._check_weights(loaded)
@@ -153,7 +153,7 @@ class Leader:
         return Loaded(own, checksums_from_checkpoint(self._stored, self.share.next, on_progress))
 
     def _check_content(self, loaded: Sequence[Loaded], on_progress: Callable[[], None]) -> None:
-        """Raises ConfigError if a rank on another host has read other files than this one."""
+        """Raises ConfigError if the weight files of a rank on another host differ from those of this rank."""
         if self._elsewhere is None:
             return
         own = self._elsewhere.content(on_progress)
@@ -161,7 +161,7 @@ class Leader:
             raise ConfigError(f"--model: rank {wrong} has read other weights than rank 0")
 
     def _check_weights(self, loaded: Sequence[Loaded]) -> None:
-        """Raises RankDiffers. loaded: what each rank has, in order."""
+        """Raises RankDiffers if a rank has wrong weights. loaded: the message of each rank, in order."""
         try:
             check_slices([one.own for one in loaded], [loaded[rank - 1].of_next for rank in range(len(loaded))])
         except RankDiffers as error:
@@ -169,10 +169,10 @@ class Leader:
             raise
 
     def all(self, compute: str, inputs: ForwardInputs | Tensor, own: Callable[[bool], Tensor]) -> Tensor:
-        """Has all ranks compute the same. Raises RankLost, and whatever `own` raises.
+        """Lets all ranks compute a step. Raises RankLost, and passes on every exception of `own`.
 
-        own: computes it on this rank, and compares residual streams with the others if its argument is true.
-        After an error the ranks may wait for different things, so none of them computes any more.
+        own: computes the step on this rank, and compares residual streams with other ranks if its argument is true.
+        After an error, ranks may wait for one another forever, so no rank computes any more.
         """
         checked = compute != LOGITS and self._is_checked()
         try:
@@ -183,7 +183,7 @@ class Leader:
             raise
 
     def _is_checked(self) -> bool:
-        """Counts a step, and returns whether ranks compare their residual streams in it."""
+        """Counts a step, and returns whether ranks compare their residual streams in this step."""
         self._steps += 1
         every = self._worker.rank_check_steps
         return every > 0 and self._steps % every == 0
@@ -228,7 +228,7 @@ class Leader:
 
 
 class SharedModel:
-    """Has the interface of Decoder, and computes with all ranks."""
+    """A model that all ranks compute together. It has the interface of Decoder."""
 
     def __init__(self, spec: ModelSpec, decoder: Decoder, part: PartDecoder, leader: Leader) -> None:
         self.spec, self.operations, self.max_positions = spec, decoder.operations, decoder.max_positions
@@ -250,7 +250,7 @@ class SharedModel:
 
 
 def round_bytes(spec: ModelSpec, tokens: int) -> int:
-    """Returns the bytes of a round of the exchange: the rows of most steps need one round, longer steps several."""
+    """Returns the bytes that ranks exchange in one round. Most steps need one round; longer steps need several."""
     widest = max(spec.heads * spec.head_dim, *(largest_inner(spec, layer) for layer in spec.layers))
     return max(4 * spec.vocab_size, MOST_BYTES * tokens * widest)
 

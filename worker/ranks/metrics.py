@@ -1,4 +1,4 @@
-"""Counts, per rank, how often it was found to differ. Its worker ends then, so the next one shows the count."""
+"""Counts for each rank how often it had wrong numbers. The worker then ends, and the next worker shows the count."""
 
 from prometheus_client import Counter
 
@@ -7,7 +7,7 @@ from worker.ranks.checks import RankDiffers
 
 
 class RankCounter:
-    """Made before the weights are loaded, because ranks are compared from then on."""
+    """The counter. It must be made before the weights are loaded, because ranks are compared from then on."""
 
     def __init__(self, settings: Settings) -> None:
         self.counter = Counter(
@@ -18,7 +18,7 @@ class RankCounter:
             self.counter.labels(rank)
 
     def count(self, error: BaseException | None) -> None:
-        """Counts what made the worker end, if a rank that differs is the cause."""
+        """Counts the error that made the worker end, if a rank with wrong numbers caused it."""
         while error is not None and not isinstance(error, RankDiffers):
             error = error.__cause__
         if error is not None:

@@ -1,4 +1,4 @@
-"""The decoder of one rank: it has a part of the model, and computes each step together with the other ranks."""
+"""The decoder of one rank. It has a part of the model, and computes each step together with the other ranks."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,10 +18,10 @@ from worker.ranks.checks import RankDiffers, checksum, differing
 
 
 class PartDecoder:
-    """All ranks call the same methods with equal arguments, and get equal results. Each waits for the others."""
+    """The decoder of one rank. All ranks call the same methods with equal arguments, and get equal results."""
 
     def __init__(self, decoder: Decoder, cache: KVCache, ranks: RanksC) -> None:
-        """decoder: of this rank's spec and weights (model/share.py). Raises CannotShare without the C library."""
+        """decoder: has the spec and weights of this rank (model/share.py). Raises CannotShare without the C library."""
         layers = fastest_decoder(decoder, cache, ranks)
         if not isinstance(layers, CpuDecoder):
             raise CannotShare("--tensor-parallel-size needs the C library, which does not compute this model here")
@@ -31,8 +31,8 @@ class PartDecoder:
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
         """Computes the same as Decoder.hidden of the whole model. Raises RankLost.
 
-        checked: whether ranks compare what each has of all columns: the residual stream and its norm. Rank 0 then
-            raises RankDiffers.
+        checked: whether ranks compare the residual stream and its norm, which every rank has in full. If they differ,
+            rank 0 raises RankDiffers.
         """
         self._cache.reach(inputs.max_pages)
         h = self._layers.hidden(inputs, self._cache)

@@ -2,20 +2,20 @@
 
 Inputs, from a plan to tensors:
 inputs              makes ForwardInputs from a plan
-column_values       computes each column of a step
+column_values       computes each input tensor (column) of a step
 sampler             makes the sampling parameters of a batch
 grammar_mask        masks the tokens that grammars forbid
-graphs/             steps as CUDA graphs
+graphs/             captures and replays steps as CUDA graphs
 
 Execution, from tensors to ids:
 runner              launch(plan): inputs, forward, sampling
-adapted             the model of a step with adapters
+adapted             prepares steps with LoRA adapters or pictures
 in_flight           a step that is launched but not read yet
-pooling             makes one vector of a prompt
+pooling             makes one vector from a prompt
 logprobs            computes log-probabilities
 
 Before serving:
 warmup              runs dummy steps, which compile every kernel and measure memory
 drafters/           models that propose draft tokens
-checks/             checks before serving that kernels, options and batches give the right bits
+checks/             checks before serving that fast kernels and options compute the right bits
 """

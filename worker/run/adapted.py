@@ -1,4 +1,4 @@
-"""Adapters and pictures of a step, which plain steps do not have. The first request with one imports its module."""
+"""Prepares steps with LoRA adapters or pictures. Their modules are imported only by the first such step."""
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -24,13 +24,13 @@ def has_adapters(plan: Plan) -> bool:
 
 
 def has_pictures(plan: Plan) -> bool:
-    """Whether a chunk of the step may have tokens of a picture, or positions that depend on one."""
+    """Whether a chunk of the step may have tokens of a picture, or positions that depend on a picture."""
     pictures = [(chunk.start, chunk.sequence.pictures) for chunk in plan.chunks]
     return any([each is not None and (start < each.end or each.rotary is not None) for start, each in pictures])
 
 
 def model_for(model: M, plan: Plan, inputs: ForwardInputs) -> M:
-    """Returns the model that computes a step: the same one if no sequence has an adapter."""
+    """Returns the model that computes a step: one with adapters, or `model` itself if no sequence has an adapter."""
     if not has_adapters(plan):
         return model
     from worker.adapters.operations import operations_with_adapters
@@ -40,7 +40,7 @@ def model_for(model: M, plan: Plan, inputs: ForwardInputs) -> M:
 
 
 def inputs_for(inputs: ForwardInputs, plan: Plan, vision: "Vision | None") -> ForwardInputs:
-    """Returns the inputs of a step, with the vectors of its pictures. Encodes those that are not encoded yet."""
+    """Returns the inputs of a step, with the vectors of its pictures. Encodes pictures that are not encoded yet."""
     if vision is None or not has_pictures(plan):  # without a tower, no sequence with pictures is admitted
         return inputs
     from worker.vision.step import with_pictures

@@ -1,4 +1,4 @@
-"""Computes the values of each column of a step, on the host.
+"""Computes the values of each column (input tensor) of a step, on the host.
 
 worker/model/inputs/forward_inputs.py declares the columns. This module knows nothing of devices, blocks or padding.
 """
@@ -21,11 +21,11 @@ PLACEHOLDER = 0  # stands for an id that only the device knows
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """The chunks of a step, one after another, and where their T rows are. S: chunks, R: rows of logits."""
+    """The chunks of a step, laid end to end. T: rows (tokens), S: chunks, R: rows of logits."""
 
     chunks: Seq[Chunk]
     page_size: int
-    groups: int  # of layers, which have pages of their own
+    groups: int  # the number of groups of layers, each with its own page table
     starts: NDArray[np.int64]  # [S]: the position of each chunk's first row
     chunk_of_row: NDArray[np.int64]  # [T]
     positions: NDArray[np.int64]  # [T]
@@ -35,7 +35,7 @@ class StepLayout:
 
 
 def token_ids(layout: StepLayout) -> NDArray[np.int64]:
-    """[T]. The ids that only the device knows are PLACEHOLDER."""
+    """[T]: the token id of each row. Ids that only the device knows yet are PLACEHOLDER."""
     return np.fromiter(_each_token_id(layout.chunks), np.int64, len(layout.positions))
 
 
@@ -50,7 +50,7 @@ def _each_token_id(chunks: Seq[Chunk]) -> Iterator[int]:
 
 
 def slot_mappings(layout: StepLayout) -> list[NDArray[np.int64]]:
-    """For each group of layers [T]: the slot that each row writes. Reads only the pages that have such slots."""
+    """For each group of layers [T]: the slot that each row writes its K/V to. Reads only the pages with these slots."""
     one_row_each = len(layout.positions) == len(layout.chunks)
     written = _pages_of_rows(layout) if one_row_each else _pages_of_chunks(layout)
     offsets = layout.positions % layout.page_size
@@ -95,7 +95,7 @@ def write_slots(layout: StepLayout) -> NDArray[np.int32]:
     return np.array([slots_of(chunk.sequence).free[-1] for chunk in layout.chunks], np.int32)
 
 
-# by name: each returns an array, or for a grouped column a list of one for each group of layers
+# Column name → function that returns its array, or for a grouped column, a list with an array for each group of layers.
 VALUES: dict[str, Callable[[StepLayout], Any]] = {
     "token_ids": token_ids,
     "positions": lambda layout: layout.positions,

@@ -1,7 +1,7 @@
 """Masks the tokens that grammars and rules about tokens forbid.
 
-The mask of a row depends only on its own sequence. Rows without a constraint keep their bits. In a batch without
-constraints, this costs one check per row.
+The mask of a row depends only on its own sequence. The logits of rows without a constraint keep their bits. A batch
+without constraints costs only one check per row.
 """
 
 import os
@@ -23,15 +23,15 @@ from worker.schedule.sequence import Row, Sequence
 if TYPE_CHECKING:
     from llguidance import LLExecutor
 
-MIN_PARALLEL_BYTES = 1 << 16  # 4 masks of 128,000 tokens: for fewer bytes, waking a thread costs more than it saves
+MIN_PARALLEL_BYTES = 1 << 16  # 4 masks of 128,000 tokens; for fewer bytes, waking a thread costs more than it saves
 
-Bits = NDArray[np.uint8]  # [R, bytes]: bit i of a row, from the lowest bit on, is for token i
+Bits = NDArray[np.uint8]  # [R, bytes]: one bit per token, the lowest bit of a byte first; 1: the token is allowed
 
 
 class GrammarMask:
     """Masks the logits of a batch.
 
-    `apply` must run before everything else that changes logits, so that nothing makes a forbidden token possible again.
+    `apply` must run before everything else that changes logits, so that no later change allows a forbidden token again.
     """
 
     def __init__(self, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
@@ -54,15 +54,15 @@ class GrammarMask:
         return logits.index_copy(0, at, logits[at].masked_fill_(forbidden, -torch.inf))
 
     def _masks(self, rows: list[Row]) -> Iterator[tuple[list[int], Bits]]:
-        """Yields the allowed tokens of the rows in which some are forbidden, with the places of these rows."""
+        """Yields (indices of rows, allowed tokens of these rows), for all rows in which some tokens are forbidden."""
         now = [place for place, (sequence, _) in enumerate(rows) if _masks_now(sequence)]
         if now:
             yield now, self._allowed([rows[place] for place in now], [_constraint(rows[place][0]) for place in now])
-        for place, state in _states_ahead(rows):  # each before its object moves on to the next state
+        for place, state in _states_ahead(rows):  # one at a time, because the next state reuses the same object
             yield [place], self._allowed([rows[place]], [state])
 
     def _allowed(self, rows: list[Row], constraints: list[Restriction]) -> Bits:
-        """Returns the allowed tokens of each row. A grammar that allows no token has an `error` after this.
+        """Returns the allowed tokens of each row. If a grammar allows no token, its `error` is set.
 
         Large batches use the threads of llguidance.
         """
@@ -98,9 +98,9 @@ def _constraint(sequence: Sequence) -> Restriction:
 
 
 def _states_ahead(rows: list[Row]) -> Iterator[tuple[int, Restriction]]:
-    """Yields each row of a checked answer with its constraint, as if the sequence had sampled all ids before the row.
+    """Yields each row of a checked answer, with its constraint as if the sequence had sampled all ids before the row.
 
-    The rows after an id that does not fit are left out: they are discarded, because that id cannot be sampled.
+    If the constraint forbids an id of the answer, the later rows are left out, because their results are discarded.
     """
     for sequence, group in groupby(enumerate(rows), key=lambda item: item[1][0]):
         if sequence.check is not None and sequence.constraint is not None:
@@ -109,7 +109,7 @@ def _states_ahead(rows: list[Row]) -> Iterator[tuple[int, Restriction]]:
 
 
 def _forbid_end(mask: Bits, ids: list[int]) -> None:
-    """Forbids the tokens `ids`, which would end the sequence before `min_tokens`, unless no other token is allowed."""
+    """Forbids the tokens `ids`, which would end the sequence too early. Does nothing if no other token is allowed."""
     rest = mask.copy()
     for id in ids:
         rest[id >> 3] &= ~np.uint8(1 << (id & 7))

@@ -12,14 +12,14 @@ from shared import messages as m
 from worker.schedule.sequence import Plan, Sequence
 
 StepLogprobs = list[tuple[Sequence, m.Logprobs]]
-# Rows [N, D] that a prompt contributes to its vector from a position on, see pooling.py.
+# (sequence, position of the first row, rows [N, D] that the prompt contributes to its vector), see pooling.py
 PooledRows = tuple[Sequence, int, NDArray[np.float32]]
 ReadPooled = Callable[[], list[PooledRows]]
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The results of a step: an id per row of the plan, in order, and what else requests ask for."""
+    """The results of a step: an id for each of plan.rows, in order, and log-probabilities and pooled rows, if any."""
 
     ids: list[int]
     logprobs: StepLogprobs = field(default_factory=list)
@@ -27,7 +27,7 @@ class StepOutput:
 
 
 class HostCopy:
-    """Starts to copy a tensor to the host. Later work in the stream of the tensor may overwrite the tensor."""
+    """A copy of a tensor to the host, started at once. Later work in the same stream may overwrite the tensor."""
 
     def __init__(self, values: Tensor) -> None:
         self._event = torch.cuda.Event() if values.is_cuda else None  # type: ignore[no-untyped-call]
@@ -66,6 +66,6 @@ class InFlightStep:
 
     @torch.inference_mode()
     def read(self) -> StepOutput:
-        """Waits for the step and returns its results. Raises whatever the device raises."""
+        """Waits for the step and returns its results. Passes on every exception of the device."""
         ids: list[int] = self.host_ids.read().tolist()
         return StepOutput(ids, self.read_logprobs(), self.read_pooled())

@@ -21,7 +21,7 @@ from worker.schedule.sequence import Chunk, Sequence
 
 
 def dummy_sequence(tokens: list[int], page_size: int, groups: int, sampling: Sampling, seed: int = 0) -> Sequence:
-    """Makes a sequence that belongs to no request. All its pages, in each group, are the scratch page."""
+    """Makes a sequence that belongs to no request. All its pages in all groups are the scratch page."""
     pages = [array("i", [SCRATCH]) * -(-len(tokens) // page_size) for _ in range(groups)]
     sequence = Sequence((b"", 0), tokens, len(tokens), sampling, seed, pages=pages)
     use_scratch_slot(sequence)
@@ -29,7 +29,7 @@ def dummy_sequence(tokens: list[int], page_size: int, groups: int, sampling: Sam
 
 
 def use_scratch_slot(sequence: Sequence) -> None:
-    """Makes a sequence begin without a recurrent state at every position, and write its state to the scratch slot."""
+    """Lets every step of a sequence begin without a recurrent state, and write its state to the scratch slot."""
     sequence.states = SequenceStates(defaultdict(lambda: NO_STATE), [SCRATCH])
 
 
@@ -37,7 +37,7 @@ def use_scratch_slot(sequence: Sequence) -> None:
 class LogitsUse:
     """Lists which rows of logits are sampled from, and which give log-probabilities of prompt tokens.
 
-    ForwardInputs.logits_indices names R rows. The rows in `pooled` make vectors; all other rows have logits.
+    ForwardInputs.logits_indices names R rows. The rows in `pooled` are pooled to vectors; all others have logits.
     """
 
     sampled: list[int]  # rows of logits that ids are sampled from, in plan order
@@ -45,7 +45,7 @@ class LogitsUse:
     pooled: list[tuple[int, int, int]] = field(default_factory=list)  # (chunk index, first of the R rows, row count)
 
     def with_logits(self, rows: int) -> NDArray[np.int64]:
-        """Returns which of the R rows have logits."""
+        """Returns the indices of those of the R rows that have logits."""
         others = np.ones(rows, bool)
         for _, first, count in self.pooled:
             others[first : first + count] = False
@@ -53,7 +53,7 @@ class LogitsUse:
 
 
 def lay_out(chunks: Seq[Chunk], page_size: int) -> tuple[StepLayout, LogitsUse]:
-    """Returns where the tokens of chunks of any length stand in a step, and which rows need logits."""
+    """Lays out chunks of any length. Returns the layout, and how the rows of logits are used."""
     lengths = np.array([chunk.length for chunk in chunks], np.int64)
     starts = np.array([chunk.start for chunk in chunks], np.int64)
     query_start_loc = np.zeros(len(chunks) + 1, np.int32)
@@ -75,7 +75,7 @@ def lay_out(chunks: Seq[Chunk], page_size: int) -> tuple[StepLayout, LogitsUse]:
 
 
 def lay_out_decodes(chunks: Seq[Chunk], page_size: int) -> StepLayout:
-    """Lays out chunks of one token each, whose rows are sampled, in a quarter of the time of lay_out."""
+    """Lays out decodes: chunks of one token each, all sampled. Takes a quarter of the time of lay_out()."""
     positions, rows = np.array([chunk.start for chunk in chunks], np.int64), np.arange(len(chunks))
     return StepLayout(
         chunks,
@@ -93,7 +93,7 @@ def lay_out_decodes(chunks: Seq[Chunk], page_size: int) -> StepLayout:
 def build_inputs(
     chunks: Seq[Chunk], page_size: int, device: torch.device, *, recurrent: bool = False
 ) -> tuple[ForwardInputs, LogitsUse]:
-    """Makes ForwardInputs of the chunks: works on the host, then makes one copy per tensor.
+    """Makes ForwardInputs from chunks: computes them on the host, then copies each tensor to the device.
 
     recurrent: whether layers of the model have a recurrent state.
     """
@@ -117,7 +117,7 @@ def build_inputs(
 
 
 def _page_tables(chunks: Seq[Chunk], seq_lens: NDArray[np.int32], page_size: int) -> list[NDArray[np.int32]]:
-    """Returns the page tables of all groups. A memoryview copies a few pages three times as fast as NumPy does."""
+    """Returns the page tables of all groups. A memoryview copies a few pages three times as fast as NumPy."""
     counts = -(-seq_lens // page_size)
     width, used, tables = int(counts.max()), counts.tolist(), []
     for group in range(len(chunks[0].sequence.pages)):
@@ -171,7 +171,7 @@ def _pooled_rows(chunk: Chunk, kind: PoolingKind) -> range:
 
 
 def pending_tokens(chunks: Seq[Chunk], before: Seq[Chunk]) -> tuple[list[int], list[int]]:
-    """Returns the rows whose tokens the host does not know yet, and their indices in the ids sampled for `before`."""
+    """Returns the rows whose tokens the host does not know yet, and the indices of these in the ids of `before`."""
     pending = [index for index, chunk in enumerate(chunks) if chunk.start >= len(chunk.sequence.tokens)]
     if not pending:
         return [], []

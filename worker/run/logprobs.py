@@ -1,6 +1,6 @@
-"""Computes the log-probabilities that requests ask for, and makes messages of them.
+"""Computes the log-probabilities that requests ask for, and makes messages from them.
 
-The device computes them with the step, and one copy brings those of all requests to the host.
+The device computes the log-probabilities in the step. One copy brings those of all requests to the host.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,12 +18,14 @@ from worker.run.in_flight import HostCopy, StepLogprobs
 from worker.run.inputs import LogitsUse, to_device
 from worker.schedule.sequence import Plan, Sequence
 
-FEW = 128  # likeliest tokens; the rows of requests for more are computed one by one, so that they make no others long
+# Requests for at most this many likeliest tokens are computed together. Requests for more are computed one by one,
+# because a block is as wide as its widest row.
+FEW = 128
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Describes one message: rows [first, first + count) of a block, each with its `top` most likely tokens."""
+    """The contents of one message: rows first .. first + count - 1 of a block, each with its `top` likeliest tokens."""
 
     sequence: Sequence
     first: int
@@ -39,11 +41,11 @@ class _Block:
     chosen: Tensor  # [N] float32
     ids: Tensor  # [N, T] int64
     values: Tensor  # [N, T] float32
-    ranks: Tensor  # [N] int64, of the chosen tokens from 1 on; 0 where nobody asks
+    ranks: Tensor  # [N] int64: the rank of the chosen token, from 1 on; 0 for output tokens
     entries: list[_Entry]
 
     def bits(self) -> Tensor:
-        """Returns all numbers in one tensor [N * (2 + 2 T)] int32, which holds the bits of floats unchanged."""
+        """Returns all numbers in one tensor [N * (2 + 2 T)] int32, which stores floats as their bits."""
         values = torch.cat([self.chosen, self.values.flatten()])
         return torch.cat([values.view(torch.int32), self.ids.flatten().int(), self.ranks.int()])
 
@@ -53,11 +55,11 @@ def launch_logprobs(
 ) -> Callable[[], StepLogprobs]:
     """Starts computing the log-probabilities that the requests of the step ask for.
 
-    Returns a function that waits for them and makes the messages. Call it only after the results of the step before are
-    applied, because a message contains the output length at the time of the call.
+    Returns a function that waits for them and makes the messages. Call that function only after the results of the
+    previous step are applied, because a message contains the output length at the time of the call.
 
-    logits: [R, V] float32; sampled: the rows of logits that ids are sampled from; ids: the sampled ids, both in the
-    order of plan.rows.
+    logits: [N, V] float32; sampled: the rows of logits that ids are sampled from, in the order of plan.rows;
+    ids: the sampled ids, in the same order.
     """
     outputs = _output_blocks(sampled, ids, [sequence for sequence, _ in plan.rows])
     blocks = [*outputs, *_prompt_blocks(logits, use, plan)]
@@ -124,5 +126,5 @@ def _message(
 
 
 def _packed(numbers: NDArray[np.float32] | NDArray[np.int32]) -> bytes:
-    """Returns the numbers row by row, little-endian, as shared/wire/codec.py packs them."""
+    """Returns the numbers row by row as little-endian bytes, the format of shared/wire/codec.py."""
     return numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes()

@@ -1,7 +1,7 @@
-"""Makes one vector of a prompt: from its hidden states (the output of the final norm), or from its last logits.
+"""Makes one vector from a prompt: from its hidden states (the output of the final norm), or from its last logits.
 
-A prompt may be computed in several steps. The vector has the same bits however it is cut, because a row of hidden
-states depends on no other row of its step, and because a mean adds the rows one by one in the order of the tokens.
+A prompt may be computed in several steps. The bits of the vector do not depend on how the prompt is cut into steps,
+because a row of hidden states depends on no other row of its step, and a mean adds the rows in the order of the tokens.
 """
 
 from collections.abc import Callable
@@ -15,15 +15,15 @@ from worker.run.in_flight import HostCopy, PooledRows
 from worker.run.inputs import LogitsUse, to_device
 from worker.schedule.sequence import Plan
 
-SHORTEST = 1e-12  # a vector is divided by its length, or by this number if it is shorter
+SHORTEST = 1e-12  # to normalize a vector, it is divided by its length, or by this number if the length is less
 
 
 def launch_pooling(
     plan: Plan, use: LogitsUse, hidden: Tensor, logits: Callable[[Tensor], Tensor]
 ) -> Callable[[], list[PooledRows]]:
-    """Starts copying the rows that the prompts of a step contribute. Returns a function that waits for them.
+    """Starts to copy the rows that prompts contribute to their vectors. Returns a function that waits for the rows.
 
-    hidden: [R, H], see Decoder.hidden; logits: makes the logits [N, V] of such rows.
+    hidden: [R, H], see Decoder.hidden; logits: computes the logits [N, V] of such rows.
     """
     parts: list[tuple[int, HostCopy]] = []
     for index, first, count in use.pooled:
@@ -40,18 +40,18 @@ def launch_pooling(
 
 
 class PromptVector:
-    """The vector of one prompt, while its rows arrive."""
+    """Collects the rows of one prompt, and makes its vector from them."""
 
     def __init__(self, pooling: Pooling) -> None:
         self._pooling = pooling
         self._sum: NDArray[np.float32] = np.zeros(0, np.float32)
-        self._rows = 0  # how many rows it is the sum of
+        self._rows = 0  # the number of rows in the sum
 
     def add(self, start: int, rows: NDArray[np.float32]) -> None:
-        """Adds the rows [N, D] that a step gave from position `start` on.
+        """Adds the rows [N, D] that a step computed. start: the position of the first row.
 
-        A sequence that was preempted begins again at position 0. Rows of a mean that do not continue the others come
-        from a step that was in flight at that time, and are ignored.
+        A preempted sequence begins again at position 0. For a mean, rows that do not continue the earlier rows are
+        ignored: they come from a step that was in flight when the sequence was preempted.
         """
         if self._pooling.kind is not PoolingKind.MEAN:
             self._sum, self._rows = rows[0], 1

@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
     from worker.run.grammar_mask import GrammarMask
     from worker.vision.vision import Vision
 
-# Rows sampled together if answers are checked. A row needs several arrays as long as the vocabulary, and on the CPU
-# sampling is four times as fast while those of all rows fit in the caches.
+# The number of rows that are sampled together if answers are checked. A row needs several arrays as long as the
+# vocabulary, and on the CPU, sampling is four times as fast if the arrays of all rows fit in the caches.
 CHECKED_ROWS, CHECKED_ROWS_CPU = 64, 8
 
 
@@ -58,11 +58,11 @@ class DeviceBroken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """What the model has computed of a step: its logits, and the ids if they are sampled already."""
+    """The results of a step's forward: its logits, and the ids if they are sampled already."""
 
-    logits: Tensor  # [N, V] float32, of all rows that have logits
+    logits: Tensor  # [N, V] float32: the logits of all rows that have logits
     use: LogitsUse
-    sampled: Tensor  # [R, V]: those of plan.rows
+    sampled: Tensor  # [R, V]: the logits of plan.rows
     ids: Tensor | None = None  # [R] int64
     read_pooled: ReadPooled = no_rows
 
@@ -70,11 +70,11 @@ class _Computed:
 class Runner:
     """Runs the steps of a model, with its K/V pool, on one device.
 
-    overlap: whether a step may be launched before the last one is read, if all rows of the last one are sampled from
-    unadjusted logits.
+    overlap: whether a step may be launched before the previous step is read, if all rows of the previous step are
+    sampled from unadjusted logits.
     graphs: whether steps of up to `max_batch_size` sequences and `max_step_tokens` tokens are captured as CUDA graphs
     and replayed. On the CPU, a replay computes the step again.
-    batch_invariant: whether a row has the same bits in any step. vision: encodes pictures.
+    batch_invariant: whether the bits of a row do not depend on the rest of the step. vision: encodes pictures.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Runner:
 
     @torch.inference_mode()
     def capture_graphs(self, on_progress: Callable[[], None]) -> None:
-        """Captures the graphs of all shapes before serving, as far as memory suffices. Does nothing without graphs."""
+        """Captures the graphs of all shapes before serving, if memory suffices. Does nothing without graphs."""
         if self._graphs is not None:
             self._graphs.capture_all(self._free_bytes, on_progress)
 
@@ -112,7 +112,7 @@ class Runner:
         return self._model.forward(inputs, self._cache)
 
     def step(self, plan: Plan) -> StepOutput:
-        """Computes the chunks of a plan. Raises whatever the device raises. Never changes a sequence."""
+        """Computes the chunks of a plan. Passes on every exception of the device. Never changes a sequence."""
         return self.launch(plan).read()
 
     @torch.inference_mode()
@@ -155,7 +155,7 @@ class Runner:
         return _Computed(logits, use, sampled, read_pooled=pooled)
 
     def _outputs(self, inputs: ForwardInputs, plan: Plan, use: LogitsUse) -> tuple[Tensor, ReadPooled]:
-        """Returns the logits [N, V] float32 of the rows that have logits, and a function that reads the other rows."""
+        """Returns the logits [N, V] float32, and a function that returns the pooled rows."""
         model = model_for(self._model, plan, inputs)
         if not use.pooled:
             if self.hidden_reader is not None:
@@ -183,7 +183,7 @@ class Runner:
         return self._grammar_mask.apply(logits, rows)
 
     def _sample_in_parts(self, logits: Tensor, rows: list[Row]) -> Tensor:
-        """Samples few rows at once, because the rows of answers that are checked are many."""
+        """Samples the rows in parts, because a step that checks an answer has many rows."""
         spec, kernel = self._model.spec, self._model.operations
         size = min(CHECKED_ROWS_CPU if self._device.type == "cpu" else CHECKED_ROWS, len(rows))
         parts = [slice(first, first + size) for first in range(0, len(rows), size)]
@@ -207,5 +207,5 @@ class Runner:
 
     @property
     def layers_started(self) -> int:
-        """How many layers all steps, including the running one, have started. It tells a long step from a hang."""
+        """How many layers all steps have started so far. The count grows during a long step, but not during a hang."""
         return int(self._model.layers_started.value)

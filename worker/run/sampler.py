@@ -1,4 +1,4 @@
-"""Makes the parameters of the sampling kernel for a batch of sequences, one entry per row. The kernel chooses tokens.
+"""Makes the parameters of the sampling kernel for a batch of rows, one entry per row. The kernel chooses the tokens.
 
 The parameters of a row depend only on its own sequence, and its random numbers only on (seed, output position). Other
 sequences in the batch, preemptions and resumptions therefore do not change a token.
@@ -17,7 +17,7 @@ from worker.kernels.sample import adjust, first_highest, sample, sample_plain, s
 from worker.run.inputs import to_device
 from worker.schedule.sequence import Row, Sequence
 
-COLUMN_ALIGN = 32  # in entries (at least 128 bytes): kernels are specialized for the alignment of addresses
+COLUMN_ALIGN = 32  # entries (at least 128 bytes): Triton compiles kernels for the alignment of their pointers
 
 
 def sample_rows(
@@ -43,7 +43,7 @@ def sample_rows(
 def is_plain(sequence: Sequence) -> bool:
     """Whether no penalty, bias, chain of samplers, grammar or min_tokens adjusts the logits before sampling.
 
-    The host can then launch the sampling of the next token before it knows the last one. A sequence that is plain
+    The host can then launch the sampling of the next token before it knows the id of the last token. A plain sequence
     remains plain.
     """
     adjustment = sequence.adjustment
@@ -78,7 +78,7 @@ def sampling_params(rows: list[Row], eos_ids: tuple[int, ...], device: torch.dev
 
 
 def _columns(rows: NDArray[np.generic], device: torch.device) -> tuple[Tensor, ...]:
-    """Copies the columns of an array [R, C] to the device in one copy. Each starts at a multiple of COLUMN_ALIGN."""
+    """Copies the columns of an array [R, C] to the device in one copy. Each column is aligned to COLUMN_ALIGN."""
     count, width = rows.shape
     columns = np.zeros((width, -(-count // COLUMN_ALIGN) * COLUMN_ALIGN), rows.dtype)
     columns[:, :count] = rows.T
@@ -91,7 +91,7 @@ def _history(rows: list[Row], device: torch.device) -> History | None:
         if sequence.adjustment is None or not sequence.sampling.penalized:
             continue
         answer = None if sequence.check is None else sequence.check.answer
-        # changes with the next row of this sequence, so it is copied here
+        # the counts are copied below, because the next row of this sequence changes them
         history = sequence.adjustment.counts_before(output, sequence.tokens, sequence.prompt_len, answer)
         ids.append(np.array(history.ids))
         counts.append(np.array(history.counts))
@@ -114,7 +114,7 @@ def _bias(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> Bi
 def _row_biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
     """Returns the biases of the request and, before min_tokens, -inf for every token that would end the sequence.
 
-    If a constraint forbids tokens, GrammarMask applies min_tokens instead, as it knows which other tokens are allowed.
+    If a constraint masks the row, GrammarMask applies min_tokens instead, because it knows which tokens are allowed.
     """
     sequence, output = row
     biases = dict(sequence.sampling.logit_bias)

@@ -1,8 +1,8 @@
 """Runs dummy steps before serving, to compile every kernel and to measure how much memory the largest step takes.
 
-A GPU's kernels are compiled for the arguments of their first call: a number format, tiles that suit the number of
-rows, and whether a size is 1, a multiple of 16 or neither. The steps here therefore cover every kind of step that
-requests can cause. They compute only in the scratch page, which is used as every page of their sequences.
+A GPU kernel is compiled for the arguments of its first call: the number format, tiles that suit the number of rows, and
+whether each size is 1, a multiple of 16 or neither. The dummy steps therefore cover every kind of step that requests
+can cause. All pages of their sequences are the scratch page.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -42,10 +42,10 @@ SAMPLINGS = (
 )
 PROMPT_LOGPROBS = Sampling(1, temperature=0.0, logprobs=2, prompt_logprobs=True)  # logits of every row
 MULTIPLES_OF_16 = (16, 64, 256)  # added to the geometric sizes in sizes()
-FEW_ROWS, FEW_TOKENS = (1, 3, 16, 67), (19, 131, 512)  # sizes of steps, where a few are enough
+FEW_ROWS, FEW_TOKENS = (1, 3, 16, 67), (19, 131, 512)  # sizes of steps, for kinds of steps that need only a few sizes
 PROMPT_LOGPROBS_TOKENS = (16, 40, 100, 200, 512)  # lengths of prompts with log-probabilities
-FULL_PROMPTS = 32  # the most prompts of a step that is full of tokens
-LONG_CONTEXT = 1100  # computed tokens before a step: enough for more than one split of attention
+FULL_PROMPTS = 32  # the maximum number of prompts in StepLimits.full()
+LONG_CONTEXT = 1100  # computed tokens before a step: enough that attention splits the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class StepLimits:
 
     sequences: int
     tokens: int
-    length: int  # tokens of a sequence
+    length: int  # the maximum tokens of a sequence
     page_size: int
     groups: int  # how many groups of layers have page tables
 
@@ -69,22 +69,22 @@ class StepLimits:
         return dummy_sequence([0] * length, self.page_size, self.groups, sampling)
 
     def decodes(self, count: int, after: int, *samplings: Sampling) -> Plan:
-        """Plans a decode of `count` sequences, each after `after` computed tokens. The limits may reduce both numbers.
+        """Plans a decode of `count` sequences, each after `after` computed tokens. Both numbers are cut to the limits.
 
-        samplings: the sequences get them in turn. Without any, the decodes are greedy.
+        samplings: the sequences use them in turn. Without samplings, the decodes are greedy.
         """
         length = min(after + 1, self.length)
         kinds = [self.dummy(length, sampling) for sampling in samplings or (GREEDY,)]
         return Plan([Chunk(kinds[i % len(kinds)], length - 1, 1, True) for i in range(min(count, self.sequences))])
 
     def chunk(self, tokens: int, after: int, sampling: Sampling = GREEDY) -> Plan:
-        """Plans `tokens` tokens of a prompt after `after` computed ones. The limits may reduce both numbers."""
+        """Plans `tokens` tokens of a prompt after `after` computed tokens. Both numbers are cut to the limits."""
         tokens = min(tokens, self.tokens, self.length)
         after = min(after, self.length - tokens)
         return Plan([Chunk(self.dummy(after + tokens, sampling), after, tokens, True)])
 
     def full(self, decodes: int) -> Plan:
-        """Plans a step with as many tokens as there may be, in prompts of the greatest length beside some decodes."""
+        """Plans a step with the maximum number of tokens: `decodes` decodes, and prompts as long as possible."""
         chunks = list(self.decodes(decodes, LONG_CONTEXT).chunks)
         left = self.tokens - len(chunks)
         for _ in range(min(FULL_PROMPTS, max(1, self.sequences - len(chunks)))):
@@ -96,8 +96,8 @@ class StepLimits:
     def largest(self) -> Plan:
         """Plans the step that needs the most memory.
 
-        It has the most sequences, all of the greatest length, all tokens of the budget, and every stage of sampling for
-        every row.
+        It has the maximum number of sequences, all of the maximum length, and the maximum number of tokens. Every row
+        goes through every stage of sampling.
         """
         sequence, left = self.dummy(self.length, EVERYTHING), self.tokens
         chunks: list[Chunk] = []
@@ -111,7 +111,8 @@ class StepLimits:
 def sizes(most: int) -> list[int]:
     """Returns sizes from 1 to `most`, and multiples of 16.
 
-    Each size is at most a quarter more than the one before (or 1 more), so that kernels use the same tiles in between.
+    Each size is at most a quarter greater than the one before (or 1 greater), so that the sizes between two of them
+    need no other tiles.
     """
     result = [1]
     while result[-1] < most:
@@ -130,7 +131,7 @@ def steps(limits: StepLimits) -> Iterator[Plan]:
     for tokens in FEW_TOKENS:
         yield limits.chunk(tokens, LONG_CONTEXT)
     yield Plan([*limits.decodes(2, LONG_CONTEXT).chunks, *limits.chunk(40, 7).chunks])
-    for decodes in (0, 40):  # attention's lists are compiled for few and for many sequences
+    for decodes in (0, 40):  # the kernels that list attention's work are compiled for few and for many sequences
         yield limits.full(decodes)
     for sampling in SAMPLINGS:
         for rows in FEW_ROWS[:3]:
@@ -145,7 +146,7 @@ class StepRunner(Protocol):
 
 
 def warm_up(runner: StepRunner, plans: Iterable[Plan], on_progress: Callable[[], None]) -> None:
-    """Runs the plans one after another, and calls `on_progress` after each. Raises whatever the device raises."""
+    """Runs the plans one after another, and calls `on_progress` after each. Passes on every exception of the device."""
     for plan in plans:
         runner.step(plan)
         on_progress()
@@ -164,7 +165,7 @@ def profile_memory(
 ) -> PoolBudget:
     """Compiles every kernel for sequences of up to `length` tokens, and measures how much memory the K/V pool can have.
 
-    The cache for this is only a scratch page of one group of layers and a scratch slot, which are freed afterwards.
+    The K/V cache for this is only a scratch page and a scratch slot, which are freed afterwards.
     Raises torch.OutOfMemoryError when the largest step does not fit in the memory that the weights leave.
     """
     limits = StepLimits.of(worker, length)

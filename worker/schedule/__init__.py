@@ -10,10 +10,10 @@ starved_tenants     makes room for a tenant that others keep waiting
 admission           decides which requests are accepted at all
 policy              the scheduling modes, as small objects
 step_time           limits the prompt tokens of a step, from measured step times
-row_costs           measures what one more row costs in a step of few rows
+row_costs           measures how much longer a step of few rows takes with one more row
 recent              the median of the last few measurements
 prefix_waits        lets a prompt wait while another one with the same prefix is computed
 paging              gives pages from worker/kv_cache to sequences
-records/            what a sequence holds beside its tokens: three records that all have, and one for each feature
+records/            the records of a sequence besides its tokens: three that every sequence has, and one per feature
 features/           the scheduler's part of features that only some models or settings need
 """

@@ -50,10 +50,10 @@ def check_queue(sequence: Sequence, config: SchedulerConfig, queue: WaitingQueue
 
 
 def _check_share(sequence: Sequence, config: SchedulerConfig, queue: WaitingQueue) -> None:
-    """Raises QueueFull if the tenant has waiting more than seven times as much as the queue has free.
+    """Raises QueueFull if the tenant's waiting requests or tokens are at least seven times the free space of the queue.
 
     One waiting request per tenant is always allowed. One tenant alone can therefore fill seven eighths of the queue,
-    two tenants can fill nearly half of it each, and a further tenant finds a place however many there are.
+    and two tenants can fill nearly half of it each. A new tenant always finds a place.
     """
     requests, tokens = queue.tenants.waiting(sequence.turn.tenant)
     ratio = RESERVED_SHARE - 1

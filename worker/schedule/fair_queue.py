@@ -5,9 +5,9 @@ computed for it, and the tenant with the lowest count goes next. This is a virtu
 "Fairness in Serving Large Language Models", OSDI 2024. A tenant that returns after a pause starts no lower than the
 waiting tenants, so a pause brings neither an advantage nor a disadvantage.
 
-When a sequence joins, its account is charged with the tokens to compute, without those found in the prefix cache. Its
-output is charged when it stops running, or earlier if tenants have to be compared. If there is only one tenant, none
-are compared, and the order is that of priority and arrival. This module knows nothing about pages, steps and time.
+When a sequence joins, its tenant's account is charged with the tokens to compute, without those found in the prefix
+cache. The output is charged when the sequence stops running, or earlier if tenants have to be compared. If there is
+only one tenant, sequences go by priority, then arrival. This module knows nothing about pages, steps and time.
 
 A waiting sequence is ready unless it was preempted or waits for the leader of its group (queue.py).
 """
@@ -33,7 +33,7 @@ class Account:
 
     @property
     def head(self) -> Sequence | None:
-        """The first ready sequence. Reading it deletes the queues of priorities that have become empty."""
+        """The first ready sequence of the tenant. Reading this property also deletes empty queues of priorities."""
         while self.priorities:
             queue = self.ready[self.priorities[0]]
             if queue:
@@ -74,7 +74,7 @@ class FairQueue:
     def starved(self) -> Sequence | None:
         """The next ready sequence of a tenant that has no running sequence, if there is one.
 
-        None also if other sequences were already preempted to admit it.
+        None also if running sequences were already preempted once to admit that sequence.
         """
         if len(self._accounts) < 2 or not self._ready:
             return None
@@ -85,7 +85,7 @@ class FairQueue:
     def over_share(self, places: int) -> str | None:
         """Returns the tenant with the most running sequences, if that is more than one and more than its fair share.
 
-        places: how many sequences may run; a fair share is the same part of them for each active tenant.
+        places: how many sequences may run. A fair share is `places` divided by the number of active tenants.
         """
         running = [(account.running, name) for name, account in self._accounts.items() if account.running]
         sharing = sum(1 for account in self._accounts.values() if account.running or account.waiting)
@@ -93,7 +93,7 @@ class FairQueue:
         return name if most > max(1.0, places / max(1, sharing)) else None
 
     def waiting(self, tenant: str) -> tuple[int, int]:
-        """Returns how many sequences of a tenant wait, and how many tokens they have."""
+        """Returns the number of waiting sequences of a tenant, and the number of their tokens."""
         account = self._accounts.get(tenant)
         return (account.waiting, account.waiting_tokens) if account else (0, 0)
 
@@ -110,7 +110,7 @@ class FairQueue:
         account.waiting_tokens -= sequence.known_len
 
     def add_ready(self, sequence: Sequence, *, front: bool = False) -> None:
-        """Makes a waiting sequence ready to join. front: it goes before all others of its tenant and priority."""
+        """Makes a waiting sequence ready to join. front: put it before all others of its tenant and priority."""
         tenant = sequence.turn.tenant
         account = self._accounts[tenant]
         if tenant not in self._ready:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Journal(Protocol):
-    """Learns which pages of a sequence can be found from now on, or that no page can."""
+    """Is notified when pages of a sequence are published in the prefix cache, and when the cache is emptied."""
 
     def stored(self, sequence: Sequence, pages: range) -> None: ...
     def cleared(self) -> None: ...
@@ -31,8 +31,9 @@ class Journal(Protocol):
 class Paging:
     """Gives pages to sequences, from one pool for each group of layers.
 
-    watermark: the share of a pool that claim() leaves for running sequences to grow. chunk: the most tokens of a
-    sequence that a step computes. states: gives slots for recurrent states; None if no layer has one.
+    watermark: the share of a pool that claim() leaves free, so that running sequences can grow.
+    chunk: the maximum number of tokens of a sequence that a step computes.
+    states: gives slots for recurrent states; None if no layer has a recurrent state.
     """
 
     def __init__(
@@ -47,14 +48,14 @@ class Paging:
         self._chunk = chunk
         self._windowed = [(group, pool) for group, pool in enumerate(pools) if pool.window]
         self._watermarks = [self._watermark(pool, watermark) for pool in pools]
-        self._last_refused: tuple[Sequence | None, list[int]] = (None, [])  # and how many pages were available then
+        self._last_refused: tuple[Sequence | None, list[int]] = (None, [])  # with the pages available at that time
 
     def fits(self, tokens: int) -> bool:
-        """Whether the pools, if they were empty, could hold a sequence of that many tokens."""
+        """Whether the pools, if nothing else used them, could hold a sequence of `tokens` tokens."""
         return all(self._most_pages(pool, tokens) <= pool.usable for pool in self.pools)
 
     def claim(self, sequence: Sequence, *, alone: bool) -> bool:
-        """Gives a sequence pages for all its known tokens; in a group with a window, for a window and the next chunk.
+        """Gives a sequence pages for all its known tokens; in a group with a window, for one window and the next chunk.
 
         Pages of a cached prefix are shared, and their tokens count as computed.
 
@@ -86,7 +87,7 @@ class Paging:
         available = [pool.available for pool in self._all]
         refused, then = self._last_refused
         if refused is sequence and all(now <= before for now, before in zip(available, then, strict=True)):
-            return False  # nothing was freed since: saves looking up a long prompt at every step
+            return False  # nothing was freed since the last refusal, so a long prompt is not looked up at every step
         shared = self._match(sequence, most)
         computed = len(shared[0]) * self.page_size
         state = self._state(sequence, len(shared[0]))
@@ -115,8 +116,8 @@ class Paging:
         return True
 
     def grow(self, sequence: Sequence, end: int) -> bool:
-        """Adds pages, so that the first `end` tokens have slots. Returns False and changes nothing if there are too
-        few."""
+        """Adds pages until the first `end` tokens have slots. Returns False and changes nothing if the pool has too few
+        pages."""
         needed = -(-end // self.page_size)
         for pool, pages in zip(self.pools, sequence.pages, strict=True):
             if needed - len(pages) > pool.available:
@@ -139,16 +140,16 @@ class Paging:
             journal.stored(sequence, range(start // size, end // size))
 
     def clear_prefixes(self) -> None:
-        """Empties the prefix cache for sequences that are not known yet."""
+        """Empties the prefix cache for sequences that are submitted from now on."""
         if self.prefix is not None:
             self.prefix.clear()
         for journal in self.journals:
             journal.cleared()
 
     def return_behind(self, sequence: Sequence) -> None:
-        """Returns the pages behind the windows of the rows that are computed next.
+        """Gives back the pages that have left the sliding window, because the next rows no longer read them.
 
-        Call it only when the results of a step are applied: a step that is repeated reads the same pages again.
+        Call it only when the results of a step are applied, because a step that is repeated reads the same pages again.
         """
         for group, pool in self._windowed:
             pages, first = sequence.pages[group], pool.first_needed(sequence.computed_tokens)
@@ -192,11 +193,11 @@ class Paging:
         return self.prefix.match(known.digests, sequence.tokens, known.salt, most, known.mark)
 
     def _state(self, sequence: Sequence, pages: int) -> int | None:
-        """Returns the slot of the cached state after so many pages, if there is one."""
+        """Returns the slot of the cached recurrent state after the first `pages` pages, or None."""
         return self.states.pool.find(sequence.prefix.digests[pages - 1]) if self.states is not None and pages else None
 
     def _claimed(self, pool: PagePool, tokens: int, computed: int) -> int:
-        """Returns how many pages a sequence has after claim(), with those before its window."""
+        """Returns how many entries the sequence's page list has after claim(), including those before its window."""
         every = pool.pages_for(tokens)
         if not pool.window:
             return every
@@ -204,16 +205,17 @@ class Paging:
         return min(every, max(window, pool.pages_for(computed + self._chunk)))
 
     def _most_pages(self, pool: PagePool, tokens: int) -> int:
-        """Returns how many pages a sequence of that many tokens has at most at the same time."""
+        """Returns the maximum number of pages that a sequence of `tokens` tokens owns at the same time."""
         every = pool.pages_for(tokens)
         if not pool.window:
             return every
         return min(every, window_pages(pool.window, self.page_size) + chunk_pages(self._chunk, self.page_size))
 
     def _watermark(self, pool: PagePool, share: float) -> int:
-        """Returns how many pages claim() leaves.
+        """Returns how many pages of a pool claim() leaves free.
 
-        A group with fewer pages than another one also needs some for the chunks of prompts, which are not claimed.
+        A windowed group whose pool is smaller than that of every group without a window also needs pages for the next
+        chunks of prompts, because claim() does not give these.
         """
         pages = ceil(share * pool.usable)
         if not pool.window or any(pool.usable >= other.usable for other in self.pools if not other.window):

@@ -2,7 +2,7 @@
 
 - A prompt gets all its pages when it joins, not chunk by chunk. Half-computed prompts therefore never wait for each
   other's pages, and admission is one comparison. Only layers with a sliding window get pages chunk by chunk, because
-  they return as many behind the window (paging.py).
+  each chunk frees as many pages behind the window (paging.py).
 - Running sequences get the pages to grow before anything else in a step, from the oldest sequence to the newest. If no
   page is free, the newest sequence is preempted. The oldest sequence therefore always advances.
 """
@@ -21,9 +21,9 @@ if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
 
 
 class Planner:
-    """Plans steps by the policies of `config`. Sequences get pages, join and are preempted as a step needs it.
+    """Plans steps by the policies of `config`. While planning, it gives pages to sequences, admits and preempts them.
 
-    states: if layers have a recurrent state; speculation: if decodes may have drafts.
+    states: None if no layer has a recurrent state; speculation: None if decodes have no drafts.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Planner:
         """Divides the running sequences into decodes (one uncomputed token) and prompts, and gives pages to them.
 
         Each decode has a page for its token, and the prompts that may be in this step have pages for their chunks.
-        Skips sequences whose last token is in flight, and those with drafts in flight, as their length is not known.
+        Skips sequences whose last token is in flight. Also skips those with drafts in flight: their length is unknown.
         """
         decodes: list[Sequence] = []
         prompts: list[Sequence] = []
@@ -77,11 +77,11 @@ class Planner:
             start = sequence.computed_tokens + sequence.in_flight_tokens
             length = len(sequence.tokens) + sequence.pending_outputs
             if sequence.check is not None:
-                if sequence.pending_outputs:  # whether there is a next token depends on this one
+                if sequence.pending_outputs:  # the id in flight decides whether there is a next token
                     continue
                 length = sequence.known_len
             if length - start > 1 or sequence.check is not None:
-                if sequence.room < length:  # a window does not claim pages for a whole prompt
+                if sequence.room < length:  # layers with a window did not get pages for the whole prompt
                     chunk = self._length(sequence, start, length - start, budget, inf)
                     budget -= chunk
                     if sequence.room < start + chunk and not self._add_pages(sequence, start + chunk, preempted, now):
@@ -153,9 +153,9 @@ class Planner:
         return length
 
     def _length(self, sequence: Sequence, start: int, remaining: int, budget: int, most: float) -> int:
-        """Returns how many of the remaining tokens a chunk has: it ends where a state is to be published at the latest.
+        """Returns the length of the next chunk. It does not pass the next position where a state is to be published.
 
-        most: the tokens of a picture that must not be cut; they may be more than the budget
+        most: the longest rest of a picture that a chunk may compute to avoid cutting it; may be more than the budget
         """
         checkpoint = self._states.next_checkpoint(sequence, start) if self._states is not None else 0
         length = self._chunking.length(min(remaining, checkpoint - start) if checkpoint else remaining, budget)

@@ -19,7 +19,7 @@ from worker.schedule.step_time import StepTimePolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """The settings of the scheduler. Their names and meanings are those of WorkerConfig."""
+    """The settings of the scheduler. Fields with the same name in WorkerConfig have the same meaning there."""
 
     max_seq_len: int
     eos_token_ids: frozenset[int] = frozenset()
@@ -38,19 +38,19 @@ class SchedulerConfig:
     prefix_cache: bool = True
     state_checkpoint_tokens: int = 512
     overlap: bool = False
-    max_draft_tokens: int = 0  # for one sequence in one step; 0 means --speculation off
+    max_draft_tokens: int = 0  # per sequence and step; 0: no speculation
     watermark: float = 0.01  # share of the pool that new sequences leave free for running ones to grow
 
     @classmethod
     def of(cls, worker: WorkerConfig, max_seq_len: int, eos_token_ids: frozenset[int]) -> "SchedulerConfig":
-        """Makes the config from the worker's settings. max_seq_len: the resolved value, as the setting may be 0."""
+        """Makes the config from the worker's settings. max_seq_len: the resolved value (the setting may be 0)."""
         paged = worker.kv_cache_backend == "paged"
         same = {field.name: getattr(worker, field.name) for field in fields(cls) if hasattr(worker, field.name)}
         return replace(
             cls(**same, max_seq_len=max_seq_len, eos_token_ids=eos_token_ids),
             prefix_cache=worker.prefix_cache and paged,
             max_draft_tokens=worker.max_draft_tokens if worker.speculation == "ngram" else 0,
-            watermark=0.01 if paged else 0.0,  # else a sequence has one page of max_seq_len tokens and never grows
+            watermark=0.01 if paged else 0.0,  # without paging, a sequence has one page of max_seq_len tokens
         )
 
 
@@ -67,7 +67,7 @@ class BatchingPolicy(Protocol):
         """
 
     def opens(self, now: float, fresh: int, oldest: float) -> float:
-        """Returns the time at which places() admits the `fresh` waiting sequences if none runs and no more come."""
+        """Returns when places() will admit the `fresh` waiting sequences, if no sequence runs and no more arrive."""
 
 
 class ContinuousBatching:
@@ -156,7 +156,7 @@ class OrderPolicy(Protocol):
         """Returns the decodes in the order in which they get a token. decodes: from oldest to newest."""
 
     def served(self, count: int, decodes: int) -> None:
-        """Notes who got a token: the first `count` of the sequences that arrange() returned, `decodes` in all."""
+        """Notes that the first `count` of the `decodes` sequences that arrange() returned got a token."""
 
 
 class Fcfs:
@@ -222,7 +222,7 @@ def order_policy(config: SchedulerConfig) -> OrderPolicy:
 
 
 def step_time_policy(config: SchedulerConfig) -> StepTimePolicy:
-    """Makes the policy, without a limit if prompts are never split or go before decodes."""
+    """Makes the policy. It has no limit if prompts are never split, or if prompts go before decodes."""
     whole = config.batching_mode == "static" or not config.use_chunked_prefill
     unlimited = whole or config.scheduler_policy == "prefill_first"
     return StepTimePolicy(inf if unlimited else config.target_step_s or inf, config.max_step_tokens)

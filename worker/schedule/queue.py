@@ -1,8 +1,8 @@
 """Holds the waiting sequences and decides which joins next: first come, first served, with three exceptions.
 
 1. Preempted sequences go before all others.
-2. The sequences of one prompt form a group (n > 1). The first one, the leader, computes the prompt. The others, its
-   followers, wait until the prompt is computed. Then they go to the front, as the prefix cache has the leader's pages.
+2. The sequences of one prompt form a group (n > 1). The first one, the leader, computes the prompt. The followers wait
+   until the prompt is computed. Then they go to the front, because the prefix cache now has the leader's pages.
 3. Tenants share fairly, and within a tenant, priority counts before arrival (fair_queue.py).
 
 The queue knows nothing about pages, budgets or time. Every operation takes O(1) per sequence while there is one tenant.
@@ -30,7 +30,7 @@ class _Group:
 class WaitingQueue:
     """Holds the waiting sequences.
 
-    groups: whether followers wait for their leader. Without a prefix cache, they would gain nothing.
+    groups: whether followers wait for their leader. Without a prefix cache, they would gain nothing by waiting.
     running: the sequences that run now. The fair queue reads them.
     """
 
@@ -82,7 +82,7 @@ class WaitingQueue:
         self.tenants.add_ready(sequence)
 
     def push_preempted(self, sequence: Sequence, now: float) -> None:
-        """Adds a preempted sequence. Each goes to the front, so call this from the newest to the oldest."""
+        """Adds a preempted sequence at the front. To add several, call this from the newest to the oldest."""
         self.tokens += sequence.known_len
         self.tenants.stop_running(sequence)
         self.tenants.add_waiting(sequence)
@@ -98,7 +98,7 @@ class WaitingQueue:
         return True
 
     def release_group(self, sequence: Sequence) -> None:
-        """Moves the followers of a leader to the front. Called for each sequence that has computed its prompt."""
+        """Moves the followers of a leader to the front. Called for each sequence whose prompt has been computed."""
         group = self._groups.get(_group_key(sequence))
         if group is None or group.leader is not sequence:
             return
@@ -108,7 +108,7 @@ class WaitingQueue:
             self._push_front(follower, since)
 
     def replace_leader(self, sequence: Sequence) -> None:
-        """Makes the first follower of a leader the new leader. Called for each sequence that has left for good."""
+        """Makes the first follower the new leader if `sequence` was a leader. Called when a sequence has ended."""
         group = self._groups.get(_group_key(sequence))
         if group is None or group.leader is not sequence:
             return

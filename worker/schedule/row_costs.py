@@ -1,11 +1,11 @@
-"""Measures what one more row costs in a step of few rows, which decides whether drafts pay.
+"""Measures how much longer a step of few rows takes with one more row. This cost decides whether drafts pay.
 
-A step with drafts is compared with recent steps of as many sequences without drafts, because the length of the contexts
-and the kind of sampling change both alike. One comparison says little: a row costs a few hundredths of a step, and
+A step with drafts is compared with recent steps without drafts that had the same number of sequences, because context
+length and sampling affect both alike. One comparison says little, because a row costs a few hundredths of a step, and
 steps of the same kind differ by as much. The result is therefore a weighted median of many comparisons. The weight of
 a comparison is its number of drafted rows. The assumed cost takes part in the median, too, with a weight of its own.
 
-If a model proposes drafts, the time that it takes is no part of the row's cost, but measured by itself.
+If a draft model proposes the drafts, its time is measured separately and is no part of the cost of a row.
 """
 
 from collections import deque
@@ -14,27 +14,27 @@ from math import inf
 from worker.schedule.recent import Median
 
 ROW_COST = 1 / 40  # the assumed cost of one more row, as a share of a step, before it is measured
-LEAST_ROW_COST = 1 / 200  # a lower one is an error of measurement
-ASSUMED_ROWS = 8  # the assumption counts as a comparison with so many rows
-COMPARISONS = 24  # so many are kept for each number of sequences
-PROPOSAL_COST = 1 / 24  # the assumed time of a model for one draft, as a share of a step, before it is measured
-PLAIN_EVERY = 32  # after so many steps with drafts, one has none, so that there is something to compare with
-# After so many steps without drafts, one comparison is forgotten, and what a model takes: the machine may have changed.
+LEAST_ROW_COST = 1 / 200  # the lowest cost that is believed: a lower value is a measurement error
+ASSUMED_ROWS = 8  # the weight of ROW_COST in the median: as a comparison with this many drafted rows
+COMPARISONS = 24  # the number of comparisons that are kept for each number of sequences
+PROPOSAL_COST = 1 / 24  # the assumed time of a draft model for one draft, as a share of a step, before it is measured
+PLAIN_EVERY = 32  # after this many steps with drafts, one step has none, so that there is something to compare with
+# After this many steps without drafts, the oldest comparison and the draft model's time are dropped: they may be stale.
 FORGET_AFTER = 64
 
 
 class RowCosts:
-    """The costs of a row by the number of sequences in a step."""
+    """The cost of one more row, for each number of sequences in a step."""
 
     def __init__(self) -> None:
         self._costs: dict[int, _RowCost] = {}
-        self._proposing = 0.0  # seconds that a model has taken for the next step
+        self._proposing = 0.0  # seconds that the draft model has taken for the drafts of the next step
 
     def __call__(self, sequences: int) -> float:
-        """Returns the cost of a row in a step of so many sequences, as a share of the step's time without it.
+        """Returns the cost of one more row in a step of `sequences` sequences, as a share of the step's time.
 
-        If it is not measured for this number, it is that of the nearest number. It is infinite if a step without drafts
-        should be measured first.
+        If there is no measurement for this number of sequences, the cost for the nearest number is returned. The cost
+        is infinite if a step without drafts should be measured first.
         """
         nearest = self._nearest(sequences)
         if not nearest or (nearest == sequences and self._costs[nearest].drafted_steps >= PLAIN_EVERY):
@@ -42,29 +42,29 @@ class RowCosts:
         return self._costs[nearest].value
 
     def of_proposals(self, sequences: int) -> float:
-        """Returns the time of a model for one more draft of each sequence, as a share of a step without drafts."""
+        """Returns the draft model's time for one draft per sequence, as a share of a step without drafts."""
         nearest = self._nearest(sequences)
         return self._costs[nearest].proposal if nearest else PROPOSAL_COST
 
     def proposed(self, sequences: int, drafts: int, seconds: float, *, first: bool = False) -> None:
-        """Notes the seconds that a model has taken for at most so many drafts of each sequence of the next step.
+        """Notes the seconds that the draft model took to propose at most `drafts` drafts for each sequence.
 
-        first: whether it has proposed for a sequence for the first time, and has read its prompt for that. These
-        seconds say nothing of later drafts.
+        first: whether a sequence got its first proposal. The model then also reads the prompt, so these seconds say
+        nothing about later drafts.
         """
         self._proposing += seconds
         if not first:
             self._costs.setdefault(sequences, _RowCost()).proposals.add(seconds / drafts)
 
     def take_proposing(self) -> float:
-        """Returns the seconds that a model has taken since this was called last."""
+        """Returns the seconds that the draft model has taken since the last call of this function."""
         seconds, self._proposing = self._proposing, 0.0
         return seconds
 
     def add(self, sequences: int, rows: int, seconds: float) -> None:
-        """Notes the seconds that a step without prompts took, by its numbers of sequences and of rows.
+        """Notes the seconds that a step with `sequences` sequences, `rows` rows and no prompts took.
 
-        seconds: without those of a model that proposes drafts.
+        seconds: without the time of a draft model.
         """
         self._costs.setdefault(sequences, _RowCost()).add(rows - sequences, seconds)
 
@@ -75,11 +75,11 @@ class RowCosts:
 class _RowCost:
     def __init__(self) -> None:
         self.value = ROW_COST
-        self.proposals = Median()  # seconds that a model takes for one draft of each sequence
+        self.proposals = Median()  # seconds that the draft model takes for one draft per sequence
         self._plain = Median()  # seconds of a step without drafts
         self._plain_steps = 0
         self.drafted_steps = 0  # since the last step without drafts
-        self._compared: deque[tuple[float, int]] = deque(maxlen=COMPARISONS)  # the cost of a row, and how many rows
+        self._compared: deque[tuple[float, int]] = deque(maxlen=COMPARISONS)  # (cost of a row, number of drafted rows)
 
     @property
     def proposal(self) -> float:

@@ -8,16 +8,16 @@
     discard_in_flight()         forgets the steps in flight, as if they had not been launched
 
 The scheduler counts in plain ints and knows nothing about tensors, sockets or clocks (the caller passes `now`).
-planner.py decides what a step has; this module keeps what is in flight, and applies results.
+planner.py decides the contents of a step; this module tracks the steps in flight and applies their results.
 
-A plan may be made while steps are in flight. It continues from the positions that those steps will have reached. A
-token whose id the host does not know yet can be in the plan, because the device will know it by then. Nothing is
-planned beyond a length that ends the sequence. If one of those ids is an eos, update() sees that later, and at worst
-one row was computed in vain.
+A plan may be made while steps are in flight. It continues from the positions that the steps in flight will reach. It
+may contain a token whose id the host does not know yet, because the device will know the id in time. Nothing is
+planned beyond a length that ends the sequence. If an id in flight turns out to be an eos, update() sees it later, and
+at worst one row was computed in vain.
 
 After a step that raised, nothing has to be undone. plan() does not change the counts of computed tokens, pages are not
 published before update(), and sequences keep their pages, so the next plan() contains the same work. To find out which
-sequence made a step fail, the step may also be repeated in parts, each a `Plan` of some of its chunks.
+sequence made a step fail, the step may also be repeated in parts: each part is a `Plan` with some of the chunks.
 """
 
 from collections.abc import Iterable
@@ -41,9 +41,9 @@ class Scheduler:
     """Schedules all sequences of one worker."""
 
     def __init__(self, config: SchedulerConfig, pools: Seq[PagePool], slots: PagePool | None = None) -> None:
-        """pools: one for each group of layers that keep the same of a sequence (worker/kv_cache/groups.py).
+        """pools: one for each group of layers (worker/kv_cache/groups.py).
 
-        slots: those for recurrent states, if layers have them.
+        slots: the pool of slots for recurrent states; None if no layer has a recurrent state.
         """
         self.config = config
         self._batching = batching_policy(config)
@@ -98,7 +98,7 @@ class Scheduler:
         return min(opens, self._earliest_deadline)
 
     def reset_prefix_cache(self, nonce: int) -> None:
-        """Empties the prefix cache; the status then has the nonce."""
+        """Empties the prefix cache. The status then shows the nonce, so that the caller knows it is done."""
         self.state.paging.clear_prefixes()
         self._prefix_cache_reset = nonce
 
@@ -107,7 +107,7 @@ class Scheduler:
     def submit(self, sequence: Sequence, now: float) -> None:
         """Adds a sequence to the queue. Raises Refused and changes nothing if it cannot be accepted.
 
-        A resumed sequence brings the output that it has so far: the K/V of this output is computed, but its ids are not
+        A resumed sequence comes with its output so far. The K/V of this output is computed again, but its ids are not
         sampled again. If the output is complete, the sequence ends without a new token.
         """
         if sequence.key in self.state.live:
@@ -186,16 +186,16 @@ class Scheduler:
             if chunk.drafts:
                 own = accepted_ids([*own, *islice(sampled, len(chunk.drafts))], chunk.drafts)
             if chunk.sequence not in running or chunk.sequence.in_flight_tokens < chunk.length:
-                continue  # it has left, or was preempted (and may run again)
+                continue  # the sequence has left, or was preempted (and may run again)
             update = self._apply(chunk, own, now)
             if update is not None:
                 updates.append(update)
-        # An answer that is checked counts as a prompt. _count_drafts() has counted the drafts.
+        # Output that is compared with an answer counts as prompt tokens. _count_drafts() has counted the drafts.
         self._generation_tokens += sum([chunk.samples for chunk in plan.chunks if chunk.sequence.check is None])
         return updates
 
     def _apply(self, chunk: Chunk, ids: list[int], now: float) -> SequenceUpdate | None:
-        """Applies one chunk and its ids. Returns None if the prompt is not complete yet."""
+        """Applies the result of one chunk: its sampled ids. Returns None if the prompt is not complete yet."""
         sequence = chunk.sequence
         outcome = self._add(sequence, ids)
         self._mark_computed(chunk, chunk.rows - len(ids) if chunk.drafts else 0)
@@ -210,7 +210,7 @@ class Scheduler:
         return SequenceUpdate(sequence, ids, outcome)
 
     def _add(self, sequence: Sequence, ids: list[int]) -> Outcome | None:
-        """Adds sampled ids to a sequence until one ends it. Deletes the others from `ids`, and returns the outcome."""
+        """Adds sampled ids to a sequence until one ends it, and deletes the rest from `ids`. Returns the outcome."""
         for count, id in enumerate(ids):
             if sequence.constraint is not None and not accept(sequence, sequence.constraint, id):
                 del ids[count:]
@@ -223,7 +223,7 @@ class Scheduler:
         return None
 
     def _mark_computed(self, chunk: Chunk, rejected: int) -> None:
-        """Counts the chunk's tokens as computed, except its last `rejected` drafts; publishes and returns pages."""
+        """Counts the chunk's tokens, except its last `rejected` drafts, as computed; publishes and frees pages."""
         sequence, start, paging = chunk.sequence, chunk.start, self.state.paging
         end = start if rejected and self._states is not None else start + chunk.length - rejected
         sequence.computed_tokens = end
@@ -232,7 +232,7 @@ class Scheduler:
         if start // paging.page_size != end // paging.page_size:
             paging.publish(sequence, start, end)
             paging.return_behind(sequence)
-        if self._states is not None:  # after a wrong token, it keeps the state from before the chunk
+        if self._states is not None:  # after a rejected draft, the sequence keeps the state from before the chunk
             self._states.computed(sequence, start, start + chunk.length)
         if chunk.drafts or sequence.check is not None:
             self._count_drafts(chunk, rejected)
@@ -242,7 +242,7 @@ class Scheduler:
             self.state.queue.release_group(sequence)
 
     def _count_drafts(self, chunk: Chunk, rejected: int) -> None:
-        """Counts the drafts of a chunk: those of an answer that is checked as a prompt, others as generated tokens."""
+        """Counts the drafts of a chunk: as prompt tokens if they belong to an answer check, else as generated ones."""
         accepted = len(chunk.drafts) - rejected
         if chunk.sequence.check is not None:
             self._prefill_tokens += chunk.length - rejected
@@ -261,7 +261,7 @@ class Scheduler:
                 self._states.discard(sequence)
 
     def retryable(self, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """Returns the chunks of a discarded step that can be computed again, without their drafts."""
+        """Returns those chunks of a discarded step that can be computed again, and removes their drafts."""
         running = self.state.running
         left = [chunk for chunk in chunks if chunk.sequence in running]
         again = [chunk for chunk in left if chunk.sequence.computed_tokens == chunk.start]

@@ -39,8 +39,8 @@ class Sequence:
     returned, and their entries are the scratch page.
 
     There is no state field. A waiting sequence has no pages. A running sequence with more than one uncomputed token is
-    in prefill, and with exactly one in decode. What a feature needs is in a record of its own, which is None for a
-    request without that feature.
+    in prefill, and with exactly one in decode. The data of each feature is in a record of its own, which is None for a
+    request without the feature.
     """
 
     # the request
@@ -52,14 +52,14 @@ class Sequence:
 
     # progress
     computed_tokens: int = 0  # tokens with K/V, not counting steps in flight
-    in_flight_tokens: int = 0  # the following tokens, which steps in flight compute
-    pending_outputs: int = 0  # new ids that steps in flight will give it, not counting accepted drafts
+    in_flight_tokens: int = 0  # the number of tokens after these that steps in flight compute
+    pending_outputs: int = 0  # the number of ids that steps in flight will sample, not counting accepted drafts
 
     # memory
     pages: "list[array[int]]" = field(default_factory=list)  # for each group, C ints: worker/run/inputs.py copies them
     room: int = 0  # how many tokens the pages of all groups have slots for
 
-    # what it shares or compares with other sequences
+    # its place in the queue, its history, and the prefix that it shares with other sequences
     turn: Turn = field(default_factory=Turn)
     history: History = field(default_factory=History)
     prefix: SharedPrefix = field(default_factory=SharedPrefix)
@@ -67,13 +67,13 @@ class Sequence:
     # features
     constraint: "Constraint | None" = None  # a grammar, or rules about tokens
     adjustment: Adjustment | None = field(init=False)  # penalties, biases and min_tokens
-    check: "AnswerCheck | None" = None  # the output is compared with an answer
-    scores: "PromptScores | None" = None  # with `prompt_logprobs`
-    pooling: Pooling | None = None  # it samples nothing, and its result is a vector (worker/run/pooling.py)
-    states: "SequenceStates | None" = None  # if layers have a recurrent state
-    mirostat: "MirostatRecord | None" = None  # the state of this sampler
+    check: "AnswerCheck | None" = None  # an answer that the output is compared with
+    scores: "PromptScores | None" = None  # which prompt tokens get log-probabilities (`prompt_logprobs`)
+    pooling: Pooling | None = None  # the result is a vector and nothing is sampled (worker/run/pooling.py)
+    states: "SequenceStates | None" = None  # slots of recurrent states, if layers have any
+    mirostat: "MirostatRecord | None" = None  # the state of the Mirostat sampler
     adapter: "AdapterUse | None" = None  # a LoRA adapter
-    pictures: "PromptPictures | None" = None  # whose vectors stand for some tokens of the prompt
+    pictures: "PromptPictures | None" = None  # pictures in the prompt: their vectors replace token embeddings
     prediction: "Prediction | None" = None  # a text that the client expects as the output
 
     def __post_init__(self) -> None:
@@ -95,13 +95,13 @@ class Sequence:
 
     @property
     def known_len(self) -> int:
-        """The number of tokens that can be computed without sampling: its tokens, and the answer that it checks."""
+        """The number of tokens that can be computed without sampling: the sequence's own, and those of an answer."""
         ahead = 0 if self.check is None else self.check.ahead(self.output_len)
         return len(self.tokens) + ahead
 
     @property
     def cacheable_tokens(self) -> int:
-        """How many of its first tokens may come from the prefix cache. Its result needs the rows of the others."""
+        """How many of the first tokens may come from the prefix cache. The result needs the other tokens' rows."""
         if self.pooling is not None and self.pooling.needs_first_rows:
             return 0
         if self.scores is not None and not self.output_len:
@@ -112,26 +112,26 @@ class Sequence:
 class Chunk(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A part of a planned step: computes tokens[start : start + length] of a sequence.
 
-    A decode is a chunk of one token and its drafts. The drafts of an answer that is checked are its ids, and follow the
-    last token of the prompt. The class is a Struct, not a dataclass: each step makes hundreds of chunks, and Structs
-    cost a tenth and no garbage collection.
+    A decode is a chunk of one token and its drafts. To check an answer, its ids are drafts after the prompt's last
+    token. The class is a Struct, not a dataclass, because each step makes hundreds of chunks, and a Struct costs a
+    tenth as much and needs no garbage collection.
     """
 
     sequence: Sequence
     start: int
     length: int
-    samples: bool  # whether the next token is sampled from its last row, which is the end of the tokens
+    samples: bool  # whether the next token is sampled, because the chunk reaches the end of the tokens
     drafts: tuple[int, ...] = ()  # proposed next tokens: computed in this step, and their rows are sampled too
 
     @property
     def first_scored(self) -> int:
-        """The index of the first prompt token that this chunk may score. Each row scores the token after its own."""
+        """The index of the first prompt token that this chunk may score. The row of a token scores the next token."""
         scores = self.sequence.scores
         return self.start + 1 if scores is None else max(self.start + 1, scores.start)
 
     @property
     def rows(self) -> int:
-        """How many ids are sampled: one, and one more after each draft, as if all drafts up to it were right."""
+        """How many ids are sampled: one, and one after each draft, as if this draft and those before it were right."""
         return self.samples + len(self.drafts)
 
 
@@ -176,7 +176,7 @@ class Plan:
 
 
 class SequenceUpdate(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """The result of a step for one sequence. There is none for a prompt that is not complete yet."""
+    """The result of a step for one sequence. A prompt that is not complete yet has no update."""
 
     sequence: Sequence
     tokens: list[int]  # new tokens; empty if the sequence ends without one, as with max_tokens 0

@@ -8,8 +8,8 @@ def admit_starved(state: SchedulerState, places: int, preempted: list[Sequence],
     """Admits a sequence of a tenant with no running sequence, if necessary by preempting others.
 
     It preempts sequences of the tenant that is most over its fair share, and adds them to `preempted`. This happens
-    only if a preempted sequence finds its pages again in the prefix cache, and only once for each waiting sequence,
-    because it may not help.
+    only if preempted sequences can find their pages again in the prefix cache. It happens only once for each waiting
+    sequence, because preempting may not make enough room.
 
     places: how many sequences may run.
     """

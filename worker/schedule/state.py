@@ -1,6 +1,6 @@
 """Holds the live sequences of one worker: which of them wait, which run, and which pages the running ones own.
 
-scheduler.py decides what a step computes, and applies the results.
+planner.py decides what a step computes, and scheduler.py applies the results.
 """
 
 from collections.abc import Sequence as Seq
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SchedulerStatus(NamedTuple):
-    """The present counts of the scheduler, and totals since the start. Other threads may read it."""
+    """The current counts of the scheduler, and totals since the start. Other threads may read it."""
 
     running: int  # sequences
     waiting: int  # sequences
@@ -37,7 +37,7 @@ class SchedulerStatus(NamedTuple):
 
 
 class SchedulerState:
-    """Holds every live sequence, which either waits and has no pages, or runs and owns its pages.
+    """Holds all live sequences. A sequence either waits and has no pages, or runs and owns its pages.
 
     reuses_pages: whether a preempted sequence can find its pages again in the prefix cache.
     """
@@ -57,14 +57,14 @@ class SchedulerState:
 
     @property
     def expected_tokens(self) -> int:
-        """The number of tokens that live sequences may still need. Any thread may ask."""
+        """An estimate of how many tokens the live sequences still need. Any thread may read it."""
         each = tuple(self.live.values())
         outputs = sum([max(0, min(EXPECTED_TOKENS, one.sampling.max_tokens - one.output_len)) for one in each])
         return outputs + sum([one.uncomputed_tokens for one in each if one.uncomputed_tokens > 1])
 
     def join(self, sequence: Sequence, now: float) -> bool:
-        """Lets a waiting sequence run. Returns False if there are not enough pages for all its tokens, or if the
-        running sequences use as many other adapters as they may."""
+        """Lets a waiting sequence run. Returns False if there are not enough pages for all its tokens, or if it would
+        exceed the number of LoRA adapters that may run together."""
         if sequence.adapter is not None and not sequence.adapter.has_place(self.running, self.config.max_loras):
             return False
         if not self.paging.claim(sequence, alone=not self.running):

@@ -1,11 +1,11 @@
 """Limits the prompt tokens of a step with decodes, based on how long earlier steps took.
 
-The duration of a step is modelled as the time of its decodes alone, plus a time for each prompt token. If the first
-part is estimated too low, the second one is measured too high by as much, because both come from the same kind of
-steps. Their sum, which is what the target limits, stays right.
+The duration of a step is modelled as the time of its decodes alone, plus a time for each prompt token. If the time of
+the decodes is estimated too low, the time of the prompt tokens is measured too high by as much, because it is the rest
+of the measured step. The target limits the sum of both, and the sum stays right.
 
-The estimates are medians of the last few steps, so that a single slow step (a stopped process, memory touched for the
-first time) changes nothing. The caller passes `now`.
+The estimates are medians of the last few steps, so a single slow step (a stopped process, memory touched for the first
+time) changes nothing. The caller passes `now`.
 """
 
 from collections import deque
@@ -17,8 +17,8 @@ from worker.schedule.recent import Median
 from worker.schedule.row_costs import RowCosts
 from worker.schedule.sequence import TILE
 
-MIN_PREFILL_TOKENS = 64  # a step may always have this many, so that prompts advance whatever was measured
-MIN_PREFILL_RATIO = 3  # prefill may take this many times the shortest step, which mostly reads weights
+MIN_PREFILL_TOKENS = 64  # a step may always have this many prompt tokens, so that prompts always advance
+MIN_PREFILL_RATIO = 3  # prefill may always take this many times as long as the shortest step
 
 
 class _Step(NamedTuple):
@@ -26,18 +26,18 @@ class _Step(NamedTuple):
     chunks: int
     decodes: int
     prompt_tokens: int
-    proposing: float  # seconds that a model has taken for drafts, a part of the step
+    proposing: float  # seconds of the step that a draft model has taken
 
 
 class StepTimePolicy:
-    """Limits the prompt tokens of steps. target: how many seconds a step with decodes shall take; inf: no limit."""
+    """Limits the prompt tokens of steps. target: the maximum seconds of a step with decodes; inf: no limit."""
 
     def __init__(self, target: float, max_step_tokens: int) -> None:
         self._target = target
         self._max_step_tokens = max_step_tokens
         self._decode_times: dict[int, Median] = {}  # without prompts; by bit length of the number of decodes
         self.row_cost = RowCosts()
-        self._shortest = 0.0  # seconds that any step takes: the lowest of _decode_times
+        self._shortest = 0.0  # seconds of the shortest kind of step: the lowest of _decode_times
         self._prompt_token = Median()  # seconds
         self._last_decodes = 1  # number of decodes in the last step that had any
         self._next = _Step(0.0, 0, 0, 0, 0.0)
@@ -46,13 +46,13 @@ class StepTimePolicy:
 
     @property
     def estimates(self) -> m.PrefillBudget:
-        """The estimates for as many decodes as the last step with decodes had. Other threads may read them."""
+        """The estimates for a step with as many decodes as the last one that had any. Other threads may read them."""
         target, decodes = self._target if self._target < inf else 0.0, self._last_decodes
         decode_s = self._decode_time(decodes)
         return m.PrefillBudget(target, self.prefill_budget(decodes), decode_s, self._prompt_token.value)
 
     def prefill_budget(self, decodes: int) -> int:
-        """Returns how many prompt tokens a step with that many decodes may have."""
+        """Returns how many prompt tokens a step with `decodes` decodes may have."""
         prompt_token = self._prompt_token.value
         left = max(self._target - self._decode_time(decodes), MIN_PREFILL_RATIO * self._shortest)
         if not decodes or prompt_token * self._max_step_tokens <= left:
@@ -62,7 +62,7 @@ class StepTimePolicy:
     # Events of a step
 
     def planned(self, now: float, chunks: int, decodes: int, prompt_tokens: int) -> None:
-        """Notes the step that was planned last. decodes: their rows, with drafts, which take as long as decodes."""
+        """Notes the step that was just planned. decodes: the rows of decodes and of drafts, which take equally long."""
         self._next = _Step(now, chunks, decodes, prompt_tokens, self.row_cost.take_proposing())
         self._last_decodes = decodes or self._last_decodes
 
@@ -72,9 +72,10 @@ class StepTimePolicy:
         self._in_flight.append(self._next if whole else _Step(self._next.planned, chunks, 0, 0, 0.0))
 
     def computed(self, now: float) -> None:
-        """Measures the first step in flight, which is computed now.
+        """Measures the oldest step in flight, which has just been computed.
 
-        The device started it when it was planned or when the step before it was computed, whichever was later.
+        The device is assumed to have started this step when it was planned or when the step before it was computed,
+        whichever was later.
         """
         step = self._in_flight.popleft()
         self._learn(step, now - max(step.planned, self._last_computed))
@@ -85,7 +86,7 @@ class StepTimePolicy:
 
     def _learn(self, step: _Step, seconds: float) -> None:
         decode_s = self._decode_time(step.decodes)
-        if step.decodes and (not step.prompt_tokens or seconds < decode_s):  # if less, decode_s was too high
+        if step.decodes and (not step.prompt_tokens or seconds < decode_s):  # a step shorter than decode_s corrects it
             self._decode_times.setdefault(step.decodes.bit_length(), Median()).add(seconds)
             if step.decodes <= TILE and not step.prompt_tokens:
                 self.row_cost.add(step.chunks, step.decodes, seconds - step.proposing)
@@ -94,9 +95,9 @@ class StepTimePolicy:
             self._prompt_token.add((seconds - decode_s) / step.prompt_tokens)
 
     def _decode_time(self, decodes: int) -> float:
-        """Estimates the seconds of a step with that many decodes and no prompts.
+        """Estimates the seconds of a step with `decodes` decodes and no prompts.
 
-        Uses steps with about as many decodes, or with fewer if there are no such measurements.
+        Uses measurements of steps with about as many decodes, or else with fewer. Returns 0 if there are none.
         """
         for bits in range(decodes.bit_length(), 0, -1):
             if bits in self._decode_times:

@@ -1,8 +1,8 @@
-"""Authenticates connections over tcp://: ZeroMQ asks it to check the public key of each connection (ZAP, RFC 27).
+"""Authenticates connections over tcp://. ZeroMQ asks this module to check each connection's public key (ZAP, RFC 27).
 
 It runs in the I/O thread. It reads the folder of allowed keys for every check, so that a key is valid as soon as its
 file exists. ZeroMQ asks only once per connection. If the file of a key is removed later, `is_allowed` rejects the
-messages that still come over its connection.
+messages that still arrive over that connection.
 """
 
 import logging
@@ -26,7 +26,7 @@ class Authenticator:
     wire: WireConfig
     socket: zmq.Socket[bytes]
     refused: int = 0  # number of refused connections and messages
-    _allowed: set[str] = field(default_factory=set)  # as of the last `refresh`
+    _allowed: set[str] = field(default_factory=set)  # the allowed keys at the last refresh()
     _logged: set[bytes] = field(default_factory=set)
 
     @classmethod
@@ -66,7 +66,7 @@ class Authenticator:
             allowed = key.decode() in self._allowed
             if not allowed:
                 self._refuse(key, address.decode("ascii", "replace"))
-            # After 300 the handshake times out and the peer retries; after 400 it would not retry.
+            # After status 300, the handshake times out and the peer retries; after 400, it would not retry.
             verdict = (b"200", b"OK", key) if allowed else (b"300", b"unknown key", b"")
             self.socket.send_multipart((version, request, *verdict, b""))
 

@@ -32,8 +32,8 @@ from worker.transport.auth import Authenticator
 log = logging.getLogger("sluice.transport")
 
 STATUS_INTERVAL_S = 0.2
-MAX_READS = 1000  # messages read from one socket before the others are polled
-MAX_INBOX = 1 << 16  # messages; further ones are not read, and wait with their senders
+MAX_READS = 1000  # messages read from one socket before the other sockets are polled
+MAX_INBOX = 1 << 16  # messages; while the inbox is full, no message is read, and senders have to wait
 MAX_FRONTENDS = 1024
 POLL_MS = 100
 MAX_LEASE_IDS = 1 << 16  # a Lease with more ids renews the lease, but aborts no requests
@@ -89,12 +89,12 @@ class WireServer:
     inbox: deque[tuple[bytes, m.Request | FrontendGone]] = field(default_factory=deque)
     awake: threading.Event = field(default_factory=threading.Event)
     step_progress: Callable[[], int] = lambda: 0  # grows while a step makes progress; called in the I/O thread
-    prefixes: Callable[[], m.CachedPrefixes] = m.CachedPrefixes  # for a Status that is sent; called in the I/O thread
+    prefixes: Callable[[], m.CachedPrefixes] = m.CachedPrefixes  # for each broadcast Status; called in the I/O thread
     progressed_at: float = field(default_factory=time.monotonic)  # when the compute loop last made progress
     counters: WireCounters = field(default_factory=WireCounters)
     _peers: dict[bytes, FrontendPeer] = field(default_factory=dict)
     _subscribers: Counter[bytes] = field(default_factory=Counter)  # number of connections per topic
-    _other_versions: deque[bytes] = field(default_factory=lambda: deque(maxlen=64))  # already logged
+    _other_versions: deque[bytes] = field(default_factory=lambda: deque(maxlen=64))  # logged frontends
     _outbox: deque[tuple[bytes, m.Step]] = field(default_factory=deque)
     _wakeup: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
     _last_progress: int = 0
@@ -107,7 +107,7 @@ class WireServer:
     _xpub: zmq.Socket[bytes] = field(init=False)
 
     def totals(self) -> dict[str, int]:
-        """Returns the totals that /metrics shows, by their names there."""
+        """Returns the totals that /metrics shows, by their names in /metrics."""
         return {
             "wire_garbage": self.counters.garbage,
             "wire_unsent": self.counters.unsent,
@@ -116,7 +116,7 @@ class WireServer:
         }
 
     def status(self) -> m.Status:
-        """Returns the present Status, with the frontends and the age of the last progress. Any thread may call this."""
+        """Returns the current Status, with the frontends and the age of the last progress. Any thread may call this."""
         peers = tuple(
             m.ConnectedFrontend(id.hex(), peer.pid, peer.streams, peer.seq) for id, peer in list(self._peers.items())
         )
@@ -147,7 +147,7 @@ class WireServer:
         os.eventfd_write(self._wakeup, 1)
 
     def refresh(self) -> None:
-        """Has Status broadcast at once, for frontends that wait for a change."""
+        """Broadcasts Status at once, for frontends that wait for a change."""
         self._status_due = 0.0
         self.flush()
 
@@ -302,9 +302,9 @@ class WireServer:
                 self._count_subscribers(message[1:], 1 if message[0] else -1)
 
     def _count_subscribers(self, id: bytes, change: int) -> None:
-        """Counts the connections of a frontend, and removes the frontend when the last one is gone.
+        """Counts the connections of a frontend, and removes the frontend when its last connection is gone.
 
-        A frontend that has reconnected therefore stays when its old connection breaks.
+        A frontend that has reconnected is therefore not removed when its old connection breaks.
         """
         self._subscribers[id] += change
         if self._subscribers[id] <= 0:

@@ -1,4 +1,4 @@
-"""What only some engines have, loaded beside the model.
+"""Parts that only some engines have. They are loaded in addition to the model.
 
 drafters            finds the model that --speculative-config names, and gives it to an engine
 """

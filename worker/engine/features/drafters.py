@@ -1,6 +1,6 @@
-"""Finds the model that drafts, and gives it to an engine once the served model is loaded.
+"""Finds the draft model, and adds it to an engine once the served model is loaded.
 
---speculative-config names it. With --speculation auto it is the MTP head of the checkpoint, if there is one.
+--speculative-config names the draft model. With --speculation auto, it is the checkpoint's MTP head, if there is one.
 """
 
 import logging
@@ -31,10 +31,11 @@ log = logging.getLogger("sluice.load")
 
 @dataclass(frozen=True, slots=True)
 class FoundDrafter:
-    """nbytes: what it takes in memory. optional: whether the model is served without it if the memory is too small.
+    """A draft model that was found but not loaded yet.
 
-    add_to: loads it and gives it to an engine: its runner, its scheduler's part, the served model's weights, and the
-    length of the longest sequence. Raises CheckpointError.
+    nbytes: the memory that it takes. optional: whether the model is served without it if the memory is too small.
+    add_to: loads it and adds it to an engine. Arguments: the runner, the scheduler's Speculation, the weights of the
+    served model, and the length of the longest sequence. Raises CheckpointError.
     """
 
     nbytes: int
@@ -45,9 +46,9 @@ class FoundDrafter:
 def load_with_drafter(
     files: ModelFiles, model: ModelConfig, worker: WorkerConfig, on_progress: Progress, hosts: "Hosts | None" = None
 ) -> tuple[LoadedModel, FoundDrafter | None]:
-    """Loads the model, and returns it with the model that drafts for it, if there is one and the memory suffices.
+    """Loads the model, and returns it with its draft model, if there is one and both fit in the memory.
 
-    hosts: where the other processes of --rank-group come together. Raises as load_model and find_drafter do.
+    hosts: the rendezvous of the processes of --rank-group. Raises the same errors as load_model and find_drafter.
     """
     drafter = find_drafter(files, model, worker)
     try:
@@ -61,7 +62,7 @@ def load_with_drafter(
 
 
 def find_drafter(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> FoundDrafter | None:
-    """Returns the model that drafts; None if there is none. Raises ConfigError and CheckpointError."""
+    """Returns the draft model; None if there is none. Raises ConfigError and CheckpointError."""
     if not worker.speculative_config:
         return _find_own_head(files, model, worker) if worker.speculation == "auto" else None
     config = read_speculative_config(worker.speculative_config, worker.max_draft_tokens)
@@ -73,7 +74,7 @@ def find_drafter(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) ->
 
 
 def _find_own_head(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> FoundDrafter | None:
-    """Returns the MTP head of the checkpoint if --speculation auto uses it. One that cannot be used is left out."""
+    """Returns the checkpoint's MTP head if --speculation auto can use it here; None if not, or if there is none."""
     from worker.run.drafters.mtp_head import has_head
 
     usable = files.device.type == "cpu" and files.formats.all_in_c and worker.batch_invariant
@@ -146,7 +147,7 @@ def _weights_bytes(files: ModelFiles) -> int:
 
 
 def _cache_bytes(spec: ModelSpec, files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> int:
-    """Returns the size of a drafter's K/V; 0 without --kv-cache-gb, when it takes a share of what the weights leave."""
+    """Returns the bytes of a draft model's K/V; 0 without --kv-cache-gb, because it then takes memory that is left."""
     from worker.run.drafters.draft_model import drafters_budget
     from worker.run.drafters.drafter_base import cache_bytes
 
@@ -156,4 +157,4 @@ def _cache_bytes(spec: ModelSpec, files: ModelFiles, model: ModelConfig, worker:
     return cache_bytes(spec, files.formats.dtype, longest, drafters_budget(worker))
 
 
-FINDERS = {"mtp": _find_mtp, "eagle3": _find_eagle, "draft_model": _find_draft_model}  # by the method
+FINDERS = {"mtp": _find_mtp, "eagle3": _find_eagle, "draft_model": _find_draft_model}  # by method

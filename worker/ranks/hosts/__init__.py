@@ -1,8 +1,8 @@
-"""Ranks on several hosts: how they find each other, and prove that they belong together. After that, rows go by TCP.
+"""Lets ranks on several hosts find and authenticate each other. After that, they exchange rows over TCP.
 
-group               which rank this process is, by torchrun's variables or LeaderWorkerSet's
-handshake           both ends of a connection prove that they have the worker's key
-links               connections that notice within seconds when the other end is gone
-door                lets in who has the key
-rendezvous          rank 0 gathers all others, and they connect to each other
+group               reads this process's rank from the variables of torchrun or LeaderWorkerSet
+handshake           proves to both ends of a connection that the other end has the worker's key
+links               TCP connections that notice within seconds when the other end is gone
+door                listens on a port, and accepts ranks that have the worker's key
+rendezvous          lets rank 0 wait for all other ranks, and connects all ranks with each other
 """

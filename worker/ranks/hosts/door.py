@@ -1,4 +1,4 @@
-"""Where a rank waits for others: it listens on a port, and lets in who has the worker's key."""
+"""Listens on a port for connections of other ranks, and accepts those that prove to have the worker's key."""
 
 import logging
 import queue
@@ -14,13 +14,13 @@ from worker.ranks.hosts.links import prepare
 
 log = logging.getLogger("sluice.ranks")
 
-MOST_AT_ONCE = 16  # who connects and says nothing holds a place for HANDSHAKE_S
+MOST_AT_ONCE = 16  # handshakes at the same time; a silent connection occupies a place for HANDSHAKE_S
 BACKLOG = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A rank that was let in. address: the rank's own, as this machine sees it."""
+    """A rank whose connection was accepted. address: the rank's IP address, as this machine sees it."""
 
     caller: Caller
     link: socket.socket
@@ -28,7 +28,7 @@ class Guest:
 
 
 class Door:
-    """Open for the length of a `with`. Connections that nobody has taken by then are closed."""
+    """Listens during a `with` block. At its end, accepted connections that next() has not returned are closed."""
 
     def __init__(self, port: int, secret: bytes) -> None:
         """Listens on all addresses of this machine. Raises ConfigError."""
@@ -52,13 +52,13 @@ class Door:
     ) -> None:
         self._closed = True
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # ends the wait of the thread that listens
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends the accept() of the listening thread
         self._listener.close()
         while not self._guests.empty():
             self._guests.get().link.close()
 
     def next(self, seconds: float) -> Guest | None:
-        """Returns the next one who was let in; None if nobody was, in so many seconds."""
+        """Waits for the next rank that is accepted, and returns it; None if there is none within `seconds`."""
         try:
             return self._guests.get(timeout=seconds)
         except queue.Empty:
@@ -84,7 +84,7 @@ class Door:
         except Stranger:
             log.warning("refused a connection from %s: it is no rank of this version", address)
         except (OSError, EOFError):
-            pass  # whoever it was has gone, or said too little in time
+            pass  # the other end has closed the connection, or did not finish the handshake in time
         else:
             self._guests.put(Guest(caller, link, address))
             if self._closed:
@@ -96,5 +96,5 @@ class Door:
 
 
 def _plain(address: str) -> str:
-    """Returns an address of IPv4 as such, where a socket for both versions shows it as one of IPv6."""
+    """Returns an IPv4 address without the prefix that a dual-stack socket puts before it."""
     return address.removeprefix("::ffff:")

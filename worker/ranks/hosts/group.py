@@ -1,19 +1,19 @@
-"""Finds the rank of this process, if ranks are on several hosts, in the variables that torchrun or Kubernetes sets."""
+"""Reads the rank of this process from the environment variables that torchrun or LeaderWorkerSet sets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.config import ConfigError, WorkerConfig
 
-PORT = 5557  # of rank 0, if nothing names one; rank N listens on the N-th after it
+PORT = 5557  # the port of rank 0, if no flag or variable names one; rank N listens on this port + N
 LAST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All ranks of a worker. leader, port: where rank 0 listens; the others listen on the ports that follow.
+    """The group of all ranks of a worker. leader, port: the address of rank 0; rank N listens on port + N.
 
-    here: how many ranks are on this machine; place: which of them this one is.
+    here: how many ranks are on this machine; place: the index of this rank among them.
     """
 
     rank: int
@@ -25,13 +25,13 @@ class Group:
 
     @property
     def machines(self) -> int:
-        """How many machines there are, if all have as many ranks as this one."""
+        """The number of machines, assuming that all have as many ranks as this one."""
         return self.count // self.here
 
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """The names of the variables that say which rank a process is."""
+    """The names of the environment variables that hold the fields of Group."""
 
     rank: str
     count: str
@@ -45,11 +45,11 @@ STARTERS = {
     "torchrun": Variables("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE", "LOCAL_RANK"),
     "lws": Variables("LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS"),
 }
-OWN_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True": torchrun itself listens on MASTER_PORT
+OWN_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # if "True", torchrun itself listens on MASTER_PORT
 
 
 def read_group(worker: WorkerConfig, environment: Mapping[str, str]) -> Group:
-    """Returns the group that the environment states to --rank-group, which is not `local`. Raises ConfigError."""
+    """Returns the group that the environment describes. --rank-group must not be `local`. Raises ConfigError."""
     names = STARTERS[worker.rank_group]
     read = _Reader(environment, f"--rank-group {worker.rank_group}")
     count = read.number(names.count, 2, 8)

@@ -1,8 +1,8 @@
-"""How both ends of a connection prove that they have the worker's key, without sending it.
+"""A handshake by which both ends of a connection prove that they have the worker's key, without sending it.
 
-The end that connects says who it is, with a random number. The end that listens answers with a number of its own and an
-HMAC-SHA-256 over all of this; the other end then sends one, too. The two differ, so that none can be sent back. Nothing
-is decoded before that, and nothing is encrypted after it: see docs/security.md.
+The connecting end sends its identity and a nonce. The listening end answers with its own nonce and an HMAC-SHA-256 over
+all of this. Then the connecting end sends an HMAC, too. Both HMACs differ, so neither can be replayed to its sender. No
+message is decoded before the handshake, and nothing is encrypted after it: see docs/security.md.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-ORDERS, ROWS = 1, 2  # what a connection is for: what rank 0 tells another rank; rows that two ranks exchange
+ORDERS, ROWS = 1, 2  # purposes of a connection: orders from rank 0 to another rank; rows that two ranks exchange
 GREETING = struct.Struct("<16s32sBB16s")
 PROTOCOL = b"sluice ranks 1".ljust(16, b"\0")
 NONCE = PROOF = 32
@@ -26,12 +26,12 @@ class WrongKey(Exception):
 
 
 class Stranger(Exception):
-    """The other end is none of our ranks, or of another version."""
+    """The other end is not a rank of this version of the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The rank that has connected. group: the name that rank 0 gave to all ranks, once they had come; else NO_GROUP."""
+    """The identity of the connecting rank. group: the random name that rank 0 gave to the group; before: NO_GROUP."""
 
     purpose: int
     rank: int
@@ -39,7 +39,7 @@ class Caller:
 
 
 def greet(link: socket.socket, secret: bytes, caller: Caller) -> None:
-    """Proves to the end that listens who this end is. Raises WrongKey, EOFError and OSError."""
+    """The connecting end's side of the handshake. Raises WrongKey, EOFError and OSError."""
     deadline = time.monotonic() + HANDSHAKE_S
     greeting = GREETING.pack(PROTOCOL, os.urandom(NONCE), caller.purpose, caller.rank, caller.group)
     link.sendall(greeting)
@@ -51,7 +51,7 @@ def greet(link: socket.socket, secret: bytes, caller: Caller) -> None:
 
 
 def admit(link: socket.socket, secret: bytes) -> Caller:
-    """Returns who has connected, and has proved it. Raises Stranger, WrongKey, EOFError and OSError."""
+    """The listening end's side. Returns the rank that connected. Raises Stranger, WrongKey, EOFError and OSError."""
     deadline = time.monotonic() + HANDSHAKE_S
     greeting, nonce = _exactly(link, GREETING.size, deadline), os.urandom(NONCE)
     protocol, _, purpose, rank, group = GREETING.unpack(greeting)

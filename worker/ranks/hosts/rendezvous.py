@@ -1,10 +1,10 @@
-"""How the ranks of several hosts come together: rank 0 gathers all others, and each connects to each.
+"""The rendezvous of ranks on several hosts: rank 0 waits for all others, and then all ranks connect to each other.
 
-    another rank → rank 0     Introduction: what it has; over the connection that rank 0 then gives its orders on
-    rank 0 → another rank     Welcome, when all have come and have the same as rank 0; or Refusal
-    a rank → each before it   a connection for rows, under the group's name, which rank 0 has drawn
+    another rank → rank 0         Introduction, over the connection on which rank 0 later sends orders
+    rank 0 → another rank         Welcome, when all ranks have come and their facts are equal; or else Refusal
+    a rank → each rank before it  a connection for rows, with the random name that rank 0 gave to the group
 
-A rank that has lost rank 0 begins anew, and so does a rank 0 that has lost another one: no group is ever repaired.
+If rank 0 loses another rank, or another rank loses rank 0, it starts the rendezvous again. A group is never repaired.
 """
 
 import logging
@@ -28,28 +28,31 @@ from worker.ranks.hosts.links import connect, wait_for_end
 log = logging.getLogger("sluice.ranks")
 
 POLL_S = 0.2
-AGAIN_S = 0.5  # after which a rank tries again to reach rank 0
-TOLD_EVERY_S = 30.0
-ROWS_S = 30.0  # for all connections for rows, once all ranks have come
-MOST_BYTES = 1 << 20  # of a frame of the rendezvous
+AGAIN_S = 0.5  # seconds after which a rank tries again to reach rank 0
+TOLD_EVERY_S = 30.0  # seconds between two log lines about waiting
+ROWS_S = 30.0  # the timeout for all connections for rows, once all ranks have come
+MOST_BYTES = 1 << 20  # the maximum bytes of a frame of the rendezvous
 
 Facts = Mapping[str, str]
 Frame = TypeVar("Frame")
 
 
 class Refused(Exception):
-    """This rank does not fit rank 0, or their keys differ. A later try may succeed: one host may not be updated yet."""
+    """Rank 0 refused this rank, or their keys differ. A later try may succeed, for example after one host's update."""
 
 
 class Introduction(msgspec.Struct, frozen=True):
-    """What another rank says of itself. facts: what must be the same for all ranks, by the words for it."""
+    """Another rank's message to rank 0. facts: values that must be equal for all ranks, by their names in errors."""
 
     pid: int
     facts: dict[str, str]
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """group: the name of this group of processes. addresses: of the ranks from 1 on. worker: rank 0's settings."""
+    """Rank 0's answer when all ranks have come. group: the random name of the group. addresses: of ranks 1, 2, ...
+
+    worker: rank 0's settings.
+    """
 
     group: bytes
     addresses: list[str]
@@ -72,7 +75,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What another rank has when all have come together. worker: rank 0's settings. rows: connections by rank."""
+    """The result of the rendezvous for another rank.
+
+    orders: the connection to rank 0. worker: rank 0's settings. rows: the connections for rows, by rank.
+    """
 
     orders: socket.socket
     worker: WorkerConfig
@@ -81,7 +87,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What rank 0 has then. members: in the order of their ranks."""
+    """The result of the rendezvous for rank 0. members: the other ranks, in order. rows: see Joined."""
 
     members: list[Member]
     rows: dict[int, socket.socket]
@@ -89,13 +95,13 @@ class Gathered:
 
 @dataclass(slots=True)
 class Hosts:
-    """One rank's side of the rendezvous. secret: the worker's key, empty with --insecure."""
+    """One rank's side of the rendezvous. secret: the worker's key; empty with --insecure."""
 
     group: Group
     secret: bytes = field(repr=False)
 
     def gather(self, facts: Facts, worker: WorkerConfig, on_progress: Callable[[], None]) -> Gathered:
-        """Waits for all other ranks, however long it takes. Called by rank 0.
+        """Waits without a timeout for all other ranks. Called by rank 0.
 
         Raises ConfigError if it cannot listen, and RankLost if a rank is lost after all have come.
         """
@@ -119,7 +125,7 @@ class Hosts:
         return Gathered([members[rank] for rank in range(1, group.count)], rows)
 
     def join(self, facts: Facts) -> Joined:
-        """Comes together with rank 0 and all others, however long it takes. Called by another rank.
+        """Waits without a timeout for rank 0 and all other ranks. Called by ranks other than 0.
 
         Raises Refused, and ConfigError if it cannot listen.
         """
@@ -162,7 +168,7 @@ class Hosts:
 
 
 def difference(own: Facts, other: Facts) -> str:
-    """Returns the words for the first fact that differs, with both values; empty if all are the same."""
+    """Returns an error text with the first fact that differs and both values; empty if all facts are equal."""
     for name in (*own, *other):
         if own.get(name) != other.get(name):
             return f"{name} {other.get(name, 'none')}, and rank 0 has {own.get(name, 'none')}"
@@ -188,7 +194,7 @@ def _gather_members(door: Door, group: Group, facts: Facts, on_progress: Callabl
 
 
 def _introduced(guest: Guest, group: Group, facts: Facts) -> Member | None:
-    """Returns the rank that has come; None if it is refused, or has gone."""
+    """Returns the rank that has introduced itself; None if it was refused, or has disconnected."""
     rank, link = guest.caller.rank, guest.link
     try:
         if guest.caller.purpose != ORDERS:
@@ -216,7 +222,7 @@ def _welcome(orders: socket.socket) -> Welcome:
 
 
 def _accept_rows(door: Door, name: bytes, ranks: range, on_progress: Callable[[], None]) -> dict[int, socket.socket]:
-    """Waits for the connections for rows of other ranks of this group. Raises ConnectionError if one does not come."""
+    """Waits for a connection for rows from each of `ranks`. Raises ConnectionError if one is missing after ROWS_S."""
     rows: dict[int, socket.socket] = {}
     deadline = time.monotonic() + ROWS_S
     while len(rows) < len(ranks):
@@ -229,7 +235,7 @@ def _accept_rows(door: Door, name: bytes, ranks: range, on_progress: Callable[[]
         if caller.purpose == ROWS and caller.group == name and caller.rank in ranks and caller.rank not in rows:
             rows[caller.rank] = guest.link
         else:
-            guest.link.close()  # of a group that is no more, or of a rank that begins anew
+            guest.link.close()  # from a rank of an earlier group, or from a rank that starts again
     return rows
 
 

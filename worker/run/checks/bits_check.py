@@ -1,9 +1,9 @@
-"""Checks before serving that the bits of a row depend on no other row on this device.
+"""Checks before serving that, on this device, the bits of a row do not depend on other rows (batch invariance).
 
-All kernels are written so. They rely on matrix instructions that add in the same order for every size of a tile, which
-no maker of GPUs promises. Therefore a sequence runs through the first layers of the loaded model alone and beside
-others, in one chunk, in several, and as a decode. Its logits, its K/V and its recurrent states must have the same bits
-every time.
+All kernels are designed for this. But they rely on matrix instructions that add in the same order for every tile size,
+and no maker of GPUs guarantees this order. The check therefore runs a sequence through the first layers of the loaded
+model in several ways: alone and with others, in one chunk, in several chunks, and as a decode. Its logits, K/V and
+recurrent states must have the same bits every time.
 """
 
 import logging
@@ -27,16 +27,16 @@ from worker.schedule.sequence import Chunk, Sequence
 
 log = logging.getLogger("sluice.load")
 
-LENGTH = 1219  # tokens of the sequence: enough for several splits of attention's keys
-LEAST_LAYERS = 2  # the K/V of the second layer depends on everything in the first
-BESIDE_DECODES = (16, 64)  # rows of a step of decodes
-BESIDE_CHUNK = (17, 65, 129)  # rows of a step with one decode and a prompt chunk
+LENGTH = 1219  # tokens of the sequence: enough that attention splits the keys several times
+LEAST_LAYERS = 2  # the K/V of the second layer depends on everything that the first layer computes
+BESIDE_DECODES = (16, 64)  # numbers of rows in a step of decodes
+BESIDE_CHUNK = (17, 65, 129)  # numbers of rows in a step with one decode and a prompt chunk
 
 
 def keeps_bits(decoder: Decoder, worker: WorkerConfig, length: int, device: str) -> bool:
-    """Whether the same request gets the same bits in every step, as far as dummy steps show; warns once if not.
+    """Whether a request gets the same bits in every kind of step that the check tries. Logs one warning if not.
 
-    length: of the longest sequence. device: its name.
+    length: the length of the longest sequence. device: the name of the GPU.
     """
     if decoder.operations is TORCH or not worker.batch_invariant:
         return False
@@ -58,7 +58,7 @@ def keeps_bits(decoder: Decoder, worker: WorkerConfig, length: int, device: str)
 
 @torch.inference_mode()
 def find_differing_steps(decoder: Decoder, worker: WorkerConfig, length: int) -> list[str]:
-    """Returns in which kinds of steps a sequence gets other bits than alone in one chunk."""
+    """Returns the kinds of steps in which a sequence gets other bits than when it is computed alone in one chunk."""
     limits = StepLimits.of(worker, length)
     small = first_layers(decoder, min(length, LENGTH), decoder.operations, LEAST_LAYERS)
     kinds = [(LENGTH, GREEDY), (max(BESIDE_CHUNK) - 1, GREEDY), *[(1, GREEDY)] * (max(BESIDE_DECODES) - 1)]
@@ -71,7 +71,7 @@ def find_differing_steps(decoder: Decoder, worker: WorkerConfig, length: int) ->
 
 @dataclass(frozen=True, slots=True)
 class _Variants:
-    """Computes the sequence `one` in several ways; `prompt` and `shorts` are its company."""
+    """Computes the sequence `one` in several ways, with `prompt` and `shorts` as other sequences in its steps."""
 
     decoder: Decoder
     cache: KVCache
@@ -81,7 +81,7 @@ class _Variants:
     shorts: list[Sequence]
 
     def kinds(self) -> Iterator[tuple[str, list[int], list[Chunk]]]:
-        """Yields the name of each way, where it cuts the sequence, and the other chunks of its last step."""
+        """Yields for each way: its name, the positions where the sequence is cut, the other chunks of the last step."""
         length = len(self.one.tokens)
         yield "when it is computed again", [], []
         yield "in several chunks", [1, length // 5, length // 5 + 1, length - 7], []
@@ -97,7 +97,7 @@ class _Variants:
             yield f"as a chunk beside {rows - 1} tokens of a prompt", [length - min(length, 40)], company
 
     def run(self, cuts: list[int], company: list[Chunk]) -> list[Tensor]:
-        """Computes the sequence from its first token on, with `company` in the last step, and returns its bits."""
+        """Computes the sequence `one` from its start. Returns its logits, K/V and states. company: see kinds()."""
         for sequence in (self.one, self.prompt, *self.shorts):
             sequence.computed_tokens = 0
             states = slots_of(sequence)
@@ -111,7 +111,7 @@ class _Variants:
         return [logits, *self._kept()]
 
     def _step(self, own: Chunk, company: list[Chunk]) -> Tensor:
-        """Returns the logits of the sequence [vocab]. It is the last decode of a step and the first chunk."""
+        """Computes a step, with `own` between decodes and prompts. Returns the logits [vocab] of `own`."""
         after = [chunk for chunk in company if chunk.sequence is self.prompt]
         chunks = [*(chunk for chunk in company if chunk.sequence is not self.prompt), own, *after]
         inputs, _ = build_inputs(chunks, self.limits.page_size, self.cache.device, recurrent=bool(self.cache.states))
@@ -121,7 +121,7 @@ class _Variants:
         return logits
 
     def _kept(self) -> Iterator[Tensor]:
-        """Yields what the cache holds of the sequence: K/V of all layers, recurrent states."""
+        """Yields the K/V of the sequence in all layers, and its recurrent states."""
         one = self.one
         pages = to_device(np.array(one.pages[0], np.int64), self.cache.device)
         for part in (*self.cache.k, *self.cache.v):

@@ -1,4 +1,4 @@
-"""What the checks before serving compute: a decoder with few layers, and sequences with a cache of their own."""
+"""Makes the inputs of the checks before serving: a decoder with few layers, and sequences with their own K/V cache."""
 
 from array import array
 from collections.abc import Iterable
@@ -16,10 +16,10 @@ from worker.schedule.sequence import Chunk, Sequence
 
 
 def first_layers(decoder: Decoder, length: int, operations: Operations, least: int = 1) -> Decoder:
-    """Returns a decoder with only the first layer of each kind, and the layers whose K/V these share.
+    """Returns a decoder with only the first layer of each kind, and the layers whose K/V these layers share.
 
-    Layers are of one kind if their specs and the formats of their weights are equal. length: tokens of the longest
-    sequence of the new decoder. least: this many first layers are kept even if they are of one kind.
+    Layers are of the same kind if their specs and the formats of their weights are equal. length: tokens of the longest
+    sequence of the new decoder. least: the first `least` layers are always kept.
     """
     spec, weights = decoder.spec, decoder.weights
     kinds: dict[object, int] = {}
@@ -41,10 +41,10 @@ def first_layers(decoder: Decoder, length: int, operations: Operations, least: i
 
 
 def sequences_of(kinds: Iterable[tuple[int, Sampling]], limits: StepLimits, vocab: int) -> list[Sequence]:
-    """Makes a sequence of each length and sampling. The limits may shorten sequences.
+    """Makes a sequence for each (length, sampling) in `kinds`. The limits may shorten sequences.
 
-    They have tokens from the whole vocabulary, pages in descending order from page 1 on, and two slots for states from
-    slot 1 on.
+    The tokens are from the whole vocabulary. Sequences get consecutive pages from page 1 on, each in descending order,
+    and two slots for recurrent states each, from slot 1 on.
     """
     sequences, page = list[Sequence](), 1
     for number, (most, sampling) in enumerate(kinds):
@@ -61,7 +61,7 @@ def sequences_of(kinds: Iterable[tuple[int, Sampling]], limits: StepLimits, voca
 
 
 def cache_for(sequences: Seq[Sequence], decoder: Decoder, worker: WorkerConfig, page_size: int) -> KVCache:
-    """Makes a cache for the pages and slots of these sequences."""
+    """Makes a K/V cache with the pages and slots of these sequences."""
     embed = decoder.weights.embed
     pages = 1 + sum(len(sequence.pages[0]) for sequence in sequences)
     slots = 1 + sum(len(slots_of(sequence).free) for sequence in sequences)
@@ -72,7 +72,7 @@ def cache_for(sequences: Seq[Sequence], decoder: Decoder, worker: WorkerConfig, 
 
 
 def advance(chunk: Chunk) -> None:
-    """Counts the tokens of a chunk as computed. The slots of its sequence take turns."""
+    """Counts the tokens of a chunk as computed. The slot that was written becomes the slot to read next."""
     sequence = chunk.sequence
     sequence.computed_tokens += chunk.length
     states = slots_of(sequence)

@@ -1,8 +1,8 @@
-"""Checks before serving that the Triton kernels compute the same on this GPU as plain PyTorch.
+"""Checks before serving that, on this GPU, the Triton kernels compute the same results as plain PyTorch.
 
-A compiler or a device may compute wrong results without any error. Therefore a few dummy steps run through layers of
-the loaded model, the first of each kind. Every operation in them runs with Triton and with PyTorch on the same inputs.
-If the results of one operation differ, or it fails, PyTorch computes all operations from then on.
+A compiler or a device may compute wrong results without any error. The check therefore runs a few dummy steps through
+the first layer of each kind of the loaded model, and computes each operation with Triton and with PyTorch on the same
+inputs. If an operation fails, or its results differ, PyTorch computes all operations from then on.
 """
 
 import logging
@@ -32,13 +32,13 @@ from worker.schedule.sequence import Chunk, Plan, Sequence
 
 log = logging.getLogger("sluice.load")
 
-CHUNK_LENGTHS = (3, 1, 40, 1, 19, 130, 1, 512, 512, 1)  # of each sequence, step by step; they use all tiles
+CHUNK_LENGTHS = (3, 1, 40, 1, 19, 130, 1, 512, 512, 1)  # chunk length in each step, chosen to use all tile sizes
 SEQUENCE_LENGTHS = (sum(CHUNK_LENGTHS), 70, 30)
 SEQUENCE_SAMPLINGS = (PLAIN, Sampling(1), Sampling(1, top_p=0.9))
-MAX_ROUNDINGS = 4  # how many rounding errors of the format may add up
+MAX_ROUNDINGS = 4  # the tolerance of an operation, in rounding errors of its format
 STATES = {"delta_net": 4, "mamba2": 4, "short_conv": 2}  # operation → index of the argument that is its recurrent state
-MIN_TOLERANCE = 1e-3  # for any format, as a share of the norm of a row
-FP8_TOLERANCE = 2**-3  # for eight-bit K/V, where a number may be rounded the other way
+MIN_TOLERANCE = 1e-3  # the least tolerance for any format, as a share of the norm of a row
+FP8_TOLERANCE = 2**-3  # the tolerance for 8-bit K/V, because a number may be rounded up by one and down by the other
 
 
 def choose_operations(
@@ -46,8 +46,8 @@ def choose_operations(
 ) -> tuple[Decoder, PoolBudget]:
     """Returns the decoder with the operations of --kernels, and the memory that is left for the K/V pool.
 
-    With --kernels auto, the decoder has plain operations if Triton's are wrong on this device. To find how much memory
-    is left, it compiles all kernels and measures the largest step, for sequences of up to `length` tokens.
+    With --kernels auto, the decoder gets plain operations if Triton's are wrong on this device. To find how much memory
+    is left, this compiles all kernels and measures the largest step, for sequences of up to `length` tokens.
 
     Raises torch.OutOfMemoryError, or DeviceBroken if a kernel has left the device unusable.
     """
@@ -92,7 +92,7 @@ def _with_torch(
 
 
 def find_wrong_operations(decoder: Decoder, worker: WorkerConfig, length: int) -> str:
-    """Returns which operations of the decoder differ from the plain ones, and how, or "" if none differs."""
+    """Returns which operations of the decoder differ from plain PyTorch's, and how, or "" if none differs."""
     both = CompareOperations(decoder.operations, TORCH, decoder.weights.embed.dtype)
     try:
         _compare(decoder, worker, length, both)
@@ -105,12 +105,12 @@ def find_wrong_operations(decoder: Decoder, worker: WorkerConfig, length: int) -
 
 
 class CompareOperations:
-    """Runs each operation in its fast and its plain form. The result is that of the plain form if the two differ."""
+    """Runs each operation in its fast and its plain form. If the results differ, it returns the plain form's."""
 
     def __init__(self, fast: Operations, plain: Operations, dtype: torch.dtype) -> None:
         """dtype: the format that the operations compute in."""
         self.problems: dict[str, str] = {}  # operation → its first problem
-        self.rounded_draws = 0  # how many tokens were drawn differently because numbers were rounded differently
+        self.rounded_draws = 0  # how many sampled tokens differ only because of rounding
         self.operations = Operations(**{item.name: partial(self._run, item.name) for item in fields(Operations)})
         self._fast, self._plain, self._dtype = fast, plain, dtype
 
@@ -121,7 +121,7 @@ class CompareOperations:
         try:
             actual = getattr(self._fast, name)(*args, **options)
             got, wanted = _outputs(actual, caches), _outputs(expected, copies)
-            if name == "experts":  # where the choice is not clear, both may be right
+            if name == "experts":  # compare only rows with a clear choice of experts: near ties may go either way
                 clear = clear_choices(*args[:3])
                 got, wanted = [got[0].where(clear[:, None], 0.0)], [wanted[0].where(clear[:, None], 0.0)]
             if name == "sample_plain":
@@ -139,7 +139,7 @@ class CompareOperations:
         return expected
 
     def _ids(self, args: tuple[Any, ...], got: Tensor, wanted: Tensor) -> Tensor:
-        """Returns the drawn ids. Where rounding alone explains a difference, the id is the one that was wanted."""
+        """Returns the ids in `got`. Where rounding alone explains a difference, it returns the id in `wanted`."""
         if torch.equal(got, wanted):
             return got
         logits, params, stages = args
@@ -165,21 +165,21 @@ class CompareOperations:
 
 
 def _written(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Returns the tensors that an operation with these arguments writes to: K/V, or recurrent states."""
+    """Returns those of the arguments that the operation writes to: K/V or recurrent states."""
     if name in STATES:
         return args[STATES[name]].tail, args[STATES[name]].memory
     return args[1:3] if name == "qkv_rope_write" else ()
 
 
 def _writing_to(copies: tuple[Tensor, ...], name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the arguments with copies of the tensors that the operation writes to."""
+    """Returns the arguments, with `copies` in place of the tensors that the operation writes to."""
     if name in STATES:
         return *args[: STATES[name]], RecurrentState(*copies), *args[STATES[name] + 1 :]
     return args[0], *copies, *args[1 + len(copies) :]
 
 
 def worst_row(got: Tensor, expected: Tensor) -> float:
-    """Returns the largest error of a row [R, ...], relative to its norm or to the median norm, whichever is larger.
+    """Returns the largest error of any row [R, ...], relative to the row's norm or the median norm, the larger of both.
 
     NaN counts as an infinite error. Rows that are not finite in `expected` are ignored.
     """
@@ -207,7 +207,7 @@ def _compare(decoder: Decoder, worker: WorkerConfig, length: int, both: CompareO
 
 
 def _steps(sequences: list[Sequence], max_tokens: int) -> Iterator[list[Chunk]]:
-    """Yields the chunks of each step: at most `max_tokens` tokens in total, but at least one of each sequence."""
+    """Yields the chunks of each step: at most `max_tokens` tokens in all, but at least one token of each sequence."""
     for chunk_length in CHUNK_LENGTHS:
         live = [sequence for sequence in sequences if sequence.uncomputed_tokens]
         if not live:
@@ -222,7 +222,7 @@ def _steps(sequences: list[Sequence], max_tokens: int) -> Iterator[list[Chunk]]:
 
 
 def _outputs(result: Tensor | tuple[Tensor, ...], caches: tuple[Tensor, ...]) -> list[Tensor]:
-    """Returns the tensors that an operation returned and the caches that it wrote to, with a row per slot or state."""
+    """Returns the results of an operation, and the caches that it wrote to, reshaped to one row per slot or state."""
     returned = result if isinstance(result, tuple) else (result,)
     return [*returned, *(cache.flatten(0, max(0, cache.ndim - 3)) for cache in caches)]
 

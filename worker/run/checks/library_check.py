@@ -1,9 +1,9 @@
-"""Finds before serving which products the vendor's library computes with the bits of our kernels (--gpu-options
-library_products).
+"""Finds before serving the matrix products that the vendor's library computes with the same bits as our kernels
+(--gpu-options library_products).
 
-Each shape of a plain weight is multiplied by random rows, for a few numbers of rows: powers of two, and those of the
-largest steps. The library computes a product from then on only if its bits were ours, and if those of the first row
-were the bits that it has alone.
+A weight of each shape is multiplied by random rows, for several numbers of rows: powers of two, and the sizes of the
+largest steps. From then on, the library computes a product only if its bits were equal to ours, and if the first row
+had the same bits as when it is computed alone.
 """
 
 import logging
@@ -30,20 +30,20 @@ from worker.model.layer import Weights
 log = logging.getLogger("sluice.load")
 
 OPTION = "library_products"
-MOST_HEAD_ROWS = 512  # a step computes the logits of few rows
+MOST_HEAD_ROWS = 512  # the maximum rows to compare for the output head, because a step computes few rows of logits
 ANY = 1 << 62
 Multiply = Callable[..., Tensor]
 
 
 def with_equal_library_products(decoder: Decoder, worker: WorkerConfig) -> Decoder:
-    """Returns the decoder. With the option, the library computes all products in it that get our bits there, too."""
+    """Returns the decoder. With the option, the library computes all products for which it has the bits of ours."""
     if OPTION not in words(worker.gpu_options) or worker.kernels == "torch":
         return decoder
     return with_checked_library(decoder, row_counts(worker.max_step_tokens, worker.prefill_chunk_size))
 
 
 def with_checked_library(decoder: Decoder, counts: Iterable[int]) -> Decoder:
-    """Returns a decoder in which the library computes the products of `counts` rows that get our bits there, too."""
+    """Returns a decoder in which the library computes products of `counts` rows if it has the same bits as ours."""
     for name, value in SCARCE.items():
         os.environ.setdefault(name, value)
     problems: dict[Product, str] = {}
@@ -60,7 +60,7 @@ def with_checked_library(decoder: Decoder, counts: Iterable[int]) -> Decoder:
 
 
 def row_counts(*largest: int) -> set[int]:
-    """Returns the numbers of rows to compare: powers of two up to the largest, and the largest themselves."""
+    """Returns the numbers of rows to compare: the numbers in `largest`, and powers of two up to the largest of them."""
     powers = {1 << exponent for exponent in range(max(largest).bit_length())}
     return {count for count in powers | {*largest} if count >= FEWEST_ROWS}
 
@@ -69,7 +69,7 @@ def row_counts(*largest: int) -> set[int]:
 def compare(
     packed: PackedLinear, counts: list[int], ours: Multiply = linear, library: Multiply = library_linear
 ) -> Iterator[tuple[Product, str]]:
-    """Yields the products of a weight with `counts` rows, and why the library may not compute each, or "" if it may."""
+    """Yields each product of a weight with `counts` rows, and why the library must not compute it ("" if it may)."""
     weight = packed.weight
     generator = torch.Generator(weight.device).manual_seed(0)
     for rows in counts:
@@ -96,7 +96,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _shapes(weights: Weights) -> Iterator[tuple[PackedLinear, int]]:
-    """Yields a weight of each shape, and the most rows that it is multiplied by."""
+    """Yields one weight of each shape, and the maximum number of rows that it is multiplied by."""
     of_layers = (packed for layer in weights.layers for packed in layer.linears if isinstance(packed, PackedLinear))
     seen: set[tuple[object, ...]] = set()
     for packed, most in (*((packed, ANY) for packed in of_layers), (weights.head, MOST_HEAD_ROWS)):

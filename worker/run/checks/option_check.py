@@ -1,9 +1,9 @@
 """Checks before serving that the options of --gpu-options change no bit on this GPU.
 
-The options change how kernels wait for one another. A kernel that waits too little reads what an earlier step has left
-in its place, but only if the kernels follow one another closely. So a few dummy steps of the whole model are captured
-as CUDA graphs with the options, and each is replayed many times with two sets of tokens in turn. All logits must have
-the bits of the same step without options and without a graph.
+The options change how kernels wait for one another. A kernel that does not wait long enough reads old values of an
+earlier step, but only if kernels follow one another closely. The check therefore captures a few dummy steps of the
+whole model as CUDA graphs with the options, and replays each many times, with two sets of tokens in turn. All logits
+must have the same bits as the step without options and without a graph.
 """
 
 import logging
@@ -29,15 +29,15 @@ from worker.schedule.sequence import Chunk, Sequence
 
 log = logging.getLogger("sluice.load")
 
-REPLAYS = 20  # of each step
-# The computed tokens of each sequence of a step, and how many more the first computes: decodes, and a prompt with them.
+REPLAYS = 20  # replays of each step
+# A step: (tokens computed before, for each sequence), and the tokens that its first sequence computes; the others: 1.
 Steps = tuple[tuple[tuple[int, ...], int], ...]
 STEPS: Steps = (((700,), 1), ((700, 3, 300, 64), 1), ((64, 700, 3), 40))
-LONG_PROMPT: Steps = (((300,), 2048),)  # so many rows that prefill attention computes them
+LONG_PROMPT: Steps = (((300,), 2048),)  # enough rows that the kernel for prefill attention computes them
 
 
 def with_sound_options(decoder: Decoder, worker: WorkerConfig, length: int) -> Decoder:
-    """Returns the decoder with those of --gpu-options that change no bit; one warning names the others.
+    """Returns the decoder with those options of --gpu-options that change no bit. One warning names the other options.
 
     length: tokens of the longest sequence. Raises torch.OutOfMemoryError.
     """
@@ -59,7 +59,7 @@ def with_sound_options(decoder: Decoder, worker: WorkerConfig, length: int) -> D
 def _sound_options(
     decoder: Decoder, worker: WorkerConfig, length: int, wanted: GpuOptions, problems: dict[str, str]
 ) -> GpuOptions:
-    """Returns all options if the steps are the same with all of them. Otherwise adds one after another."""
+    """Returns all wanted options if they together change no bit. Otherwise, tries to add one option after another."""
     check = OptionCheck(decoder, worker, length)
     if not check.problem(wanted):
         return wanted
@@ -74,7 +74,7 @@ def _sound_options(
 
 
 class OptionCheck:
-    """Dummy steps of a decoder, over a small cache of random keys and values."""
+    """Runs dummy steps of a decoder with a small cache of random keys and values, and compares their logits."""
 
     def __init__(self, decoder: Decoder, worker: WorkerConfig, length: int) -> None:
         self._decoder, self._device = decoder, decoder.weights.embed.device
@@ -94,7 +94,7 @@ class OptionCheck:
 
     @torch.inference_mode()
     def problem(self, options: GpuOptions) -> str:
-        """Returns how the steps differ with these options, or "" if they do not."""
+        """Returns how the steps with these options differ from steps without options, or "" if none differs."""
         self._fill_cache()
         operations = with_options(self._decoder.operations, options)
         forward = self._decoder.with_operations(operations).forward
@@ -115,7 +115,7 @@ class OptionCheck:
         for each in tokens:
             inputs.token_ids.copy_(each)
             expected.append(self._decoder.forward(inputs, self._cache).clone())
-        logits = forward(inputs).clone()  # compiles
+        logits = forward(inputs).clone()  # compiles the kernels before the capture
         graph = self._capture(lambda: logits.copy_(forward(inputs)))
         wrong = 0
         for number in range(REPLAYS):

@@ -1,4 +1,4 @@
-"""Which draft model --speculative-config names, whether it fits the served model, and the memory of drafters."""
+"""Finds the draft model of --speculative-config, checks that it fits the served model, and limits its memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from worker.model.checkpoint.checkpoint import CheckpointError, resolve
 from worker.run.drafters.vocabulary import same_vocabulary
 from worker.spec import ModelSpec
 
-POOL_SHARE = 8  # a drafter's K/V takes at most 1 / POOL_SHARE of what the served model's may take, beside it
+POOL_SHARE = 8  # a drafter's K/V takes at most 1 / POOL_SHARE of the served model's K/V budget, in addition to it
 
 
 def draft_settings(model: ModelConfig, worker: WorkerConfig) -> tuple[ModelConfig, WorkerConfig]:
@@ -25,13 +25,13 @@ def draft_settings(model: ModelConfig, worker: WorkerConfig) -> tuple[ModelConfi
 
 
 def draft_folder(worker: WorkerConfig) -> Path:
-    """Returns the folder of the checkpoint that drafts, which may be downloaded. Raises CheckpointError."""
+    """Returns the folder of the draft model's checkpoint; downloads it if necessary. Raises CheckpointError."""
     return resolve(read_speculative_config(worker.speculative_config, worker.max_draft_tokens).model)
 
 
 @contextmanager
 def explain_draft_model() -> Iterator[None]:
-    """Makes every error about a checkpoint say that it is the draft model's."""
+    """Adds to every CheckpointError that it is about the draft model."""
     try:
         yield
     except CheckpointError as error:
@@ -39,7 +39,7 @@ def explain_draft_model() -> Iterator[None]:
 
 
 def check_fits(draft: ModelSpec, draft_folder: Path, served: ModelSpec, served_folder: Path) -> None:
-    """Raises CheckpointError unless both models mean the same by each id."""
+    """Raises CheckpointError unless each token id stands for the same token in both models."""
     if draft.vocab_size != served.vocab_size:
         raise CheckpointError(
             f"{draft_folder} has a vocabulary of {draft.vocab_size} tokens, and the served model one of "
@@ -50,5 +50,5 @@ def check_fits(draft: ModelSpec, draft_folder: Path, served: ModelSpec, served_f
 
 
 def drafters_budget(worker: WorkerConfig) -> int:
-    """Returns how many bytes the K/V of a drafter may take. worker: of the served model."""
+    """Returns how many bytes the K/V of a drafter may take. worker: the settings of the served model."""
     return configured_budget(worker).nbytes // POOL_SHARE

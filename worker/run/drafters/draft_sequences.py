@@ -1,4 +1,4 @@
-"""What a drafter holds of each sequence that it drafts for: its tokens, and the K/V and states of its own model."""
+"""The draft model's data for each sequence that it drafts for: the tokens, K/V pages and recurrent states."""
 
 from array import array
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from worker.run.drafters.drafter_base import grow
 from worker.schedule.records.sequence_states import SequenceStates
 from worker.schedule.sequence import Sequence
 
-SLOTS_EACH = 3  # for recurrent states: the one after the known tokens, one to read, and one to write
+SLOTS_EACH = 3  # slots for recurrent states: the state after the known tokens, one to read, and one to write
 
 
 @dataclass(slots=True, eq=False)
 class DraftSequence:
-    """A sequence of the draft model. `own.tokens` are the tokens of the target, and then the drafts that follow them.
+    """The draft model's copy of a sequence of the served model, the target.
 
-    The first `own.computed_tokens` have K/V in the drafter's pages, and the first `known` of these are no drafts. If
-    the draft model has recurrent layers, it keeps the state after `known` tokens.
+    `own.tokens` are the tokens of the target, followed by drafts. The first `own.computed_tokens` of them have K/V in
+    the drafter's pages, and the first `known` of these are not drafts. Recurrent layers keep the state after `known`.
     """
 
     own: Sequence
@@ -36,9 +36,9 @@ class DraftSequence:
         return self.own.uncomputed_tokens
 
     def follow(self, tokens: list[int]) -> None:
-        """Makes `tokens`, which may only grow between calls, its tokens. Forgets the work on wrong drafts.
+        """Takes over the tokens of the target, which may only grow between calls. Forgets the K/V of wrong drafts.
 
-        At least the last token is computed afterwards: its row gives the first draft.
+        At least the last token remains uncomputed, because its row gives the first draft.
         """
         own = self.own
         same = min(self.known, len(tokens) - 1)
@@ -46,7 +46,7 @@ class DraftSequence:
             most = min(own.computed_tokens, len(tokens) - 1)
             while same < most and own.tokens[same] == tokens[same]:
                 same += 1
-        elif same < self.known:  # there is no state before the last token
+        elif same < self.known:  # there is no state for the position before the last token
             same = 0
         own.tokens[:] = tokens
         own.computed_tokens = same
@@ -63,7 +63,7 @@ class DraftSequence:
         self._keep_states(self.known, end)
 
     def _keep_states(self, *positions: int) -> None:
-        """Keeps the states after these numbers of tokens, and takes back all others."""
+        """Keeps the states after these numbers of tokens, and frees the slots of all other states."""
         states = self.own.states
         if states is not None:
             states.free += [slot for at, slot in states.at.items() if at not in positions]
@@ -73,7 +73,7 @@ class DraftSequence:
 class DraftSequences:
     """Gives pages and slots to the sequences of a drafter, and takes them back when a target has ended.
 
-    slots: for recurrent states; None if the draft model has none.
+    slots: the pool of slots for recurrent states; None if the draft model has no recurrent layers.
     """
 
     def __init__(self, pool: PagePool, slots: PagePool | None) -> None:
@@ -84,12 +84,12 @@ class DraftSequences:
         return len(self._held)
 
     def get(self, target: Sequence, room: int) -> DraftSequence | None:
-        """Returns what is held of a sequence, with pages for `room` tokens. None if the memory does not suffice."""
+        """Returns the draft sequence of a target, with pages for `room` tokens; None if the memory does not suffice."""
         held = self._held.get(target) or self._new(target)
         return held if held is not None and grow(held.own.pages[0], self._pool, room) else None
 
     def forget(self, target: Sequence) -> None:
-        """Takes back what is held of a sequence, if anything."""
+        """Frees the pages and slots of a target, if it has any."""
         held = self._held.pop(target, None)
         if held is not None:
             self._pool.release(held.own.pages[0])

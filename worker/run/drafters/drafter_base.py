@@ -1,4 +1,4 @@
-"""What drafters that run a model have in common: the size of their cache, and that an error ends no request."""
+"""The base class of drafters that run a model: it sizes their K/V cache, and an error in a drafter ends no request."""
 
 import logging
 import time
@@ -20,14 +20,14 @@ PAGE_SIZE = 16  # tokens
 
 
 class CpuDrafter(ABC):
-    """Proposes tokens with a model. It never does so again after the model has failed once."""
+    """Proposes tokens with a model. After the model has failed once, it proposes nothing any more."""
 
-    name: str  # of the model, in the log
+    name: str  # the name of the model in the log
     failed = False
-    seconds = 0.0  # what the last proposals took
+    seconds = 0.0  # the duration of the last propose()
 
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
-        """Returns for each sequence at most so many tokens that may follow its tokens; none where it cannot draft."""
+        """Returns drafts for each sequence; () where it cannot draft. wanted: (sequence, the most drafts) pairs."""
         nothing: list[tuple[int, ...]] = [()] * len(wanted)
         if self.failed:
             return nothing
@@ -43,13 +43,13 @@ class CpuDrafter(ABC):
 
     @abstractmethod
     def _propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
-        """Does what `propose` says. May raise anything."""
+        """Computes the result of `propose`. May raise any exception."""
 
 
 def page_count(spec: ModelSpec, dtype: torch.dtype, longest: int, pool_bytes: int) -> int:
-    """Returns how many pages a drafter's pool has: at most `pool_bytes`, but enough for a sequence of `longest` tokens.
+    """Returns the pages of a drafter's pool: at most `pool_bytes`, but enough for one sequence of `longest` tokens.
 
-    It needs no more than a step of TILE sequences of this length. One page is the scratch page.
+    The pool is never larger than TILE sequences of this length need. One page is the scratch page.
     """
     each = -(-longest // PAGE_SIZE)
     affordable = pool_bytes // max(1, bytes_per_page(spec, one_group(spec)[0], PAGE_SIZE, dtype, "cpu"))
@@ -57,13 +57,13 @@ def page_count(spec: ModelSpec, dtype: torch.dtype, longest: int, pool_bytes: in
 
 
 def cache_bytes(spec: ModelSpec, dtype: torch.dtype, longest: int, pool_bytes: int) -> int:
-    """Returns how many bytes the K/V of a drafter takes. The arguments are those of page_count."""
+    """Returns how many bytes the K/V of a drafter takes. For the arguments, see page_count."""
     each = bytes_per_page(spec, one_group(spec)[0], PAGE_SIZE, dtype, "cpu")
     return page_count(spec, dtype, longest, pool_bytes) * each
 
 
 def grow(pages: "array[int]", pool: PagePool, tokens: int) -> bool:
-    """Adds the pages that so many tokens need. Returns False and changes nothing if there are too few."""
+    """Adds pages until `tokens` tokens have slots. Returns False and changes nothing if the pool has too few pages."""
     more = pool.acquire(max(0, pool.pages_for(tokens) - len(pages)))
     pages.extend(more or ())
     return more is not None

@@ -1,7 +1,7 @@
-"""What the config of an EAGLE-3 checkpoint says: its layer, and which layers of the served model it reads.
+"""Reads the config of an EAGLE-3 checkpoint: its layer, and which layers of the served model it reads.
 
-There are two spellings: a flat config as of a Llama model with one layer, and that of the speculators library, which
-has the same settings in `transformer_layer_config`. Settings of EAGLE-3 may stand in `eagle_config` instead.
+There are two formats: a flat config like that of a Llama model with one layer, and the format of the speculators
+library, with the same settings in `transformer_layer_config`. Settings of EAGLE-3 may also be in `eagle_config`.
 """
 
 from collections.abc import Mapping
@@ -13,21 +13,21 @@ from worker.model.checkpoint.checkpoint import CheckpointError, UnsupportedModel
 from worker.model.families.families import spec_from_config
 from worker.spec import ModelSpec
 
-FAMILIES = ("llama", "qwen3")  # model types that the head's layer may have
-# names of norms [W] and [H] that some checkpoints have before the linear `fc`, by the setting that says so
+FAMILIES = ("llama", "qwen3")  # the model types that the head's layer may have
+# Some checkpoints have norms [W] or [H] before the linear `fc`: the setting → the names of the norms.
 NORMS_BEFORE = {"norm_before_fc": "input_norm", "fc_norm": "fc_norm.{}"}
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
-    """spec: of a model that is the layer. Its mixer reads two vectors [H] side by side.
+    """The config of an EAGLE-3 draft head.
 
-    read: the indices of the layers of the served model whose outputs it reads.
-    draft_vocab_size: how many tokens its head over the vocabulary has.
-    norms_before: the names of norms before `fc`; a norm is over an equal part of the hidden states. None: no norm.
-    residual_normed: whether the residual stream begins with the normed hidden state.
-    normed: see Head.
+    spec: the spec of a model with only the head's layer, whose mixer reads two vectors [H] side by side.
+    read: the indices of the layers of the served model whose outputs the head reads.
+    draft_vocab_size: how many tokens the head's output has logits for.
+    norms_before: the names of the norms before `fc`. Each is applied to an equal part of the hidden states.
+    residual_normed: whether the residual stream begins with the normed hidden state. normed: see Head.
     """
 
     spec: ModelSpec
@@ -39,9 +39,9 @@ class EagleConfig:
 
 
 def read_eagle_config(folder: Path, served: ModelSpec) -> EagleConfig:
-    """Reads the config of an EAGLE-3 checkpoint that drafts for a model.
+    """Reads the config of an EAGLE-3 checkpoint that drafts for the model `served`.
 
-    Raises CheckpointError, which names what is wrong, for a config that does not fit the model.
+    Raises CheckpointError, with the reason, if the config does not fit the model.
     """
     stated = read_config(folder)
     nested, layer = _object(stated, "eagle_config"), _object(stated, "transformer_layer_config")
@@ -82,9 +82,9 @@ def _spec(stated: Mapping[str, Any], layer: Mapping[str, Any], served: ModelSpec
 
 
 def _layers_read(stated: Any, count: int) -> tuple[int, ...]:
-    """Returns the layers whose outputs are read. count: how many the served model has.
+    """Returns the layers whose outputs are read. count: how many layers the served model has.
 
-    Ids that begin with 1 name layers by their outputs, and others by their inputs: both conventions are published.
+    There are two published conventions. A list that begins with 1 names each layer by its output, other lists by input.
     """
     ids = [2, count // 2, count - 3] if stated is None else stated
     if not isinstance(ids, list) or not all(type(id) is int for id in ids):

@@ -1,8 +1,8 @@
-"""An EAGLE-3 head: a decoder layer with a checkpoint of its own that reads outputs of inner layers of the served model.
+"""An EAGLE-3 draft head: a decoder layer with its own checkpoint that reads outputs of the served model's inner layers.
 
-A linear makes one vector of the outputs of several layers. Attention reads this vector and the embedding of the next
-token, each with a norm of its own; the residual stream begins with the vector alone. The head over the vocabulary may
-have only the most frequent tokens: `d2t` then holds what to add to each of its ids for the id in the served model.
+The linear layer `fc` makes one vector from the outputs of several layers. Attention reads this vector and the embedding
+of the next token, each after its own norm. The residual stream begins with the vector alone. The output head may have
+only the most frequent tokens. The tensor `d2t` is then the difference between the served model's id and the head's id.
 
 Sources: EAGLE-3 (arXiv 2503.01840), and the tensors of published checkpoints.
 """
@@ -35,20 +35,20 @@ from worker.run.drafters import few_bits
 from worker.run.drafters.eagle_config import EagleConfig
 from worker.spec import ModelSpec
 
-LAYER_NAMES = ("midlayer.", "layers.0.")  # what the names of the layer's tensors begin with
+LAYER_NAMES = ("midlayer.", "layers.0.")  # prefixes of the names of the layer's tensors
 EMBED, JOIN, HEAD, LAST_NORM = "embed_tokens", "fc", "lm_head", "norm"
 TARGET_IDS = "d2t"
-UNREAD = (TARGET_IDS, "t2d", "verifier_norm.", "verifier_lm_head.")  # the first one is read in another way
+UNREAD = (TARGET_IDS, "t2d", "verifier_norm.", "verifier_lm_head.")  # not weights; _target_ids() reads TARGET_IDS
 
 
 @dataclass(frozen=True, slots=True)
 class EagleHead:
-    """The weights of a head. decoder: its layer. See Head."""
+    """The weights of an EAGLE-3 head. For the fields, see Head."""
 
     name: ClassVar[str] = "the EAGLE-3 head"
     decoder: Decoder
     layers: tuple[int, ...]
-    norms_before: tuple[Tensor, ...]  # each over an equal part of the hidden states [W]
+    norms_before: tuple[Tensor, ...]  # each is the norm of an equal part of the hidden states [W]
     join: PackedLinear  # fc: W → H
     embedding_norm: Tensor  # midlayer.input_layernorm [H]
     hidden_norm: Tensor  # midlayer.hidden_norm [H]
@@ -79,7 +79,7 @@ class EagleHead:
 def check_eagle(folder: Path, config: EagleConfig, served: ModelSpec, dtype: torch.dtype, memory: InMemory) -> int:
     """Returns how many bytes the head takes in memory. Reads no weights.
 
-    Raises CheckpointError unless the checkpoint has all tensors of the head, and only these.
+    Raises CheckpointError if the checkpoint lacks a tensor of the head, or has unknown tensors.
     """
     with closing(open_source(folder, None)) as source:
         return _Stored(source, config, served, dtype, memory).check()
@@ -90,15 +90,15 @@ def load_eagle(
 ) -> EagleHead:
     """Loads a head to the CPU.
 
-    served, weights, memory: of the served model. max_positions: see Decoder. Raises CheckpointError as check_eagle
-    does, and for numbers of `d2t` that are no ids.
+    served, weights, memory: of the served model. max_positions: see Decoder. Raises the same errors as check_eagle,
+    and CheckpointError if `d2t` gives invalid ids.
     """
     with closing(open_source(folder, Staging(weights.embed.device))) as source:
         return _Stored(source, config, served, weights.embed.dtype, memory).load(weights, max_positions)
 
 
 class _Stored:
-    """A head in the tensors of its checkpoint."""
+    """The tensors of a head in its checkpoint; checks and loads them."""
 
     def __init__(
         self, source: WeightSource, config: EagleConfig, served: ModelSpec, dtype: torch.dtype, memory: InMemory
@@ -109,7 +109,7 @@ class _Stored:
         self._layer = _find_layer(source.tensors)
         own = [name for name in self._tensors.names() if name.startswith(self._layer)]
         names = LayerNames.of(config.spec, [f"layers.0.{name.removeprefix(self._layer)}" for name in own], "")
-        # here, the norm of the layer's input is applied to the embedding alone
+        # In this head, the input norm of the layer is applied only to the embedding.
         norms = {field: module for field, module in names.norms.items() if field != "before_attention"}
         self._loader.names = replace(names, norms=norms)
         width = len(config.read) * served.hidden_size
@@ -145,18 +145,18 @@ class _Stored:
 
     @property
     def _embedding(self) -> PlainWeight | None:
-        """The embedding of the head's own; None: it uses that of the served model."""
+        """The head's own embedding; None if it uses the embedding of the served model."""
         name = EMBED + WEIGHT
         return PlainWeight(name, (self._served.vocab_size, self._hidden)) if name in self._tensors else None
 
     def _own_embedding(self, stored: PlainWeight, served: Tensor) -> Tensor:
-        """Reads the embedding, which may be a copy of the served model's."""
+        """Reads the head's embedding. Returns the served model's instead if both are equal."""
         own = torch.empty(stored.shape, dtype=served.dtype)
         self._tensors.copy(stored.name, own)
         return served if torch.equal(own, served) else own
 
     def _layout(self, head: StoredWeight) -> Layout | None:
-        """Returns how a head over the vocabulary of its own is kept."""
+        """Returns the format in memory of the head's own output head over the vocabulary."""
         return few_bits.LAYOUT if few_bits.pays(head.shape, head.layout, self._loader.dtype) else head.layout
 
     def _own_head(self, stored: StoredWeight) -> PackedLinear:
@@ -192,9 +192,9 @@ class _Stored:
             )
 
     def _target_ids(self) -> Tensor | None:
-        """Returns the id in the served model for each id of the head; None if they are the same.
+        """Returns the id in the served model for each id of the head; None if both have the same ids.
 
-        Raises CheckpointError if the tensor is missing that says so, or its numbers give no ids.
+        Raises CheckpointError if the tensor `d2t` is needed but missing, or gives invalid ids.
         """
         tensors, size, count = self._tensors, self._size, self._served.vocab_size
         if size == count and TARGET_IDS not in tensors:
@@ -213,7 +213,7 @@ class _Stored:
 
 
 def _find_layer(tensors: StoredTensors) -> str:
-    """Returns what the names of the layer's tensors begin with."""
+    """Returns the prefix of the names of the layer's tensors."""
     for beginning in LAYER_NAMES:
         if any(name.startswith(beginning) for name in tensors.names()):
             return beginning

@@ -1,8 +1,8 @@
-"""Drafts of a head: a layer that reads hidden states of the served model, and proposes tokens for all sequences.
+"""Proposes drafts with a draft head: a layer that reads hidden states of the served model.
 
-The row of the last token but one gives the first draft. Each further draft comes from the row of the draft before it,
-which reads what the head itself has computed in place of hidden states of the served model. A draft is drawn as the
-token itself will be, with the same parameters, seed and position. Nothing here changes an answer.
+The row of the last token but one gives the first draft. Each further draft comes from the row of the draft before it.
+That row reads the head's own output instead of a hidden state of the served model. A draft is sampled like the token
+itself, with the same parameters, seed and position, so it is often right. Nothing here changes an answer.
 """
 
 from collections.abc import Sequence as Seq
@@ -26,12 +26,12 @@ from worker.spec import ModelSpec
 
 
 class Head(Protocol):
-    """The weights of a head, and how its rows begin (mtp_head.py, eagle_head.py). H: the hidden size of its layer.
+    """The weights and the input of a draft head (mtp_head.py, eagle_head.py). H: the hidden size of its layer.
 
-    name: in the log. decoder: its layer, with the embedding and the head over the vocabulary that it uses.
-    layers: the layers of the served model whose outputs it reads; empty: the output of the last norm.
-    normed: whether the next row reads what a row computes after the last norm, or before it.
-    target_ids [D]: the token of the served model for each of the D tokens of the head; None: they are the same.
+    name: its name in the log. decoder: its layer, with the embedding and the output head that it uses.
+    layers: the layers of the served model whose outputs it reads; empty: it reads the output of the last norm.
+    normed: whether a draft's row reads the output of the row before it after the last norm, or before the last norm.
+    target_ids [D]: the served model's id for each of the D tokens of the head; None: both have the same ids.
     """
 
     @property
@@ -46,18 +46,18 @@ class Head(Protocol):
     def target_ids(self) -> Tensor | None: ...
 
     def features(self, hidden: Tensor) -> Tensor:
-        """Returns what the head reads for N tokens [N, H]. hidden [N, W]: their states in the served model."""
+        """Returns the vectors [N, H] that the head reads for N tokens. hidden [N, W]: from the served model."""
 
     def inputs(self, inputs: ForwardInputs, features: Tensor) -> ForwardInputs:
-        """Returns the inputs of the layer. inputs: of the next tokens; features [T, H]: what their rows read."""
+        """Returns the layer's inputs. inputs: those of the next tokens; features [T, H]: the vectors that rows read."""
 
 
 class HeadDrafter(CpuDrafter):
-    """Runs a head on the CPU. `Runner.hidden_reader` gives it hidden states, `Speculation.proposer` asks it.
+    """Runs a draft head on the CPU. The runner calls it as `hidden_reader`, and Speculation as `proposer`.
 
-    A sequence has no drafts while hidden states of it are missing or not all read.
-    served: the served model. pool_bytes: the most memory for K/V, but always enough for one sequence. Sequences without
-    room have no drafts.
+    A sequence gets drafts only after the head has read all its hidden states.
+    served: the spec of the served model. pool_bytes: the maximum memory for K/V, but always enough for one sequence.
+    Sequences for which there is no room get no drafts.
     """
 
     def __init__(self, head: Head, served: ModelSpec, pool_bytes: int) -> None:
@@ -72,13 +72,13 @@ class HeadDrafter(CpuDrafter):
         self.hidden_states = HiddenStates(head.layers, served.hidden_size, dtype)
 
     def logits(self, model: Model, inputs: ForwardInputs, plan: Plan, cache: KVCache) -> Tensor:
-        """Returns the logits of a step of the served model, and keeps the hidden states of its sequences."""
+        """Returns the logits of a step of the served model, and stores the hidden states of its sequences."""
         if self.failed:
             return model.forward(inputs, cache)
         return logits_and_hidden(model, inputs, plan, cache, self.hidden_states, self.sequences.read)
 
     def forget(self, target: Sequence) -> None:
-        """Takes back what is held of a sequence that has left."""
+        """Frees the memory of a sequence that has ended."""
         self.sequences.forget(target)
 
     @torch.inference_mode()
@@ -102,9 +102,9 @@ class HeadDrafter(CpuDrafter):
         return [() if one is None or one not in counts else tuple(one.own.tokens[one.known :]) for one in held]
 
     def _unread(self, held: list[HeadSequence]) -> tuple[list[Chunk], Tensor]:
-        """Returns the rows to compute before there are drafts, at most CONTEXT, and their hidden states [N, W].
+        """Returns at most CONTEXT rows that must be computed before drafts, and their hidden states [N, W].
 
-        Sequences with few rows go first, so that a long prompt delays no other sequence.
+        Sequences with few such rows go first, so that a long prompt delays no other sequence.
         """
         budget, chunks, hidden = CONTEXT, [], [torch.empty((0, self.hidden_states.width))]
         for one in sorted(held, key=lambda one: one.unread_rows):
@@ -116,9 +116,9 @@ class HeadDrafter(CpuDrafter):
         return chunks, torch.cat(hidden[1:] or hidden)
 
     def _draft(self, chunks: list[Chunk], features: Tensor, drafting: list[HeadSequence]) -> Tensor:
-        """Computes rows, and adds a draft to each sequence that samples one. Returns what the next rows read [R, H].
+        """Computes rows, and adds a draft to each sequence in `drafting`. Returns the features [R, H] of the next rows.
 
-        features: what the rows read [N, H].
+        features: the vectors [N, H] that the rows read.
         """
         inputs, _ = build_inputs(chunks, PAGE_SIZE, self._cache.device)
         normed, following = self._own.of_step(self._model, self.head.inputs(inputs, features), self._cache)

@@ -1,9 +1,9 @@
-"""What an MTP head holds of each sequence: hidden states that it has not read yet, and the K/V of its own layer.
+"""The data of a draft head for each sequence: hidden states that it has not read yet, and K/V pages of its own layer.
 
-The head has a row for a token of the sequence: the row reads the token's hidden state and the id of the next token. The
-rows of a sequence have no gaps, but may begin behind its first token, such as at the end of a cached prefix. The head
-counts them from 0, because rotary embeddings depend on distances only. After a gap the head begins anew. Fewer of its
-drafts are then accepted, but no answer changes.
+The head computes a row for each token: the row reads the token's hidden state and the id of the next token. The rows of
+a sequence have no gaps, but may begin after its first token, for example at the end of a cached prefix. The head counts
+rows from 0, because rotary embeddings depend only on distances. After a gap, the head starts again with no rows. Then
+fewer of its drafts are accepted, but no answer changes.
 """
 
 from array import array
@@ -20,18 +20,19 @@ from worker.schedule.sequence import Sequence
 
 @dataclass(slots=True, eq=False)
 class HeadSequence:
-    """A sequence of the head. `own.tokens` are the tokens of the target behind its first row, and then drafts.
+    """The head's data for a sequence of the served model, the target.
 
-    The first `own.computed_tokens` rows have K/V that was made of hidden states of the target.
+    `own.tokens` are the tokens of the target after its first row, followed by drafts. The K/V of the first
+    `own.computed_tokens` rows was computed from hidden states of the target.
     """
 
     target: Sequence
     own: Sequence
-    first: int = 0  # the position of the target's token that is row 0
-    unread: list[Tensor] = field(default_factory=list)  # the hidden states [N, H] behind the computed rows
+    first: int = 0  # the position in the target of row 0
+    unread: list[Tensor] = field(default_factory=list)  # hidden states [N, H] of the rows that are not computed yet
     unread_rows: int = 0
-    last: Tensor | None = None  # the hidden state of the last computed row [1, H]
-    known: int = 0  # so many of own.tokens are no drafts
+    last: Tensor | None = None  # the hidden state [1, H] of the last computed row
+    known: int = 0  # how many of own.tokens are not drafts
 
     @classmethod
     def of(cls, target: Sequence, first: int) -> "HeadSequence":
@@ -39,11 +40,11 @@ class HeadSequence:
 
     @property
     def end(self) -> int:
-        """The position behind the last hidden state."""
+        """The position in the target after the last hidden state that was read or is unread."""
         return self.first + self.own.computed_tokens + self.unread_rows
 
     def read(self, start: int, hidden: Tensor) -> None:
-        """Adds the hidden states of the tokens at `start` and behind. Forgets those of wrong drafts."""
+        """Adds the hidden states of the tokens from position `start` on. Forgets hidden states of wrong drafts."""
         self._cut(len(self.target.tokens) - 1)
         if not self.first <= start <= self.end:
             self._begin_at(start, [])
@@ -51,11 +52,11 @@ class HeadSequence:
         if len(new):
             self.unread.append(new)
             self.unread_rows += len(new)
-        if self.unread_rows > 2 * CONTEXT:  # drafts have not paid for long
+        if self.unread_rows > 2 * CONTEXT:  # no drafts were wanted for a long time: keep only the last states
             self._begin_at(self.end - CONTEXT, [torch.cat(self.unread)[-CONTEXT:].clone()])
 
     def follow(self) -> bool:
-        """Makes the target's tokens its own. Returns whether the row of the first draft can be computed."""
+        """Takes over the tokens of the target. Returns whether the row of the first draft can be computed."""
         target, own = self.target.tokens, self.own
         self._cut(len(target) - 1)
         if self.end < len(target) - 1 or self.end == self.first:
@@ -69,7 +70,7 @@ class HeadSequence:
         return True
 
     def take(self, count: int) -> Tensor:
-        """Returns the next `count` hidden states [N, H], whose rows then count as computed."""
+        """Returns the next `count` unread hidden states [N, H], and counts their rows as computed."""
         rows = torch.cat(self.unread) if len(self.unread) > 1 else self.unread[0]
         self.unread = [rows[count:]] if count < len(rows) else []
         self.unread_rows = len(rows) - count
@@ -78,7 +79,7 @@ class HeadSequence:
         return rows[:count]
 
     def _cut(self, end: int) -> None:
-        """Forgets the hidden states of the target's tokens at `end` and behind. They have no K/V yet."""
+        """Forgets the unread hidden states of the target's tokens from position `end` on."""
         while self.unread and (extra := self.end - end) > 0:
             rows = self.unread.pop()
             kept = rows[: max(0, len(rows) - extra)]
@@ -93,7 +94,7 @@ class HeadSequence:
 
 
 class HeadSequences:
-    """All sequences of the head, and the pool of their pages. A sequence gets pages when drafts are wanted."""
+    """All sequences of the head, and the pool of their pages. A sequence gets pages only when drafts are wanted."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
@@ -109,13 +110,13 @@ class HeadSequences:
         held.read(start, hidden)
 
     def of(self, target: Sequence) -> HeadSequence:
-        """Returns what is held of a sequence that has been read. Raises KeyError."""
+        """Returns the head's data for a target. Raises KeyError if read() was never called for it."""
         return self._held[target]
 
     def get(self, target: Sequence, drafts: int, longest: int) -> HeadSequence | None:
-        """Returns what is held of a sequence, with pages for its rows and so many drafts.
+        """Returns the head's data for a target, with pages for its rows and `drafts` drafts.
 
-        None if hidden states are missing, the rows are more than `longest`, or the memory does not suffice.
+        Returns None if hidden states are missing, there are more than `longest` rows, or the memory does not suffice.
         """
         held = self._held.get(target)
         if held is None or not held.follow():
@@ -124,7 +125,7 @@ class HeadSequences:
         return held if rows <= longest and grow(held.own.pages[0], self._pool, rows) else None
 
     def forget(self, target: Sequence) -> None:
-        """Takes back what is held of a sequence, if anything."""
+        """Frees the hidden states and pages of a target, if it has any."""
         held = self._held.pop(target, None)
         if held is not None:
             self._pool.release(held.own.pages[0])

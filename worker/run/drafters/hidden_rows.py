@@ -1,7 +1,7 @@
-"""Hidden states of the served model, as a drafter reads them: the rows that a step computes beside its logits.
+"""Gives a draft head the hidden states of the served model that a step computes.
 
-The runner knows nothing of this but a hook: `Runner.hidden_reader`, which computes the logits of a step. Logits have
-the same bits with it, since a row's bits do not depend on the other rows.
+The runner only has a hook for this, `Runner.hidden_reader`, which computes the logits of a step. The logits have the
+same bits as without the hook, because the bits of a row do not depend on other rows.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from worker.kv_cache.tensors import KVCache
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.schedule.sequence import Chunk, Plan, Sequence
 
-CONTEXT = 256  # hidden states of so many tokens before the next one are kept: a longer prompt is not read to its start
+CONTEXT = 256  # how many of the last tokens' hidden states are kept; the head does not read the start of long prompts
 
 
 class Model(Protocol):
@@ -26,20 +26,20 @@ class Model(Protocol):
 
 
 class Reader(Protocol):
-    """The hook: see the module."""
+    """The interface of `Runner.hidden_reader`."""
 
     def logits(self, model: Model, inputs: ForwardInputs, plan: Plan, cache: KVCache) -> Tensor:
         """Returns the logits of a step, with the same bits as model.forward."""
 
 
-Read = Callable[[Sequence, int, Tensor], None]  # a sequence, a position, and the hidden states [N, W] from there on
+Read = Callable[[Sequence, int, Tensor], None]  # (sequence, position of the first row, hidden states [N, W])
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
-    """Which hidden states of the served model a drafter reads: the outputs of these layers, one behind the other.
+    """Which hidden states of the served model a drafter reads: the outputs of some layers, side by side.
 
-    layers: their indices; empty: the output of the last norm. hidden_size, dtype: of the served model.
+    layers: the indices of these layers; empty: the output of the last norm. hidden_size, dtype: of the served model.
     """
 
     layers: tuple[int, ...]
@@ -52,7 +52,7 @@ class HiddenStates:
         return self.hidden_size * (len(self.layers) or 1)
 
     def of_step(self, model: Model, inputs: ForwardInputs, cache: KVCache) -> tuple[Tensor, Tensor]:
-        """Returns the output of the last norm [R, H], which the next step overwrites, and the hidden states [R, W]."""
+        """Returns the output of the last norm [R, H], which the next step may overwrite, and hidden states [R, W]."""
         if not self.layers:
             normed = model.hidden(inputs, cache)
             return normed, normed.clone()
@@ -64,7 +64,7 @@ class HiddenStates:
 def logits_and_hidden(
     model: Model, inputs: ForwardInputs, plan: Plan, cache: KVCache, states_of: HiddenStates, read: Read
 ) -> Tensor:
-    """Returns the logits of a step. Calls `read`, which may keep the tensor, for each sequence that may have drafts."""
+    """Returns the logits of a step. Calls `read` for each sequence that may have drafts; `read` may keep the tensor."""
     wanted = rows_to_read(plan.chunks)
     rows = [row for first, chunk, skipped in wanted for row in range(first + skipped, first + chunk.length)]
     if inputs.all_logits and len(rows) == len(inputs.token_ids):  # decodes alone
@@ -84,7 +84,7 @@ def logits_and_hidden(
 
 
 def rows_to_read(chunks: Seq[Chunk]) -> list[tuple[int, Chunk, int]]:
-    """Returns the chunks whose hidden states are read: with the first row of each, and how many rows are skipped."""
+    """Returns (first row, chunk, number of rows to skip) for each chunk whose hidden states are read."""
     first, wanted = 0, []
     for chunk in chunks:
         skipped = max(0, len(chunk.sequence.tokens) - CONTEXT - chunk.start)

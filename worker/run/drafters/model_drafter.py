@@ -1,7 +1,7 @@
-"""A draft model: a small model with the vocabulary of the served one proposes the next tokens of all sequences at once.
+"""Proposes drafts with a draft model: a small model that has the vocabulary of the served model.
 
-It keeps K/V of its own. A draft is drawn as the token itself will be, with the same parameters, seed and position, so
-that it is accepted often at any temperature. Nothing here changes an answer: a draft is only a guess.
+It has its own K/V cache, and drafts for all sequences at once. A draft is sampled like the token itself, with the same
+parameters, seed and position, so it is accepted often at any temperature. Drafts are guesses and change no answer.
 """
 
 from collections.abc import Iterable
@@ -19,15 +19,15 @@ from worker.run.inputs import build_inputs
 from worker.run.sampler import sample_rows
 from worker.schedule.sequence import TILE, Chunk, Sequence
 
-CATCH_UP = 256  # a step computes at most so many tokens that the draft model has not seen, such as those of a prompt
+CATCH_UP = 256  # the most tokens per step that the draft model computes to catch up, for example with a new prompt
 
 
 class ModelDrafter(CpuDrafter):
-    """Runs a draft model on the CPU. A sequence has no drafts before the model has seen all of its tokens.
+    """Runs a draft model on the CPU. A sequence gets drafts only after the draft model has computed all its tokens.
 
-    decoder: of the draft model. max_seq_len: of the served model. Sequences that are longer than the draft model
-    allows have no drafts.
-    pool_bytes: the most memory for K/V, but always enough for one sequence. Sequences without room have no drafts.
+    decoder: the decoder of the draft model. max_seq_len: of the served model. Sequences that are too long for the draft
+    model get no drafts. pool_bytes: the maximum memory for K/V, but always enough for one sequence. Sequences for which
+    there is no room get no drafts.
     """
 
     name = "the draft model"
@@ -42,7 +42,7 @@ class ModelDrafter(CpuDrafter):
         self.sequences = DraftSequences(PagePool(pages, PAGE_SIZE), PagePool(slots, PAGE_SIZE) if slots else None)
 
     def forget(self, target: Sequence) -> None:
-        """Takes back what is held of a sequence that has left."""
+        """Frees the memory of a sequence that has ended."""
         self.sequences.forget(target)
 
     @torch.inference_mode()
@@ -69,7 +69,7 @@ class ModelDrafter(CpuDrafter):
         return held
 
     def _catch_up(self, held: Iterable[DraftSequence]) -> set[DraftSequence]:
-        """Computes the tokens that are new since the last drafts. Returns the sequences that have a draft now.
+        """Computes the tokens that are new since the last drafts. Returns the sequences that now have a first draft.
 
         Sequences with few new tokens go first, so that a long prompt delays no other sequence.
         """
@@ -88,7 +88,7 @@ class ModelDrafter(CpuDrafter):
         return ready
 
     def _sample(self, chunks: list[Chunk]) -> None:
-        """Computes the chunks, and adds a token to each sequence that samples one."""
+        """Computes the chunks, and adds the sampled token to each sequence whose chunk samples."""
         inputs, _ = build_inputs(chunks, PAGE_SIZE, self._cache.device, recurrent=bool(self._cache.states))
         logits = self._model.forward(inputs, self._cache)
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]

@@ -1,11 +1,11 @@
 """The MTP head of a checkpoint (multi-token prediction): one decoder layer that predicts the token after the next one.
 
-Its input is a linear of two vectors side by side: the embedding of the next token, and the hidden state that the served
-model has computed for the token before it, each with a norm of its own. The head has no embedding and no head over the
-vocabulary of its own: it uses those of the served model, also where the checkpoint holds copies (GLM-4.5). A large
-head over the vocabulary is kept in four bits besides (few_bits.py).
+A linear layer makes its input from two vectors side by side: the embedding of the next token, and the served model's
+hidden state of the token before it, each after its own norm. The MTP head uses the embedding and the output head of the
+served model, even where the checkpoint has copies of them for it (GLM-4.5). For a large output head, drafts use an
+additional 4-bit copy (few_bits.py).
 
-Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.2), whose heads these are, and the tensors of the checkpoints.
+Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.2), which introduced these heads, and the checkpoints' tensors.
 """
 
 from collections.abc import Iterator
@@ -39,22 +39,23 @@ from worker.spec import ATTENTION, LayerSpec, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class HeadNames:
-    """What the tensors of a head are called. outer: of the modules beside its layer. layer: of those in its layer.
+    """The names of a head's tensors in a checkpoint.
 
-    Both are beginnings of names, in which `{model}` is the prefix of the served model, and `{count}` how many layers it
-    has. copies: modules that are copies of the served model's.
+    outer: the prefix of names outside of the head's layer. layer: the prefix of names in its layer. In both, `{model}`
+    stands for the served model's prefix, and `{count}` for its number of layers.
+    copies: modules that are copies of modules of the served model.
     """
 
     outer: str
     layer: str
-    join: str  # the linear of both vectors, 2 H → H
+    join: str  # the linear layer that joins both vectors, 2 H → H
     embedding_norm: str
     hidden_norm: str
     last_norm: str
     copies: tuple[str, ...] = ()
 
     def of(self, model: str, count: int) -> "HeadNames":
-        """Returns the names in a checkpoint: without placeholders."""
+        """Returns the names with the placeholders replaced."""
         outer, layer = (text.format(model=model, count=count) for text in (self.outer, self.layer))
         return replace(self, outer=outer, layer=layer)
 
@@ -70,7 +71,7 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class MtpHead:
-    """The weights of a head. decoder: its layer, with the embedding and the head of the served model. See Head."""
+    """The weights of an MTP head. For the fields, see Head."""
 
     name: ClassVar[str] = "the MTP head"
     layers: ClassVar[tuple[int, ...]] = ()
@@ -95,14 +96,14 @@ class MtpHead:
 
 
 def has_head(folder: Path, spec: ModelSpec) -> bool:
-    """Whether a checkpoint has tensors of a head. spec: of the served model. Raises CheckpointError."""
+    """Whether a checkpoint has tensors of an MTP head. spec: of the served model. Raises CheckpointError."""
     with closing(open_source(folder, None)) as source:
         embed = find_embedding(source.tensors) or EMBED
         return bool(_found(source.tensors, embed.removesuffix(EMBED), spec))
 
 
 def check_head(folder: Path, spec: ModelSpec, dtype: torch.dtype, memory: InMemory) -> tuple[ModelSpec, int]:
-    """Returns the spec of a head as of a model, and how many bytes it takes in memory. Reads no weights.
+    """Returns the spec of a model with only the head's layer, and how many bytes the head takes. Reads no weights.
 
     spec, memory: of the served model. Raises CheckpointError unless the checkpoint has a head with all its tensors.
     """
@@ -113,14 +114,14 @@ def check_head(folder: Path, spec: ModelSpec, dtype: torch.dtype, memory: InMemo
 def load_head(folder: Path, spec: ModelSpec, served: Weights, memory: InMemory, max_positions: int) -> MtpHead:
     """Loads the head of a checkpoint to the CPU.
 
-    spec, served, memory: of the served model. max_positions: see Decoder. Raises CheckpointError as check_head does.
+    spec, served, memory: of the served model. max_positions: see Decoder. Raises the same errors as check_head.
     """
     with closing(open_source(folder, Staging(served.embed.device))) as source:
         return _Head(source, spec, served.embed.dtype, memory).load(served, max_positions)
 
 
 class _Head:
-    """The head in the tensors of a checkpoint."""
+    """The tensors of an MTP head in a checkpoint; checks and loads them."""
 
     def __init__(self, source: WeightSource, served: ModelSpec, dtype: torch.dtype, memory: InMemory) -> None:
         self._source, self._spec = source, replace(served, layers=(_layer_of(served),), draft_layers=0)
@@ -157,12 +158,12 @@ class _Head:
 
     @property
     def _stored_head(self) -> StoredWeight:
-        """The head over the vocabulary, which may be the embedding."""
+        """The served model's output head in the checkpoint; the embedding, if both are tied."""
         return self._loader.head or self._loader.embed
 
     @property
     def _copies_head(self) -> bool:
-        """Whether drafts have a copy of the served model's head in four bits."""
+        """Whether drafts use a 4-bit copy of the served model's output head."""
         layout = None if self._loader.memory.widen else self._stored_head.layout
         return few_bits.pays(self._stored_head.shape, layout, self._loader.dtype)
 
@@ -185,7 +186,7 @@ class _Head:
 
 
 def _layer_of(served: ModelSpec) -> LayerSpec:
-    """Returns the layer of the head: it has attention, and experts if the served model has experts."""
+    """Returns the spec of the head's layer: it has attention, and experts if the served model has experts."""
     attention = [layer for layer in served.layers if layer.mixer == ATTENTION]
     if not attention:
         raise CheckpointError(f"models of the family {served.model_type} have no MTP head that can be used")
@@ -193,7 +194,7 @@ def _layer_of(served: ModelSpec) -> LayerSpec:
 
 
 def _found(tensors: StoredTensors, prefix: str, served: ModelSpec) -> list[HeadNames]:
-    """Returns the names of the heads of which a checkpoint has tensors."""
+    """Returns those of NAMES that match tensors of the checkpoint, with the placeholders replaced."""
     every = [each.of(prefix, len(served.layers)) for each in NAMES]
     return [each for each in every if any(name.startswith(each.layer) for name in tensors.names())]
 

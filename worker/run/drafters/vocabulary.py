@@ -1,4 +1,4 @@
-"""Compares the vocabularies of two checkpoints: drafts are ids, so both must mean the same by each id."""
+"""Compares the vocabularies of two checkpoints. Drafts are ids, so each id must stand for the same token in both."""
 
 import json
 from pathlib import Path
@@ -15,6 +15,6 @@ def _tokens(folder: Path) -> dict[int, str]:
     vocabulary = told["model"]["vocab"]
     if isinstance(vocabulary, dict):
         tokens = {id: token for token, id in vocabulary.items()}
-    else:  # of Unigram: pairs of a token and its score
+    else:  # Unigram tokenizers have a list of (token, score) pairs
         tokens = {id: token for id, (token, _) in enumerate(vocabulary)}
     return tokens | {added["id"]: added["content"] for added in told.get("added_tokens", ())}

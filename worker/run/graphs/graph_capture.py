@@ -1,4 +1,4 @@
-"""Captures a forward of a fixed shape as a CUDA graph, whose memory is at fixed addresses."""
+"""Captures a forward of a fixed shape as a CUDA graph. All its inputs and outputs are at fixed addresses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ def cuda_capture() -> Capture:
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 body()
         finally:
-            torch.cuda.set_stream(stream)  # after a failed capture, the current stream is that of the capture
+            torch.cuda.set_stream(stream)  # a failed capture leaves its own stream as the current stream
         return graph
 
     return capture
@@ -66,11 +66,11 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class StaticMemory:
-    """The memory at fixed addresses that the graphs of all shapes share. A graph reads what is sent before its replay.
+    """The memory at fixed addresses that the graphs of all shapes share. Inputs are sent to it before each replay.
 
-    ids: where a step's sampling writes its ids and the next step's forward reads them, if the host does not know them.
-    logits: where a forward writes its logits. Kernels that are launched before the next replay read the logits of this
-    one, because the device runs replays and all other kernels in the order of one stream.
+    ids: the sampled ids. The next step's forward reads ids from here if the host does not know them yet.
+    logits: the logits of the last forward. They stay valid for all kernels that are launched before the next replay,
+    because the device runs replays and kernels in the order of one stream.
     """
 
     blocks: Blocks
@@ -83,7 +83,7 @@ class StaticMemory:
 
 @dataclass(slots=True, eq=False)
 class StaticForward:
-    """The forward of one shape: from columns in a block to the first rows of the static logits."""
+    """The forward of one shape: reads its inputs from a block, and writes the first rows of the static logits."""
 
     shape: Shape
     memory: StaticMemory
@@ -111,13 +111,13 @@ class StaticForward:
         memory.blocks.send(self._nbytes)
 
     def fill_padding(self) -> None:
-        """Sends the inputs of a step that is nothing but padding."""
+        """Sends the inputs of a step that consists only of padding."""
         memory = self.memory
         self._host[memory.blocks.next()].fill_padding()
         memory.blocks.send(self._nbytes)
 
     def compute(self) -> None:
-        """Writes the static logits. Never waits for the device."""
+        """Computes the static logits. Never waits for the device."""
         memory, graph, shape = self.memory, self._columns, self.shape
         pages = -(-shape.max_kv_len // memory.page_size)
         columns, sampled = graph.forward_columns(recurrent=memory.recurrent), memory.ids[graph.sources.clamp(min=0)]

@@ -1,10 +1,10 @@
 """Holds the inputs of captured steps as columns at fixed places in one block of memory.
 
 The host fills a block and sends it in one copy. The device reads the same columns from its own block, which steps of
-all shapes share. Rows of a column that a step does not need are padding. In a decode step, these are further sequences
-of one token. In a mixed step, they are the tokens of one further sequence, which is the last of its shape, and
-sequences without tokens. Tokens of padding have id 0 and position 0, read and write the scratch page and the scratch
-slot alone, and no real row reads what they write. So padding costs time and changes no bit of a real row.
+all shapes share. Entries of a column that a step does not need are padding. In a decode step, padding consists of
+additional sequences of one token. In a mixed step, it consists of one additional sequence, the last of the shape, with
+all padding tokens, and of sequences without tokens. Padding tokens have id 0 and position 0. They read and write only
+the scratch page and the scratch slot, which no real row reads, so padding costs time but does not change any real row.
 """
 
 from collections.abc import Iterator
@@ -22,20 +22,20 @@ from worker.model.inputs.step_columns import Column, Extent, Padding
 from worker.run.column_values import VALUES, StepLayout
 from worker.run.graphs.graph_shapes import Shape
 
-ALIGN = 128  # in bytes, for the start of each column: kernels are specialized for the alignment of addresses
+ALIGN = 128  # bytes, for the start of each column: Triton compiles kernels for the alignment of their pointers
 KNOWN = -1  # value of `sources`: the token is in `token_ids`
 Pending = tuple[list[int], list[int]]  # rows whose tokens the host does not know, and their indices in the last ids
 
-# the columns that only a block has
+# the columns of a block that ForwardInputs does not have
 SOURCES = Column(torch.int64, Extent.TOKENS, KNOWN)  # index of the token in the ids of the last step, or KNOWN
 LANES = Column(torch.int32, Extent.SEQUENCES, Padding.COMPUTED)  # rows of the page tables, see page_lanes.py
 
 
 @dataclass(frozen=True, slots=True)
 class GraphInputs:
-    """The columns of a step in a block, as long as its shape says. `columns` has the columns of ForwardInputs."""
+    """Views of the columns of a step in a block, with the lengths of its shape. `columns`: those of ForwardInputs."""
 
-    columns: dict[str, list[Tensor]]  # by name: one, or one for each group of layers
+    columns: dict[str, list[Tensor]]  # name → one tensor, or one for each group of layers
     sources: Tensor
     lanes: Tensor
 
@@ -61,7 +61,7 @@ Columns = Iterator[tuple[str, torch.dtype, int]]  # name, dtype and length of ea
 
 
 def views_of(block: Tensor, layout: Columns) -> Iterator[tuple[str, Tensor]]:
-    """Yields the columns of a block [bytes] uint8 with their names. Each begins at a multiple of ALIGN."""
+    """Yields the columns of a block [bytes] uint8 with their names. Each column begins at a multiple of ALIGN."""
     begin = 0
     for name, dtype, length in layout:
         yield name, block[begin : begin + length * dtype.itemsize].view(dtype)
@@ -103,7 +103,7 @@ class Blocks:
         self._last = 0
 
     def next(self) -> int:
-        """Returns which host block can be filled. If it is still being sent, waits for that."""
+        """Returns the index of the host block to fill next. Waits until an earlier copy from it has finished."""
         self._last = 1 - self._last
         if self._sent:
             self._sent[self._last].synchronize()
@@ -135,7 +135,7 @@ class HostInputs:
         }
 
     def fill(self, layout: StepLayout, pending: Pending, lanes: list[int]) -> None:
-        """Fills all columns. lanes: of the sequences."""
+        """Fills all columns. lanes: the lane of each sequence (page_lanes.py)."""
         self._sources[:] = KNOWN
         self._sources[pending[0]] = pending[1]
         _put(self._lanes, lanes, self._scratch)
@@ -146,7 +146,7 @@ class HostInputs:
         self._put_sequences(layout)
 
     def fill_padding(self) -> None:
-        """Makes all rows padding."""
+        """Fills all columns with padding."""
         none, of_none = np.zeros(0, np.int64), np.zeros(0, np.int32)
         layout = StepLayout(
             [], self._page_size, self._groups, none, none, positions=none, query_start_loc=np.zeros(1, np.int32),
@@ -155,7 +155,7 @@ class HostInputs:
         self.fill(layout, ([], []), [])
 
     def _put_sequences(self, layout: StepLayout) -> None:
-        """Fills the columns whose padding is computed, so that the padding consists of sequences."""
+        """Fills the columns whose padding is computed, so that the padding forms valid sequences."""
         query_start_loc, seq_lens, logits_indices = [
             self._columns[name][0] for name in ("query_start_loc", "seq_lens", "logits_indices")
         ]

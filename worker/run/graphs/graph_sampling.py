@@ -1,7 +1,7 @@
-"""Samples plain rows from the static logits: captured once for each number of rows, and once more for greedy rows.
+"""Samples plain rows from the static logits. Each number of rows has a graph for all rows and one for greedy rows.
 
-A row is plain if nothing adjusts its logits. A batch with any other row is sampled without a graph (sampler.py), from
-the same logits.
+A row is plain if nothing adjusts its logits. A batch with any row that is not plain is sampled without a graph
+(sampler.py), from the same logits.
 """
 
 from bisect import bisect_left
@@ -24,12 +24,12 @@ GREEDY = Stages(all_greedy=True)  # these rows need two kernels instead of seven
 
 
 class _HostParams:
-    """The columns of PlainParams in a host block. A row's entries are written when another sequence takes the row."""
+    """The columns of PlainParams in a host block. A row is rewritten only when another sequence takes it."""
 
     def __init__(self, block: Tensor, rows: int) -> None:
         self._columns: dict[str, NDArray[Any]] = {name: view.numpy() for name, view in views_of(block, _layout(rows))}
         self._columns["top_p"][:] = 1.0
-        self._pages: list[object] = [None] * rows  # of the sequence in each row: its identity, without its tokens
+        self._pages: list[object] = [None] * rows  # `pages` of the sequence in each row, to recognize the sequence by
 
     def fill(self, rows: list[Row]) -> None:
         for at, (sequence, _) in enumerate(rows):
@@ -46,10 +46,10 @@ class _HostParams:
 
 
 class PlainSampling:
-    """Samples the first rows of `logits` [rows, V] into `ids` [rows]. Rows of padding get ids that nobody reads."""
+    """Samples the first rows of `logits` [rows, V] into `ids` [rows]. The ids of padding rows are never read."""
 
     def __init__(self, logits: Tensor, ids: Tensor, kernel: Callable[..., Tensor]) -> None:
-        """kernel: sample_plain, or another function that computes the same."""
+        """kernel: sample_plain, or another function with the same results."""
         most = len(ids)
         self._logits, self._ids, self._kernel, self._sizes = logits, ids, kernel, batch_sizes(most)
         self._nbytes = block_bytes(_layout(most))
@@ -59,7 +59,7 @@ class PlainSampling:
         self._samplings: dict[tuple[int, bool], Captured] = {}
 
     def fill(self, rows: list[Row]) -> Captured:
-        """Sends the parameters of plain rows, and returns what samples them."""
+        """Sends the parameters of plain rows, and returns the computation that samples these rows."""
         greedy = all([not sequence.sampling.temperature for sequence, _ in rows])
         if not greedy:
             self._host[self._blocks.next()].fill(rows)

@@ -1,7 +1,7 @@
 """Dummy steps for the self-test of graphs: decodes, and a mixed step.
 
-They compute in the scratch page. Each token of a step needs a slot of its own there, but not the last one, which the
-padding writes.
+They compute in the scratch page. Each token of a step needs its own slot there. The last slot is not used, because
+padding writes to it.
 """
 
 import torch
@@ -11,8 +11,8 @@ from shared.messages import Sampling
 from worker.run.inputs import dummy_sequence
 from worker.schedule.sequence import Chunk, Plan
 
-MIXED_LENGTHS = (3, 1, 1, 4)  # of the chunks of a mixed step; the first one's varies with `seed`
-MOST_SLOTS = 12  # that a dummy step writes
+MIXED_LENGTHS = (3, 1, 1, 4)  # the lengths of the chunks of a mixed step; the first length varies with `seed`
+MOST_SLOTS = 12  # the maximum number of slots that a dummy step writes
 
 
 def dummy_decodes(page_size: int, groups: int, seed: int, most: int) -> Plan:
@@ -21,13 +21,13 @@ def dummy_decodes(page_size: int, groups: int, seed: int, most: int) -> Plan:
 
 
 def dummy_mixed(page_size: int, groups: int, seed: int, most: int) -> Plan | None:
-    """Returns two chunks of several tokens and, if `most` sequences allow, two of one; None if a page is too small."""
+    """Returns chunks of one and of several tokens, for at most `most` sequences; None if a page is too small."""
     lengths = [MIXED_LENGTHS[0] + seed % 3, *MIXED_LENGTHS[1:]][-most:]
     return _dummy_plan(lengths, page_size, groups, seed) if page_size > MOST_SLOTS else None
 
 
 def same_bits(first: Tensor, second: Tensor) -> bool:
-    """Compares float32 tensors. Waits for the device."""
+    """Whether two float32 tensors are equal bit by bit. Waits for the device."""
     return torch.equal(first.view(torch.int32), second.view(torch.int32))
 
 

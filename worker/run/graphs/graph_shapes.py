@@ -1,8 +1,8 @@
 """Lists the shapes of the steps that are captured as CUDA graphs, and finds the shape that a step is padded to.
 
-There are two kinds. In a decode step, each sequence has one row, which is sampled. Every other step is a mixed step: it
-has prompt chunks or drafts, usually beside decodes. Steps of more tokens than MOST_TOKENS have no shape, and neither
-have those that would be mostly padding: they run without a graph.
+There are two kinds of shapes. In a decode step, each sequence has one row, which is sampled. Every other step is a
+mixed step: it has prompt chunks or drafts, usually together with decodes. Steps with more than MOST_TOKENS tokens, and
+steps that would have too much padding, have no shape and run without a graph.
 """
 
 from bisect import bisect_left
@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from itertools import product
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sequences of a decode step
-DECODE_KV_LENS = (512, 4096, 32768)  # in positions; and the longest sequence
-TOKENS = (16, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)  # of a mixed step
-MIXED_KV_LENS = (4096,)  # and the longest sequence
-MOST_TOKENS = TOKENS[-1]  # a larger step keeps the device busy for longer than the host needs to launch it
-FEW_SEQUENCES = 16  # of mixed steps beside few decodes, whose head and sampling have few rows
-FEW_ROWS = 64  # the rows of logits that cost hardly more than one: the head's weights are read for all of them
-FREE_PADDING = 512  # up to so many tokens, padding costs less time than launching every kernel from the host
-PADDING_SHARE = 4  # of a larger step, at most 1 / PADDING_SHARE is padding
+DECODE_KV_LENS = (512, 4096, 32768)  # values of max_kv_len for decode steps; the maximum sequence length is added
+TOKENS = (16, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens of a mixed step
+MIXED_KV_LENS = (4096,)  # values of max_kv_len for mixed steps; the maximum sequence length is added
+MOST_TOKENS = TOKENS[-1]  # a larger step needs no graph: it computes for longer than the host needs to launch it
+FEW_SEQUENCES = 16  # sequences of mixed steps with few decodes, so that the output head and sampling have few rows
+FEW_ROWS = 64  # this many rows of logits cost hardly more than one, because reading the head's weights dominates
+FREE_PADDING = 512  # up to this many tokens, padding costs less time than launching every kernel from the host
+PADDING_SHARE = 4  # in a step of more tokens, at most 1 / PADDING_SHARE may be padding
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a captured step. Steps that are smaller are padded to them."""
+    """The sizes of a captured step. Smaller steps are padded to these sizes."""
 
     tokens: int
-    sequences: int  # in a mixed step, the last one consists of the padding tokens, so the step has one fewer
-    rows: int  # of logits
-    max_kv_len: int  # a bound on the positions that a sequence attends to
+    sequences: int  # in a mixed step, this includes one sequence for the padding tokens
+    rows: int  # rows of logits
+    max_kv_len: int  # the maximum number of positions that a sequence attends to
 
     @property
     def mixed(self) -> bool:
-        """Whether a sequence may have several rows, or none. Attention decides this by the same comparison."""
+        """Whether a sequence may have several tokens, or none. Attention makes the same comparison."""
         return self.tokens > self.sequences
 
     def __str__(self) -> str:
@@ -51,14 +51,14 @@ class Shapes:
         self.longest = max([max_seq_len, *(shape.max_kv_len for shape in self._mixed)])  # the largest max_kv_len
 
     def decode(self, sequences: int, longest: int) -> Shape | None:
-        """Returns the shape for decodes that attend to at most `longest` positions."""
+        """Returns the shape for decodes that attend to at most `longest` positions, or None."""
         if sequences > self.max_batch_size or longest > self._max_seq_len:
             return None
         size = self._batch_sizes[bisect_left(self._batch_sizes, sequences)]
         return Shape(size, size, size, self._decode_kv_lens[bisect_left(self._decode_kv_lens, longest)])
 
     def mixed(self, tokens: int, sequences: int, rows: int, longest: int) -> Shape | None:
-        """Returns the smallest shape for any other step. rows: how many rows of logits it needs."""
+        """Returns the smallest shape for a mixed step, or None. rows: the number of rows of logits."""
         for shape in self._mixed:
             fits = tokens <= shape.tokens and sequences < shape.sequences and rows <= shape.rows
             if fits and longest <= shape.max_kv_len:
@@ -67,9 +67,9 @@ class Shapes:
         return None
 
     def all_shapes(self) -> Iterator[Shape]:
-        """Yields every shape, decodes first, and of each kind the largest first.
+        """Yields every shape: first decodes, then mixed steps, each from the largest to the smallest.
 
-        So the memory that the graphs share is as large as it will be after the first shapes.
+        The memory that graphs share therefore has its final size after the first shapes.
         """
         for size, kv_len in product(reversed(self._batch_sizes), reversed(self._decode_kv_lens)):
             yield Shape(size, size, size, kv_len)
@@ -90,6 +90,6 @@ class Shapes:
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Returns the numbers of rows that decodes and samplings are padded to, in ascending order up to `most`."""
+    """Returns the batch sizes that decodes and sampling are padded to, in ascending order up to `most`."""
     larger = range(BATCH_SIZES[-1] + 128, most, 128)
     return [*(size for size in (*BATCH_SIZES, *larger) if size < most), most]

@@ -3,16 +3,15 @@
     inputs in static memory ─ forward graph ─> static logits ─ sampling graph ─> static ids
                                                       └─ eager sampling and log-probabilities of rows that are not plain
 
-Replayed are all steps that have a shape (graph_shapes.py): decodes, and steps with prompt chunks or drafts. Pooling,
-prompt log-probabilities and steps that are too large run without a graph.
+All steps that have a shape (graph_shapes.py) are replayed: decodes, and steps with prompt chunks or drafts. Steps with
+pooling or prompt log-probabilities, and steps that are too large, run without a graph.
 
-A replay has the bits of the same step without a graph: it runs the same kernels, no kernel lets a row depend on others
-or on padding, and shapes decide what is launched but no bit. Before the first graph serves a request, a self-test
-compares replays with the same steps without graph and padding. If the self-test or a replay fails, graphs are turned
-off.
+A replay computes the same bits as the step without a graph: it runs the same kernels, and in no kernel does a row
+depend on other rows or on padding. Before the first graph serves a request, a self-test compares replays with the same
+steps without graph and padding. If the self-test or a replay fails, graphs are turned off.
 
-All shapes are captured before serving. A shape whose capture failed, or for which there was no memory, is captured
-after its first step; if that fails, it is tried once more, and the steps of the shape then run without a graph.
+All shapes are captured before serving. If this failed for a shape, or memory was short, it is captured after its first
+step. If that fails too, the capture is tried once more. After that, steps of this shape run without a graph.
 """
 
 import logging
@@ -35,7 +34,7 @@ from worker.schedule.sequence import Chunk, Plan, Row
 
 log = logging.getLogger("sluice.graphs")
 
-LEAST_FREE = 256 << 20  # bytes: with less free memory, no further graph is captured before serving
+LEAST_FREE = 256 << 20  # bytes; with less free memory, no more graphs are captured before serving
 
 
 class StepGraphs:
@@ -56,10 +55,10 @@ class StepGraphs:
         device: torch.device,
         count_replayed: Callable[[], None],
     ) -> None:
-        """sample: samples plain rows, as sample_plain. groups: how many groups of layers have page tables.
+        """sample: a function like sample_plain. groups: how many groups of layers have page tables.
 
         recurrent: whether layers have a recurrent state. batch_invariant: whether padding must not change a bit.
-        count_replayed: called after each replay of a forward, because it does not run the captured Python code.
+        count_replayed: called after each replay of a forward, because a replay does not run the Python code of layers.
         """
         self.on = True
         self._forward, self._capture, self._count_replayed = forward, capture, count_replayed
@@ -78,10 +77,11 @@ class StepGraphs:
         self._tested = False
 
     def launch(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> tuple[Tensor, Tensor | None] | None:
-        """Launches a step, if it has a shape: returns its logits and, if all rows are plain, their sampled ids.
+        """Launches a step and returns its logits and, if all rows are plain, their sampled ids.
 
-        Both are static memory: read them by kernels or copies that are launched before the next step. rows: those of
-        the plan; the other parameters are those of Runner.launch.
+        Returns None, and launches nothing, if the step must run without a graph. The results are static memory: only
+        kernels and copies that are launched before the next step may read them. rows: plan.rows; plan, before: see
+        Runner.launch.
         """
         step = self._forward_for(plan, before)
         if step is None:
@@ -100,7 +100,7 @@ class StepGraphs:
         return self._memory.logits[:count], None if sampling is None else self._memory.ids[:count]
 
     def capture_all(self, free_bytes: Callable[[], int], on_progress: Callable[[], None]) -> None:
-        """Captures every shape before serving, and stops when memory gets short. free_bytes: of the device."""
+        """Captures every shape before serving; stops when memory gets short. free_bytes: returns the free memory."""
         begun, free, count = time.monotonic(), free_bytes(), 0
         self._self_test()
         try:
@@ -122,7 +122,7 @@ class StepGraphs:
         )  # fmt: skip
 
     def _ready_to_capture(self) -> Iterator[Captured]:
-        """Yields all that can be captured, after kernels for its sizes have run: a capture must not compile any."""
+        """Yields everything to capture, after its kernels have run once, because a capture must not compile kernels."""
         ran = set[tuple[int, int]]()
         for shape in self._shapes.all_shapes():
             step = self._step(shape)
@@ -136,7 +136,7 @@ class StepGraphs:
             yield sampling
 
     def _forward_for(self, plan: Plan, before: InFlightStep | None) -> StaticForward | None:
-        """Returns the forward that the step is padded to, or None if the step must run without a graph."""
+        """Returns the forward of the step's shape, or None if the step must run without a graph."""
         shape = _shape(self._shapes, plan) if self.on else None
         if shape is None or (before is not None and len(before.ids) > len(self._memory.ids)):
             return None
@@ -197,7 +197,7 @@ class StepGraphs:
             log.info("steps are replayed as CUDA graphs; a self-test gave the same bits with and without")
 
     def _test_replays(self) -> str:
-        """Returns how a replay differs from the same step without a graph, or "" if none does."""
+        """Returns how a replay differs from the same step without a graph, or "" if no replay differs."""
         size, groups, most = self._memory.page_size, len(self._memory.lanes.tables), self._shapes.max_batch_size
         for kind in (dummy_decodes, dummy_mixed):
             first, second = kind(size, groups, 0, most), kind(size, groups, 4, most)
@@ -250,7 +250,7 @@ def _shape(shapes: Shapes, plan: Plan) -> Shape | None:
 
 
 def _needs_other_rows(chunk: Chunk) -> bool:
-    """Whether more rows have logits, or make a vector, than the rows that are sampled."""
+    """Whether the chunk needs logits or hidden states of other rows than those that are sampled."""
     sequence = chunk.sequence
     scored = sequence.sampling.prompt_logprobs and chunk.start < sequence.prompt_len
     return sequence.pooling is not None or scored

@@ -1,7 +1,7 @@
 """Keeps the page tables of running sequences on the device, and sends only the pages that are new.
 
-Each sequence has a lane, which is a row of the tables, for as long as it runs. A step names the lanes of its sequences,
-and the device gathers its page tables from them. So when sequences come and go, no other page is sent again.
+Each running sequence has a lane: a row of the page tables. A step names the lanes of its sequences, and the device
+gathers the step's page tables from these rows. When sequences come and go, no other pages have to be sent again.
 """
 
 from array import array
@@ -18,14 +18,14 @@ from worker.schedule.sequence import Chunk
 @dataclass(slots=True, eq=False)
 class _Lane:
     number: int
-    pages: "list[array[int]]"  # of its sequence: another list, even an equal one, means other pages
+    pages: "list[array[int]]"  # `pages` of the sequence; a new list object means that the sequence got new pages
     count: int = 0  # how many pages of each group are on the device
 
 
 class PageLanes:
     """The lanes of up to `lanes` sequences with up to `pages` pages in each of `groups` groups of layers.
 
-    tables: for each group [lanes + 1, pages] int32. The last row is `scratch`, which consists of the scratch page.
+    tables: for each group [lanes + 1, pages] int32. The last row, `scratch`, consists of the scratch page.
     """
 
     def __init__(self, lanes: int, pages: int, groups: int, device: torch.device) -> None:
@@ -36,10 +36,10 @@ class PageLanes:
         self._free = list(reversed(range(lanes)))
 
     def lanes_of(self, chunks: Seq[Chunk], page_size: int) -> list[int]:
-        """Returns the lanes of the chunks' sequences, and sends the pages that their steps read or write.
+        """Returns the lanes of the chunks' sequences. Sends the pages of the chunks that are not on the device yet.
 
-        In stream order, later steps see the pages. Pages that a sequence has returned since they were sent stay there,
-        because no row reads them.
+        Steps that are launched later in the stream see the new pages. Pages that a sequence has returned stay in the
+        tables, because no row reads them.
         """
         numbers, missing = [], []
         for chunk in chunks:

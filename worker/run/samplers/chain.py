@@ -1,7 +1,6 @@
-"""Runs chains of samplers: each removes tokens of a row, or changes their logits.
+"""Runs chains of samplers. Each sampler drops candidate tokens of a row, or changes their logits.
 
-The kernel for all requests (kernels/sample.py) then draws from the tokens that are left, with the row's own random
-number.
+The sampling kernel (kernels/sample.py) then draws from the tokens that are left, with the row's own random number.
 """
 
 from functools import partial
@@ -17,12 +16,12 @@ from worker.run.samplers import repetition, truncation
 from worker.run.samplers.truncation import Candidates
 from worker.schedule.sequence import Row
 
-XTC_STREAM = 0x58_54_43  # is mixed into the seed: XTC's random number is another one than that of the draw
+XTC_STREAM = 0x58_54_43  # mixed into the seed, so that XTC's random number is independent of the draw's
 NOT_CANDIDATE = -np.inf
 
 
 def chained(logits: Tensor, rows: list[Row]) -> Tensor:
-    """Returns the logits [R, V] float32 after the chains of the rows that have one; a token that is dropped has -inf.
+    """Returns the logits [R, V] float32 after the chain of each row that has one. Dropped tokens get -inf.
 
     Waits for the device.
     """
@@ -40,7 +39,7 @@ def run_chain(
 ) -> NDArray[np.float32]:
     """Returns the logits [V] of one row after its chain. A row without finite logits is returned as it is.
 
-    tokens: prompt and output before it; chance: a random number in (0, 1), for XTC.
+    tokens: prompt and output before this row; chance: a random number in (0, 1), for XTC.
     """
     finite = np.flatnonzero(np.isfinite(logits))
     if not len(finite):
@@ -56,7 +55,7 @@ def run_chain(
 def _run_mirostat(
     row: Row, logits: NDArray[np.float32], chain: SamplerChain, tokens: NDArray[np.int64], chance: float
 ) -> NDArray[np.float32]:
-    """Does the same as run_chain, and Mirostat after it. If the output is replayed, only its known id is left."""
+    """Does the same as run_chain, and then Mirostat. While known output is replayed, only the known id is left."""
     from worker.run.samplers import mirostat
 
     sequence, output = row
@@ -100,7 +99,7 @@ def _step(name: str, left: Candidates, chain: SamplerChain, tokens: NDArray[np.i
 
 
 def _temper(left: Candidates, chain: SamplerChain) -> Candidates:
-    """Divides the logits by the temperature, which may follow the entropy (llama.cpp's dynamic temperature)."""
+    """Divides the logits by the temperature, which may depend on the entropy (llama.cpp's dynamic temperature)."""
     temperature = chain.temperature
     if chain.dynatemp_range > 0 and len(left.ids) > 1:
         low, high = max(0.0, temperature - chain.dynatemp_range), temperature + chain.dynatemp_range
@@ -111,7 +110,7 @@ def _temper(left: Candidates, chain: SamplerChain) -> Candidates:
 
 
 def _tokens_before(row: Row) -> NDArray[np.int64]:
-    """Returns the tokens before a row: prompt and output. While an answer is checked, its tokens are the output."""
+    """Returns the tokens before a row: prompt and output. If an answer is checked, its tokens replace the output."""
     sequence, output = row
     if sequence.check is None:
         return np.array(sequence.tokens[: sequence.prompt_len + output], np.int64)

@@ -1,7 +1,7 @@
-"""Mirostat (Basu et al., arXiv:2007.14966): drops tokens so that the surprise of what is drawn stays near a target.
+"""Mirostat (Basu et al., arXiv:2007.14966): drops tokens so that the surprise of the output stays near a target.
 
-Its bound mu depends on how surprising each token so far was. The record of the sequence keeps mu for every output
-position, so a step that is repeated computes the same again.
+Its bound mu depends on how surprising each output token so far was. The record of the sequence has mu for every output
+position, so a step that is repeated computes the same result again.
 """
 
 import numpy as np
@@ -10,16 +10,16 @@ from shared.messages.samplers import SamplerChain
 from worker.run.samplers.truncation import Candidates, descending, softmax
 from worker.schedule.records.mirostat import MirostatRecord
 
-ESTIMATED_FROM = 100  # of the likeliest tokens, as in the paper's algorithm 1
+ESTIMATED_FROM = 100  # Zipf's exponent is estimated from this many likeliest tokens, as in the paper's algorithm 1
 
 
 def bounded(left: Candidates, version: int, mu: float, vocab_size: int) -> Candidates:
-    """Keeps the tokens that Mirostat 1 or 2 leaves at a bound of `mu` bits, at least the likeliest."""
+    """Keeps the tokens that Mirostat 1 or 2 allows at a bound of `mu` bits, at least the likeliest token."""
     return _by_zipf(left, mu, vocab_size) if version == 1 else _by_surprise(left, mu)
 
 
 def _by_zipf(left: Candidates, mu: float, vocab_size: int) -> Candidates:
-    """Mirostat 1: keeps so many tokens that their surprise is expected to be mu if they follow Zipf's law."""
+    """Mirostat 1: keeps as many tokens as make the expected surprise mu, if probabilities follow Zipf's law."""
     order = descending(left.logits)
     shares = np.maximum(softmax(left.logits)[order][:ESTIMATED_FROM], np.finfo(float).tiny)
     if len(shares) < 2:
@@ -40,9 +40,9 @@ def _by_surprise(left: Candidates, mu: float) -> Candidates:
 
 
 def bound(record: MirostatRecord, chain: SamplerChain, output: list[int]) -> float:
-    """Returns mu for the token after `output`. A token that could not have been drawn does not move it."""
+    """Returns mu for the token after `output`. If the last token was not among the candidates, mu stays the same."""
     place = len(output)
-    del record.bounds[place + 1 :]  # left by a step that is now repeated
+    del record.bounds[place + 1 :]  # remove bounds of a step that is now repeated
     if place == len(record.bounds):
         mu, share = record.bounds[-1], record.shares.get(output[-1])
         record.bounds.append(mu if share is None else next_bound(mu, share, chain))
@@ -50,11 +50,11 @@ def bound(record: MirostatRecord, chain: SamplerChain, output: list[int]) -> flo
 
 
 def next_bound(mu: float, share: float, chain: SamplerChain) -> float:
-    """Returns mu after a token that had this share of the probability when it was drawn."""
+    """Returns mu after a token. share: the probability that the token was drawn with."""
     surprise = -float(np.log2(max(share, np.finfo(float).tiny)))
     return mu - chain.mirostat_eta * (surprise - chain.mirostat_tau)
 
 
 def keep_shares(record: MirostatRecord, left: Candidates) -> None:
-    """Keeps the probabilities that a token is drawn from, to know later how surprising it was."""
+    """Stores the probabilities that a token is drawn from, from which bound() later computes its surprise."""
     record.shares = dict(zip(left.ids.tolist(), softmax(left.logits).tolist(), strict=True))

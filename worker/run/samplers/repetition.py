@@ -1,4 +1,4 @@
-"""The samplers that look at the tokens before: penalties in a window, and DRY."""
+"""The samplers that look at earlier tokens: penalties in a window, and DRY."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -10,9 +10,9 @@ from shared.messages.samplers import Dry, LongBreaker, WindowPenalties
 from shared.wire.codec import unpack_u32
 from worker.run.samplers.truncation import Candidates
 
-MAX_MATCH = 512  # longer repetitions count as this long: this bounds the time of a step
-MAX_TAIL = 64  # ids of a breaker after its first one
-MAX_LOG = 88.7  # of the largest float32, which a penalty does not exceed
+MAX_MATCH = 512  # longer repetitions count as this long, to bound the time of a step
+MAX_TAIL = 64  # the maximum ids of a breaker after its first id
+MAX_LOG = 88.7  # the logarithm of the largest float32: larger penalties are capped
 
 Tokens = NDArray[np.int64]
 
@@ -22,7 +22,10 @@ def window(tokens: Tokens, last_n: int) -> Tokens:
 
 
 def penalize(left: Candidates, tokens: Tokens, by: WindowPenalties) -> Candidates:
-    """Applies CTRL's repetition penalty (arXiv:1909.05858) and OpenAI's others to all tokens of the window."""
+    """Applies CTRL's repetition penalty (arXiv:1909.05858), and OpenAI's frequency and presence penalties.
+
+    They apply to all tokens in the window of the last `by.last_n` tokens.
+    """
     ids, counts = np.unique(window(tokens, by.last_n), return_counts=True)
     places, logits = _places(left, ids), left.logits.copy()
     found = places >= 0
@@ -33,10 +36,10 @@ def penalize(left: Candidates, tokens: Tokens, by: WindowPenalties) -> Candidate
 
 
 def dry(left: Candidates, tokens: Tokens, by: Dry) -> Candidates:
-    """Subtracts multiplier * base^(n - allowed_length) from a token that would extend a repetition of n tokens.
+    """Subtracts multiplier * base^(n - allowed_length) from the logit of a token that extends a repetition of n tokens.
 
-    A repetition is the longest end of the text that occurs in the window before, and was followed there by the token.
-    It contains no breaker.
+    A repetition is the longest end of the text that occurs earlier in the window, followed there by the token. It does
+    not go back beyond the last breaker.
     """
     seen = window(tokens, by.last_n)
     longest = min(_since_breaker(seen, by), MAX_MATCH)
@@ -58,9 +61,9 @@ def _power(base: float, exponent: int) -> float:
 
 
 def _repetitions(seen: Tokens, longest: int) -> dict[int, int]:
-    """Returns the tokens that would extend a repetition, and its length: at most `longest`.
+    """Returns a map from each token that would extend a repetition to the repetition's length, at most `longest`.
 
-    After each place where the last token occurred, compares what precedes the place with the end of the text.
+    For each earlier occurrence of the last token, it compares the tokens before that place with the end of the text.
     """
     last, found = len(seen) - 1, dict[int, int]()
     places = np.flatnonzero(seen[:last] == seen[last])
@@ -76,9 +79,9 @@ def _repetitions(seen: Tokens, longest: int) -> dict[int, int]:
 
 
 def _since_breaker(seen: Tokens, by: Dry) -> int:
-    """Returns how many tokens at the end of the text follow its last breaker; all if there is none.
+    """Returns how many tokens follow the last breaker in the text; the length of the text if there is no breaker.
 
-    Looks at no more tokens than a repetition may have.
+    It looks only at the last MAX_MATCH + MAX_TAIL tokens, because a repetition is not longer.
     """
     recent = seen[::-1][: MAX_MATCH + MAX_TAIL]
     single = np.flatnonzero(_among(recent, np.frombuffer(by.breakers, "<u4")))
@@ -93,7 +96,7 @@ def _since_breaker(seen: Tokens, by: Dry) -> int:
 
 @lru_cache(maxsize=8)
 def _tails_by_head(breakers: tuple[LongBreaker, ...]) -> Mapping[int, Sequence[Sequence[int]]]:
-    """Returns the tails that may follow each head. It is kept, because a sequence asks in each of its steps."""
+    """Returns a map: first id of a breaker → the ids that must follow it. Cached, because each step needs it."""
     after: dict[int, list[Sequence[int]]] = {}
     for one in breakers:
         for head in unpack_u32(one.heads):
@@ -106,7 +109,7 @@ def _follows(tail: Sequence[int], reverse: Sequence[int], behind: int) -> bool:
 
 
 def _among(tokens: Tokens, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Returns which of the tokens [N] are among the ids [K], which are in ascending order."""
+    """Returns for each of the tokens [N] whether it is in ids [K], which are sorted in ascending order."""
     if not len(ids):
         return np.zeros(len(tokens), np.bool_)
     at = np.searchsorted(ids, tokens)
@@ -115,7 +118,7 @@ def _among(tokens: Tokens, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
 
 
 def _places(left: Candidates, ids: Tokens) -> NDArray[np.int64]:
-    """Returns where ids [K] are among the candidates [K]; -1 for one that is not."""
+    """Returns the index of each of the ids [K] among the candidates; -1 for an id that is not a candidate. [K]"""
     if not len(ids):
         return np.zeros(0, np.int64)
     at = np.searchsorted(left.ids, ids)

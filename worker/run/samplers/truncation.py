@@ -1,7 +1,7 @@
-"""The samplers that drop tokens by their probability, on the candidates of one row.
+"""The samplers that drop candidate tokens of a row by their probability.
 
-All are computed in float64 by NumPy on one thread, so a row's result depends on nothing but the row. Where tokens are
-equally likely, the lower id comes first.
+NumPy computes them in float64 on one thread, so the result depends only on the row. If tokens are equally likely, the
+lower id comes first.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ Mask = NDArray[np.bool_]
 
 
 class Candidates(NamedTuple):
-    """The tokens that are left of a row, in ascending order of their ids."""
+    """The candidate tokens that are left of a row, in ascending order of their ids."""
 
     ids: NDArray[np.int64]  # [N]
     logits: NDArray[np.float64]  # [N], finite
@@ -22,7 +22,7 @@ class Candidates(NamedTuple):
         return Candidates(self.ids[mask], self.logits[mask])
 
     def first(self, order: NDArray[np.int64], count: int) -> "Candidates":
-        """Returns the first `count` tokens of an order [N] of all of them."""
+        """Keeps the first `count` tokens of `order` [N], a permutation of the indices of the candidates."""
         mask = np.zeros(len(self.ids), bool)
         mask[order[:count]] = True
         return self.keep(mask)
@@ -44,7 +44,7 @@ def top_k(left: Candidates, k: int) -> Candidates:
 
 
 def top_p(left: Candidates, p: float, min_keep: int) -> Candidates:
-    """Keeps the fewest likeliest tokens whose probabilities add up to p (Holtzman et al., arXiv:1904.09751)."""
+    """Keeps the smallest set of likeliest tokens with total probability p (Holtzman et al., arXiv:1904.09751)."""
     if p >= 1:
         return left
     shares = softmax(left.logits)
@@ -62,7 +62,7 @@ def min_p(left: Candidates, p: float, min_keep: int) -> Candidates:
 
 
 def typical(left: Candidates, p: float, min_keep: int) -> Candidates:
-    """Keeps the tokens whose information is nearest to the entropy, until they add up to p (arXiv:2202.00666)."""
+    """Keeps the tokens with information nearest to the entropy, until probabilities add up to p (arXiv:2202.00666)."""
     if p >= 1:
         return left
     shares = softmax(left.logits)
@@ -78,7 +78,7 @@ def top_n_sigma(left: Candidates, n: float) -> Candidates:
 
 
 def xtc(left: Candidates, threshold: float, min_keep: int) -> Candidates:
-    """Drops all tokens of at least this probability but the least likely of them ("exclude top choices")."""
+    """XTC ("exclude top choices"): drops all tokens with probability >= threshold, except the least likely of these."""
     shares = softmax(left.logits)
     order = descending(shares)
     dropped = int((shares >= threshold).sum()) - 1
@@ -88,7 +88,7 @@ def xtc(left: Candidates, threshold: float, min_keep: int) -> Candidates:
 
 
 def entropy_share(left: Candidates) -> float:
-    """Returns the entropy of the tokens as a share of the highest possible one."""
+    """Returns the entropy of the tokens as a share of the highest possible entropy."""
     shares = softmax(left.logits)
     entropy = -(shares * np.log(np.maximum(shares, np.finfo(float).tiny))).sum()
     return float(entropy / np.log(len(shares)))

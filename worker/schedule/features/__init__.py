@@ -1,9 +1,9 @@
-"""The scheduler's part of features that only some models or settings need.
+"""The parts of the scheduler that only some models or settings need.
 
-features            makes the parts of a scheduler that only some models or settings need
-drafts              the tokens of a chunk that are guessed: which are right, and a chunk without them
+features            makes these parts if they are needed
+drafts              finds the accepted drafts of a chunk, and removes drafts from a chunk
 speculation         proposes draft tokens if they are worth computing
-predicted           proposes what follows in a text that the client expects
-waiting_drafts      drafts of a model, which wait until they are planned
+predicted           proposes drafts from a text that the client expects as the output
+waiting_drafts      keeps the drafts of a draft model until they are planned
 states              gives slots for recurrent states to sequences
 """

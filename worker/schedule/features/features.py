@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def states_of(config: SchedulerConfig, slots: PagePool | None, page_size: int) -> "States | None":
-    """Returns what gives slots for recurrent states to sequences; None if no layer has a state."""
+    """Returns the States that give slots for recurrent states to sequences; None if no layer has a recurrent state."""
     if slots is None:
         return None
     from worker.schedule.features.states import States
@@ -21,7 +21,7 @@ def states_of(config: SchedulerConfig, slots: PagePool | None, page_size: int) -
 
 
 def speculation_of(config: SchedulerConfig, states: "States | None" = None) -> "Speculation | None":
-    """Returns what proposes drafts for decodes; None if sequences have none."""
+    """Returns the Speculation that proposes drafts for decodes; None if speculation is off."""
     if not config.max_draft_tokens:
         return None
     from worker.schedule.features.speculation import Speculation

@@ -1,34 +1,34 @@
 """Drafts from a text that the client expects (`prediction`), such as a file of which a few words will change.
 
-The output is followed through the predicted text, and the drafts are the next tokens there. Where the output leaves
-the text, its last tokens are looked up in the text, to find the place again. While there is no place, NgramDrafter
-proposes drafts from the text of the sequence itself.
+The drafter follows the output through the predicted text and proposes the tokens that come next there. Where the
+output differs from the prediction, the last output tokens are looked up in the prediction, to find the place again.
+While no place is found, NgramDrafter proposes drafts from the text of the sequence itself.
 """
 
 from worker.schedule.features.speculation import Acceptance, Drafter, NgramDrafter
 from worker.schedule.records.prediction import Prediction
 
-EXPECTED_ACCEPTANCE = 0.7  # at the beginning: a client predicts what it believes will come
-LONGEST_MATCH, SHORTEST_MATCH = 4, 2  # how many last tokens find the place again, tried in this order
+EXPECTED_ACCEPTANCE = 0.7  # the acceptance rate that is assumed before the first draft
+LONGEST_MATCH, SHORTEST_MATCH = 4, 2  # how many last tokens are looked up to find the place, the longest first
 
 
 class PredictedDrafter:
-    """Proposes what follows in the predicted text."""
+    """Proposes the next tokens of the predicted text. Implements Drafter."""
 
     def __init__(self, prediction: Prediction, output: int) -> None:
         """output: the index of the first output token in the sequence's tokens."""
         self._prediction, self._ids = prediction, prediction.ids
         self._acceptance = Acceptance(EXPECTED_ACCEPTANCE)
         self._other: Drafter = NgramDrafter()
-        self._place: int | None = 0  # in the predicted text, of the next output token; None: not known
+        self._place: int | None = 0  # the index in the predicted text of the next output token; None: not known
         self._read = output  # tokens before this index have been matched already
         self._begin = output
-        self._own = False  # whether the last proposal was of the predicted text
+        self._own = False  # whether the last proposal came from the predicted text
         self._stopped = False
         self._after = {length: _places(self._ids, length) for length in range(SHORTEST_MATCH, LONGEST_MATCH + 1)}
 
     def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
-        """Matches the new tokens with the prediction, then proposes what follows there. See Drafter."""
+        """Finds the place of the output in the prediction, then proposes the next tokens there. See Drafter."""
         if self._stopped:
             return ()
         self._follow(tokens)
@@ -59,7 +59,10 @@ class PredictedDrafter:
         self._read = len(tokens)
 
     def _found(self, tokens: list[int], end: int, before: int) -> int | None:
-        """Matches the tokens before `end`. Returns the end of the first match from `before` on, else of the first."""
+        """Looks up the tokens before `end` in the prediction. Returns the index after the match, or None.
+
+        Of several matches, it takes the first one that ends at `before` or later, or if there is none, the first one.
+        """
         for length in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
             if end - length < self._begin:
                 continue

@@ -1,17 +1,17 @@
 """Speculative decoding: proposes draft tokens from the text of the sequence itself, if they are worth computing.
 
 Text repeats itself: names, quotations, code, answers about a document. The drafts are the tokens that followed the last
-occurrence of the same few tokens. They are computed in the same step as the token that they follow. A step of few rows
+occurrence of the same few tokens. They are computed in the same step as the token before them. A step of few rows
 takes hardly longer with a few more rows, because most of its time goes into reading weights. A draft is accepted only
 if it equals the id that is sampled for its position, and the bits of logits and random numbers do not depend on drafts.
-Drafts therefore change nothing but the speed, and a rejected draft costs one row.
+Drafts therefore change only the speed, and a rejected draft costs one row.
 
 Drafts take nothing from other sequences: they use the free rows of a tile in a step without prompt chunks, and the free
 slots in the last page of a sequence. K/V that a rejected draft has written is overwritten before it is read.
 
-A recurrent state cannot be overwritten in part: after a rejected draft, the next step starts from the same state as the
-last one, and computes the accepted tokens again. It may have drafts, too. The rows that a rejection repeats are a part
-of the price of a draft, so such a sequence gets fewer drafts.
+A recurrent state cannot be overwritten in part. After a rejected draft, the next step starts from the same state as the
+failed one and computes the accepted tokens again; it may have drafts, too. The cost of a draft includes the rows that
+its rejection would repeat, so sequences with a recurrent state get fewer drafts.
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from worker.schedule.features.waiting_drafts import Experience, Proposer
 
 NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
-MOST_DRAFTS = TILE - 1  # of one sequence in a step: one row of a tile is for the token before the drafts
+MOST_DRAFTS = TILE - 1  # per sequence and step: one row of the tile is for the token before the drafts
 INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
 
-MARGIN = 1.2  # a draft must pay so many times its cost, since both are estimates, and the best of many is too good
+MARGIN = 1.2  # a draft must be worth this many times its cost, because both are estimates, and tend to be too good
 INITIAL_ACCEPTANCE = 0.2  # the acceptance rate that is assumed before the first draft
 LEARNING_RATE = 1 / 8  # how far one accepted or rejected draft moves the rate
 RECOVERY_RATE = 1 / 2048  # how far a step without a worthwhile draft moves the rate back, to try drafts again
@@ -45,7 +45,7 @@ class Drafter(Protocol):
         """
 
     def record(self, drafted: int, accepted: int) -> None:
-        """Notes that of the `drafted` tokens of the last proposal, the first `accepted` were accepted."""
+        """Notes how many tokens of the last proposal were drafted, and how many of the first of these were accepted."""
 
     def stop(self) -> None:
         """Makes propose() return no tokens from now on."""
@@ -55,32 +55,35 @@ class Speculation:
     """Adds drafts to the decodes of a step, at most `config.max_draft_tokens` per sequence."""
 
     def __init__(self, config: SchedulerConfig, states: "States | None" = None) -> None:
-        """states: gives slots for recurrent states, if layers have them."""
+        """states: gives slots for recurrent states; None if no layer has a recurrent state."""
         self._states = states
-        self.proposer: Proposer | None = None  # a model that drafts, if there is one
-        self._experience: Experience | None = None  # with that model
+        self.proposer: Proposer | None = None  # runs the draft model, if there is one
+        self._experience: Experience | None = None  # the draft model's acceptance in earlier sequences
         self.draft_tokens = 0
         self.accepted_tokens = 0
-        self.drafted_at = [0] * MOST_DRAFTS  # by the position in the drafts of a step
-        self.accepted_at = [0] * MOST_DRAFTS
-        self.drafters: dict[Sequence, Drafter] = {}  # of each sequence that has had a draft, until it leaves
+        self.drafted_at = [0] * MOST_DRAFTS  # counts of drafts by their index among the drafts of a chunk
+        self.accepted_at = [0] * MOST_DRAFTS  # the same for accepted drafts
+        self.drafters: dict[Sequence, Drafter] = {}  # the drafter of each sequence, until the sequence leaves
         self._config = config
         self._rows = min(TILE, config.max_step_tokens)
 
     def may_draft(self, prefills: list[Chunk]) -> bool:
-        """Whether a step with these chunks of several tokens may have drafts: they are short, and of output alone."""
+        """Whether a step with these prefill chunks may have drafts.
+
+        True if the chunks together are shorter than a tile and only compute output again.
+        """
         short = sum([chunk.length for chunk in prefills]) < self._rows
         return short and all(one.start >= one.sequence.prompt_len and one.sequence.check is None for one in prefills)
 
     def add_drafts(self, decodes: list[Chunk], costs: RowCosts) -> list[Chunk]:
-        """Returns the decodes with drafts where they pay. Each decode may use the same share of the free rows.
+        """Returns the decodes, with drafts where drafts pay. Each decode may use the same share of the free rows.
 
-        decodes: all chunks of the step. costs: what one more row costs, and a model's drafts.
+        decodes: all chunks of the step. costs: the measured costs of one more row and of a draft model's drafts.
         """
         free = self._rows - sum([chunk.length for chunk in decodes])
         if free <= 0 or not decodes:
             return decodes
-        cost = MARGIN * costs(len(decodes)) * len(decodes)  # a draft adds one token to as many
+        cost = MARGIN * costs(len(decodes)) * len(decodes)  # as a share of one sequence's token, not of the whole step
         if self.proposer is not None:
             self._ask_model(self.proposer, decodes, free // len(decodes), cost, costs)
         extended = []
@@ -104,18 +107,18 @@ class Speculation:
             self.drafters[chunk.sequence].record(len(chunk.drafts), accepted)
 
     def failed(self, sequence: Sequence) -> None:
-        """Notes that a step with drafts of this sequence has failed. It gets no more."""
+        """Notes that a step with drafts of this sequence has failed. The sequence gets no more drafts."""
         if sequence in self.drafters:
             self.drafters[sequence].stop()
 
     def forget(self, sequence: Sequence) -> None:
-        """Forgets what it knows of a sequence that has left for good."""
+        """Forgets the drafter of a sequence that has ended."""
         self.drafters.pop(sequence, None)
         if self.proposer is not None:
             self.proposer.forget(sequence)
 
     def _ask_model(self, proposer: "Proposer", decodes: list[Chunk], share: int, cost: float, costs: RowCosts) -> None:
-        """Lets the draft model propose tokens for all decodes at once. They wait with the drafters of the sequences."""
+        """Lets the draft model propose tokens for all decodes at once. The drafters keep them until _propose()."""
         from worker.schedule.features.waiting_drafts import WaitingDrafts, ask
 
         wanted, of_model = [], cost + MARGIN * costs.of_proposals(len(decodes))
@@ -158,8 +161,8 @@ class Speculation:
     def _limit(self, chunk: Chunk) -> int:
         """Returns how many drafts a sequence may have in this step.
 
-        The step samples one token more than it has drafts, and all of them must fit in the maximum length. It must not
-        pass a position where a recurrent state is published.
+        The step samples one token more than the sequence has drafts, and all these tokens must fit in the maximum
+        length. The chunk must not pass a position where a recurrent state is published.
         """
         sequence = chunk.sequence
         if not sequence.output_len or sequence.in_flight_tokens or not _may_draft(sequence):
@@ -186,7 +189,7 @@ def _may_draft(sequence: Sequence) -> bool:
 
 
 class NgramDrafter:
-    """Proposes drafts for a sequence. The cost per step does not grow with the sequence, and is tiny if drafts fail."""
+    """Proposes drafts from the text of a sequence. The cost per step does not grow with the length of the sequence."""
 
     def __init__(self) -> None:
         self._indexes = [NgramIndex(length) for length in NGRAM_LENGTHS]
@@ -196,7 +199,7 @@ class NgramDrafter:
         return self.propose_above(0.0, tokens, limit, cost, repeats)
 
     def propose_above(self, least: float, tokens: list[int], limit: int, cost: float, repeats: int) -> tuple[int, ...]:
-        """Returns what `propose` does if it gains more than `least` tokens (see Acceptance.gain), else none."""
+        """Returns the drafts that gain more than `least` tokens in a step (see Acceptance.gain), or () if none do."""
         for index in self._indexes:
             position = index.find(tokens)
             count = index.draft_length(limit, cost, repeats) if position is not None else 0
@@ -217,7 +220,7 @@ class NgramDrafter:
 class Acceptance:
     """Tracks how often drafts of one kind are accepted.
 
-    usual: the rate that steps without drafts move it to. first: the rate at the beginning, if that is another one.
+    usual: the acceptance rate that steps without drafts slowly return to. first: the initial rate; None: `usual`.
     """
 
     def __init__(self, usual: float = INITIAL_ACCEPTANCE, first: float | None = None) -> None:
@@ -225,10 +228,10 @@ class Acceptance:
         self._usual = usual
 
     def draft_length(self, limit: int, cost: float, repeats: int = 0) -> int:
-        """Returns how many tokens to draft. A draft is worth it if the step then yields more tokens in a second.
+        """Returns how many tokens to draft. A draft is worth it if the step then yields more tokens per second.
 
-        Its cost is that of its row and, where a rejection repeats rows, theirs times the probability that this draft is
-        the first to be rejected. The drafts before it are repeated, too.
+        The cost of a draft is the cost of its row. Where a rejection repeats rows, it also includes the cost of the
+        repeated rows (the drafts before it, too), times the probability that this draft is the first rejected one.
         """
         count, probability = 0, self.acceptance
         tokens = time = 1.0  # tokens and time of a step with the drafts so far, relative to a step without drafts
@@ -244,7 +247,7 @@ class Acceptance:
         return count
 
     def gain(self, count: int, cost: float) -> float:
-        """Returns how many tokens so many drafts are expected to add to a step, less their cost."""
+        """Returns how many tokens `count` drafts are expected to add to a step, less their cost."""
         return sum([self.acceptance**at - cost for at in range(1, count + 1)])
 
     def record(self, accepted: int, *, rejected: bool, rate: float = LEARNING_RATE) -> None:
@@ -265,9 +268,9 @@ class NgramIndex(Acceptance):
         self._after: dict[tuple[int, ...], int] = {}  # n-gram → the position after it
 
     def watch(self, place: int, position: int | None) -> None:
-        """Notes a guess that is not drafted: the next token, at `place`, will be the same as the one at `position`.
+        """Notes a guess that is not drafted: the next token, at `place`, will equal the token at `position`.
 
-        Whether it was right is known without any cost, and drafts begin once such guesses are right.
+        find() later compares both tokens, which costs nothing. Drafts begin once enough such guesses were right.
         """
         self._watched = None if position is None else (place, position)
 

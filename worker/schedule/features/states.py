@@ -1,11 +1,11 @@
 """Gives slots for recurrent states to sequences and takes them back.
 
-Some layers keep a state of fixed size instead of K/V. A slot holds the states of all those layers after a number of
-tokens of a sequence. A step reads one slot of a sequence and writes another, so that it can be repeated or discarded.
+Recurrent layers keep a state of fixed size instead of K/V. A slot holds the states of all recurrent layers after some
+number of tokens of a sequence. A step reads one slot of a sequence and writes another, so the step can be repeated.
 
-A sequence gets all slots of its own when it joins, and uses them in turn. Running sequences therefore never wait for
-slots. States at certain positions, the checkpoints, are published like pages: a published slot is never written again,
-and another one takes its place among the slots of the sequence.
+A sequence gets all its slots when it joins, and uses them in turn. Running sequences therefore never wait for slots.
+States at certain positions, the checkpoints, are published like pages. A published slot is never written again, and
+the sequence gets a new slot to replace it.
 """
 
 from collections import Counter
@@ -20,8 +20,8 @@ from worker.schedule.sequence import Sequence
 class States:
     """Gives slots to sequences, from one pool whose pages are the slots.
 
-    page_size: tokens in a page of K/V; interval: tokens between two checkpoints, rounded up to whole pages; 0 means
-    that nothing is published. overlap: whether a step may be launched before the results of the last one are applied.
+    page_size: tokens in a page of K/V. interval: tokens between two checkpoints, rounded up to whole pages; 0: no state
+    is published. overlap: whether a step may be launched before the results of the last one are applied.
     """
 
     def __init__(self, pool: PagePool, page_size: int, interval: int, *, overlap: bool) -> None:
@@ -33,12 +33,12 @@ class States:
         self._interval = -(-interval // page_size) * page_size
 
     def has_room(self, found: int | None) -> bool:
-        """Whether a sequence can join. found: the published slot that it begins with, if there is one."""
+        """Whether there are enough slots for a sequence to join. found: the published slot that it begins with."""
         revived = found is not None and not self.pool.owned(found)
         return self._own + revived <= self.pool.available
 
     def claim(self, sequence: Sequence, found: int | None) -> None:
-        """Gives a sequence its slots, after has_room(). Call it when its computed tokens are set."""
+        """Gives a sequence its slots. Call it after has_room() and after setting the sequence's computed_tokens."""
         if found is not None:
             self.pool.share(found)
         at = {} if found is None else {sequence.computed_tokens: found}
@@ -50,11 +50,11 @@ class States:
         states.at[end] = states.free.pop()
 
     def computed(self, sequence: Sequence, start: int, end: int) -> None:
-        """Takes back the state after `start` tokens, and publishes the one after `end` if it should be.
+        """Frees the slot of the state after `start` tokens, and publishes the state after `end` at a checkpoint.
 
         Call it when the results of a step are applied, after the pages were published. If the sequence has fewer
-        computed tokens than `end`, a draft was rejected: the state after `end` is taken back instead, and the next step
-        starts from the same state again.
+        computed tokens than `end`, a draft was rejected. Then the slot of the state after `end` is freed instead, and
+        the next step starts from the state after `start` again.
         """
         if sequence.computed_tokens < end:
             self._take_back(sequence, end)
@@ -65,7 +65,7 @@ class States:
             self._publish(sequence, end)
 
     def discard(self, sequence: Sequence) -> None:
-        """Takes back the states of steps in flight."""
+        """Frees the slots that steps in flight write."""
         for end in [end for end in slots_of(sequence).at if end > sequence.computed_tokens]:
             self._take_back(sequence, end)
 
@@ -74,11 +74,11 @@ class States:
         self.pool.release([*states.free, *states.at.values()])
 
     def next_checkpoint(self, sequence: Sequence, position: int) -> int:
-        """Returns after how many tokens, more than `position`, a state is to be published. 0: nothing is published.
+        """Returns the next position after `position` at which a state is to be published. 0: nothing is published.
 
-        This is a multiple of the interval, or the end of the last full page before the last token of the prompt, where
-        the same prompt and the next turn of a conversation continue. If only the end of a prompt is scored, it is the
-        end of the last full page before that, where other ends of the same prompt continue.
+        This is a multiple of the interval, or the end of the last full page before the last token of the prompt,
+        because the same prompt and the next turn of a conversation continue there. If only the end of a prompt is
+        scored, it is the end of the last full page before this end, because other ends of the prompt continue there.
         """
         if not self._interval:
             return 0

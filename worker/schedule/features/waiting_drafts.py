@@ -1,8 +1,8 @@
-"""Keeps the drafts of a draft model until they are planned: the model proposes them for all sequences at once.
+"""Keeps the drafts of a draft model until they are planned, because the model proposes them for all sequences at once.
 
-The number of drafts follows the measured acceptance and the measured times of a step and of the model: a model that
-takes long for the drafts that are accepted is asked for fewer, down to none. Where the text repeats itself, the drafts
-are taken from the text if they promise more.
+The number of drafts depends on the measured acceptance and on the measured times of a step and of the draft model. A
+draft model that is too slow for its acceptance is asked for fewer drafts, down to none. Where the text repeats itself,
+the drafts are taken from the text if these are expected to gain more.
 """
 
 from collections.abc import Sequence as Seq
@@ -11,29 +11,29 @@ from typing import Protocol
 from worker.schedule.features.speculation import LEARNING_RATE, Acceptance, NgramDrafter
 from worker.schedule.sequence import Sequence
 
-INITIAL_ACCEPTANCE = 0.6  # a model's drafts are right more often than repetitions
-PROBE_EVERY = 24  # steps: a sequence whose first drafts were unlucky is tried again if others were not
-RESULTS = 32  # a sequence begins with the mean of about so many results of the sequences before
+INITIAL_ACCEPTANCE = 0.6  # the assumed acceptance rate: a model's drafts are right more often than repetitions
+PROBE_EVERY = 24  # steps until a sequence without drafts gets one again, if drafts are accepted in other sequences
+RESULTS = 32  # a sequence begins with the mean of about this many results of earlier sequences
 
 
 class Proposer(Protocol):
-    """Runs a model (worker/run/drafters/)."""
+    """Runs a draft model (worker/run/drafters/)."""
 
     @property
     def seconds(self) -> float:
-        """What the last proposals took."""
+        """The duration of the last propose()."""
 
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
-        """Returns for each sequence at most so many tokens that may follow its tokens."""
+        """Returns drafts for each sequence. wanted: sequences, each with the maximum number of its drafts."""
 
     def forget(self, target: Sequence) -> None:
-        """Takes back what is held of a sequence that has left."""
+        """Frees the memory of a sequence that has ended."""
 
 
 class Experience:
-    """What the sequences before have shown of the model: how often the first draft of a step is accepted.
+    """The draft model's acceptance in earlier sequences: how often the first draft of a step was accepted.
 
-    A model that is useless for a task is so for most of its requests, and each of them would ask it anew.
+    If the draft model is useless for a task, new sequences of this task need not find that out again.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Experience:
         return self._acceptance
 
     def begin(self) -> float:
-        """Returns the acceptance to begin a sequence with. It recovers a little, to try a bad model again."""
+        """Returns the rate for a new sequence. Each call raises a low rate a little, so a bad model is tried again."""
         expected = self._acceptance
         self._acceptance += (INITIAL_ACCEPTANCE - expected) / RESULTS
         return expected
@@ -54,17 +54,17 @@ class Experience:
 
 
 class WaitingDrafts:
-    """The drafts of one sequence. See Drafter.
+    """The drafts of one sequence. Implements Drafter.
 
-    They begin with one in a step, and become more only as they are accepted. The first results count more than later
-    ones. A useless model therefore loses little. A good one is tried again from time to time where its first drafts
-    were wrong.
+    A sequence begins with one draft per step, and gets more only after drafts are accepted. The first results count
+    more than later ones. A useless draft model therefore costs little time. If a good model's first drafts for a
+    sequence were wrong, it is tried again from time to time.
     """
 
     def __init__(self, experience: Experience, text: NgramDrafter | None = None) -> None:
-        """text: proposes drafts, too, from the sequence's own text."""
+        """text: also proposes drafts, from the sequence's own text."""
         self._text = text
-        self._of_text = False  # whether the waiting drafts, or the last ones, are those of the text
+        self._of_text = False  # whether the waiting drafts, or else the last ones, came from the text
         self.waiting: tuple[int, ...] = ()
         self._experience = experience
         self._acceptance = Acceptance(INITIAL_ACCEPTANCE, experience.begin())
@@ -73,13 +73,13 @@ class WaitingDrafts:
 
     @property
     def tried(self) -> bool:
-        """Whether drafts of the model have been computed."""
+        """Whether drafts of the draft model have been computed for this sequence."""
         return self._results > 0
 
     def wanted(self, tokens: list[int], limit: int, text_cost: float, cost: float, repeats: int) -> int:
-        """Returns how many drafts are worth asking the model for: none if drafts of the text promise more.
+        """Returns how many drafts are worth asking the draft model for: 0 if drafts from the text promise more.
 
-        text_cost, cost: of a draft from the text, and of one of the model.
+        text_cost: the cost of a draft from the text. cost: the cost of a draft from the model.
         """
         if self._stopped:
             return 0
@@ -94,7 +94,7 @@ class WaitingDrafts:
         return 0 if self._of_text else count
 
     def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
-        """Returns the drafts that wait. They were asked for with these tokens."""
+        """Returns the waiting drafts. wanted() was called before with the same tokens."""
         drafts, self.waiting = self.waiting[:limit], ()
         return drafts
 
@@ -105,7 +105,7 @@ class WaitingDrafts:
         self._accepted += accepted
         self._results += 1
         self._experience.record(accepted=accepted > 0)
-        rate = max(LEARNING_RATE, 1 / (1 + self._results))  # that of a mean, until there are many results
+        rate = max(LEARNING_RATE, 1 / (1 + self._results))  # the rate of a plain mean, until there are many results
         self._acceptance.record(accepted, rejected=accepted < drafted, rate=rate)
 
     def stop(self) -> None:
@@ -113,7 +113,7 @@ class WaitingDrafts:
 
 
 def ask(proposer: Proposer, wanted: Seq[tuple[Sequence, WaitingDrafts, int]]) -> None:
-    """Asks the model for so many drafts of each sequence."""
+    """Asks the draft model for drafts, and gives them to the drafters. wanted: (sequence, its drafter, most drafts)."""
     proposed = proposer.propose([(sequence, count) for sequence, _, count in wanted])
     for (_, drafter, _), drafts in zip(wanted, proposed, strict=True):
         drafter.waiting = drafts

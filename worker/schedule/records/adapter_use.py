@@ -1,4 +1,4 @@
-"""The LoRA adapter of a sequence, and whether it may run beside those of others. Knows no weights."""
+"""The LoRA adapter of a sequence, and whether it may run beside the adapters of other sequences. Knows no weights."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AdapterUse:
-    """loaded: the adapter in memory (worker/adapters/loaded.py); None before it is read"""
+    """The adapter that a request names. loaded: its weights (worker/adapters/loaded.py); None before they are read."""
 
     adapter: Adapter
     loaded: Any = None
 
     def has_place(self, running: "Iterable[Sequence]", most: int) -> bool:
-        """Returns whether running sequences that use at most `most` different adapters may use this one, too."""
+        """Returns whether the running sequences and this one together use at most `most` different adapters."""
         return len(used_by(running) | {self.adapter.unscaled}) <= most
 
 
 def used_by(sequences: "Iterable[Sequence]") -> set[Adapter]:
-    """Returns, without their scales, the adapters that sequences use."""
+    """Returns the adapters that the sequences use. Adapters that differ only in their scale count as one."""
     return {one.adapter.adapter.unscaled for one in sequences if one.adapter is not None}

@@ -1,4 +1,4 @@
-"""What adjusts the logits of a sequence besides its constraint: penalties, biases, min_tokens, a chain of samplers."""
+"""Adjustments of a sequence's logits other than grammars: penalties, biases, min_tokens, or a chain of samplers."""
 
 import sys
 
@@ -9,7 +9,7 @@ from worker.schedule.records.token_counts import TokenCounts
 class Adjustment:
     """How long the logits of a sequence are adjusted, and the counts of its tokens for penalties.
 
-    until: how many tokens the sequence has when nothing adjusts them any more.
+    until: the length of the sequence, in tokens, from which on its logits are no longer adjusted.
     """
 
     __slots__ = ("_counts", "until")
@@ -23,10 +23,10 @@ class Adjustment:
     ) -> TokenCounts:
         """Counts the tokens that precede output token `output` if all drafts before it are right.
 
-        tokens: prompt and output; answer: what the output is compared with, whose ids are the drafts.
+        tokens: prompt and output. answer: the ids that the output is compared with; they are also the drafts.
 
-        The result is kept and changes with the next call, which only adds the tokens that are new. If a call asks for
-        fewer tokens than the last one, as after a failed step, everything is counted again.
+        The result is the same object at each call: a call only adds the new tokens to it. If a call asks for fewer
+        tokens than the last one, as after a failed step, everything is counted again.
         """
         text, begin = (tokens, prompt_len) if answer is None else (answer, 0)
         end = len(text) - begin if answer is None else min(output, len(text))

@@ -1,8 +1,8 @@
-"""A check of an answer: the output is compared with its ids, which are computed as drafts of the last known token."""
+"""Checks an answer: its ids are computed as drafts after the last known token, and compared with the sampled ids."""
 
 from dataclasses import dataclass
 
-MOST_DRAFTS = 255  # each has a row of logits, which is as long as the vocabulary
+MOST_DRAFTS = 255  # in one step: each draft needs a row of logits, which is as long as the vocabulary
 
 
 @dataclass(slots=True, eq=False)
@@ -13,7 +13,7 @@ class AnswerCheck:
     most_drafts: int = MOST_DRAFTS  # in one step; halved when a step has failed
 
     def ahead(self, output_len: int) -> int:
-        """Returns how many ids can be drafts after so much output. The last id is only compared, never computed."""
+        """Returns how many ids can be drafts after `output_len` output tokens. The last id is never a draft."""
         return max(0, len(self.answer) - output_len - 1)
 
     def drafts(self, output_len: int) -> tuple[int, ...]:
@@ -25,5 +25,5 @@ class AnswerCheck:
         return output_len >= len(self.answer) or (output_len > 0 and last != self.answer[output_len - 1])
 
     def failed(self, drafts: int) -> None:
-        """Notes that a step with so many drafts has failed: the next ones have fewer."""
+        """Notes that a step with `drafts` drafts has failed. The next steps have half as many."""
         self.most_drafts = drafts // 2

@@ -1,4 +1,4 @@
-"""Checks the values of a chain of samplers, so that no frontend can harm the worker."""
+"""Checks the values of a chain of samplers, so that a faulty frontend cannot make a step of the worker fail."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What the output of a sequence must keep to: the interface of grammars and of rules about tokens."""
+"""The interface of constraints on the output of a sequence: grammars and rules about tokens."""
 
 from typing import Protocol
 
@@ -6,12 +6,12 @@ from worker.schedule.sequence import Sequence
 
 
 class Constraint(Protocol):
-    """A rule for the output of a sequence, and how far the output has got in it. `worker/grammar` implements rules."""
+    """A rule for the output of a sequence, and the position of the output in it. Implemented in `worker/grammar`."""
 
     def accept(self, token: int) -> bool:
         """Adds a sampled token to the output. Called once for each token that is kept.
 
-        Returns False if the token does not fit; `error` then says why.
+        Returns False if the rule does not allow the token; `error` then says why.
         """
 
     @property
@@ -20,18 +20,18 @@ class Constraint(Protocol):
 
     @property
     def masks(self) -> bool:
-        """Whether it forbids any token now."""
+        """Whether the rule forbids any token at the present position."""
 
     @property
     def idle(self) -> bool:
-        """Whether no later token can be forbidden any more."""
+        """Whether the rule will not forbid any token from now on."""
 
     @property
     def error(self) -> str: ...
 
 
 def accept(sequence: Sequence, constraint: Constraint, id: int) -> bool:
-    """Adds a sampled id to the constraint of a sequence. Returns False if the id does not fit it."""
+    """Passes a sampled id to the constraint of a sequence. Returns False if the constraint does not allow the id."""
     fits = constraint.accept(id)
     if fits and constraint.idle:
         sequence.constraint = None

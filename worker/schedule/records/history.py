@@ -1,4 +1,4 @@
-"""What has happened to a sequence: when it came and got its tokens, and what earlier workers did with it."""
+"""The history of a sequence: its times, its preemptions and drafts, and what happened to it at earlier workers."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class History:
     last_token: float = 0.0  # when its latest token was applied
     preemptions: int = 0
     drafted: int = 0  # draft tokens that were computed
-    accepted: int = 0  # and of these accepted
+    accepted: int = 0  # draft tokens that were accepted
     crashes: int = 0  # number of worker crashes that it is suspected of having caused
-    resumed: bool = False  # whether a worker that is gone admitted it before
+    resumed: bool = False  # whether it was admitted before, by a worker that is gone
     original_id: int = 0  # its request id at its first worker; 0 if this is its first worker

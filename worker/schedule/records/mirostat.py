@@ -1,7 +1,7 @@
-"""What Mirostat knows of a sequence (worker/run/samplers/mirostat.py computes it).
+"""The state of the Mirostat sampler for a sequence (worker/run/samplers/mirostat.py computes it).
 
-What is drawn next depends on how surprising each token so far was. A resumed stream, or an answer that is continued,
-therefore computes its output again from the first token on, with the ids that are known.
+The next token depends on how surprising each earlier output token was. A resumed stream, or an answer that is
+continued, therefore computes its output again from the first token on, with the ids that are known.
 """
 
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ from worker.schedule.sequence import Sequence
 class MirostatRecord:
     """The state of Mirostat.
 
-    forced: the ids that the output begins with, whatever is drawn; bounds: mu for each output token, in bits;
-    shares: the probabilities that the latest token was drawn from, by id.
+    forced: the known ids of the beginning of the output, which replace those that are drawn.
+    bounds: mu for each output token, in bits. shares: the probabilities that the latest token was drawn from, by id.
     """
 
     forced: list[int]
@@ -23,7 +23,7 @@ class MirostatRecord:
 
 
 def begin(sequence: Sequence) -> None:
-    """Gives a new sequence its record, and has the output that it brings computed again."""
+    """Gives a new sequence its record. If the sequence comes with output, this output will be computed again."""
     chain = sequence.sampling.chain
     assert chain is not None
     forced = sequence.tokens[sequence.prompt_len :]

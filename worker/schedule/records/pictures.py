@@ -1,4 +1,4 @@
-"""The pictures of a prompt: where their tokens are, and what they add to the identity of pages."""
+"""The pictures of a prompt: where their tokens are, and what they add to the digests of pages."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Container
@@ -23,9 +23,9 @@ class PicturePlaces:
     places: tuple[PicturePlace, ...]
 
     def mark(self, begin: int, end: int) -> bytes:
-        """Returns what the hash of the page with the tokens begin .. end - 1 covers besides their ids.
+        """Returns the bytes that are hashed, besides the ids, for the page with the tokens begin .. end - 1.
 
-        It names the pictures that begin there: all pages after it have hashes that cover this page's.
+        They name only the pictures that begin in this page, because the hash of every later page covers this hash.
         """
         first = bisect_left(self.places, (begin,))
         last = bisect_left(self.places, (end,))
@@ -49,19 +49,19 @@ class PromptPictures:
         """whole: whether no step may cut a picture in two, because its tokens attend to each other in both directions.
 
         rotary: the RotaryPositions of a model with M-RoPE (worker/vision/rotary.py); None: positions are those of text
-        encoded: the digests of pictures for which no step has to wait; None: steps encode pictures themselves
+        encoded: the digests of the pictures that are encoded already; None: steps encode pictures themselves
         """
         self.pictures, self.whole, self.rotary, self._encoded = pictures, whole, rotary, encoded
-        self.end = pictures[-1].start + pictures[-1].tokens  # the place behind the last one's tokens
+        self.end = pictures[-1].start + pictures[-1].tokens  # the index after the last token of the last picture
         self.nbytes = sum(len(picture.pixels) for picture in pictures)
         self.places = PicturePlaces(tuple(PicturePlace(one.start, one.tokens, one.digest) for one in pictures))
         self._starts = [picture.start for picture in pictures]
 
     def uncut(self, start: int, length: int, most: float) -> int:
-        """Returns the length of a chunk from `start` on: at most `length`, and so that it cuts no picture in two.
+        """Returns the length of a chunk that begins at `start`. It is `length`, or less to cut no picture in two.
 
-        A chunk that begins in a picture has the whole rest of the picture, or nothing if the rest has more than `most`
-        tokens. A chunk ends before a picture that is not encoded.
+        If the chunk begins in a picture, it has the whole rest of the picture, or no token if the rest has more than
+        `most` tokens. A chunk ends before a picture that is not encoded yet.
         """
         if self._encoded is not None:
             length = self._up_to_unencoded(start, length, self._encoded)
@@ -79,11 +79,11 @@ class PromptPictures:
         return max(0, next(missing, start + length) - start)
 
     def at(self, place: int) -> Picture | None:
-        """Returns the picture to which the token at a place belongs; None if it is text."""
+        """Returns the picture that the token at index `place` belongs to; None if the token is text."""
         return next(iter(self.within(place, place + 1)), None)
 
     def within(self, begin: int, end: int) -> list[Picture]:
-        """Returns the pictures of which a token is among begin .. end - 1."""
+        """Returns the pictures that have at least one token among begin .. end - 1."""
         first = max(0, bisect_right(self._starts, begin) - 1)
         found = self.pictures[first : bisect_left(self._starts, end)]
         return [picture for picture in found if picture.start + picture.tokens > begin]

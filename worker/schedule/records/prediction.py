@@ -1,11 +1,11 @@
-"""A text that the client expects as the output, and what came of it. Its ids become drafts (features/predicted.py)."""
+"""A text that the client expects as the output. Its ids become drafts (features/predicted.py)."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
 class Prediction:
-    """accepted, rejected: how many of its tokens were drafts that became output, and drafts that did not."""
+    """The predicted text. accepted, rejected: how many of its tokens were accepted, and rejected, as drafts."""
 
     ids: list[int]
     accepted: int = 0

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Which tokens of its prompt a sequence scores. A token is scored by the row before it."""
+    """Which prompt tokens of a sequence are scored. The logits of a token's row score the next token."""
 
-    start: int = 0  # only the tokens from this index on
+    start: int = 0  # the index of the first token that is scored
 
     @property
     def cacheable_tokens(self) -> int:
-        """How many tokens may come from the prefix cache. The rows of all others give scores."""
+        """How many tokens may come from the prefix cache, because their rows score no token."""
         return max(0, self.start - 1)

@@ -1,21 +1,21 @@
-"""Output that exists already and is computed again, because what follows depends on more than its ids."""
+"""Computes existing output again, because the next tokens depend on more than its ids (see mirostat.py)."""
 
 from dataclasses import dataclass
 
 from worker.schedule.records.answer_check import AnswerCheck
 from worker.schedule.sequence import Sequence
 
-MOST_REPLAYED = 31  # tokens in one step: each has a row of logits, which comes to the host
+MOST_REPLAYED = 31  # tokens in one step: each needs a row of logits, which is copied to the host
 
 
 @dataclass(slots=True, eq=False)
 class Replay(AnswerCheck):
-    """Output whose ids are drafts. The sequence goes on after it as without a check."""
+    """Existing output, computed again as drafts. After it, the sequence continues as if it had no check."""
 
     sequence: Sequence | None = None
 
     def finished(self, output_len: int, last: int) -> bool:
-        """Returns False, and takes itself away at the end of the output that it replays."""
+        """Returns False. At the end of the replayed output, it also removes this check from the sequence."""
         if output_len >= len(self.answer) and self.sequence is not None:
             self.sequence.check = None
             self.sequence = None

@@ -1,4 +1,4 @@
-"""The slots for recurrent states that one sequence has; states.py gives and takes them."""
+"""The slots for recurrent states that one sequence has. features/states.py gives and takes back slots."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ class SequenceStates:
     """The slots of a sequence. A step from position `start` on reads slot `at[start]`, and writes slot `free[-1]`."""
 
     at: dict[int, int] = field(default_factory=dict)  # number of tokens → slot of the recurrent state after them
-    free: list[int] = field(default_factory=list)  # its other slots
+    free: list[int] = field(default_factory=list)  # slots of the sequence that hold no state now
 
 
 def slots_of(sequence: "Sequence") -> SequenceStates:

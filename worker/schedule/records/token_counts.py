@@ -1,4 +1,4 @@
-"""Counts the tokens of a sequence for penalties, by adding those that are new since the last time."""
+"""Counts the tokens of a sequence for penalties. New tokens are added to the counts, so none is counted twice."""
 
 from array import array
 
@@ -6,8 +6,8 @@ from array import array
 class TokenCounts:
     """The distinct tokens of a prompt and of the first `outputs` tokens of its output.
 
-    ids, counts: for each distinct token its id, and how often it occurs in the output (0: only in the prompt), as
-    C int64. They are in the order in which the tokens first occur.
+    ids: the distinct token ids, in the order of their first occurrence, as C int64.
+    counts: for each of `ids`, how often it occurs in the output (0: only in the prompt), as C int64.
     """
 
     def __init__(self, prompt: list[int]) -> None:

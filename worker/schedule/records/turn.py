@@ -1,11 +1,11 @@
-"""What decides when a sequence's turn comes: its tenant, its priority, its group and its deadline."""
+"""The data that decides when a waiting sequence may run: its tenant, priority, group and deadline."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Turn:
-    """The place of a sequence in the queue. queue.py and fair_queue.py read it, and keep their accounts in it."""
+    """The place of a sequence in the queue. queue.py and fair_queue.py read it; fair_queue.py updates the charge."""
 
     group: int = 0  # the same for all sequences of one prompt, see queue.py; 0 if there is no group
     priority: int = 0  # lower goes first
