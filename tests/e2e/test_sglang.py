@@ -55,6 +55,14 @@ def test_prompt_is_scored_with_and_without_an_answer(server: Server) -> None:
     assert (only["text"], only["output_ids"], only["meta_info"]["output_token_logprobs"]) == ("", [], [])
 
 
+def test_prefix_is_cached_by_a_request_without_an_answer(server: Server) -> None:
+    prefix = "A prefix that many prompts share. " * 4
+    cached = generate(server, text=prefix, sampling_params={"max_new_tokens": 0})
+    assert (cached["text"], cached["output_ids"], cached["meta_info"]["completion_tokens"]) == ("", [], 0)
+    after = generate(server, text=prefix + "And on", sampling_params={"max_new_tokens": 1})["meta_info"]
+    assert after["cached_tokens"] > cached["meta_info"]["prompt_tokens"] / 2
+
+
 def test_stream_is_read_as_the_documentation_does(server: Server) -> None:
     params = {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True}
     body: dict[str, Any] = {"text": PROMPT, "sampling_params": params, "stream": True}

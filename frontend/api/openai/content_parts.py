@@ -28,6 +28,18 @@ class TextPart(_Part, tag="text"):
     prompt_cache_breakpoint: Ignored = None
 
 
+class InputTextPart(TextPart, tag="input_text"):
+    """A text as the Responses API names it; vLLM takes such parts in chats, too."""
+
+    KNOWN_BY: ClassVar = ""
+    FROM_TEXT: ClassVar = ""
+
+
+class OutputTextPart(InputTextPart, tag="output_text"):
+    annotations: Ignored = None
+    logprobs: Ignored = None
+
+
 class ImageURL(RequestModel):
     FROM_TEXT: ClassVar = "url"
 
@@ -53,6 +65,18 @@ class ImagePart(_Part, tag="image_url"):
     def text(self) -> str:
         """The text that stands for the picture in the message."""
         return self.source.mark
+
+
+class InputImagePart(ImagePart, tag="input_image"):
+    """A picture as the Responses API has it, with `detail` beside the URL."""
+
+    KNOWN_BY: ClassVar = ""
+
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+    @property
+    def source(self) -> Source:
+        return Source(self.image_url.url, self.detail or self.image_url.detail or "auto")
 
 
 class RefusalPart(_Part, tag="refusal"):
@@ -100,7 +124,8 @@ class ReasoningPart(_Part, tag="reasoning"):
         return self.reasoning or self.spoken or ""
 
 
-Part = TextPart | ImagePart | RefusalPart | ThinkingPart | ReasoningPart
+Texts = TextPart | InputTextPart | OutputTextPart
+Part = Texts | ImagePart | InputImagePart | RefusalPart | ThinkingPart | ReasoningPart
 Content = str | Annotated[list[Part], Meta(min_length=1, max_length=MAX_PARTS)]
 
 

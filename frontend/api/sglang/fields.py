@@ -48,7 +48,11 @@ _several: dict[str, Any] = {"type": "array", "items": _ids, "minItems": 1, "maxI
 
 
 class SamplingParams(RequestModel):
-    max_new_tokens: Annotated[Count | None, doc(f"Most tokens of the answer; absent: {MOST_TOKENS}")] = None
+    ONLY: ClassVar = {"stop_regex": ([],)}
+
+    max_new_tokens: Annotated[
+        Count | None, doc(f"Most tokens of the answer; 0: the prompt is only computed; absent: {MOST_TOKENS}")
+    ] = None
     min_new_tokens: Annotated[Count | None, doc("The model may not end its answer before this many tokens")] = None
     n: Annotated[ChoiceCount, doc("Answers to each prompt; their seeds follow each other")] = 1
     temperature: Annotated[Temperature | None, doc("0: the likeliest token; higher values draw more randomly")] = None
@@ -80,7 +84,6 @@ class SamplingParams(RequestModel):
     ] = None
     custom_params: Ignored = None
     stream_interval: Ignored = None
-    stop_regex: Refused = None
     thinking_budget: Refused = None
 
     def __post_init__(self) -> None:

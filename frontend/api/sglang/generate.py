@@ -31,11 +31,6 @@ async def parse(request: GenerateRequest, context: ModelContext) -> GenerationRe
         )
     params = _params(request)
     most = MOST_TOKENS if params.max_new_tokens is None else params.max_new_tokens
-    if most == 0 and not request.scores_prompt:
-        raise Unprocessable(
-            "`sampling_params.max_new_tokens` must be at least 1 without `logprob_start_len`",
-            param="sampling_params.max_new_tokens", code="out_of_range",
-        )  # fmt: skip
     reading = Reading(
         fields := request.fields(params), request.param, most, n=params.n,
         logprobs=(request.top_logprobs_num or 0) if request.return_logprob else None,

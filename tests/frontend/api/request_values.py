@@ -86,6 +86,7 @@ ITEMS = (
 PARTS = (
     *({"text": "a"}, {"type": None, "text": "a"}, "a", {"image_url": "data:"}, {"text": "a", "image_url": "data:"}),
     *({"type": "thinking", "thinking": "a"}, {"type": "reasoning", "text": "a"}, {"type": "reasoning"}, {"a": "a"}),
+    *({"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "data:", "detail": "low"}),
     *({"type": "refusal", "refusal": "a"}, {"refusal": "a"}, {"type": "image_url", "image_url": {}}, 5, None),
 )
 

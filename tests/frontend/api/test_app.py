@@ -216,6 +216,13 @@ async def test_deadline_passes_while_the_worker_has_not_admitted_the_request(tok
     assert 'sluice_aborts_total{reason="deadline_exceeded"} 2.0' in metrics
 
 
+async def test_page_of_metrics_tells_the_start_of_the_process_as_llama_cpp_does(tokenizer: Tokenizer) -> None:
+    before = int(time.time())
+    async with http_client(FakePool(), tokenizer) as http:
+        told = (await http.get("/metrics")).headers["Process-Start-Time-Unix"]
+    assert before <= int(told) <= time.time()
+
+
 async def test_api_keys_guard_every_route_with_data(tokenizer: Tokenizer, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\nsk-one\n\nsk-two\n")

@@ -44,6 +44,7 @@ CLIENTS: dict[str, tuple[ModuleType, int, dict[str, Any]]] = {  # the API format
     "vLLM's, without type": (chat, 2, {
         "messages": [user("a", {"image_url": url(IMAGE), "uuid": "1"}, {"image_url": {"url": url(IMAGE)}})],
     }),
+    "parts of the Responses API in a chat": (chat, 1, {"messages": [user(INPUT_TEXT, INPUT | {"detail": "low"})]}),
     "openai, responses": (responses, 1, {"input": [user(INPUT | {"detail": "auto"}, INPUT_TEXT)]}),
     "langchain-openai, responses": (responses, 2, {
         "stream": False, "input": [user(INPUT_TEXT, INPUT, INPUT) | {"type": "message"}], "max_output_tokens": 5,

@@ -90,6 +90,7 @@ PARTS_OF_OTHERS: dict[str, Any] = {
     "without type": [{"text": "a"}, {"type": None, "text": "b"}],
     "plain strings beside parts": ["a", {"type": "text", "text": "b"}],
     "plain strings": ["a", "b"],
+    "as in the Responses API": [{"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b"}],
     "a refusal": [{"type": "refusal", "refusal": "a"}, {"refusal": "b"}],
 }
 

@@ -110,7 +110,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input_ids": []}, "input_ids"), ({"input_ids": [[]]}, "input_ids"), ({"input_ids": [1, [2]]}, "input_ids"),
     ({"input_ids": [999]}, "input_ids"), ({"input_ids": [1], "text": "a"}, "input_ids"),
     ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
-    ({"sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
+    ({"sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
     ({"sampling_params": {"stop_regex": "a"}}, "sampling_params.stop_regex"),
     ({"sampling_params": {"stop": ["x" * 3000] * 2}}, "sampling_params.stop"),
     ({"sampling_params": {"regex": "a", "ebnf": "start: A"}}, "ebnf"),
