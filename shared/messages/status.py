@@ -132,3 +132,4 @@ class Status(Message, frozen=True):
         0  # that all sequences may still need: uncomputed ones, and EXPECTED_TOKENS of output at most
     )
     prefixes: CachedPrefixes = CachedPrefixes()  # only in what is broadcast, and only with a prefix cache
+    stages: int = 1  # of a pipeline; each is as many of `ranks`, in their order

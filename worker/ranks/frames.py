@@ -25,13 +25,16 @@ MOST_BYTES = 1 << 30  # of a frame
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """The first frame: which part of which model a rank loads. memory: bytes that all ranks share."""
+    """The first frame: which part of which model a rank loads.
+
+    memory: bytes that all ranks of a stage share. rows: the open files of connections to ranks of other stages.
+    """
 
     model: ModelConfig
     worker: WorkerConfig
     rank: int
-    count: int
     memory: int
+    rows: dict[int, int] = {}
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -41,7 +44,10 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class Free(msgspec.Struct, frozen=True, tag=True):
-    """What a rank on another host says when it has loaded its weights: how many bytes of memory are left for it."""
+    """What a rank says when it has loaded its weights: how many bytes of memory are left for it.
+
+    Ranks on the machine of rank 0 say it only if there are stages, which do not load in the same time.
+    """
 
     nbytes: int
 
@@ -63,6 +69,12 @@ class TensorBytes(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     data: bytes
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """What a stage of a pipeline hands to the next one."""
+
+    rows: TensorBytes
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
@@ -90,6 +102,14 @@ def rows_of(given: Order) -> Tensor:
     (rows,) = given.columns
     assert isinstance(rows, TensorBytes)
     return _tensor_of(rows)
+
+
+def rows_frame(rows: Tensor) -> Rows:
+    return Rows(_bytes_of(rows))
+
+
+def rows_in(data: bytes) -> Tensor:
+    return _tensor_of(msgspec.msgpack.decode(data, type=Rows).rows)
 
 
 def send(to: socket.socket, frame: msgspec.Struct) -> None:
