@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -51,10 +50,9 @@ from worker.ranks.frames import (
     send,
 )
 from worker.ranks.nodes import stay_on_node
-from worker.ranks.pipeline import RankDecoder
+from worker.ranks.pipeline import RankDecoder, tell_progress
 
 PR_SET_PDEATHSIG = 1
-PROGRESS_S = 0.2
 
 
 def main(orders: socket.socket, memory: int) -> None:
@@ -122,19 +120,10 @@ def load_part(
     computing = exchange.decoder(decoder, cache)
     send(orders, msgspec.structs.replace(_loaded(files, worker, weights, part), content=content()))
     if part.stage.index and not part.lane:
-        threading.Thread(target=_tell_progress, args=(decoder, orders), name="progress", daemon=True).start()
+        threading.Thread(
+            target=tell_progress, args=(decoder.layers_started, orders), name="progress", daemon=True
+        ).start()
     return computing
-
-
-def _tell_progress(decoder: Decoder, orders: socket.socket) -> None:
-    """Sends a byte from time to time while this rank computes layers, because rank 0 waits for their rows."""
-    told = 0
-    with contextlib.suppress(OSError):  # rank 0 has ended
-        while True:
-            time.sleep(PROGRESS_S)
-            if (started := decoder.layers_started.value) != told:
-                told = started
-                orders.sendall(b"+")
 
 
 def _loaded(files: ModelFiles, worker: WorkerConfig, weights: Weights, part: Part) -> Loaded:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_uint64
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,14 +33,13 @@ from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Free, Loaded, S
 from worker.ranks.hosts.links import wait_for_end
 from worker.ranks.hosts.rendezvous import Gathered
 from worker.ranks.nodes import stay_on_node
-from worker.ranks.pipeline import LOST, RankDecoder
+from worker.ranks.pipeline import RankDecoder, wait_for_rows
 from worker.spec import ModelSpec
 
 log = logging.getLogger("sluice.ranks")
 
 MOST_BYTES = 4  # of a number that is exchanged
 POLL_S = 0.2
-PROGRESS_BYTES = 4096
 FOLLOWER: tuple[str, ...] = ("-m", "worker.follower")  # what Python runs as another rank
 
 
@@ -135,7 +135,7 @@ class Leader:
         rank on another host has ended.
         """
         try:
-            part = self._exchange.decoder(decoder, cache, partial(self._wait_for_rows, decoder))
+            part = self._exchange.decoder(decoder, cache, partial(self._wait_for_rows, decoder.layers_started))
             self._tell(Sizes(size), self._followers)
             own = self._own_checksums(decoder, on_progress)
             loaded = [own, *(self._wait_until_ready(follower, on_progress) for follower in self._followers)]
@@ -226,25 +226,8 @@ class Leader:
             raise ConfigError(f"rank {follower.rank}: {answer.problem}")
         return answer
 
-    def _wait_for_rows(self, decoder: Decoder, before: socket.socket) -> None:
-        """Waits until `before` can be read. Counts meanwhile in layers_started that other stages go on.
-
-        Raises RankLost.
-        """
-        orders = [follower.orders for follower in self._followers]
-        while before not in (readable := select.select([before, *orders], [], [])[0]):
-            for one in readable:
-                self._check_goes_on(one)
-            decoder.layers_started.value += 1
-
-    @staticmethod
-    def _check_goes_on(orders: socket.socket) -> None:
-        try:
-            if orders.recv(PROGRESS_BYTES):
-                return
-        except OSError as error:
-            raise RankLost(f"{LOST}: {error.strerror}") from error
-        raise RankLost(LOST)
+    def _wait_for_rows(self, layers_started: c_uint64, before: socket.socket) -> None:
+        wait_for_rows(before, [follower.orders for follower in self._followers], layers_started)
 
     def _watch(self, follower: Follower) -> None:
         how = follower.wait_for_end()

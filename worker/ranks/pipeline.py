@@ -5,9 +5,12 @@ head. If ranks share the layers of a stage, too, each hands its rows, which are 
 the same share of the next stage.
 """
 
+import select
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from ctypes import c_uint64
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,6 +25,7 @@ from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.parts.stages import Stage
 from worker.ranks.frames import receive, rows_frame, rows_in, send
 
+PROGRESS_S, PROGRESS_BYTES = 0.2, 4096
 LOST = "a process that computes other layers of the model has died"
 
 
@@ -117,6 +121,37 @@ class StageDecoder:
     def logits(self, h: Tensor) -> Tensor:
         """Does the same as Decoder.logits. The ranks of other stages than the first one have no head, and return h."""
         return h if self._stage.index else self._own.logits(h)
+
+
+def wait_for_rows(before: socket.socket, others: Sequence[socket.socket], layers_started: c_uint64) -> None:
+    """Waits on rank 0 until `before` can be read. Counts as a layer whatever the other ranks tell by tell_progress.
+
+    Without it, a step that is long in other stages would look like a hang. Raises RankLost.
+    """
+    while before not in (readable := select.select([before, *others], [], [])[0]):
+        for other in readable:
+            _check_goes_on(other)
+        layers_started.value += 1
+
+
+def _check_goes_on(other: socket.socket) -> None:
+    try:
+        told = other.recv(PROGRESS_BYTES)
+    except OSError as error:
+        raise RankLost(f"{LOST}: {error.strerror}") from error
+    if not told:
+        raise RankLost(LOST)
+
+
+def tell_progress(layers_started: c_uint64, orders: socket.socket) -> None:
+    """Sends rank 0 a byte from time to time while this rank computes layers. Returns when rank 0 has ended."""
+    told = 0
+    with suppress(OSError):
+        while True:
+            time.sleep(PROGRESS_S)
+            if (started := layers_started.value) != told:
+                told = started
+                orders.sendall(b"+")
 
 
 def _continued(inputs: ForwardInputs, rows: Tensor) -> ForwardInputs:

@@ -3,9 +3,12 @@
 import mmap
 import re
 import shutil
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import c_uint64
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +22,7 @@ from shared.config import WorkerConfig
 from shared.gguf.translated import translated
 from tests.checkpoints import Checkpoints
 from tests.gguf_files import mixed, write
+from tests.patience import PATIENCE_S
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.model.harness import CPU, advance, cache_for, pack, prompts_of, rows_for
 from tests.worker.model.quantized_checkpoints import gptq, rewrite
@@ -30,6 +34,7 @@ from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.families.families import spec_from_config
 from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.model.layer import Weights
 from worker.model.parts.part import Part, parts_of
 from worker.model.parts.share import CannotShare
 from worker.model.parts.stages import bounds_of_stages
@@ -37,7 +42,7 @@ from worker.model.quantization.in_memory import AS_STORED, InMemory, in_memory
 from worker.model.weights import load
 from worker.ranks.exchange import Exchange
 from worker.ranks.leader import _connected
-from worker.ranks.pipeline import RankDecoder, StageDecoder
+from worker.ranks.pipeline import PROGRESS_S, RankDecoder, StageDecoder, tell_progress, wait_for_rows
 from worker.spec import ModelSpec
 
 LENGTHS = [1, 5, 16, 17, 40, 70]
@@ -245,3 +250,51 @@ def test_every_rank_has_a_share_of_a_stage(checkpoints: Checkpoints) -> None:
     assert [(one.stage.index, one.lane, one.before, one.after) for one in parts] == [
         (0, 0, 4, 2), (0, 1, 5, 3), (1, 0, 0, 4), (1, 1, 1, 5), (2, 0, 2, 0), (2, 1, 3, 1),
     ]  # fmt: skip
+
+
+def test_rank_0_sees_that_another_stage_goes_on_or_is_gone() -> None:
+    """A stage that computes counts as layers of rank 0; one that hangs does not."""
+    (before, last), (ours, theirs) = socket.socketpair(), socket.socketpair()
+    seen, computed = c_uint64(), c_uint64(7)
+    threading.Thread(target=tell_progress, args=(computed, theirs), daemon=True).start()
+    with before, last, ours:
+        waits = threading.Thread(target=wait_for_rows, args=(before, [ours], seen))
+        waits.start()
+        deadline = time.monotonic() + PATIENCE_S
+        for expected in (1, 2):
+            while seen.value < expected and time.monotonic() < deadline:
+                time.sleep(0.01)
+            computed.value += 1
+        while seen.value < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(3 * PROGRESS_S)
+        assert seen.value == 3, "it has computed nothing more"
+        last.sendall(b"rows")
+        waits.join()
+        assert before.recv(9) == b"rows"
+        theirs.close()
+        with pytest.raises(RankLost):
+            wait_for_rows(before, [ours], seen)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2-moe", "qwen3_5"])
+def test_a_stage_loads_its_layers_alone(checkpoints: Checkpoints, kind: str) -> None:
+    """The first one has the embedding and the head besides; a checkpoint is checked as a whole by each."""
+    folder = checkpoints(kind)
+    spec, told = spec_of(folder), list[tuple[int, int]]()
+
+    def loaded(part: Part | None) -> Weights:
+        def note(done: int, total: int) -> None:
+            told.append((done, total))
+
+        stage = None if part is None else part.stage
+        return load(folder, spec, torch.bfloat16, CPU, invariant=True, stage=stage, on_progress=note)
+
+    whole = loaded(None)
+    in_stages = [loaded(part) for part in parts_for(spec, 2)]
+    nbytes = [sum(linear.nbytes for layer in one.layers for linear in layer.linears) for one in (whole, *in_stages)]
+    assert nbytes[0] == sum(nbytes[1:]) and min(nbytes) > 0
+    assert [len(one.embed) for one in in_stages] == [spec.vocab_size, 1]
+    assert in_stages[1].head.nbytes < in_stages[0].head.nbytes / 4
+    ends = [total for done, total in told if done == total]
+    assert len(ends) >= 3 and max(ends) == ends[0] and ends[-1] < ends[0]
