@@ -40,7 +40,7 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
         raise ConfigError("--record-text needs --record FILE")
     if settings.frontend.objectives and not settings.frontend.gateway_headers:
         raise ConfigError("--objectives has no effect without --gateway-headers")
-    if settings.worker.tensor_parallel_size > 1 or settings.worker.rank_group != "local":
+    if settings.worker.ranks > 1 or settings.worker.rank_group != "local":
         _check_ranks(settings)
     for rule in (_static, _contiguous, _chunks, _target, _budget, _speculation, _stopping, _ports, _kv_events):
         settings = with_values(settings, rule(settings, explicit))
@@ -55,11 +55,14 @@ def _check_ranks(settings: Settings) -> None:
         "--weights-cache": worker.weights_cache, "--expert-metrics": worker.expert_metrics,
     }  # fmt: skip
     if wrong := next((flag for flag, value in given.items() if value), ""):
-        raise ConfigError(f"{wrong} does not work with --tensor-parallel-size above 1")
+        raise ConfigError(f"{wrong} does not work with {worker.ranks_flag} above 1")
     if worker.rank_group == "local":
         return
-    if worker.tensor_parallel_size == 1:
-        raise ConfigError(f"--rank-group {worker.rank_group} needs --tensor-parallel-size, the number of all processes")
+    if worker.ranks == 1:
+        raise ConfigError(
+            f"--rank-group {worker.rank_group} needs --tensor-parallel-size or --pipeline-parallel-size: both "
+            "multiplied are the number of all processes"
+        )
     if settings.launch.workers != 1 or settings.many:
         raise ConfigError(f"--rank-group {worker.rank_group} is for a server with one worker and one model")
 
@@ -213,9 +216,9 @@ def _speculative_config(settings: Settings, explicit: Collection[str]) -> dict[s
         raise ConfigError("--speculative-config has no effect with --speculation off")
     if "max_draft_tokens" in explicit and worker.max_draft_tokens != config.drafts:
         raise ConfigError(f"--max-draft-tokens {worker.max_draft_tokens} contradicts --speculative-config")
-    if config.runs_a_model and settings.worker.tensor_parallel_size > 1:
+    if config.runs_a_model and settings.worker.ranks > 1:
         raise ConfigError(
-            f"--speculative-config with {config.method} does not work with --tensor-parallel-size above 1"
+            f"--speculative-config with {config.method} does not work with {settings.worker.ranks_flag} above 1"
         )
     return {"speculation": "ngram", "max_draft_tokens": config.drafts}
 

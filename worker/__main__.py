@@ -143,7 +143,7 @@ def _serve(
 
 def _rank_counter(settings: Settings) -> "RankCounter | None":
     """Returns a counter of ranks that had wrong numbers; None if there is only one rank."""
-    if settings.worker.tensor_parallel_size == 1:
+    if settings.worker.ranks == 1:
         return None
     from worker.ranks.metrics import RankCounter
 

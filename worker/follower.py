@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -21,35 +22,57 @@ import torch
 from torch import Tensor
 
 from shared.config import WorkerConfig
+from shared.machine import available_bytes
 from worker.engine.load_model import ModelFiles, find_model
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import huge_pages
-from worker.kernels.cpu.ranks_c import RanksC
 from worker.kv_cache.sizing import WeightsSize
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.device import threads_of
 from worker.model.layer import Weights
-from worker.model.share import Share
+from worker.model.parts.part import Part
 from worker.model.weights import load
 from worker.ranks.checks import checksums, checksums_from_checkpoint
-from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Loaded, Order, Sizes, inputs_of, receive, rows_of, send
+from worker.ranks.exchange import Exchange
+from worker.ranks.frames import (
+    BOTH,
+    HIDDEN,
+    LOGITS,
+    Beginning,
+    Free,
+    Loaded,
+    Order,
+    Sizes,
+    inputs_of,
+    receive,
+    rows_of,
+    send,
+)
 from worker.ranks.nodes import stay_on_node
-from worker.ranks.part import PartDecoder
+from worker.ranks.pipeline import RankDecoder, tell_progress
 
 PR_SET_PDEATHSIG = 1
 
 
 def main(orders: socket.socket, memory: int) -> None:
     begin = msgspec.msgpack.decode(receive(orders), type=Beginning)
-    stay_on_node(begin.rank, begin.count)
-    torch.set_num_threads(threads_of(begin.worker))
-    files = find_model(begin.model, begin.worker, torch.device("cpu"), prefer_cache=True)
-    ranks = RanksC(mmap.mmap(memory, begin.memory), begin.rank, begin.count)
-    compute(load_part(files, begin.worker, orders, ranks), orders)
+    worker = begin.worker
+    rows = {rank: socket.socket(fileno=file) for rank, file in begin.rows.items()}
+    stay_on_node(begin.rank % worker.tensor_parallel_size, worker.tensor_parallel_size)
+    torch.set_num_threads(threads_of(worker))
+    files = find_model(begin.model, worker, torch.device("cpu"), prefer_cache=True)
+    part = files.parts(worker)[begin.rank]
+    exchange = Exchange.of(part, mmap.mmap(memory, begin.memory), rows, by_tcp=False)
+
+    def tell_free() -> None:
+        if part.stage.count > 1:
+            send(orders, Free(available_bytes()))
+
+    compute(load_part(files, worker, orders, exchange, on_weights=tell_free), orders)
 
 
-def compute(part: PartDecoder, orders: socket.socket) -> NoReturn:
+def compute(part: RankDecoder, orders: socket.socket) -> NoReturn:
     """Computes the orders of rank 0. Raises EOFError when rank 0 has ended, and RankLost if another rank is gone."""
 
     def hidden(given: Order) -> Tensor:
@@ -71,39 +94,44 @@ def load_part(
     files: ModelFiles,
     worker: WorkerConfig,
     orders: socket.socket,
-    ranks: RanksC,
+    exchange: Exchange,
     content: Callable[[], str] = str,
     on_size: Callable[[WeightsSize], None] = lambda size: None,
     on_weights: Callable[[], None] = lambda: None,
-) -> PartDecoder:
+) -> RankDecoder:
     """Loads the part of this rank, and tells rank 0 when it is ready. Raises CheckpointError and CannotShare.
 
     content: returns the hash of the weight files, which rank 0 compares with its own; "" if both read the same files.
     on_size: see load() of worker/model/weights.py. on_weights: called when the weights are loaded.
     """
-    share, device, formats = Share(ranks.rank, ranks.count), files.device, files.formats
+    part, device, formats = exchange.part, files.device, files.formats
     weights = load(
         files.folder, files.spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
-        on_size=on_size, share=share,
+        on_size=on_size, share=part.share, stage=part.stage,
     )  # fmt: skip
     on_weights()
     size = msgspec.msgpack.decode(receive(orders), type=Sizes).size
-    spec = share.spec(files.spec)
-    cache = KVCache(
-        spec, size.pages, size.page_size, formats.kv_dtype, device, size.groups, size.state_slots, formats.dtype
-    )
+    spec, groups = part.spec(files.spec), part.stage.groups(size.groups)
+    cache = KVCache(spec, size.pages, size.page_size, formats.kv_dtype, device, groups, size.state_slots, formats.dtype)
     for tensor in (*cache.k, *cache.v):
         huge_pages(tensor)
     cache.prefault_ahead(bindings.touch_pages)
-    part = PartDecoder(Decoder(spec, weights, size.max_seq_len), cache, ranks)
-    send(orders, msgspec.structs.replace(_loaded(files, worker, weights, share), content=content()))
-    return part
+    decoder = Decoder(spec, weights, size.max_seq_len)
+    computing = exchange.decoder(decoder, cache)
+    send(orders, msgspec.structs.replace(_loaded(files, worker, weights, part), content=content()))
+    if part.stage.index and not part.lane:
+        threading.Thread(
+            target=tell_progress, args=(decoder.layers_started, orders), name="progress", daemon=True
+        ).start()
+    return computing
 
 
-def _loaded(files: ModelFiles, worker: WorkerConfig, weights: Weights, share: Share) -> Loaded:
+def _loaded(files: ModelFiles, worker: WorkerConfig, weights: Weights, part: Part) -> Loaded:
     if not worker.rank_check_weights:
         return Loaded()
-    return Loaded(checksums(weights), checksums_from_checkpoint(files.stored(worker), share.next, lambda: None))
+    following = part.next
+    read = checksums_from_checkpoint(files.stored(worker), following.share, lambda: None, following.stage)
+    return Loaded(checksums(weights, part.stage.first), read)
 
 
 def _end_with_parent() -> None:

@@ -22,12 +22,13 @@ from shared.config import ConfigError, Settings
 from shared.machine import available_bytes, memory
 from worker.engine.load_model import content_of, explain_out_of_memory, find_model
 from worker.follower import compute, load_part
-from worker.kernels.cpu.ranks_c import RankLost, RanksC, shared_bytes
+from worker.kernels.cpu.ranks_c import RankLost, shared_bytes
 from worker.kv_cache.host_memory import check_host_of_several
 from worker.model.checkpoint.checkpoint import CheckpointError, weight_files
 from worker.model.checkpoint.content_hash import ContentHashes
 from worker.model.device import pick_device, threads_of
-from worker.model.share import CannotShare, check
+from worker.model.parts.share import CannotShare
+from worker.ranks.exchange import Exchange
 from worker.ranks.frames import Free, Loaded, send
 from worker.ranks.hosts.rendezvous import Hosts
 from worker.ranks.leader import round_bytes
@@ -51,24 +52,24 @@ def follow(settings: Settings, hosts: Hosts) -> None:
         raise ConfigError("--rank-group is for the CPU so far; use --device cpu")
     files = find_model(settings.model, worker, torch.device("cpu"), prefer_cache=True)
     try:
-        check(files.spec, group.count)
+        part = files.parts(worker)[group.rank]
     except CannotShare as error:
         raise ConfigError(error) from error
     hashes = ContentHashes(weight_files(files.folder), worker.weights_cache)
     joined = hosts.join(files.facts(worker))
     stop = _Stop.install(worker.drain_timeout)
     room = mmap.mmap(-1, shared_bytes(round_bytes(files.spec, joined.worker.max_step_tokens)))
-    ranks = RanksC(room, group.rank, group.count, joined.rows)
+    exchange = Exchange.of(part, room, joined.rows, by_tcp=True)
     log.info("rank %d of %d has found all others", group.rank, group.count)
     try:
         with _told(joined.orders):
-            part = load_part(
-                files, joined.worker, joined.orders, ranks, partial(content_of, hashes),
+            computing = load_part(
+                files, joined.worker, joined.orders, exchange, partial(content_of, hashes),
                 lambda size: check_host_of_several(size, 0, group.machines, memory()),
                 lambda: send(joined.orders, Free(available_bytes() // group.here)),
             )  # fmt: skip
         log.info("rank %d is ready", group.rank)
-        compute(part, joined.orders)
+        compute(computing, joined.orders)
     except (EOFError, OSError, RankLost) as error:
         if stop.requested:
             return

@@ -17,7 +17,7 @@ import torch
 from shared.config import ModelConfig, WorkerConfig
 from worker.engine.load_model import find_model
 from worker.kernels.cpu.ranks_c import RanksC, shared_bytes
-from worker.model.share import Share
+from worker.model.parts.share import Share
 from worker.model.weights import load
 from worker.ranks.checks import checksum, checksums, checksums_from_checkpoint, differing
 

@@ -32,10 +32,11 @@ class Foreign:
 _DETECTED = "Sluice detects it from the chat template; set it with"
 FOREIGN = (
     Foreign(
-        "Sluice splits a model among processes of the CPU with --tensor-parallel-size N, and not among GPUs; use "
+        "Sluice splits a model among processes of the CPU with --tensor-parallel-size and --pipeline-parallel-size, "
+        "and not among GPUs; use "
         "--workers N for one copy on each of N GPUs, and --quantization for a model that is too large for one",
-        vllm="-tp --pipeline-parallel-size -pp --enable-expert-parallel",
-        sglang="--tp-size --tp --pipeline-parallel-size --pp-size --ep-size",
+        vllm="-tp -pp --enable-expert-parallel",
+        sglang="--tp-size --tp --pp-size --ep-size",
         llama_cpp="--tensor-split -ts --split-mode -sm",
     ),
     Foreign(

@@ -87,10 +87,11 @@ class Latency(msgspec.Struct, kw_only=True):
 
 
 class Rank(msgspec.Struct, kw_only=True):
-    """One of the processes that compute a model together."""
+    """One of the processes that compute a model together. stage: of their pipeline, from 0 on."""
 
     rank: Count
     pid: Count
+    stage: Count
 
 
 class Worker(msgspec.Struct, kw_only=True):
@@ -207,8 +208,13 @@ def _worker(worker: WorkerStatus, pool: Pool) -> dict[str, Any]:
         "max_seq_len": status.max_seq_len,
         "fingerprint": pool.fingerprint(worker.fingerprint),
         "step": msgspec.convert(status.prefill_budget, StepBudget, from_attributes=True),
-        "ranks": [Rank(rank=rank, pid=pid) for rank, pid in enumerate(status.ranks)],
+        "ranks": _ranks(status),
     }
+
+
+def _ranks(status: Status) -> list[Rank]:
+    lanes = max(1, len(status.ranks) // status.stages)
+    return [Rank(rank=rank, pid=pid, stage=rank // lanes) for rank, pid in enumerate(status.ranks)]
 
 
 def _pool_worker(worker: WorkerStatus, pool: Pool) -> PoolWorker:

@@ -43,11 +43,17 @@ class WorkerConfig:
         "divide --threads, and answers have the same bytes with any number of them",
         unit="processes", at_least=1, at_most=8,
     )  # fmt: skip
+    pipeline_parallel_size: int = setting(
+        1, "stages that compute the model one after another on the CPU, each a process with the weights and the K/V of "
+        "some layers, for a model that is too large for one machine; a step goes through all stages before the next "
+        "one begins, so it is no faster; with --tensor-parallel-size, each stage has that many processes",
+        unit="stages", at_least=1, at_most=16,
+    )  # fmt: skip
     rank_group: str = setting(
-        "local", "where the processes of --tensor-parallel-size are; local: on this machine, where the first one "
-        "starts the others; torchrun, lws: on hosts of their own, and each reads which one it is from the variables of "
-        "torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) or of LeaderWorkerSet (LWS_WORKER_INDEX, "
-        "LWS_GROUP_SIZE, LWS_LEADER_ADDRESS)",
+        "local", "where the processes of --tensor-parallel-size and --pipeline-parallel-size are; local: on this "
+        "machine, where the first one starts the others; torchrun, lws: on hosts of their own, and each reads which "
+        "one it is from the variables of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) or of LeaderWorkerSet "
+        "(LWS_WORKER_INDEX, LWS_GROUP_SIZE, LWS_LEADER_ADDRESS)",
         choices=("local", "torchrun", "lws"),
     )  # fmt: skip
     rank_port: int = setting(
@@ -195,3 +201,13 @@ class WorkerConfig:
     expert_metrics: bool = setting(
         False, "of a mixture of experts, count in the worker's /metrics how many rows chose each expert of each layer"
     )
+
+    @property
+    def ranks(self) -> int:
+        """How many processes compute the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def ranks_flag(self) -> str:
+        """The flag that asks for several processes."""
+        return "--pipeline-parallel-size" if self.pipeline_parallel_size > 1 else "--tensor-parallel-size"

@@ -135,3 +135,4 @@ class Status(Message, frozen=True):
     prefill_tokens: int = 0  # prompt tokens computed
     sampled_tokens: int = 0
     steps: int = 0
+    stages: int = 1  # stages of the pipeline; each stage has the same number of `ranks`, in their order

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,16 @@ def environment(rank: int, address: str, port: int) -> dict[str, str]:
 
 @contextmanager
 def two_hosts(
-    model: Path, folder: Path, address: str = "127.0.0.1", within: tuple[str, ...] = (), stall_s: int = 5
+    model: Path,
+    folder: Path,
+    address: str = "127.0.0.1",
+    within: tuple[str, ...] = (),
+    stall_s: int = 5,
+    ranks: tuple[str, ...] = GROUP,
 ) -> Iterator[tuple[Server, Host]]:
     """within: the command that starts another one on the second host."""
     assert main(["keygen", str(folder / "keys")]) == 0
-    port, group = free_ports(2), (*GROUP, "--curve-dir", str(folder / "keys"))
+    port, group = free_ports(2), (*ranks, "--curve-dir", str(folder / "keys"))
     words = [sys.executable, "-m", "deploy.cli.main", "worker", str(model), "--threads", "1", *FLAGS[:2], *group]
     second = ["env", *(f"{name}={value}" for name, value in environment(1, address, port).items()), *words]
     with pytest.MonkeyPatch.context() as patch, Host([*within, *second], folder / "rank-1").running() as host:
@@ -117,6 +123,20 @@ def test_streams_go_on_when_the_rank_of_a_host_is_killed(
     assert not {*before} & {*pids(server)}
     assert host.codes[codes] == (1 if rank == 0 else -signal.SIGKILL)
     assert "rank 0 has ended" in host.log.read_text() or rank == 1
+
+
+def test_stage_of_another_host_gives_the_bytes_of_one_process_and_may_die(
+    checkpoints: Checkpoints, tmp_path: Path, expected: list[list[int]]
+) -> None:
+    """The default size of the pools, which the room of both hosts decides."""
+    stages = ("--rank-group", "torchrun", "--pipeline-parallel-size", "2", "--kv-cache-gb", "0", "--max-seq-len", "512")
+    with two_hosts(checkpoints("llama"), tmp_path, ranks=stages) as (server, host):
+        assert answers(server) == expected
+        for rank in (0, 1):
+            before = pids(server)
+            in_the_middle(server, expected, partial(os.kill, before[rank], signal.SIGKILL))
+            assert not {*before} & {*pids(server)}
+        assert host.codes[:2] == [1, -signal.SIGKILL]
 
 
 def test_rank_that_is_to_end_computes_until_rank_0_ends(hosts: tuple[Server, Host], expected: list[list[int]]) -> None:

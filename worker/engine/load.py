@@ -78,6 +78,7 @@ class Engine:
     folder: Path = Path()  # the folder of the checkpoint
     weights: Weights | None = None
     ranks: tuple[int, ...] = ()  # the process ids of the ranks that compute the model together, if there are several
+    stages: int = 1  # how many pipeline stages these processes form
     tower: "Tower | None" = None  # the vision tower; None if config.json has none
 
 
@@ -163,6 +164,7 @@ def build_engine(
         ),
         expert_loads=dict if loads is None else _counting(loads, spec),
         ranks=() if loaded.ranks is None else loaded.ranks.pids,
+        stages=worker.pipeline_parallel_size,
     )
 
 
@@ -173,14 +175,16 @@ def _fit_into_memory(
     spec, formats, weights, gpu = loaded.files.spec, loaded.files.formats, loaded.weights, loaded.gpu
     free = None if loaded.ranks is None else loaded.ranks.free(on_progress)
     size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, on_progress, free)
+    groups = size.groups
     if loaded.ranks is not None:
         spec = loaded.part
         decoder = Decoder(spec, weights, size.max_seq_len)
+        groups = loaded.ranks.part.stage.groups(size.groups)
     invariant = worker.batch_invariant
     if gpu is not None:  # this check must run before the cache takes the memory
         invariant = keeps_bits(decoder, worker, size.max_seq_len, gpu.name)
     cache = KVCache(
-        spec, size.pages, size.page_size, formats.kv_dtype, weights.embed.device, size.groups, size.state_slots,
+        spec, size.pages, size.page_size, formats.kv_dtype, weights.embed.device, groups, size.state_slots,
         formats.dtype,
     )  # fmt: skip
     return decoder, cache, size, invariant

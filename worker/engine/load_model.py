@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,9 +25,13 @@ from worker.model.checkpoint.content_hash import ContentHashes
 from worker.model.decoder import Decoder
 from worker.model.families.families import spec_from_config
 from worker.model.layer import Weights
+from worker.model.parts.share import CannotShare
+from worker.model.source import open_source
+from worker.model.weights import Loader
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+    from worker.model.parts.part import Part
     from worker.ranks.checks import Stored
     from worker.ranks.hosts.rendezvous import Hosts
     from worker.ranks.leader import Leader
@@ -46,10 +50,24 @@ class ModelFiles:
     device: torch.device
 
     def stored(self, worker: WorkerConfig) -> "Stored":
-        """Returns the description of the checkpoint from which the ranks of --tensor-parallel-size read weights."""
+        """Returns the description of the checkpoint from which the ranks read their weights."""
         from worker.ranks.checks import Stored
 
         return Stored(self.folder, self.spec, self.formats.dtype, self.formats.memory, worker.batch_invariant)
+
+    def parts(self, worker: WorkerConfig) -> "tuple[Part, ...]":
+        """Returns the part of the model that each process has. Reads no weights. Raises CannotShare."""
+        from worker.model.parts.part import parts_of
+
+        return parts_of(self.spec, worker, partial(self._sizes, worker), _layers_for_pictures(self))
+
+    def _sizes(self, worker: WorkerConfig) -> tuple[list[int], int]:
+        """Returns how many bytes each layer takes in memory, and all that rank 0 has beside layers."""
+        formats = self.formats
+        with closing(open_source(self.folder, None)) as source:
+            loader = Loader(source, self.spec, formats.dtype, self.device, worker.batch_invariant, formats.memory)
+            layers = loader.bytes_of_layers()
+            return layers, loader.nbytes() - sum(layers) + _tower_bytes(self)
 
     def facts(self, worker: WorkerConfig) -> dict[str, str]:
         """Returns the values that must be equal in all processes of --rank-group, by their names in error messages."""
@@ -59,6 +77,7 @@ class ModelFiles:
         return {
             "the version": " ".join(filter(None, (VERSION, commit()))),
             "--tensor-parallel-size": str(worker.tensor_parallel_size),
+            "--pipeline-parallel-size": str(worker.pipeline_parallel_size),
             "the checkpoint": fingerprint_of([self.spec, sizes]),
             "--dtype": dtype_name(formats.dtype, formats.memory),
             "--kv-cache-dtype": str(formats.kv_dtype).removeprefix("torch."),
@@ -79,13 +98,13 @@ class LoadedModel:
     weights: Weights
     gpu: GpuMemoryReader | None
     hashes: ContentHashes
-    ranks: "Leader | None" = None  # only with --tensor-parallel-size; `weights` are then those of rank 0
+    ranks: "Leader | None" = None  # only if several processes compute the model; `weights` are then those of rank 0
     tower: "Tower | None" = None
 
     @property
     def part(self) -> ModelSpec:
         """The spec of the part of the model that `weights` holds."""
-        return self.files.spec if self.ranks is None else self.ranks.share.spec(self.files.spec)
+        return self.files.spec if self.ranks is None else self.ranks.part.spec(self.files.spec)
 
     def decoder(self, max_positions: int) -> Decoder:
         """Makes a decoder for sequences of at most `max_positions` tokens. Its kernels have not been checked yet."""
@@ -131,22 +150,29 @@ def load_model(
     gpu = GpuMemoryReader(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
     hashes = ContentHashes(weight_files(files.folder), worker.weights_cache)
     ranks = None
-    if worker.tensor_parallel_size > 1:
+    if worker.ranks > 1:
         from worker.ranks.leader import Elsewhere, Leader
 
         elsewhere = None
         if hosts is not None:
             gather = partial(hosts.gather, files.facts(worker), worker, partial(on_progress, 0, 1))
             elsewhere = Elsewhere(gather, partial(content_of, hashes), hosts.group.here)
-        ranks = Leader(files.stored(worker), device, model, worker, elsewhere)
-    share = None if ranks is None else ranks.share
+        ranks = Leader(files.stored(worker), _parts(files, worker), device, model, worker, elsewhere)
+    part = None if ranks is None else ranks.part
     with explain_out_of_memory(gpu):
         weights = load_weights(
-            files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress, share,
+            files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress, part,
             _tower_bytes(files), drafter, 1 if hosts is None else hosts.group.machines,
         )  # fmt: skip
         tower = _tower(files, weights)
     return LoadedModel(files, weights, gpu, hashes, ranks, tower)
+
+
+def _parts(files: ModelFiles, worker: WorkerConfig) -> "tuple[Part, ...]":
+    try:
+        return files.parts(worker)
+    except CannotShare as error:
+        raise ConfigError(str(error)) from error
 
 
 def content_of(hashes: ContentHashes, on_progress: Callable[[], None] = lambda: None) -> str:
@@ -156,6 +182,14 @@ def content_of(hashes: ContentHashes, on_progress: Callable[[], None] = lambda: 
 
 def _states_tower(files: ModelFiles) -> bool:
     return files.task.name == "generate" and bool(read_config(files.folder).get("vision_config"))
+
+
+def _layers_for_pictures(files: ModelFiles) -> int:
+    if not _states_tower(files):
+        return 0
+    from worker.vision.checkpoint.load import layers_with_vectors
+
+    return layers_with_vectors(files.folder, files.spec.hidden_size)
 
 
 def _tower_bytes(files: ModelFiles) -> int:

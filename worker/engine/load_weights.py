@@ -16,7 +16,7 @@ from worker.kv_cache.gpu_memory import GpuMemoryReader
 from worker.kv_cache.host_memory import check_host_memory, check_host_of_several
 from worker.kv_cache.sizing import WeightsSize, configured_budget, size_pool
 from worker.model.layer import Weights
-from worker.model.share import Share
+from worker.model.parts.part import Part
 from worker.model.weights import load
 from worker.model.weights_cache.weights_cache import WeightsCache
 from worker.spec import ModelSpec
@@ -33,15 +33,15 @@ def load_weights(
     worker: WorkerConfig,
     gpu: GpuMemoryReader | None,
     on_progress: Progress,
-    share: Share | None = None,
+    part: Part | None = None,
     beside: int = 0,
     drafter: int = 0,
     hosts: int = 1,
 ) -> Weights:
-    """Loads all weights to the device, or with `share`, one rank's share of them.
+    """Loads all weights to the device, or those of one rank's part.
 
     gpu: None on the CPU. beside: bytes of other weights that must also fit in the memory. drafter: bytes that a draft
-    model takes there. hosts: how many hosts share the model, including this one.
+    model takes there. hosts: how many hosts have parts of the model, including this one.
 
     Raises CheckpointError, and ConfigError when the memory of the device is too small.
     """
@@ -63,12 +63,14 @@ def load_weights(
 
     read = partial(
         load, folder, spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
-        on_progress=on_progress, on_size=check, share=share,
+        on_progress=on_progress, on_size=check,
     )  # fmt: skip
+    if part is not None:
+        read = partial(read, share=part.share, stage=part.stage)
     if gpu is not None:
         return read()
     begun = time.perf_counter()
-    kept = _cache(worker, folder, formats) if share is None else None
+    kept = _cache(worker, folder, formats) if part is None else None
     weights = kept.read(on_progress) if kept else None
     if weights is None:
         weights = read()

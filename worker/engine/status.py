@@ -81,6 +81,7 @@ class StatusReporter:
             prefix_cache_reset=scheduler.prefix_cache_reset,
             batch_invariant=engine.batch_invariant,
             ranks=engine.ranks,
+            stages=engine.stages,
             drafted_at=tuple(speculation.drafted_at) if speculation else (),
             accepted_at=tuple(speculation.accepted_at) if speculation else (),
         )

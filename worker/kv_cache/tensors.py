@@ -73,6 +73,7 @@ class KVCache:
             self._prefaulters = [
                 Prefaulter(touch, [part for layer in group.layers for part in self._layers[layer]])
                 for group in self.groups
+                if group.layers
             ]
 
     def reach(self, pages: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ source              opens a checkpoint of any file format
 quantization/       weights in few bits
 gguf/               weights from GGUF files
 weights_cache/      keeps the packed weights on disk
+parts/              what one process has of a model that several compute together
 mixers/             kinds of mixers: attention, and layers with a state; a file knows all about its kind
 feed_forward/       kinds of feed-forward networks: the MLP, and mixtures of experts
 layer               the weights of a layer, and of a model
@@ -19,7 +20,6 @@ layer_parts         what all kinds of mixers and feed-forward networks have in c
 layer_names         the names of a layer's modules and norms in a checkpoint
 rooms               imports the modules that only some checkpoints need
 layer_inputs        per-layer embeddings
-share               what one process has of a model that several compute together
 weights             makes the weights of the decoder from those of a checkpoint
 weights_size        predicts how many bytes they take
 device              chooses and checks the device

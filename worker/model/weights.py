@@ -32,8 +32,9 @@ from worker.model.layer_inputs import LayerInputs, OwnInput, StoredLayerInputs, 
 from worker.model.layer_names import LayerNames, layer_norms, norm, norm_weights
 from worker.model.layer_parts import StoredPart
 from worker.model.mixers.kinds import mixer
+from worker.model.parts.share import Share
+from worker.model.parts.stages import Stage
 from worker.model.quantization.in_memory import AS_STORED, InMemory, in_memory
-from worker.model.share import Share
 from worker.model.source import open_source
 from worker.model.weights_size import Keeper
 from worker.spec import LayerSpec, ModelSpec
@@ -55,6 +56,7 @@ def load(
     on_progress: Progress = lambda done, total: None,
     on_size: Callable[[WeightsSize], None] = lambda size: None,
     share: Share | None = None,
+    stage: Stage | None = None,
 ) -> Weights:
     """Loads all weights to `device`, with packed linears. Weights in full precision become `dtype`.
 
@@ -64,12 +66,13 @@ def load(
         checkpoint has in few bits keeps them unless all linears are widened; an embedding is always widened.
     on_progress: called with (done, total) bytes of the checkpoint, from (0, total) to (total, total).
     on_size: called before on_progress with what the device must hold; it may raise to end the load.
-    share: the part of the model that this process has; None: all of it. on_size is told of the whole model.
+    share, stage: what this process has of each layer, and which layers; None: all. on_size is told of the whole model.
+        Behind the first stage, embedding and head have one row of zeros.
 
     Raises CheckpointError when a tensor is missing, superfluous, misshaped or impossible, or a file is broken.
     """
     with closing(open_source(folder, Staging(device))) as source:
-        return Loader(source, spec, dtype, device, invariant, memory, on_progress, on_size, share).load()
+        return Loader(source, spec, dtype, device, invariant, memory, on_progress, on_size, share, stage).load()
 
 
 @dataclass
@@ -85,6 +88,7 @@ class Loader:
     on_progress: Progress = lambda done, total: None
     on_size: Callable[[WeightsSize], None] = lambda size: None
     share: Share | None = None
+    stage: Stage | None = None
     keep: Callable[[Layer], Layer] = lambda layer: layer  # returns what the result holds of a layer
     done: int = 0
     total: int = 0
@@ -107,17 +111,35 @@ class Loader:
         weights = [*self._weights()]
         self.total = check_tensors(self.source, [weight for weight, _ in weights], self.prefix, self._unread())
         self.on_size(WeightsSize(self._needed(weights), self._needed_with_int4()))
+        if self.stage is not None:
+            weights = [*self._weights(self.stage)]
+            self.total = sum(self.source.tensors.nbytes(one.name) for weight, _ in weights for one in weight.tensors())
         self.source.tensors.expect(tensor.name for weight, _ in weights for tensor in weight.tensors())
         self.on_progress(0, self.total)
+        if self.stage is not None and self.stage.index:
+            return self._without_embedding()
         embed = self._widened(self.embed)
         table = embed.dequantize(self.dtype) if isinstance(embed, QuantizedWeight) else embed
         shared = embed if self.head is None or self.spec.tied else table
         del embed  # its codes are needed no more unless the head is tied
-        inputs = self._layer_inputs()
-        with kept_free_memory():
-            layers = [self.keep(self.layer(*each)) for each in self._layers()]
+        inputs, layers = self._layer_inputs(), self._read_layers()
         last = self.norm(self._last_norm())
         return Weights(table, layers, last, self._head(shared), inputs)
+
+    def _without_embedding(self) -> Weights:
+        """Reads the weights of a stage behind the first one."""
+        table = torch.zeros(1, self.spec.hidden_size, dtype=self.dtype, device=self.device)
+        head = pack_stacked([table], dtype=self.dtype, invariant=self.invariant)
+        return Weights(table, self._read_layers(), self.norm(self._last_norm()), head)
+
+    def _read_layers(self) -> list[Layer]:
+        with kept_free_memory():
+            return [self.keep(self.layer(*each)) for each in self._layers(self.stage)]
+
+    def bytes_of_layers(self) -> list[int]:
+        """Returns how many bytes each layer takes in memory. Reads no weights."""
+        keeper = Keeper(self.dtype, self.device)
+        return [keeper.nbytes(self.weights_of_layer(*each)) for each in self._layers()]
 
     def nbytes(self) -> int:
         """Returns how many bytes the model takes in memory. Reads no weights."""
@@ -265,17 +287,19 @@ class Loader:
         quantized = replace(self, memory=in_memory(None, "int4", self.device))
         return quantized._needed(quantized._weights())
 
-    def _weights(self) -> Iterator[Kept]:
-        """Yields all weights that the checkpoint must hold, in the order in which they are read."""
-        yield self.embed, None
+    def _weights(self, stage: Stage | None = None) -> Iterator[Kept]:
+        """Yields all weights that the checkpoint must hold, or those of a stage, in the order of reading."""
+        first = stage is None or not stage.index
+        if first:
+            yield self.embed, None
         if self.inputs is not None:
             yield self.inputs.table, None
             yield from self.weights_of(self.inputs.projection, self.prefix)
             yield self.inputs.norm, None
-        for prefix, layer in self._layers():
+        for prefix, layer in self._layers(stage):
             yield from self.weights_of_layer(prefix, layer)
         yield from _in_full(self._last_norm())
-        if self.head is not None:
+        if self.head is not None and first:
             yield self.head, None if self.memory.widen else self.head.layout
 
     def weights_of_layer(self, prefix: str, layer: LayerSpec) -> Iterator[Kept]:
@@ -303,9 +327,10 @@ class Loader:
             weight = self.source.weight(*name)
             yield weight, None if linear.exact else self.memory.layout(weight)
 
-    def _layers(self) -> Iterator[tuple[str, LayerSpec]]:
-        """Yields what the names of each layer's tensors begin with, and the layer."""
-        yield from ((f"{self.prefix}layers.{i}.", layer) for i, layer in enumerate(self.spec.layers))
+    def _layers(self, stage: Stage | None = None) -> Iterator[tuple[str, LayerSpec]]:
+        """Yields what the names of each layer's tensors begin with, and the layer, of all layers or of a stage."""
+        numbers = range(len(self.spec.layers)) if stage is None else range(stage.first, stage.end)
+        yield from ((f"{self.prefix}layers.{i}.", self.spec.layers[i]) for i in numbers)
 
     def _unread(self) -> tuple[str, ...]:
         """Returns what the names of tensors begin with that the checkpoint may have, but no layer uses."""

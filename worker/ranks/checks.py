@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,8 +20,9 @@ from torch import Tensor
 from worker.kernels.cpu.ranks_c import RankLost
 from worker.model.checkpoint.staging import Staging
 from worker.model.layer import Layer, Weights
+from worker.model.parts.share import Share
+from worker.model.parts.stages import Stage
 from worker.model.quantization.in_memory import InMemory
-from worker.model.share import Share
 from worker.model.source import open_source
 from worker.model.weights import Loader
 from worker.spec import ModelSpec
@@ -62,15 +64,18 @@ def differing(sums: Sequence[int]) -> int | None:
     return next((rank for rank, one in enumerate(sums) if one != usual), None)
 
 
-def checksums(weights: Weights) -> dict[str, int]:
-    """Returns the checksums of all slices of the weights that a rank has."""
-    return dict(_of_parts("layers", weights.layers)) | _beside_layers(weights)
+def checksums(weights: Weights, first: int = 0) -> dict[str, int]:
+    """Returns the checksums of all slices of the weights that a rank has. first: the number of its first layer"""
+    layers = (_of_parts(f"layers.{first + i}", layer) for i, layer in enumerate(weights.layers))
+    return dict(chain.from_iterable(layers)) | _beside_layers(weights)
 
 
-def checksums_from_checkpoint(stored: Stored, share: Share, on_progress: Callable[[], None]) -> dict[str, int]:
+def checksums_from_checkpoint(
+    stored: Stored, share: Share | None, on_progress: Callable[[], None], stage: Stage | None = None
+) -> dict[str, int]:
     """Reads the slices of a rank from the checkpoint, one layer at a time, and returns their checksums."""
     found: dict[str, int] = {}
-    count = 0
+    count = 0 if stage is None else stage.first
 
     def forget(layer: Layer) -> Layer:
         nonlocal count
@@ -82,8 +87,9 @@ def checksums_from_checkpoint(stored: Stored, share: Share, on_progress: Callabl
     device = torch.device("cpu")
     with closing(open_source(stored.folder, Staging(device))) as source:
         weights = Loader(
-            source, stored.spec, stored.dtype, device, stored.invariant, stored.memory, share=share, keep=forget
-        ).load()
+            source, stored.spec, stored.dtype, device, stored.invariant, stored.memory, share=share, stage=stage,
+            keep=forget,
+        ).load()  # fmt: skip
     return found | _beside_layers(weights)
 
 

@@ -25,13 +25,17 @@ MOST_BYTES = 1 << 30  # the maximum bytes of a frame
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """The first frame to a rank: the model, and the part of it to load. memory: bytes of the shared memory."""
+    """The first frame to a rank: the model, and the part of it to load.
+
+    memory: bytes of the memory that all ranks of a stage share
+    rows: the open files of connections to ranks of other stages
+    """
 
     model: ModelConfig
     worker: WorkerConfig
     rank: int
-    count: int
     memory: int
+    rows: dict[int, int] = {}
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -41,7 +45,10 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class Free(msgspec.Struct, frozen=True, tag=True):
-    """Sent by a rank on another host when it has loaded its weights. nbytes: memory that is left for it there."""
+    """Sent by a rank when it has loaded its weights. nbytes: memory that is left for the rank on its machine
+
+    Ranks on the machine of rank 0 send it only if there are several stages, which do not load in the same time.
+    """
 
     nbytes: int
 
@@ -63,6 +70,12 @@ class TensorBytes(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     data: bytes
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """What a stage of a pipeline hands to the next one."""
+
+    rows: TensorBytes
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
@@ -90,6 +103,14 @@ def rows_of(given: Order) -> Tensor:
     (rows,) = given.columns
     assert isinstance(rows, TensorBytes)
     return _tensor_of(rows)
+
+
+def rows_frame(rows: Tensor) -> Rows:
+    return Rows(_bytes_of(rows))
+
+
+def rows_in(data: bytes) -> Tensor:
+    return _tensor_of(msgspec.msgpack.decode(data, type=Rows).rows)
 
 
 def send(to: socket.socket, frame: msgspec.Struct) -> None:

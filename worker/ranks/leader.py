@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_uint64
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,19 +19,21 @@ from torch import Tensor
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.machine import available_bytes
-from worker.kernels.cpu.ranks_c import RankLost, RanksC, shared_bytes
+from worker.kernels.cpu.ranks_c import RankLost, shared_bytes
 from worker.kernels.operations import Operations
 from worker.kv_cache.sizing import PoolSize
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.share import CannotShare, Share, check, largest_inner, parts_of_kv
+from worker.model.parts.part import Part
+from worker.model.parts.share import CannotShare, largest_inner
 from worker.ranks.checks import RankDiffers, Stored, check_slices, checksums, checksums_from_checkpoint
+from worker.ranks.exchange import Exchange
 from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Free, Loaded, Sizes, order, receive, send
 from worker.ranks.hosts.links import wait_for_end
 from worker.ranks.hosts.rendezvous import Gathered
 from worker.ranks.nodes import stay_on_node
-from worker.ranks.part import PartDecoder
+from worker.ranks.pipeline import RankDecoder, wait_for_rows
 from worker.spec import ModelSpec
 
 log = logging.getLogger("sluice.ranks")
@@ -44,10 +47,14 @@ FOLLOWER: tuple[str, ...] = ("-m", "worker.follower")  # arguments of Python tha
 class Follower:
     """Another rank, seen from rank 0. wait_for_end: waits until the rank has ended, and returns how it ended."""
 
-    rank: int
+    part: Part
     pid: int
     orders: socket.socket
     wait_for_end: Callable[[], str]
+
+    @property
+    def rank(self) -> int:
+        return self.part.rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ class Leader:
     def __init__(
         self,
         stored: Stored,
+        parts: Sequence[Part],
         device: torch.device,
         model: ModelConfig,
         worker: WorkerConfig,
@@ -76,31 +84,24 @@ class Leader:
     ) -> None:
         """Starts or finds the other ranks, which begin to load. Raises ConfigError if the model cannot be divided.
 
-        elsewhere: None if this process starts all other ranks.
+        parts: the parts of all ranks
+        elsewhere: None if this process starts all other ranks
         """
-        count, spec = worker.tensor_parallel_size, stored.spec
         if device.type != "cpu":
-            raise ConfigError(f"--tensor-parallel-size {count} is for the CPU so far; use 1, or --device cpu")
-        try:
-            check(spec, count)
-        except CannotShare as error:
-            raise ConfigError(str(error)) from error
-        self.share, self._stored, self._worker, self._elsewhere = Share(0, count), stored, worker, elsewhere
+            raise ConfigError(f"{worker.ranks_flag} above 1 is for the CPU so far; use 1, or --device cpu")
+        self.part, self._stored, self._worker, self._elsewhere = parts[0], stored, worker, elsewhere
         self._steps = 0
         self._differs: RankDiffers | None = None
-        size = shared_bytes(round_bytes(spec, worker.max_step_tokens))
+        size = shared_bytes(round_bytes(stored.spec, worker.max_step_tokens))
         if elsewhere is None:
-            shared = os.memfd_create("sluice-ranks", os.MFD_CLOEXEC)
-            os.ftruncate(shared, size)
-            self._ranks = RanksC(mmap.mmap(shared, size), 0, count)
-            self._followers = [_start(Beginning(model, worker, rank, count, size), shared) for rank in range(1, count)]
-            os.close(shared)
-            stay_on_node(0, count)
+            self._exchange, self._followers = _start_all(parts, model, worker, size)
+            stay_on_node(0, self.part.lanes)
         else:
             gathered = elsewhere.gather()
-            self._ranks = RanksC(mmap.mmap(-1, size), 0, count, gathered.rows)
+            self._exchange = Exchange.of(self.part, mmap.mmap(-1, size), gathered.rows, by_tcp=True)
             self._followers = [
-                Follower(one.rank, one.pid, one.orders, partial(wait_for_end, one.orders)) for one in gathered.members
+                Follower(parts[one.rank], one.pid, one.orders, partial(wait_for_end, one.orders))
+                for one in gathered.members
             ]
         for follower in self._followers:
             threading.Thread(target=self._watch, args=(follower,), name="rank", daemon=True).start()
@@ -116,14 +117,17 @@ class Leader:
         Returns None if all ranks are on this machine. Raises ConfigError if another rank cannot load its weights, and
         RankLost if another rank has ended.
         """
-        if self._elsewhere is None:
+        if self._elsewhere is None and self.part.stage.count == 1:
             return None
-        nbytes = [available_bytes() // self._elsewhere.here]
+        others = dict[Part, int]()
         for follower in self._followers:
             answer = self._answer(follower, on_progress)
             assert isinstance(answer, Free)
-            nbytes.append(answer.nbytes)
-        return min(nbytes) * parts_of_kv(self._stored.spec, self.share.count)
+            others[follower.part] = answer.nbytes
+        if self._elsewhere is None:
+            return None
+        free = {self.part: available_bytes() // self._elsewhere.here} | others
+        return min(part.whole_kv(nbytes, self._stored.spec) for part, nbytes in free.items())
 
     def model(self, decoder: Decoder, cache: KVCache, size: PoolSize, on_progress: Callable[[], None]) -> "SharedModel":
         """Waits until all ranks have loaded their parts. Returns the model for the runner.
@@ -132,8 +136,8 @@ class Leader:
         rank on another host has ended.
         """
         try:
-            part = PartDecoder(decoder, cache, self._ranks)
-            self._tell(Sizes(size))
+            part = self._exchange.decoder(decoder, cache, partial(self._wait_for_rows, decoder.layers_started))
+            self._tell(Sizes(size), self._followers)
             own = self._own_checksums(decoder, on_progress)
             loaded = [own, *(self._wait_until_ready(follower, on_progress) for follower in self._followers)]
         except CannotShare as error:
@@ -149,8 +153,9 @@ class Leader:
     def _own_checksums(self, decoder: Decoder, on_progress: Callable[[], None]) -> Loaded:
         if not self._worker.rank_check_weights:
             return Loaded()
+        following = self.part.next
         own = checksums(decoder.weights)
-        return Loaded(own, checksums_from_checkpoint(self._stored, self.share.next, on_progress))
+        return Loaded(own, checksums_from_checkpoint(self._stored, following.share, on_progress, following.stage))
 
     def _check_content(self, loaded: Sequence[Loaded], on_progress: Callable[[], None]) -> None:
         """Raises ConfigError if the weight files of a rank on another host differ from those of this rank."""
@@ -176,7 +181,8 @@ class Leader:
         """
         checked = compute != LOGITS and self._is_checked()
         try:
-            self._tell(order(compute, inputs, checked=checked))
+            frame = order(compute, inputs, checked=checked)
+            self._tell(frame, [one for one in self._followers if compute != LOGITS or not one.part.stage.index])
             return own(checked)
         except BaseException as error:
             self._end(error)
@@ -192,16 +198,16 @@ class Leader:
         if isinstance(error, RankDiffers) and self._differs is None:
             self._differs = error
             log.error("%s: all ranks end", error)
-        self._ranks.end()
+        self._exchange.end()
 
-    def _tell(self, frame: object) -> None:
+    def _tell(self, frame: msgspec.Struct, followers: Sequence[Follower]) -> None:
         if self._differs is not None:
             raise self._differs
-        if self._ranks.lost:
+        if self._exchange.lost:
             raise RankLost("a process that computes a part of the model has died")
         try:
-            for follower in self._followers:
-                send(follower.orders, frame)  # type: ignore[arg-type]
+            for follower in followers:
+                send(follower.orders, frame)
         except OSError as error:
             raise RankLost(f"a process that computes a part of the model does not listen: {error.strerror}") from error
 
@@ -221,16 +227,19 @@ class Leader:
             raise ConfigError(f"rank {follower.rank}: {answer.problem}")
         return answer
 
+    def _wait_for_rows(self, layers_started: c_uint64, before: socket.socket) -> None:
+        wait_for_rows(before, [follower.orders for follower in self._followers], layers_started)
+
     def _watch(self, follower: Follower) -> None:
         how = follower.wait_for_end()
         log.error("rank %d (process %d): %s", follower.rank, follower.pid, how)
-        self._ranks.end()
+        self._exchange.end()
 
 
 class SharedModel:
     """A model that all ranks compute together. It has the interface of Decoder."""
 
-    def __init__(self, spec: ModelSpec, decoder: Decoder, part: PartDecoder, leader: Leader) -> None:
+    def __init__(self, spec: ModelSpec, decoder: Decoder, part: RankDecoder, leader: Leader) -> None:
         self.spec, self.operations, self.max_positions = spec, decoder.operations, decoder.max_positions
         self.layers_started, self.count_replayed = decoder.layers_started, decoder.count_replayed
         self._part, self._leader = part, leader
@@ -255,12 +264,42 @@ def round_bytes(spec: ModelSpec, tokens: int) -> int:
     return max(4 * spec.vocab_size, MOST_BYTES * tokens * widest)
 
 
-def _start(begin: Beginning, shared: int) -> Follower:
+def _start_all(
+    parts: Sequence[Part], model: ModelConfig, worker: WorkerConfig, size: int
+) -> tuple[Exchange, list[Follower]]:
+    """Starts all ranks but this one. size: bytes that the ranks of a stage share."""
+    shared = [os.memfd_create("sluice-ranks", os.MFD_CLOEXEC) for _ in range(parts[0].stage.count)]
+    for memory in shared:
+        os.ftruncate(memory, size)
+    rows = _connected(parts)
+    followers = [
+        _start(part, Beginning(model, worker, part.rank, size), shared[part.stage.index], rows[part.rank])
+        for part in parts[1:]
+    ]
+    exchange = Exchange.of(parts[0], mmap.mmap(shared[0], size), rows[0], by_tcp=False)
+    for memory in shared:
+        os.close(memory)
+    return exchange, followers
+
+
+def _connected(parts: Sequence[Part]) -> list[dict[int, socket.socket]]:
+    """Returns the connections of each rank to those before and after it in a ring of stages, by rank."""
+    rows: list[dict[int, socket.socket]] = [{} for _ in parts]
+    for part in parts:
+        if part.after != part.rank and part.after not in rows[part.rank]:
+            rows[part.rank][part.after], rows[part.after][part.rank] = socket.socketpair()
+    return rows
+
+
+def _start(part: Part, begin: Beginning, shared: int, rows: Mapping[int, socket.socket]) -> Follower:
     ours, theirs = socket.socketpair()
     words: Sequence[str] = (
         sys.executable, *FOLLOWER, str(os.getpid()), str(theirs.fileno()), str(shared),
     )  # fmt: skip
-    process = subprocess.Popen(words, pass_fds=(theirs.fileno(), shared), stdin=subprocess.DEVNULL)
-    theirs.close()
-    send(ours, begin)
-    return Follower(begin.rank, process.pid, ours, lambda: f"ended with code {process.wait()}")
+    files = {rank: link.fileno() for rank, link in rows.items()}
+    passed = (theirs.fileno(), shared, *files.values())
+    process = subprocess.Popen(words, pass_fds=passed, stdin=subprocess.DEVNULL)
+    send(ours, msgspec.structs.replace(begin, rows=files))
+    for link in (theirs, *rows.values()):
+        link.close()
+    return Follower(part, process.pid, ours, lambda: f"ended with code {process.wait()}")

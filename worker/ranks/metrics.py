@@ -14,7 +14,7 @@ class RankCounter:
             settings.frontend.metrics_prefix + "ranks_differed", "Times that a rank had wrong numbers.",
             ["rank"], registry=None,
         )  # fmt: skip
-        for rank in range(settings.worker.tensor_parallel_size):
+        for rank in range(settings.worker.ranks):
             self.counter.labels(rank)
 
     def count(self, error: BaseException | None) -> None:

@@ -13,19 +13,22 @@ from worker.kv_cache.tensors import KVCache
 from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.share import CannotShare
+from worker.model.parts.share import CannotShare
 from worker.ranks.checks import RankDiffers, checksum, differing
 
 
 class PartDecoder:
     """The decoder of one rank. All ranks call the same methods with equal arguments, and get equal results."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, ranks: RanksC) -> None:
-        """decoder: has the spec and weights of this rank (model/share.py). Raises CannotShare without the C library."""
+    def __init__(self, decoder: Decoder, cache: KVCache, ranks: RanksC, first: int = 0) -> None:
+        """decoder: has the spec and weights of this rank (model/parts/share.py). first: the first rank of `ranks`
+
+        Raises CannotShare without the C library.
+        """
         layers = fastest_decoder(decoder, cache, ranks)
         if not isinstance(layers, CpuDecoder):
             raise CannotShare("--tensor-parallel-size needs the C library, which does not compute this model here")
-        self._layers, self._cache, self._ranks = layers, cache, ranks
+        self._layers, self._cache, self._ranks, self._first = layers, cache, ranks, first
         self._head = decoder.with_operations(replace(FAST, linear=self._whole_linear))
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
@@ -43,7 +46,7 @@ class PartDecoder:
     def _compare(self, own: int) -> None:
         sums = self._ranks.gather(torch.tensor([[own]])).flatten().tolist()
         if self._ranks.rank == 0 and (rank := differing(sums)) is not None:
-            raise RankDiffers(rank, "has another residual stream than most ranks")
+            raise RankDiffers(self._first + rank, "has another residual stream than most ranks")
 
     def logits(self, h: Tensor) -> Tensor:
         """Computes the same as Decoder.logits of the whole model. Raises RankLost."""

@@ -22,9 +22,9 @@ def test_every_flag_that_an_answer_names_exists() -> None:
     assert named and named <= OURS, named - OURS
 
 
-@pytest.mark.parametrize("word", ["--pipeline-parallel-size", "--pipeline-parallel-size=2"])
+@pytest.mark.parametrize("word", ["--pp-size", "--pp-size=2"])
 def test_foreign_flag_is_answered_with_what_to_use_here(word: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--pipeline-parallel-size is a flag of vLLM and SGLang: .*--workers N"):
+    with pytest.raises(ConfigError, match=r"^--pp-size is a flag of SGLang: .*--workers N"):
         refuse_foreign(["demo", "--port", "80", word, "2"])
 
 

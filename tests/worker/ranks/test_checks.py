@@ -21,7 +21,7 @@ from tests.worker.ranks.test_part import SMALL_ROUND, part, together
 from worker.engine.load_model import ModelFiles, find_model
 from worker.kernels.cpu.ranks_c import shared_bytes
 from worker.model.layer import Weights
-from worker.model.share import Share
+from worker.model.parts.share import Share
 from worker.model.weights import load
 from worker.ranks.checks import RankDiffers, check_slices, checksums, checksums_from_checkpoint, differing
 

@@ -26,8 +26,8 @@ from worker.model.families.families import spec_from_config
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.layer_names import LayerNames
 from worker.model.mixers.kinds import mixer
+from worker.model.parts.share import CannotShare, Share, check, parts_of_kv
 from worker.model.quantization.in_memory import AS_STORED, in_memory
-from worker.model.share import CannotShare, Share, check, parts_of_kv
 from worker.model.weights import load
 from worker.ranks.part import PartDecoder
 from worker.spec import ModelSpec

@@ -22,7 +22,7 @@ from worker.model.checkpoint.checkpoint import read_config
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.families.families import spec_from_config
-from worker.model.share import Share
+from worker.model.parts.share import Share
 from worker.model.weights import load
 from worker.ranks.part import PartDecoder
 

@@ -78,7 +78,7 @@ def _find_own_head(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) 
     from worker.run.drafters.mtp_head import has_head
 
     usable = files.device.type == "cpu" and files.formats.all_in_c and worker.batch_invariant
-    usable = usable and files.task.name == "generate" and worker.tensor_parallel_size == 1
+    usable = usable and files.task.name == "generate" and worker.ranks == 1
     if not usable or not has_head(files.folder, files.spec):
         return None
     try:

@@ -197,8 +197,9 @@ class DecoderC:
         assert loaded is not None
         self._library, dtype = loaded, last_norm.dtype
         count = 1 if ranks is None else ranks.count
-        heads, first = next((layer.o.k // count, layer.attention) for layer in layers if layer.attention is not None)
-        page_size, d = first.cache_k.shape[1], first.cos.shape[1]
+        attending = [(layer.o.k // count, layer.attention) for layer in layers if layer.attention is not None]
+        sizes = [(width, one.cache_k.shape[1], one.cos.shape[1]) for width, one in attending]
+        heads, page_size, d = sizes[0] if sizes else (0, 1, 1)  # a stage may have recurrent layers alone
         # the library holds addresses: keep them alive
         self._referenced, self._ranks = (tuple(layers), last_norm, layers_started, query_scales), ranks
         self._hidden, self._dtype = last_norm.shape[-1], dtype
@@ -212,7 +213,7 @@ class DecoderC:
         projected = max(self._hidden, *(max(_rows(layer, "qkv", "gate_up", "input_gate")) for layer in layers))
         gates = max(layer.gates.n if layer.gates else 0 for layer in layers)
         inner = max(self._hidden, *(max(_columns(layer, "o", "down", "input_out")) for layer in layers))
-        queries = max(layer.o.k for layer in layers if layer.attention is not None)
+        queries = max([2, *(layer.o.k for layer in layers if layer.attention is not None)])  # 2: a float32 of a gate
         gathered = max(max(_columns(layer, "o", "down")) for layer in layers) if ranks is not None else 0
         own_columns = self._hidden if ranks is not None else 0
         self._widths = (self._hidden, self._hidden, projected, gates, queries, inner, gathered, own_columns)

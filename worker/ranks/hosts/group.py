@@ -7,6 +7,7 @@ from shared.config import ConfigError, WorkerConfig
 
 PORT = 5557  # the port of rank 0, if no flag or variable names one; rank N listens on this port + N
 LAST_PORT = 65535
+MOST = 128  # ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,12 @@ def read_group(worker: WorkerConfig, environment: Mapping[str, str]) -> Group:
     """Returns the group that the environment describes. --rank-group must not be `local`. Raises ConfigError."""
     names = STARTERS[worker.rank_group]
     read = _Reader(environment, f"--rank-group {worker.rank_group}")
-    count = read.number(names.count, 2, 8)
-    if count != worker.tensor_parallel_size:
-        raise ConfigError(f"--tensor-parallel-size {worker.tensor_parallel_size} is not the {count} of {names.count}")
+    count = read.number(names.count, 2, MOST)
+    if count != worker.ranks:
+        both = f" times --pipeline-parallel-size {worker.pipeline_parallel_size}" * (worker.pipeline_parallel_size > 1)
+        raise ConfigError(
+            f"--tensor-parallel-size {worker.tensor_parallel_size}{both} is not the {count} of {names.count}"
+        )
     rank = read.number(names.rank, 0, count - 1)
     here = read.number(names.here, 1, count) if environment.get(names.here) else 1
     place = read.number(names.place, 0, here - 1) if here > 1 else 0

@@ -45,6 +45,15 @@ def bytes_of_tower(folder: Path, text_size: int, dtype: torch.dtype) -> int:
     return 0 if spec is None else tower_bytes(folder, spec, dtype)
 
 
+def layers_with_vectors(folder: Path, text_size: int) -> int:
+    """Returns to how many of its first layers the text model adds vectors of pictures."""
+    try:
+        spec = vision_spec(folder, read_config(folder), text_size)
+    except UnsupportedModel:  # tower_of says why
+        return 0
+    return 0 if spec is None else len(spec.deepstack)
+
+
 def _without(reason: str) -> Tower:
     log.warning("text alone is served: %s", reason)
     return Tower(missing=reason)

@@ -34,7 +34,7 @@ def test_variables_of_both_starters_are_read() -> None:
         ("torchrun", {"RANK": "2"}, "RANK must be a number from 0 to 1, not '2'"),
         ("torchrun", {"RANK": "-1"}, "RANK must be a number from 0 to 1, not '-1'"),
         ("torchrun", {"WORLD_SIZE": "4"}, "--tensor-parallel-size 2 is not the 4 of WORLD_SIZE"),
-        ("torchrun", {"WORLD_SIZE": "1"}, "WORLD_SIZE must be a number from 2 to 8, not '1'"),
+        ("torchrun", {"WORLD_SIZE": "1"}, "WORLD_SIZE must be a number from 2 to 128, not '1'"),
         ("torchrun", {"MASTER_PORT": "65535"}, "--rank-port 65535 leaves no 2 ports"),
         ("torchrun", {"MASTER_PORT": "http"}, "MASTER_PORT must be a number from 1 to 65535, not 'http'"),
         ("torchrun", {"TORCHELASTIC_USE_AGENT_STORE": "True"}, "--rank-port is needed, because torchrun itself"),

@@ -1,0 +1,300 @@
+"""Stages of a model that hand on the rows of a step, each in a thread: the bits of the whole model."""
+
+import mmap
+import re
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import c_uint64
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared.config import WorkerConfig
+from shared.gguf.translated import translated
+from tests.checkpoints import Checkpoints
+from tests.gguf_files import mixed, write
+from tests.patience import PATIENCE_S
+from tests.worker.kernels.harness.cpu_tiers import needs_library
+from tests.worker.model.harness import CPU, advance, cache_for, pack, prompts_of, rows_for
+from tests.worker.model.quantized_checkpoints import gptq, rewrite
+from tests.worker.ranks.threads import together
+from worker.kernels.cpu.ranks_c import RankLost, shared_bytes
+from worker.kv_cache.tensors import KVCache
+from worker.model.checkpoint.checkpoint import read_config
+from worker.model.cpu_decoder import fastest_decoder
+from worker.model.decoder import Decoder
+from worker.model.families.families import spec_from_config
+from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.model.layer import Weights
+from worker.model.parts.part import Part, parts_of
+from worker.model.parts.share import CannotShare
+from worker.model.parts.stages import bounds_of_stages
+from worker.model.quantization.in_memory import AS_STORED, InMemory, in_memory
+from worker.model.weights import load
+from worker.ranks.exchange import Exchange
+from worker.ranks.leader import _connected
+from worker.ranks.pipeline import PROGRESS_S, RankDecoder, StageDecoder, tell_progress, wait_for_rows
+from worker.spec import ModelSpec
+
+LENGTHS = [1, 5, 16, 17, 40, 70]
+ROUND = 4096
+
+
+def spec_of(folder: Path) -> ModelSpec:
+    return spec_from_config(read_config(folder))
+
+
+def whole_model(folder: Path, dtype: torch.dtype, memory: InMemory) -> tuple[Any, KVCache]:
+    spec = spec_of(folder)
+    whole = Decoder(spec, load(folder, spec, dtype, CPU, invariant=True, memory=memory), 512)
+    cache = cache_for(whole, tokens=512)
+    return fastest_decoder(whole, cache), cache
+
+
+def parts_for(spec: ModelSpec, stages: int, lanes: int = 1) -> tuple[Part, ...]:
+    worker = WorkerConfig(pipeline_parallel_size=stages, tensor_parallel_size=lanes)
+    return parts_of(spec, worker, lambda: ([1] * len(spec.layers), 0))
+
+
+@contextmanager
+def decoders(
+    folder: Path, parts: tuple[Part, ...], dtype: torch.dtype, memory: InMemory = AS_STORED
+) -> Iterator[list[RankDecoder]]:
+    spec, rows = spec_of(folder), _connected(parts)
+    shared = [mmap.mmap(-1, shared_bytes(ROUND)) for _ in range(parts[0].stage.count)]
+
+    def one(part: Part) -> RankDecoder:
+        weights = load(
+            folder, spec, dtype, CPU, invariant=True, memory=memory, share=part.share, stage=part.stage
+        )  # fmt: skip
+        decoder = Decoder(part.spec(spec), weights, 512)
+        exchange = Exchange.of(part, shared[part.stage.index], rows[part.rank], by_tcp=False)
+        return exchange.decoder(decoder, cache_for(decoder, tokens=512))
+
+    try:
+        yield [one(part) for part in parts]
+    finally:
+        for link in {link for links in rows for link in links.values()}:
+            link.close()
+
+
+def forward(decoder: RankDecoder, inputs: ForwardInputs) -> Tensor:
+    with torch.inference_mode():
+        return decoder.logits(decoder.hidden(inputs))
+
+
+def check_bits(folder: Path, parts: tuple[Part, ...], dtype: torch.dtype, memory: InMemory = AS_STORED) -> None:
+    """Checks steps of prompts, of decodes and of both; some want no row, and one wants all of them."""
+    model, cache = whole_model(folder, dtype, memory)
+    rows = rows_for(cache, prompts_of(LENGTHS), 0)
+    with decoders(folder, parts, dtype, memory) as ranks:
+        for number, chunk in enumerate([33, 1, 1, 33, 33]):
+            chunks = advance(rows, chunk)
+            inputs = pack(chunks, cache.page_size, all_rows=number == 3)
+            with torch.inference_mode():
+                expected = model.forward(inputs, cache)
+            found = together([partial(forward, one, inputs) for one in ranks])
+            for part, logits in zip(parts, found, strict=True):
+                assert torch.is_tensor(logits), logits
+                assert part.stage.index or torch.equal(logits, expected)
+            for row, length in chunks:
+                row.advance(length)
+
+
+KINDS = (
+    "llama", "llama-biased", "qwen3", "gemma3", "gemma4-dense", "olmo2", "cohere2", "gpt-oss", "qwen2-moe",
+    "gemma4-moe", "qwen3_5", "qwen3-next", "lfm2-moe", "granite-hybrid",
+)  # fmt: skip
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_stages_give_the_bits_of_the_whole_model(
+    checkpoints: Checkpoints, kind: str, stages: int, dtype: torch.dtype
+) -> None:
+    """Most models have three layers, so the stages of two are not equal, and some have no layer with K/V."""
+    folder = checkpoints(kind)
+    check_bits(folder, parts_for(spec_of(folder), stages), dtype)
+
+
+@needs_library
+@pytest.mark.parametrize(("kind", "stages"), [("llama-biased", 2), ("qwen2-moe", 3), ("qwen3_5", 2)])
+def test_stages_of_two_ranks_each_give_the_bits_of_the_whole_model(
+    checkpoints: Checkpoints, kind: str, stages: int
+) -> None:
+    folder = checkpoints(kind)
+    check_bits(folder, parts_for(spec_of(folder), stages, lanes=2), torch.bfloat16)
+
+
+@needs_library
+@pytest.mark.parametrize("bits", ["gptq", "int8", "int4-g32"])
+def test_stages_of_weights_in_few_bits_give_the_bits_of_the_whole_model(
+    checkpoints: Checkpoints, tmp_path: Path, bits: str
+) -> None:
+    folder, memory = Path(shutil.copytree(checkpoints("llama-biased"), tmp_path / "m")), AS_STORED
+    if bits == "gptq":
+        folder = rewrite(folder, gptq(act_order=True))
+    else:
+        memory = in_memory(None, bits, CPU)
+    check_bits(folder, parts_for(spec_of(folder), 3), torch.bfloat16, memory)
+
+
+@needs_library
+def test_stages_of_a_gguf_file_give_the_bits_of_the_whole_model(tmp_path: Path) -> None:
+    folder = translated([write("qwen3", tmp_path, mixed).file], tmp_path / "cache")
+    check_bits(folder, parts_for(spec_of(folder), 2), torch.bfloat16)
+
+
+@needs_library
+def test_stages_hand_on_what_replaces_and_is_added_to_rows_of_pictures(checkpoints: Checkpoints) -> None:
+    """The first stage has all layers to which vectors are added."""
+    folder = checkpoints("qwen3")
+    model, cache = whole_model(folder, torch.float32, AS_STORED)
+    (row,) = rows_for(cache, prompts_of([40]), 0)
+    vectors = torch.randn(3, 3, model.spec.hidden_size)
+    inputs = replace(
+        pack([(row, 40)], cache.page_size, all_rows=True),
+        replaced=(torch.tensor([4, 5, 6]), vectors[0]), added=tuple(vectors[1:]),
+    )  # fmt: skip
+    with torch.inference_mode():
+        expected = model.forward(inputs, cache)
+    bounds = bounds_of_stages(model.spec, [5, 1, 1], 0, 2, for_pictures=2)
+    assert bounds == (0, 2, 3)
+    with decoders(folder, tuple(Part(rank, 1, bounds) for rank in range(2)), torch.float32) as ranks:
+        assert torch.equal(together([partial(forward, one, inputs) for one in ranks])[0], expected)
+
+
+@needs_library
+def test_stage_that_is_gone_ends_the_wait_of_all_others(checkpoints: Checkpoints) -> None:
+    folder = checkpoints("llama")
+    parts = parts_for(spec_of(folder), 3)
+    (row,) = rows_for(whole_model(folder, torch.float32, AS_STORED)[1], prompts_of([40]), 0)
+    with decoders(folder, parts, torch.float32) as ranks:
+        stages = [one for one in ranks if isinstance(one, StageDecoder)]
+
+        def computes_until_its_end(stage: StageDecoder) -> None:
+            try:
+                forward(stage, pack([(row, 40)], 16))
+            finally:
+                stage._ring.end()  # as its process does
+
+        threading.Timer(0.3, stages[1]._ring.end).start()
+        found = together([partial(computes_until_its_end, stages[i]) for i in (0, 2)])
+        assert all(isinstance(one, RankLost) for one in found), found
+
+
+@pytest.mark.parametrize(
+    ("layers", "beside", "count", "bounds"),
+    [
+        ([1] * 6, 0, 3, (0, 2, 4, 6)),
+        ([1] * 6, 3, 3, (0, 1, 3, 6)),
+        ([1] * 6, 100, 2, (0, 1, 6)),
+        ([9, 1, 1, 1], 0, 3, (0, 1, 2, 4)),
+        ([2, 3], 0, 2, (0, 1, 2)),
+    ],
+)
+def test_stages_are_cut_so_that_the_largest_is_small(
+    checkpoints: Checkpoints, layers: list[int], beside: int, count: int, bounds: tuple[int, ...]
+) -> None:
+    spec = spec_of(checkpoints("llama"))
+    spec = replace(spec, layers=spec.layers[:1] * len(layers))
+    assert bounds_of_stages(spec, layers, beside, count) == bounds
+
+
+def test_layers_that_read_the_same_keys_stay_together(checkpoints: Checkpoints) -> None:
+    """Layers 4 and 5 of this model read the K/V of layers 2 and 1."""
+    plain = replace(spec_of(checkpoints("gemma4-dense")), layer_inputs=None)
+    one = plain.layers[0]
+    spec = replace(plain, layers=(one, one, one, one, replace(one, shares=2), replace(one, shares=1), one))
+    assert bounds_of_stages(spec, [1] * 7, 0, 2) == (0, 1, 7)
+    assert bounds_of_stages(spec, [1] * 7, 0, 3) == (0, 1, 6, 7)
+    with pytest.raises(CannotShare, match="this model can be cut into 3 stages at most"):
+        bounds_of_stages(spec, [1] * 7, 0, 4)
+    stage = Part(1, 1, (0, 1, 6, 7)).stage
+    assert [layer.shares for layer in stage.spec(spec).layers] == [None, None, None, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "words"),
+    [
+        ("llama", 4, "--pipeline-parallel-size 4 is more than the model's 3 layers"),
+        ("gemma4", 2, "--pipeline-parallel-size 2: stages do not hand over per-layer embeddings yet"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(checkpoints: Checkpoints, kind: str, count: int, words: str) -> None:
+    with pytest.raises(CannotShare, match=re.escape(words)):
+        parts_for(spec_of(checkpoints(kind)), count)
+
+
+def test_the_stage_with_most_of_a_kind_of_layers_limits_the_pools(checkpoints: Checkpoints) -> None:
+    spec = spec_of(checkpoints("llama"))
+    spec = replace(spec, layers=spec.layers[:1] * 6)
+    assert [part.whole_kv(100, spec) for part in (Part(0, 1, (0, 2, 6)), Part(1, 1, (0, 2, 6)))] == [300, 150]
+    hybrid = spec_of(checkpoints("qwen3_5"))  # its second layer of three has K/V
+    assert [Part(rank, 1, (0, 2, 3)).whole_kv(100, hybrid) for rank in range(2)] == [100, 200]
+
+
+def test_every_rank_has_a_share_of_a_stage(checkpoints: Checkpoints) -> None:
+    parts = parts_for(spec_of(checkpoints("llama")), 3, lanes=2)
+    assert [(one.stage.index, one.lane, one.before, one.after) for one in parts] == [
+        (0, 0, 4, 2), (0, 1, 5, 3), (1, 0, 0, 4), (1, 1, 1, 5), (2, 0, 2, 0), (2, 1, 3, 1),
+    ]  # fmt: skip
+
+
+def test_rank_0_sees_that_another_stage_goes_on_or_is_gone() -> None:
+    """A stage that computes counts as layers of rank 0; one that hangs does not."""
+    (before, last), (ours, theirs) = socket.socketpair(), socket.socketpair()
+    seen, computed = c_uint64(), c_uint64(7)
+    threading.Thread(target=tell_progress, args=(computed, theirs), daemon=True).start()
+    with before, last, ours:
+        waits = threading.Thread(target=wait_for_rows, args=(before, [ours], seen))
+        waits.start()
+        deadline = time.monotonic() + PATIENCE_S
+        for expected in (1, 2):
+            while seen.value < expected and time.monotonic() < deadline:
+                time.sleep(0.01)
+            computed.value += 1
+        while seen.value < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(3 * PROGRESS_S)
+        assert seen.value == 3, "it has computed nothing more"
+        last.sendall(b"rows")
+        waits.join()
+        assert before.recv(9) == b"rows"
+        theirs.close()
+        with pytest.raises(RankLost):
+            wait_for_rows(before, [ours], seen)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2-moe", "qwen3_5"])
+def test_a_stage_loads_its_layers_alone(checkpoints: Checkpoints, kind: str) -> None:
+    """The first one has the embedding and the head besides; a checkpoint is checked as a whole by each."""
+    folder = checkpoints(kind)
+    spec, told = spec_of(folder), list[tuple[int, int]]()
+
+    def loaded(part: Part | None) -> Weights:
+        def note(done: int, total: int) -> None:
+            told.append((done, total))
+
+        stage = None if part is None else part.stage
+        return load(folder, spec, torch.bfloat16, CPU, invariant=True, stage=stage, on_progress=note)
+
+    whole = loaded(None)
+    in_stages = [loaded(part) for part in parts_for(spec, 2)]
+    nbytes = [sum(linear.nbytes for layer in one.layers for linear in layer.linears) for one in (whole, *in_stages)]
+    assert nbytes[0] == sum(nbytes[1:]) and min(nbytes) > 0
+    assert [len(one.embed) for one in in_stages] == [spec.vocab_size, 1]
+    assert in_stages[1].head.nbytes < in_stages[0].head.nbytes / 4
+    ends = [total for done, total in told if done == total]
+    assert len(ends) >= 3 and max(ends) == ends[0] and ends[-1] < ends[0]

@@ -1,0 +1,100 @@
+"""Which part of a model each process has: a stage, and a share of each of its layers."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from shared.config import WorkerConfig
+from worker.model.parts.share import Share, check, parts_of_kv
+from worker.model.parts.stages import Stage, bounds_of_stages
+from worker.spec import LayerSpec, ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of process `rank`. lanes: how many processes have a share of each layer; bounds: see Stage.
+
+    Rank `lanes * s + n` has share n of stage s.
+    """
+
+    rank: int
+    lanes: int
+    bounds: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """The number of all processes."""
+        return self.lanes * self.stage.count
+
+    @property
+    def lane(self) -> int:
+        return self.rank % self.lanes
+
+    @property
+    def before(self) -> int:
+        """The rank with this share of the stage before; before the first stage is the last one."""
+        return (self.rank - self.lanes) % self.count
+
+    @property
+    def after(self) -> int:
+        """The rank with this share of the stage after this one."""
+        return (self.rank + self.lanes) % self.count
+
+    @property
+    def stage(self) -> Stage:
+        return Stage(self.rank // self.lanes, self.bounds)
+
+    @property
+    def share(self) -> Share | None:
+        """The share of each layer; None if it is all of it."""
+        return Share(self.lane, self.lanes) if self.lanes > 1 else None
+
+    @property
+    def next(self) -> "Part":
+        """The part of the next process; behind the last one is the first."""
+        return Part((self.rank + 1) % self.count, self.lanes, self.bounds)
+
+    def spec(self, spec: ModelSpec) -> ModelSpec:
+        """Returns the spec of the part: it has fewer heads and layers."""
+        of_stage = self.stage.spec(spec)
+        return of_stage if self.share is None else self.share.spec(of_stage)
+
+    def whole_kv(self, nbytes: int, spec: ModelSpec) -> int:
+        """Returns how many bytes the K/V and states of the model may take in all if those of this part take `nbytes`.
+
+        The sizes of the pools of K/V and of states are not known yet, so the one that this part has most of decides.
+        """
+        whole, own = _kept(spec.layers, spec), _kept(self.stage.spec(spec).layers, spec)
+        parts = min((whole[kind] / size for kind, size in own.items()), default=1.0)
+        return int(nbytes * parts) * parts_of_kv(spec, self.lanes)
+
+
+def parts_of(
+    spec: ModelSpec, worker: WorkerConfig, sizes: Callable[[], tuple[list[int], int]], for_pictures: int = 0
+) -> tuple[Part, ...]:
+    """Returns the parts of all processes. Raises CannotShare.
+
+    sizes: returns how many bytes each layer takes, and the rest of the model, which the first stage has. for_pictures:
+    see bounds_of_stages.
+    """
+    lanes, stages = worker.tensor_parallel_size, worker.pipeline_parallel_size
+    if lanes > 1:
+        check(spec, lanes)
+    bounds = (0, len(spec.layers)) if stages == 1 else bounds_of_stages(spec, *sizes(), stages, for_pictures)
+    return tuple(Part(rank, lanes, bounds) for rank in range(worker.ranks))
+
+
+def _kept(layers: Iterable[LayerSpec], spec: ModelSpec) -> dict[object, int]:
+    """Returns how much layers keep of a sequence, in some unit, by the window of K/V or the shape of a state."""
+    found: dict[object, int] = {}
+    for kind, size in _each_kept(layers, spec):
+        found[kind] = found.get(kind, 0) + size
+    return found
+
+
+def _each_kept(layers: Iterable[LayerSpec], spec: ModelSpec) -> Iterator[tuple[object, int]]:
+    for layer in layers:
+        if layer.state is not None:
+            yield layer.state, 1
+        elif layer.shares is None:
+            heads, size = spec.kv_shape(layer)
+            yield layer.window, heads * size

@@ -1,0 +1,108 @@
+"""Cuts the layers of a model into stages, one for each process or each group of them (pipeline parallelism).
+
+A stage has consecutive layers, with their K/V and states. The first one also has the embedding and the head. What
+stages hand over is the residual stream, so answers have the same bits with any number of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import inf
+
+from worker.kv_cache.groups import CacheGroup
+from worker.model.parts.share import CannotShare
+from worker.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The layers bounds[index] .. bounds[index + 1] - 1 of a model. bounds: of all stages."""
+
+    index: int
+    bounds: tuple[int, ...]
+
+    @property
+    def first(self) -> int:
+        return self.bounds[self.index]
+
+    @property
+    def end(self) -> int:
+        return self.bounds[self.index + 1]
+
+    @property
+    def count(self) -> int:
+        """The number of all stages."""
+        return len(self.bounds) - 1
+
+    def __len__(self) -> int:
+        """Returns the number of layers of this stage."""
+        return self.end - self.first
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.count - 1
+
+    def spec(self, spec: ModelSpec) -> ModelSpec:
+        """Returns the spec of this stage, whose layers are counted from 0."""
+        layers = (
+            layer if layer.shares is None else replace(layer, shares=layer.shares - self.first)
+            for layer in spec.layers[self.first : self.end]
+        )
+        return replace(spec, layers=tuple(layers))
+
+    def groups(self, groups: Sequence[CacheGroup]) -> tuple[CacheGroup, ...]:
+        """Returns the groups of layers of this stage. There are as many as in the model, and some may be empty."""
+        return tuple(
+            replace(group, layers=tuple(i - self.first for i in group.layers if self.first <= i < self.end))
+            for group in groups
+        )
+
+
+def bounds_of_stages(
+    spec: ModelSpec, layers: Sequence[int], beside: int, count: int, for_pictures: int = 0
+) -> tuple[int, ...]:
+    """Cuts a model into stages so that the largest one has as few bytes as possible.
+
+    layers: bytes of each layer. beside: bytes of what the first stage has beside its layers. for_pictures: the number
+    of layers that pictures add vectors to.
+
+    Returns the first layer of each stage, and the number of layers. Raises CannotShare.
+    """
+    flag, total = f"--pipeline-parallel-size {count}", len(layers)
+    if count > 1 and spec.layer_inputs is not None:
+        raise CannotShare(f"{flag}: stages do not hand over per-layer embeddings yet; use --tensor-parallel-size")
+    if count > total:
+        raise CannotShare(f"{flag} is more than the model's {total} layers")
+    cuts = [cut for cut in range(1, total) if _can_cut(spec, cut) and cut >= for_pictures]
+    if count - 1 > len(cuts):
+        raise CannotShare(
+            f"{flag}: this model can be cut into {len(cuts) + 1} stages at most, because some of its {total} layers "
+            "belong together"
+        )
+    return _balanced(layers, beside, count, cuts)
+
+
+def _can_cut(spec: ModelSpec, cut: int) -> bool:
+    """Returns whether a stage may begin with layer `cut`.
+
+    Layers that read the same K/V stay together. The first stage has a recurrent layer if there are any: by its states
+    the runner knows that steps need slots for them.
+    """
+    if any(layer.shares is not None and layer.shares < cut for layer in spec.layers[cut:]):
+        return False
+    return not spec.recurrent or any(layer.recurrent for layer in spec.layers[:cut])
+
+
+def _balanced(layers: Sequence[int], beside: int, count: int, cuts: Sequence[int]) -> tuple[int, ...]:
+    end = len(layers)
+
+    @cache
+    def best(first: int, stages: int) -> tuple[float, tuple[int, ...]]:
+        """Returns the bytes of the largest stage from layer `first` on, and where each of these stages ends."""
+        own = 0 if first else beside
+        if stages == 1:
+            return own + sum(layers[first:]), (end,)
+        tried = ((own + sum(layers[first:cut]), cut, best(cut, stages - 1)) for cut in cuts if cut > first)
+        return min(((max(size, most), (cut, *ends)) for size, cut, (most, ends) in tried), default=(inf, ()))
+
+    return 0, *best(0, count)[1]

@@ -1,0 +1,62 @@
+"""How a rank exchanges rows with the others: those with other heads of its layers, and those with other layers."""
+
+import mmap
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from worker.kernels.cpu.ranks_c import RanksC
+from worker.kv_cache.tensors import KVCache
+from worker.model.decoder import Decoder
+from worker.model.parts.part import Part
+from worker.ranks.part import PartDecoder
+from worker.ranks.pipeline import AllHeads, RankDecoder, Ring, StageDecoder
+
+Links = Mapping[int, socket.socket]  # connections to other ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """part: of this rank. lanes: None if no other rank shares its layers; ring: None if all ranks have all layers."""
+
+    part: Part
+    lanes: RanksC | None
+    ring: Ring | None
+
+    @classmethod
+    def of(cls, part: Part, memory: mmap.mmap, rows: Links, *, by_tcp: bool) -> "Exchange":
+        """memory: see RanksC. rows: connections to the ranks of the stages before and after, and by_tcp to all."""
+        lanes, own = None, part.rank - part.lane
+        if part.lanes > 1:
+            links = {other - own: link for other, link in rows.items() if own <= other < own + part.lanes}
+            lanes = RanksC(memory, part.lane, part.lanes, links if by_tcp else None)
+        ring = Ring(rows[part.before], rows[part.after]) if part.stage.count > 1 else None
+        return cls(part, lanes, ring)
+
+    def decoder(
+        self, decoder: Decoder, cache: KVCache, wait: Callable[[socket.socket], None] = lambda before: None
+    ) -> RankDecoder:
+        """Returns the decoder of this rank. decoder: of its spec and weights. wait: see StageDecoder.
+
+        Raises CannotShare.
+        """
+        own = self._of_stage(decoder, cache)
+        if self.ring is None:
+            return own
+        return StageDecoder(own, self.part.stage, decoder.weights.embed, self.ring, wait)
+
+    def _of_stage(self, decoder: Decoder, cache: KVCache) -> RankDecoder:
+        if self.lanes is None:
+            return AllHeads(decoder, cache)
+        return PartDecoder(decoder, cache, self.lanes, self.part.rank - self.part.lane)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the exchange has ended."""
+        return any(one.lost for one in (self.lanes, self.ring) if one is not None)
+
+    def end(self) -> None:
+        """Makes ranks stop to wait for this one, now and later. Any thread may call it."""
+        for one in (self.lanes, self.ring):
+            if one is not None:
+                one.end()

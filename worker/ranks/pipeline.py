@@ -1,0 +1,165 @@
+"""The decoder of one rank if ranks have different layers: the stages of a pipeline, which compute one after another.
+
+Rows of a step go round a ring: from rank 0 from stage to stage, and from the last stage back to rank 0, which has the
+head. If ranks share the layers of a stage, too, each hands its rows, which are those of all of them, to the rank with
+the same share of the next stage.
+"""
+
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ctypes import c_uint64
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker.kernels.cpu.ranks_c import RankLost
+from worker.kv_cache.tensors import KVCache
+from worker.model.cpu_decoder import fastest_decoder
+from worker.model.decoder import Decoder
+from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.model.parts.stages import Stage
+from worker.ranks.frames import receive, rows_frame, rows_in, send
+
+PROGRESS_S, PROGRESS_BYTES = 0.2, 4096
+LOST = "a process that computes other layers of the model has died"
+
+
+class RankDecoder(Protocol):
+    """What a rank computes of a step. All ranks call the same methods with equal arguments."""
+
+    def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor: ...
+    def logits(self, h: Tensor) -> Tensor: ...
+
+
+class AllHeads:
+    """The decoder of a rank that shares its layers with no other."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache) -> None:
+        self._layers, self._cache = fastest_decoder(decoder, cache), cache
+
+    def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
+        """Does the same as Decoder.hidden. checked: has no effect, because no other rank has the same numbers."""
+        self._cache.reach(inputs.max_pages)
+        return self._layers.hidden(inputs, self._cache)
+
+    def logits(self, h: Tensor) -> Tensor:
+        return self._layers.logits(h)
+
+
+@dataclass(slots=True)
+class Ring:
+    """The connections of a rank to the stage before it and the one after it; the first stage is after the last."""
+
+    before: socket.socket
+    after: socket.socket
+    lost: bool = False
+
+    def give(self, rows: Tensor) -> None:
+        """Sends rows to the next stage. Raises RankLost."""
+        try:
+            send(self.after, rows_frame(rows))
+        except OSError as error:
+            raise RankLost(f"{LOST}: {error.strerror}") from error
+
+    def take(self) -> Tensor:
+        """Waits for the rows of the stage before. Raises RankLost."""
+        try:
+            return rows_in(receive(self.before))
+        except (OSError, EOFError) as error:
+            raise RankLost(LOST) from error
+
+    def end(self) -> None:
+        """Ends the connections, so that no rank waits for another one any more. Any thread may call it."""
+        self.lost = True
+        for link in (self.before, self.after):
+            with suppress(OSError):  # it is closed already
+                link.shutdown(socket.SHUT_RDWR)
+
+
+class StageDecoder:
+    """The decoder of one rank of a stage. Rank 0 calls it with the inputs of a step, and the others with the same."""
+
+    def __init__(
+        self,
+        own: RankDecoder,
+        stage: Stage,
+        like: Tensor,
+        ring: Ring,
+        wait: Callable[[socket.socket], None] = lambda before: None,
+    ) -> None:
+        """own: of the layers of the stage. like: a tensor [..., H] with the dtype of the residual stream.
+
+        wait: called on the first stage before it takes rows from the last one.
+        """
+        self._own, self._stage, self._like, self._ring, self._wait = own, stage, like, ring, wait
+
+    def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
+        """Computes the layers of this stage, and waits for the rows of the stage before it.
+
+        Returns on the ranks of the first stage what Decoder.hidden does, and on others what they hand over. Raises
+        RankLost.
+        """
+        stage, ring = self._stage, self._ring
+        if stage.index:
+            inputs = _continued(inputs, ring.take())
+        if stage.is_last:
+            given = self._own.hidden(inputs, checked=checked)
+        else:
+            given = self._like.new_empty(len(inputs.token_ids), self._like.shape[-1])
+            self._own.hidden(_all_rows(inputs, ((len(stage) - 1, given),)), checked=checked)
+        ring.give(given)
+        if stage.index:
+            return given
+        self._wait(ring.before)
+        return ring.take()
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Does the same as Decoder.logits. The ranks of other stages than the first one have no head, and return h."""
+        return h if self._stage.index else self._own.logits(h)
+
+
+def wait_for_rows(before: socket.socket, others: Sequence[socket.socket], layers_started: c_uint64) -> None:
+    """Waits on rank 0 until `before` can be read. Counts as a layer whatever the other ranks tell by tell_progress.
+
+    Without it, a step that is long in other stages would look like a hang. Raises RankLost.
+    """
+    while before not in (readable := select.select([before, *others], [], [])[0]):
+        for other in readable:
+            _check_goes_on(other)
+        layers_started.value += 1
+
+
+def _check_goes_on(other: socket.socket) -> None:
+    try:
+        told = other.recv(PROGRESS_BYTES)
+    except OSError as error:
+        raise RankLost(f"{LOST}: {error.strerror}") from error
+    if not told:
+        raise RankLost(LOST)
+
+
+def tell_progress(layers_started: c_uint64, orders: socket.socket) -> None:
+    """Sends rank 0 a byte from time to time while this rank computes layers. Returns when rank 0 has ended."""
+    told = 0
+    with suppress(OSError):
+        while True:
+            time.sleep(PROGRESS_S)
+            if (started := layers_started.value) != told:
+                told = started
+                orders.sendall(b"+")
+
+
+def _continued(inputs: ForwardInputs, rows: Tensor) -> ForwardInputs:
+    """Returns inputs whose residual stream begins with the rows of the stage before: they replace the embeddings."""
+    all_rows = torch.arange(len(rows))
+    return replace(inputs, token_ids=torch.zeros_like(inputs.token_ids), replaced=(all_rows, rows), added=())
+
+
+def _all_rows(inputs: ForwardInputs, tapped: tuple[tuple[int, Tensor], ...]) -> ForwardInputs:
+    """Returns inputs of which no row is dropped before the last layer."""
+    return replace(inputs, logits_indices=torch.arange(len(inputs.token_ids)), tapped=tapped)
