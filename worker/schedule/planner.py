@@ -35,8 +35,7 @@ class Planner:
         speculation: "Speculation | None" = None,
     ) -> None:
         self.step_time = step_time_policy(config)
-        self._config = config
-        self._state = state
+        self._config, self._state = config, state
         self._states, self._speculation = states, speculation
         self._batching = batching
         self._chunking = chunk_policy(config)
