@@ -30,8 +30,8 @@ class RopeSpec:
     magnitude: float = 1.0  # yarn, longrope: cos and sin are multiplied by this
     factors: tuple[float, ...] = ()  # longrope: one factor for each pair of dimensions
     rotated: int = 0  # how many dimensions of a head are rotated, 0 for all; weights.py reorders them
-    neighbours: bool = False  # whether the checkpoint rotates pairs of neighbours; weights.py reorders them
-    pairs: int = 0  # proportional: only this many pairs of dimensions are rotated; their angles do not change
+    neighbours: bool = False  # whether the checkpoint rotates pairs of adjacent dimensions; weights.py reorders them
+    pairs: int = 0  # proportional: only so many pairs of dimensions are rotated, by the same angles as if all were
     head_dim: int = 0  # the size of the heads that are rotated, 0 for ModelSpec.head_dim
 
 

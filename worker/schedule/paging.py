@@ -1,8 +1,8 @@
 """Gives K/V pages to sequences and takes them back.
 
-Each group of layers has a pool of pages, and a sequence needs pages of every pool. If layers have a recurrent state, it
-needs slots, too (states.py).
-It handles one sequence at a time. scheduler.py decides which sequence gets pages first, and which one is preempted.
+Each group of layers has a pool of pages, and a sequence needs pages of every pool. If layers have a recurrent state, a
+sequence needs slots, too (states.py). This module handles one sequence at a time. planner.py decides which sequence
+gets pages first, and which one is preempted.
 """
 
 from array import array
@@ -86,7 +86,7 @@ class Paging:
             pages += pool.acquire(count) or []
         sequence.pages = [
             array("i", pages) for pages in shared
-        ]  # a new list: worker/run/graphs/graph_inputs.py compares it
+        ]  # a new list object, because worker/run/graphs recognizes the sequence's pages by the identity of the list
         sequence.room = self._room(sequence)
         sequence.computed_tokens = computed
         if self.states is not None:
