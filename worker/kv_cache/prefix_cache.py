@@ -50,7 +50,7 @@ class PrefixCache:
     def match(
         self, digests: list[bytes], tokens: list[int], identity: str, most: int | None = None, mark: Mark | None = None
     ) -> list[list[int]]:
-        """Returns, for each group, the pages in order of the longest cached prefix that all groups can continue from.
+        """Returns for each group the pages, in order, of the longest cached prefix that all groups can continue from.
 
         A group with a window needs only the pages that the next row reads; the entries before these are SCRATCH. Layers
         with a recurrent state need the state after the prefix.

@@ -195,8 +195,8 @@ class Paging:
     def _watermark(self, pool: PagePool, share: float) -> int:
         """Returns how many pages of a pool claim() leaves free.
 
-        A windowed group whose pool is smaller than that of every group without a window also needs pages for the next
-        chunks of prompts, because claim() does not give these.
+        A windowed group whose pool is smaller than that of every group without a window also needs free pages for the
+        later chunks of prompts, because claim() gives it only the pages of the first chunk.
         """
         pages = ceil(share * pool.usable)
         if not pool.window or any(pool.usable >= other.usable for other in self.pools if not other.window):
