@@ -27,7 +27,7 @@ from worker.model.families.families import spec_from_config
 from worker.model.layer import Weights
 from worker.spec import ModelSpec
 
-if TYPE_CHECKING:  # features, which are imported at run time only when needed
+if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
     from worker.ranks.checks import Stored
     from worker.ranks.hosts.rendezvous import Hosts
     from worker.ranks.leader import Leader
