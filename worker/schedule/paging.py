@@ -196,7 +196,7 @@ class Paging:
         """Returns how many pages of a pool claim() leaves free.
 
         A windowed group whose pool is smaller than that of every group without a window also needs free pages for the
-        later chunks of prompts, because claim() gives it only the pages of the first chunk.
+        later chunks of prompts, because claim() gives it only pages for a window or the first chunk.
         """
         pages = ceil(share * pool.usable)
         if not pool.window or any(pool.usable >= other.usable for other in self.pools if not other.window):
