@@ -33,7 +33,7 @@ from worker.observability.metrics import Metrics
 from worker.schedule.sequence import Plan, Sequence
 from worker.transport.server import Identity, WireServer
 
-if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.adapters.store import AdapterStore
     from worker.kv_events.publisher import KvEventPublisher
     from worker.ranks.hosts.rendezvous import Hosts

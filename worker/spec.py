@@ -30,8 +30,8 @@ class RopeSpec:
     magnitude: float = 1.0  # yarn, longrope: cos and sin are multiplied by this
     factors: tuple[float, ...] = ()  # longrope: one factor for each pair of dimensions
     rotated: int = 0  # how many dimensions of a head are rotated, 0 for all; weights.py reorders them
-    neighbours: bool = False  # whether the checkpoint rotates pairs of neighbours; weights.py reorders them
-    pairs: int = 0  # proportional: only this many pairs of dimensions are rotated; their angles do not change
+    neighbours: bool = False  # whether the checkpoint rotates pairs of adjacent dimensions; weights.py reorders them
+    pairs: int = 0  # proportional: only this many pairs of dimensions are rotated, by the angles as if all were
     head_dim: int = 0  # the size of the heads that are rotated, 0 for ModelSpec.head_dim
 
 
@@ -81,7 +81,7 @@ class ExpertsSpec:
     bias: bool = False  # whether the linears of experts have biases
     shared_size: int = 0  # intermediate size of the shared expert, 0 if there is none
     shared_gated: bool = False  # whether the shared expert's output is multiplied by sigmoid(a linear of the input)
-    beside_mlp: bool = False  # whether sparse layers also have the MLP; MLP and experts then have own norms (Gemma 4)
+    beside_mlp: bool = False  # whether sparse layers also have the MLP; both then have separate norms (Gemma 4)
     transposed: bool = False  # whether tensors of all experts may be stored as [E, inputs, outputs]
 
 

@@ -17,7 +17,7 @@ from worker.kernels.experts import Experts, PackedExperts, choose_experts, combi
 from worker.kernels.operations import Operations
 from worker.kernels.rowwise.activate import Activation
 
-Rows = tuple[Tensor, LoadedAdapter, float]  # indices of rows, their adapter, its scale
+Rows = tuple[Tensor, LoadedAdapter, float]  # (indices of rows, their adapter, the adapter's scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Loads an engine by the name of its model: the model (load_model.py), and around it K/V pools, runner and scheduler.
+"""Loads an engine by the name of its model: the model (load_model.py), K/V pools, runner and scheduler.
 
 Downloading, loading and warm-up report their progress.
 """
@@ -45,7 +45,7 @@ from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.spec import ModelSpec
 
-if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.ranks.hosts.rendezvous import Hosts
     from worker.vision.vision import Tower, Vision
 

@@ -70,7 +70,7 @@ class ModelFiles:
             return layers, loader.nbytes() - sum(layers) + _tower_bytes(self)
 
     def facts(self, worker: WorkerConfig) -> dict[str, str]:
-        """Returns the values that must be equal in all processes of --rank-group, by their names in error messages."""
+        """Returns the values that must be equal in all processes of --rank-group, keyed by their names in errors."""
         formats = self.formats
         numerics = numerics_of("c", formats, self.device, batch_invariant=worker.batch_invariant)
         sizes = sorted(file.stat().st_size for file in weight_files(self.folder))

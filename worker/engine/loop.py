@@ -49,7 +49,7 @@ class Loop:
         self._server, self._stats, self._metrics = server, stats, metrics
         self._clock, self._canary_s = clock, canary_s
         self._last_computed = clock()
-        # Called after each launch, for work outside of steps such as encoding pictures. Returns whether it did any.
+        # called in each iteration for work between steps, such as encoding pictures; returns whether it did any
         self.between_steps: Callable[[Plan], bool] | None = None
         self._in_flight: deque[InFlightStep] = deque()  # at most two, and at most one between iterations
 

@@ -7,7 +7,7 @@ from shared import messages as m
 from worker.engine.step_builder import StepBuilder
 from worker.schedule.sequence import Sequence
 
-if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.run.pooling import PromptVector
 
 

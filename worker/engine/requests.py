@@ -1,8 +1,8 @@
 """The request table: turns messages from frontends into scheduler calls, and results into messages to frontends.
 
 The table keeps every request from its Submit to its one End, and KEEP_FINISHED_S longer, so that a frontend that lost a
-frame can ask for the output again. A StepBuilder collects the results of one loop iteration for one frontend, which are
-then sent in one message. This module computes nothing on the device.
+frame can ask for the output again. A StepBuilder collects the results of one loop iteration for one frontend, and they
+are sent in one message. This module computes nothing on the device.
 """
 
 import random
@@ -28,7 +28,7 @@ from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Key, Sequence
 from worker.transport.server import FrontendGone, WireServer
 
-if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.adapters.store import AdapterStore
     from worker.grammar.compiler import GrammarCompiler
 
@@ -106,7 +106,7 @@ class RequestTable:
         if rejected := self._check(submit, crash_count):
             return rejected
         seed = submit.sampling.seed
-        seed = seed if seed is not None else self._seeds.getrandbits(53)  # exact in JavaScript and jq
+        seed = seed if seed is not None else self._seeds.getrandbits(53)  # JavaScript and jq represent 53 bits exactly
         sequence = sequence_of(key, submit, seed, now, crash_count)
         if submit.pictures:
             self._give_pictures(sequence, submit)
@@ -122,7 +122,7 @@ class RequestTable:
         if crash_count >= QUARANTINE_CRASHES:
             return m.Rejected(submit.id, m.Refusal.INVALID, f"quarantined: in flight in {crash_count} worker crashes")
         longest = self._scheduler.config.max_seq_len
-        if len(submit.prompt) + max(len(submit.generated), len(submit.answer or b"")) > 4 * longest:  # bytes
+        if len(submit.prompt) + max(len(submit.generated), len(submit.answer or b"")) > 4 * longest:  # 4 bytes per id
             return m.Rejected(submit.id, m.Refusal.TOO_LONG, f"more than {longest} tokens")
         problem = check_submit(submit, self._vocab_size, self._task)
         return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else None

@@ -14,7 +14,7 @@ from worker.schedule.admission import Refused
 from worker.schedule.sequence import Sequence
 
 MAX_STOP_IDS, MAX_LABELS, MAX_NAME_CHARS = 1024, 1024, 1024  # more than any frontend accepts
-MAX_TOP = 1024  # log-probabilities at one position that are allowed for any number of positions
+MAX_TOP = 1024  # up to this many log-probabilities per position are allowed for any number of positions
 MAX_LOGPROBS = 1 << 22  # log-probabilities of a request in all (32 MiB), if it asks for more than MAX_TOP per position
 MAX_PATH_CHARS = 4096
 MAX_BAD_IDS = 1 << 16  # the number of token ids of all bad words together

@@ -89,7 +89,7 @@ class GrammarCompiler:
     def _start(self, text: str, tenant: str, future: "Future[Grammar]") -> None:
         try:
             self._pool.submit(self._run, text, tenant, future)
-        except RuntimeError:  # closed
+        except RuntimeError:  # the pool was shut down
             future.cancel()
 
     def _run(self, text: str, tenant: str, future: "Future[Grammar]") -> None:

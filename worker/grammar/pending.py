@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from worker.schedule.admission import QueueFull, Refused
 from worker.schedule.sequence import Key, Sequence
 
-if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.adapters.loaded import LoadedAdapter
     from worker.adapters.store import AdapterStore
     from worker.grammar.compiler import Grammar, GrammarCompiler

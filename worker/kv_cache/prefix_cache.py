@@ -23,7 +23,8 @@ class PrefixCache:
     All groups cut a sequence into the same pages, so a page has the same digest in every group. If layers have a
     recurrent state, `states` is the pool of its slots. The state at the end of a full page has this page's digest.
 
-    The caller owns `digests`: one list per sequence. The methods only append to it, so that no token is hashed twice.
+    The caller owns `digests`: one list per sequence, kept with its tokens. The methods only append to it, so that no
+    token is hashed twice.
     """
 
     def __init__(self, pools: Sequence[PagePool], states: PagePool | None = None) -> None:
@@ -49,7 +50,7 @@ class PrefixCache:
     def match(
         self, digests: list[bytes], tokens: list[int], identity: str, most: int | None = None, mark: Mark | None = None
     ) -> list[list[int]]:
-        """Returns, for each group, the pages in order of the longest cached prefix that all groups can continue from.
+        """Returns for each group the pages, in order, of the longest cached prefix that all groups can continue from.
 
         A group with a window needs only the pages that the next row reads; the entries before these are SCRATCH. Layers
         with a recurrent state need the state after the prefix.

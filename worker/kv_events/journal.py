@@ -1,4 +1,4 @@
-"""Records which pages the prefix cache stores and evicts: the compute loop writes notes, the publisher's thread reads.
+"""Records which pages the prefix cache stores and evicts. The compute loop writes notes, and the publisher reads them.
 
 The journal follows one group of layers: the first without a sliding window, if there is one. The compute loop only
 copies digests and tokens; the thread makes events from them.

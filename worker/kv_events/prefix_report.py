@@ -28,7 +28,7 @@ PART = 64  # keys of the sweep in one report
 
 
 class PrefixReport:
-    """The keys of prefixes that can be found, and what has changed since the last report."""
+    """The keys of the prefixes in the prefix cache, and the changes since the last report."""
 
     def __init__(self, pool: PagePool, cache: PrefixCache, live: Mapping[Key, Sequence]) -> None:
         self._cache, self._live = cache, live

@@ -29,7 +29,7 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 @dataclass
 class KvEventPublisher:
-    """The publisher. Use open(), then start(), and at the end close()."""
+    """Publishes K/V events from a thread. Call open(), then start(), and at the end close()."""
 
     journal: PageJournal
     topic: bytes

@@ -7,7 +7,7 @@ from worker.ranks.checks import RankDiffers
 
 
 class RankCounter:
-    """The counter. It must be made before the weights are loaded, because ranks are compared from then on."""
+    """Holds the Prometheus counter. Make it before the weights are loaded, because ranks are compared from then on."""
 
     def __init__(self, settings: Settings) -> None:
         self.counter = Counter(

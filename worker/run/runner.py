@@ -27,7 +27,7 @@ from worker.run.sampler import is_plain, sample_rows
 from worker.schedule.sequence import Chunk, Plan, Row
 from worker.spec import ModelSpec
 
-if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.run.drafters.hidden_rows import Reader
     from worker.run.grammar_mask import GrammarMask
     from worker.vision.vision import Vision

@@ -40,7 +40,7 @@ SAMPLINGS = (
     Sampling(1, logprobs=5),
     EVERYTHING,
 )
-PROMPT_LOGPROBS = Sampling(1, temperature=0.0, logprobs=2, prompt_logprobs=True)  # logits of every row
+PROMPT_LOGPROBS = Sampling(1, temperature=0.0, logprobs=2, prompt_logprobs=True)  # needs the logits of every row
 MULTIPLES_OF_16 = (16, 64, 256)  # added to the geometric sizes in sizes()
 FEW_ROWS, FEW_TOKENS = (1, 3, 16, 67), (19, 131, 512)  # sizes of steps, for kinds of steps that need only a few sizes
 PROMPT_LOGPROBS_TOKENS = (16, 40, 100, 200, 512)  # lengths of prompts with log-probabilities

@@ -1,7 +1,7 @@
 """Decides which tokens are computed next. Uses plain integers: no tensors, no sockets, no clock (callers pass `now`).
 
 scheduler           the interface for other folders: submit, plan, launched, update, abort
-planner             decides what the next step has
+planner             plans the next step: its decodes, prompt chunks and drafts
 sequence            the data of a request, of a planned step, and of its results
 state               holds all live sequences, waiting or running
 queue               orders the waiting sequences

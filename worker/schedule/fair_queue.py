@@ -25,10 +25,10 @@ class Account:
     """The counts and the ready sequences of one tenant."""
 
     served: int = 0  # tokens computed for the tenant
-    running: int = 0  # sequences
-    waiting: int = 0  # sequences, ready or not
+    running: int = 0  # the number of running sequences
+    waiting: int = 0  # the number of waiting sequences, ready or not
     waiting_tokens: int = 0
-    ready: dict[int, OrderedDict[Sequence, None]] = field(default_factory=dict)  # by priority
+    ready: dict[int, OrderedDict[Sequence, None]] = field(default_factory=dict)  # priority → sequences in order
     priorities: list[int] = field(default_factory=list)  # a heap of the keys of `ready`
 
     @property

@@ -1,8 +1,8 @@
 """Gives K/V pages to sequences and takes them back.
 
-Each group of layers has a pool of pages, and a sequence needs pages of every pool. If layers have a recurrent state, it
-needs slots, too (states.py).
-It handles one sequence at a time. scheduler.py decides which sequence gets pages first, and which one is preempted.
+Each group of layers has a pool of pages, and a sequence needs pages of every pool. If layers have a recurrent state, a
+sequence needs slots, too (states.py). This module handles one sequence at a time. planner.py decides which sequence
+gets pages first, and which one is preempted.
 """
 
 from array import array
@@ -108,7 +108,7 @@ class Paging:
             pages += pool.acquire(count) or []
         sequence.pages = [
             array("i", pages) for pages in shared
-        ]  # a new list: worker/run/graphs/graph_inputs.py compares it
+        ]  # a new list object, because worker/run/graphs recognizes the sequence's pages by the identity of the list
         sequence.room = self._room(sequence)
         sequence.computed_tokens = sequence.prefix.claimed_tokens = computed
         if self.states is not None:
@@ -214,8 +214,8 @@ class Paging:
     def _watermark(self, pool: PagePool, share: float) -> int:
         """Returns how many pages of a pool claim() leaves free.
 
-        A windowed group whose pool is smaller than that of every group without a window also needs pages for the next
-        chunks of prompts, because claim() does not give these.
+        A windowed group whose pool is smaller than that of every group without a window also needs free pages for the
+        later chunks of prompts, because claim() gives it only pages for a window or the first chunk.
         """
         pages = ceil(share * pool.usable)
         if not pool.window or any(pool.usable >= other.usable for other in self.pools if not other.window):

@@ -15,7 +15,7 @@ from worker.schedule.sequence import Chunk, Plan, Sequence
 from worker.schedule.starved_tenants import admit_starved
 from worker.schedule.state import SchedulerState
 
-if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.schedule.features.speculation import Speculation
     from worker.schedule.features.states import States
 

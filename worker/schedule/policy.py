@@ -2,7 +2,7 @@
 
     BatchingPolicy    how many sequences may join now, and when           ContinuousBatching | StaticBatching
     ChunkPolicy       how much of a prompt a step computes                ChunkedPrefill | WholePrefill
-    OrderPolicy       which sequences get a full step's tokens first      Fcfs | PrefillFirst | DecodeRoundRobin
+    OrderPolicy       which sequences go first if a step is full          Fcfs | PrefillFirst | DecodeRoundRobin
     StepTimePolicy    how many prompt tokens a step with decodes has      step_time.py
 
 No policy touches a page or changes a sequence. The same scheduler works with all policies.

@@ -78,7 +78,7 @@ class _RowCost:
         self.proposals = Median()  # seconds that the draft model takes for one draft per sequence
         self._plain = Median()  # seconds of a step without drafts
         self._plain_steps = 0
-        self.drafted_steps = 0  # since the last step without drafts
+        self.drafted_steps = 0  # the number of steps with drafts since the last step without drafts
         self._compared: deque[tuple[float, int]] = deque(maxlen=COMPARISONS)  # (cost of a row, number of drafted rows)
 
     @property

@@ -15,7 +15,7 @@ from worker.schedule.records.history import History
 from worker.schedule.records.shared_prefix import SharedPrefix
 from worker.schedule.records.turn import Turn
 
-if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
+if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.schedule.records.adapter_use import AdapterUse
     from worker.schedule.records.answer_check import AnswerCheck
     from worker.schedule.records.constraint import Constraint

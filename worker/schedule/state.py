@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class SchedulerStatus(NamedTuple):
     """The current counts of the scheduler, and totals since the start. Other threads may read it."""
 
-    running: int  # sequences
-    waiting: int  # sequences
+    running: int  # the number of running sequences
+    waiting: int  # the number of waiting sequences
     waiting_tokens: int
     preemptions: int
     prefill_tokens: int  # tokens computed for prompts, and again for preempted sequences

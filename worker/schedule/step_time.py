@@ -22,7 +22,7 @@ MIN_PREFILL_RATIO = 3  # prefill may always take this many times as long as the 
 
 
 class _Step(NamedTuple):
-    planned: float  # time in seconds
+    planned: float  # when the step was planned, in seconds
     chunks: int
     decodes: int
     prompt_tokens: int
@@ -35,10 +35,10 @@ class StepTimePolicy:
     def __init__(self, target: float, max_step_tokens: int) -> None:
         self._target = target
         self._max_step_tokens = max_step_tokens
-        self._decode_times: dict[int, Median] = {}  # without prompts; by bit length of the number of decodes
+        self._decode_times: dict[int, Median] = {}  # bit length of the number of decodes → seconds, without prompts
         self.row_cost = RowCosts()
         self._shortest = 0.0  # seconds of the shortest kind of step: the lowest of _decode_times
-        self._prompt_token = Median()  # seconds
+        self._prompt_token = Median()  # seconds per prompt token
         self._last_decodes = 1  # number of decodes in the last step that had any
         self._next = _Step(0.0, 0, 0, 0, 0.0)
         self._in_flight: deque[_Step] = deque()

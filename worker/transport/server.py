@@ -94,7 +94,7 @@ class WireServer:
     counters: WireCounters = field(default_factory=WireCounters)
     _peers: dict[bytes, FrontendPeer] = field(default_factory=dict)
     _subscribers: Counter[bytes] = field(default_factory=Counter)  # number of connections per topic
-    _other_versions: deque[bytes] = field(default_factory=lambda: deque(maxlen=64))  # logged frontends
+    _other_versions: deque[bytes] = field(default_factory=lambda: deque(maxlen=64))  # frontends already logged
     _outbox: deque[tuple[bytes, m.Step]] = field(default_factory=deque)
     _wakeup: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
     _last_progress: int = 0

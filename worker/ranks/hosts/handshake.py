@@ -31,7 +31,7 @@ class Stranger(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The identity of the connecting rank. group: the random name that rank 0 gave to the group; before: NO_GROUP."""
+    """The identity of the connecting rank. group: the random name that rank 0 gave the group; before that, NO_GROUP."""
 
     purpose: int
     rank: int

@@ -194,7 +194,7 @@ def worst_row(got: Tensor, expected: Tensor) -> float:
 
 @torch.inference_mode()
 def _compare(decoder: Decoder, worker: WorkerConfig, length: int, both: CompareOperations) -> None:
-    """Computes steps with prompt chunks across pages, with decodes, and with both, and samples after each step."""
+    """Computes and samples steps with prompt chunks across pages, with decodes, and with both."""
     limits, device = StepLimits.of(worker, length), decoder.weights.embed.device
     small = first_layers(decoder, min(length, SEQUENCE_LENGTHS[0]), both.operations)
     kinds = zip(SEQUENCE_LENGTHS, SEQUENCE_SAMPLINGS, strict=True)

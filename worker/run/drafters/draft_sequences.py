@@ -54,7 +54,7 @@ class DraftSequence:
         self._keep_states(same)
 
     def computed(self, end: int, *, known: bool) -> None:
-        """Notes that the first `end` tokens are computed, and whether none of them is a draft."""
+        """Notes that the first `end` tokens are computed. known: whether none of them is a draft."""
         own = self.own
         if own.states is not None:
             own.states.at[end] = own.states.free.pop()
@@ -78,7 +78,7 @@ class DraftSequences:
 
     def __init__(self, pool: PagePool, slots: PagePool | None) -> None:
         self._pool, self._slots = pool, slots
-        self._held: dict[Sequence, DraftSequence] = {}  # by the target
+        self._held: dict[Sequence, DraftSequence] = {}  # target → its draft sequence
 
     def __len__(self) -> int:
         return len(self._held)

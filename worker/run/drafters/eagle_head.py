@@ -48,7 +48,7 @@ class EagleHead:
     name: ClassVar[str] = "the EAGLE-3 head"
     decoder: Decoder
     layers: tuple[int, ...]
-    norms_before: tuple[Tensor, ...]  # each is the norm of an equal part of the hidden states [W]
+    norms_before: tuple[Tensor, ...]  # each normalizes an equal part of the hidden states [W]
     join: PackedLinear  # fc: W → H
     embedding_norm: Tensor  # midlayer.input_layernorm [H]
     hidden_norm: Tensor  # midlayer.hidden_norm [H]

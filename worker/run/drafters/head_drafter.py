@@ -1,6 +1,6 @@
 """Proposes drafts with a draft head: a layer that reads hidden states of the served model.
 
-The row of the last token but one gives the first draft. Each further draft comes from the row of the draft before it.
+The row of the second-last token gives the first draft. Each further draft comes from the row of the draft before it.
 That row reads the head's own output instead of a hidden state of the served model. A draft is sampled like the token
 itself, with the same parameters, seed and position, so it is often right. Nothing here changes an answer.
 """

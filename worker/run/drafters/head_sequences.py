@@ -40,7 +40,7 @@ class HeadSequence:
 
     @property
     def end(self) -> int:
-        """The position in the target after the last hidden state that was read or is unread."""
+        """The position in the target after its last known hidden state."""
         return self.first + self.own.computed_tokens + self.unread_rows
 
     def read(self, start: int, hidden: Tensor) -> None:
@@ -98,7 +98,7 @@ class HeadSequences:
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
-        self._held: dict[Sequence, HeadSequence] = {}  # by the target
+        self._held: dict[Sequence, HeadSequence] = {}  # target → the head's data for it
 
     def __len__(self) -> int:
         return len(self._held)

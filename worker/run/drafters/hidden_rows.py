@@ -67,7 +67,7 @@ def logits_and_hidden(
     """Returns the logits of a step. Calls `read` for each sequence that may have drafts; `read` may keep the tensor."""
     wanted = rows_to_read(plan.chunks)
     rows = [row for first, chunk, skipped in wanted for row in range(first + skipped, first + chunk.length)]
-    if inputs.all_logits and len(rows) == len(inputs.token_ids):  # decodes alone
+    if inputs.all_logits and len(rows) == len(inputs.token_ids):  # the step has only decodes
         normed, states = states_of.of_step(model, inputs, cache)
         logits = model.logits(normed)
     else:

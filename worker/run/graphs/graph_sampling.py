@@ -20,7 +20,7 @@ from worker.run.graphs.graph_inputs import Blocks, Columns, block_bytes, views_o
 from worker.run.graphs.graph_shapes import batch_sizes
 from worker.schedule.sequence import Row, Sequence
 
-GREEDY = Stages(all_greedy=True)  # these rows need two kernels instead of seven
+GREEDY = Stages(all_greedy=True)  # greedy rows need two kernels instead of seven
 
 
 class _HostParams:

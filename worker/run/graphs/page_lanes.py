@@ -32,7 +32,7 @@ class PageLanes:
         self.tables = tuple(torch.zeros(lanes + 1, pages, dtype=torch.int32, device=device) for _ in range(groups))
         self.scratch = lanes
         self._pages, self._device = pages, device
-        self._lanes: dict[int, _Lane] = {}  # by the identity of `pages`
+        self._lanes: dict[int, _Lane] = {}  # id() of a sequence's `pages` → its lane
         self._free = list(reversed(range(lanes)))
 
     def lanes_of(self, chunks: Seq[Chunk], page_size: int) -> list[int]:

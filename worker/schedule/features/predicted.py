@@ -1,4 +1,4 @@
-"""Drafts from a text that the client expects (`prediction`), such as a file of which a few words will change.
+"""Drafts from a text that the client expects as the output (`prediction`), such as a file in which few words change.
 
 The drafter follows the output through the predicted text and proposes the tokens that come next there. Where the
 output differs from the prediction, the last output tokens are looked up in the prediction, to find the place again.

@@ -28,7 +28,7 @@ NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
 MOST_DRAFTS = TILE - 1  # per sequence and step: one row of the tile is for the token before the drafts
 INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
 
-MARGIN = 1.2  # a draft must be worth this many times its cost, because both are estimates, and tend to be too good
+MARGIN = 1.2  # a draft must be worth this many times its cost: both are estimates, and the best of many is too good
 INITIAL_ACCEPTANCE = 0.2  # the acceptance rate that is assumed before the first draft
 LEARNING_RATE = 1 / 8  # how far one accepted or rejected draft moves the rate
 RECOVERY_RATE = 1 / 2048  # how far a step without a worthwhile draft moves the rate back, to try drafts again
@@ -83,7 +83,7 @@ class Speculation:
         free = self._rows - sum([chunk.length for chunk in decodes])
         if free <= 0 or not decodes:
             return decodes
-        cost = MARGIN * costs(len(decodes)) * len(decodes)  # as a share of one sequence's token, not of the whole step
+        cost = MARGIN * costs(len(decodes)) * len(decodes)  # relative to one token of the step's len(decodes) tokens
         if self.proposer is not None:
             self._ask_model(self.proposer, decodes, free // len(decodes), cost, costs)
         extended = []
@@ -263,7 +263,7 @@ class NgramIndex(Acceptance):
     def __init__(self, length: int) -> None:
         super().__init__()
         self._length = length
-        self._watched: tuple[int, int] | None = None  # what watch() noted last
+        self._watched: tuple[int, int] | None = None  # (place, position) of the guess that watch() noted last
         self._next = length  # the next position to be indexed
         self._after: dict[tuple[int, ...], int] = {}  # n-gram → the position after it
 

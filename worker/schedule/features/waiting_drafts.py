@@ -44,7 +44,7 @@ class Experience:
         return self._acceptance
 
     def begin(self) -> float:
-        """Returns the rate for a new sequence. Each call raises a low rate a little, so a bad model is tried again."""
+        """Returns the acceptance rate for a new sequence. Each call raises a low rate: a bad model is tried again."""
         expected = self._acceptance
         self._acceptance += (INITIAL_ACCEPTANCE - expected) / RESULTS
         return expected

@@ -1,4 +1,4 @@
-"""The LoRA adapter of a sequence, and whether it may run beside the adapters of other sequences. Knows no weights."""
+"""The LoRA adapter of a sequence, and whether it may run together with the adapters of other sequences."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -9,8 +9,8 @@ class History:
 
     arrival: float = 0.0
     admitted: float = 0.0  # when it first got pages
-    first_token: float = 0.0  # when its first token was applied
-    last_token: float = 0.0  # when its latest token was applied
+    first_token: float = 0.0  # when its first output token was applied
+    last_token: float = 0.0  # when its latest output token was applied
     preemptions: int = 0
     drafted: int = 0  # draft tokens that were computed
     accepted: int = 0  # draft tokens that were accepted

@@ -9,7 +9,7 @@ from shared.messages import Picture
 
 
 class PicturePlace(NamedTuple):
-    """Tokens start .. start + tokens - 1 of a prompt are the picture with this digest."""
+    """The place of a picture: tokens start .. start + tokens - 1 of a prompt stand for the picture with this digest."""
 
     start: int
     tokens: int

@@ -1,4 +1,4 @@
-"""Scores of a prompt: the log-probabilities of its own tokens (worker/run/logprobs.py)."""
+"""Scores of a prompt: the log-probabilities of the prompt's tokens (worker/run/logprobs.py)."""
 
 from dataclasses import dataclass
 

@@ -23,9 +23,9 @@ class Replay(AnswerCheck):
 
 
 def replay(sequence: Sequence, output: list[int]) -> None:
-    """Has a sequence compute its output again.
+    """Makes a sequence compute its output again.
 
-    A step reports the log-probabilities of one token only, so a sequence that reports them replays one token at a time.
+    A step can report the log-probabilities of only one token, so a sequence that reports them replays token by token.
     """
     most = MOST_REPLAYED if sequence.sampling.logprobs is None else 0
     sequence.check = Replay(output, most, sequence)

@@ -7,7 +7,7 @@ from worker.kv_cache.prefix_cache import Mark
 
 @dataclass(slots=True)
 class SharedPrefix:
-    """The prefix of a sequence, as the prefix cache knows it."""
+    """A sequence's data for the prefix cache."""
 
     salt: str = ""  # only sequences with the same salt share cached prefixes
     digests: list[bytes] = field(default_factory=list)  # the digests of its first full pages
