@@ -23,8 +23,7 @@ class PrefixCache:
     All groups cut a sequence into the same pages, so a page has the same digest in every group. If layers have a
     recurrent state, `states` is the pool of its slots. The state at the end of a full page has this page's digest.
 
-    The caller owns `digests`: one list per sequence, kept with its tokens. The methods only append to it, so that no
-    token is hashed twice.
+    The caller owns `digests`: one list per sequence. The methods only append to it, so that no token is hashed twice.
     """
 
     def __init__(self, pools: Sequence[PagePool], states: PagePool | None = None) -> None:
