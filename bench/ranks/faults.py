@@ -1,6 +1,6 @@
 """Kills and stops the ranks of a worker, again and again, while streams run.
 
-    python -m bench.ranks.faults --ranks 2 --faults 20 --streams 16 [--hosts]
+    python -m bench.ranks.faults --ranks 2 --faults 20 --streams 16 [--stages 2] [--hosts]
 
 Each client asks for answers one after another, sampled with its own seeds. In turns, a rank gets SIGKILL or SIGSTOP in
 the middle of all streams. Every answer is compared with the one that a server without faults gave. A request that no
@@ -171,12 +171,14 @@ def measure(asked: argparse.Namespace) -> Seen:
     with serving(asked.model, flags) as url, ThreadPoolExecutor(asked.streams) as pool:
         expected = list(pool.map(lambda seed: ask(url, seed, asked.tokens, unused), range(asked.streams)))
     seen, stop = Seen(), threading.Event()
-    flags = (*flags, "--tensor-parallel-size", str(asked.ranks))
+    lanes = str(asked.ranks // asked.stages)
+    parallel = ("--tensor-parallel-size", lanes, "--pipeline-parallel-size", str(asked.stages))
+    flags = (*flags, *parallel)
     with ExitStack() as stack:
         variables: dict[str, str] = {}
         if asked.hosts:
             there = ("--rank-group", "torchrun", "--insecure", "--threads", "1")
-            variables = stack.enter_context(other_hosts(asked.model, asked.ranks, (*there, *flags[-2:])))
+            variables = stack.enter_context(other_hosts(asked.model, asked.ranks, (*there, *parallel)))
             flags = (*flags, *there)
         url = stack.enter_context(serving(asked.model, flags, variables))
         strike_all(asked, url, expected, seen, stop)
@@ -209,6 +211,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.ranks.faults", description=__doc__)
     parser.add_argument("--model", default=str(DEMO), help="a checkpoint's folder; by default the demo model")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--stages", type=int, default=1, help="of a pipeline, which divide the ranks")
     parser.add_argument("--hosts", action="store_true", help="ranks as on hosts of their own, by TCP")
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--streams", type=int, default=16)

@@ -30,6 +30,7 @@ from tests.shared.harness import parse, refuse
         ("--rank-group lws", ("--rank-group lws", "--tensor-parallel-size")),
         ("--rank-group lws --tensor-parallel-size 2 --workers 2", ("--rank-group lws", "one worker")),
         ("--tensor-parallel-size 2 --lora-modules a=b", ("--lora-modules", "--tensor-parallel-size")),
+        ("--pipeline-parallel-size 2 --lora-modules a=b", ("--lora-modules", "--pipeline-parallel-size")),
         ("--prefill-chunk-size 600 --max-step-tokens 512", ("--prefill-chunk-size", "--max-step-tokens")),
         ("--max-batch-size 64 --max-step-tokens 32", ("--max-batch-size", "--max-step-tokens")),
         ("--speculation off --max-draft-tokens 3", ("--max-draft-tokens", "--speculation off")),

@@ -1,6 +1,9 @@
 """Processes that compute a model together see what one process sees."""
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from shared import messages as m
 from shared.config import ModelConfig, WorkerConfig
@@ -14,14 +17,22 @@ from worker.vision.admission import PictureAdmission
 pytestmark = needs_library
 
 
-def test_answers_of_two_ranks_are_those_of_one(towers: dict[str, Path]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "several"),
+    [
+        ("qwen3_5", {"tensor_parallel_size": 2}),
+        ("qwen3_5", {"pipeline_parallel_size": 2}),
+        ("qwen3_vl", {"pipeline_parallel_size": 2}),
+    ],
+)
+def test_answers_of_two_ranks_are_those_of_one(towers: dict[str, Path], kind: str, several: dict[str, Any]) -> None:
+    """Pictures of Qwen3-VL add vectors after the first layers, which are on the first stage."""
     answers = []
-    for count in (1, 2):
+    for more in ({}, several):
         worker = WorkerConfig(
-            device="cpu", dtype="float32", kv_cache_gb=0.02, page_size=16, prefill_chunk_size=16,
-            tensor_parallel_size=count, threads=count,
-        )  # fmt: skip
-        engine = load_engine(ModelConfig(model=str(towers["qwen3_5"]), max_seq_len=256), worker)
+            device="cpu", dtype="float32", kv_cache_gb=0.02, page_size=16, prefill_chunk_size=16, threads=2, **more
+        )
+        engine = load_engine(ModelConfig(model=str(towers[kind]), max_seq_len=256), worker)
         assert engine.tower is not None and engine.tower.spec is not None
         bench = Bench(
             runner=engine.runner, config=engine.scheduler.config, pools=engine.pools, slots=engine.slots,

@@ -26,6 +26,14 @@ def test_variables_of_both_starters_are_read() -> None:
     assert group("torchrun", own_store, port=6000).port == group("lws", LWS, port=6000).port == 6000
 
 
+def test_stages_times_processes_of_each_are_the_group() -> None:
+    worker = WorkerConfig(tensor_parallel_size=2, pipeline_parallel_size=3, rank_group="torchrun")
+    assert read_group(worker, TORCHRUN | {"WORLD_SIZE": "6"}).count == 6
+    words = "--tensor-parallel-size 2 times --pipeline-parallel-size 3 is not the 2 of WORLD_SIZE"
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        read_group(worker, TORCHRUN)
+
+
 @pytest.mark.parametrize(
     ("starter", "changed", "words"),
     [
