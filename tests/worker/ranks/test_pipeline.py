@@ -40,8 +40,10 @@ from worker.model.parts.share import CannotShare
 from worker.model.parts.stages import bounds_of_stages
 from worker.model.quantization.in_memory import AS_STORED, InMemory, in_memory
 from worker.model.weights import load
+from worker.ranks.checks import RankDiffers
 from worker.ranks.exchange import Exchange
 from worker.ranks.leader import _connected
+from worker.ranks.part import PartDecoder
 from worker.ranks.pipeline import PROGRESS_S, RankDecoder, StageDecoder, tell_progress, wait_for_rows
 from worker.spec import ModelSpec
 
@@ -175,6 +177,16 @@ def test_stages_hand_on_what_replaces_and_is_added_to_rows_of_pictures(checkpoin
         assert torch.equal(together([partial(forward, one, inputs) for one in ranks])[0], expected)
 
 
+def computes_until_its_end(stage: StageDecoder, inputs: ForwardInputs) -> None:
+    """Does what the process of a rank does: connections end with it."""
+    try:
+        with torch.inference_mode():
+            stage.hidden(inputs, checked=True)
+    except RankLost:
+        stage._ring.end()
+        raise
+
+
 @needs_library
 def test_stage_that_is_gone_ends_the_wait_of_all_others(checkpoints: Checkpoints) -> None:
     folder = checkpoints("llama")
@@ -182,16 +194,30 @@ def test_stage_that_is_gone_ends_the_wait_of_all_others(checkpoints: Checkpoints
     (row,) = rows_for(whole_model(folder, torch.float32, AS_STORED)[1], prompts_of([40]), 0)
     with decoders(folder, parts, torch.float32) as ranks:
         stages = [one for one in ranks if isinstance(one, StageDecoder)]
-
-        def computes_until_its_end(stage: StageDecoder) -> None:
-            try:
-                forward(stage, pack([(row, 40)], 16))
-            finally:
-                stage._ring.end()  # as its process does
-
         threading.Timer(0.3, stages[1]._ring.end).start()
-        found = together([partial(computes_until_its_end, stages[i]) for i in (0, 2)])
+        inputs = pack([(row, 40)], 16)
+        found = together([partial(computes_until_its_end, stages[i], inputs) for i in (0, 2)])
         assert all(isinstance(one, RankLost) for one in found), found
+
+
+@needs_library
+def test_rank_of_a_later_stage_that_differs_is_named_and_no_row_of_it_is_used(checkpoints: Checkpoints) -> None:
+    folder = checkpoints("llama")
+    parts = parts_for(spec_of(folder), 2, lanes=2)
+    (row,) = rows_for(whole_model(folder, torch.float32, AS_STORED)[1], prompts_of([40]), 0)
+    with decoders(folder, parts, torch.float32) as ranks:
+        stages = [one for one in ranks if isinstance(one, StageDecoder)]
+        (wrong,) = [one._own for one in stages[3:] if isinstance(one._own, PartDecoder)]
+        plain = wrong._layers.hidden
+
+        def other(*given: Any) -> Tensor:
+            return plain(*given) + 1
+
+        wrong._layers.hidden = other  # type: ignore[method-assign, assignment]
+        inputs = pack([(row, 40)], 16)
+        found = together([partial(computes_until_its_end, one, inputs) for one in stages])
+        assert isinstance(found[2], RankDiffers) and found[2].rank == 3
+        assert isinstance(found[0], RankLost)
 
 
 @pytest.mark.parametrize(
