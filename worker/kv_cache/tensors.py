@@ -61,7 +61,7 @@ class KVCache:
             for index, layer in enumerate(spec.layers)
             if layer.state is not None
         }
-        self._prefaulters: list[Prefaulter] = []
+        self._prefaulters: dict[int, Prefaulter] = {}  # by the index of the group; none for a group without layers
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Returns the K and V that a layer reads, each [page, offset, kv_head, head_dim]. Layers may share them."""
@@ -70,16 +70,17 @@ class KVCache:
     def prefault_ahead(self, touch: Touch) -> None:
         """Starts to prefault memory ahead of its use (prefault.py), on the CPU only: its system maps memory lazily."""
         if self.device.type == "cpu" and not self._prefaulters:
-            self._prefaulters = [
-                Prefaulter(touch, [part for layer in group.layers for part in self._layers[layer]])
-                for group in self.groups
+            self._prefaulters = {
+                number: Prefaulter(touch, [part for layer in group.layers for part in self._layers[layer]])
+                for number, group in enumerate(self.groups)
                 if group.layers
-            ]
+            }
 
     def reach(self, pages: Sequence[int]) -> None:
         """Notes the highest page that a step uses in each group, so that memory after it is prefaulted."""
-        for prefaulter, page in zip(self._prefaulters, pages, strict=False):
-            prefaulter.reach(page)
+        for number, page in enumerate(pages):
+            if number in self._prefaulters:
+                self._prefaulters[number].reach(page)
 
 
 def kv_format(name: str, dtype: torch.dtype) -> torch.dtype:
