@@ -22,7 +22,7 @@ class FrontendConfig:
     chat_template: str = setting("", "file with a chat template (Jinja) that replaces the model's own")
     trust_request_chat_template: bool = setting(
         False, "accept a chat template in a request, which is a program that runs in the frontend, without access to "
-        "anything but the request, and without a limit on its time",
+        "anything but the request, and without a limit on its time and memory",
     )  # fmt: skip
     special_tokens_in_content: bool = setting(
         False, "let the spelling of a special token in a message, a tool, a document or a variable of the chat "

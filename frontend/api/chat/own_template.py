@@ -50,7 +50,7 @@ def with_template(context: ModelContext, source: str | None, continued: Continue
 
 @lru_cache(maxsize=8)
 def _compiled(source: str, specials: tuple[tuple[str, str], ...], sees: bool) -> ChatTemplate:
-    return ChatTemplate({"default": source}, dict(specials), sees=sees)
+    return ChatTemplate({"default": source}, dict(specials), sees=sees, field="chat_template")
 
 
 def document_arguments(documents: list[dict[str, Any]] | None, context: ModelContext) -> dict[str, Any]:
