@@ -5,17 +5,22 @@ local network in between. Redirects are not followed, because they lead to other
 """
 
 import http.client
+import io
 import ipaddress
 import socket
 import ssl
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
 from frontend.pictures.decoding import refused
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 SECONDS = 10.0  # for connecting, and for each wait for more of the answer
-ALL_SECONDS = 30.0  # for the whole answer
+ALL_SECONDS = 30.0  # for the whole answer, its head included
 PIECE = 1 << 16
 
 
@@ -60,8 +65,41 @@ def _address(name: str, host: str) -> str:
     return found[0]
 
 
+class _UntilDeadline(io.RawIOBase):
+    """What a socket receives within `ALL_SECONDS`. Its own timeout begins again with every byte."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._end = sock, time.monotonic() + ALL_SECONDS
+        self._file = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int | None:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"it takes longer than {ALL_SECONDS:g} s")
+        self._sock.settimeout(min(SECONDS, left))
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """A response whose head, too, must come in time: it may be headers byte by byte, or 100s without end."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **more: Any) -> None:
+        super().__init__(sock, *args, **more)
+        self.fp.close()
+        self.fp = io.BufferedReader(_UntilDeadline(sock))
+
+
 class _Connection(http.client.HTTPConnection):
     """Connects to an address, and speaks with the host that the URL names."""
+
+    response_class = _Response
 
     def __init__(self, host: str, address: str, parts: SplitResult) -> None:
         self._tls = parts.scheme.lower() == "https"
@@ -82,15 +120,11 @@ def _answer(name: str, connection: _Connection, parts: SplitResult, most: int) -
         moved = ", and redirects are not followed" if 300 <= response.status < 400 else ""
         raise refused(name, f"cannot be fetched: the host answers {response.status}{moved}")
     size = response.length  # None: up to the end of the connection, or of the last chunk
-    data, end = bytearray(), time.monotonic() + ALL_SECONDS
+    data = bytearray()
     while size is None or len(data) < size:
-        if not (
-            piece := response.read1(PIECE)
-        ):  # what is there: a host that sends byte by byte must not go on for ever
+        if not (piece := response.read1(PIECE)):
             break
         data += piece
-        if time.monotonic() > end:
-            raise refused(name, f"cannot be fetched: its host takes longer than {ALL_SECONDS:.0f} s")
         if len(data) > most:
             raise refused(name, f"has more than {most >> 20} MiB")
     if size is not None and len(data) < size:

@@ -60,7 +60,10 @@ def _from_folder(name: str, url: str, allowed: str) -> bytes:
     if not allowed:
         raise refused(name, "is a file, and the server reads none (--allowed-media-path)")
     root = Path(allowed).resolve()
-    file = _named(url, root)
+    try:
+        file = _named(url, root)
+    except (OSError, RuntimeError, ValueError) as error:  # too long; a circle of links; a zero byte, half a host
+        raise refused(name, "has a URL that names no file") from error
     if not file.is_relative_to(root):
         raise refused(name, "is not below the folder that the server reads pictures from")
     try:

@@ -83,17 +83,33 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
+def _compiled(environment: jinja2.Environment, source: str) -> jinja2.Template:
+    """Compiles a template. Raises jinja2.TemplateError, whatever fails: Jinja computes constants, too."""
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateError:
+        raise
+    except Exception as error:
+        raise jinja2.TemplateError(getattr(error, "msg", "") or _words(error)) from error  # its line is of Jinja's code
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
 def given_template(file: Path) -> dict[str, str]:
     """Returns the template of `--chat-template` by its name. Raises ConfigError if it cannot be read or compiled."""
     try:
         source = file.expanduser().read_text(encoding="utf-8")
-        _environment().from_string(source)
+        _compiled(_environment(), source)
     except FileNotFoundError as error:
         raise ConfigError(f"--chat-template {file}: there is no such file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--chat-template {file} cannot be read: {error}") from error
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"--chat-template {file} does not compile: line {error.lineno}: {error}") from error
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"--chat-template {file} does not compile: {error}") from error
     return {"default": source}
 
 
@@ -102,9 +118,9 @@ class ChatTemplate:
 
     templates: sources by name
     specials: the special tokens that a template may write (`bos_token`, `eos_token`, ...)
-
     sees: whether the model sees pictures
-    renderer: renders the template elsewhere, for a template of a request
+    renderer: renders the template elsewhere; for a template of a request
+    field: the request's field that holds the template, for errors; empty: it is the model's
 
     A missing template, or one that does not compile, raises at the first `render` only: completions need none.
     """
@@ -115,8 +131,10 @@ class ChatTemplate:
         specials: Mapping[str, str],
         *,
         sees: bool = False,
+        field: str = "",
         renderer: Renderer | None = None,
     ) -> None:
+        self._called, self._field = (f"`{field}`", field) if field else ("the model's chat template", "messages")
         self._templates = dict(templates)
         self._sees, self._renderer = sees, renderer
         self.takes_parts = sees and self.mentions("image")  # else contents are texts
@@ -188,7 +206,7 @@ class ChatTemplate:
         try:
             return template.render(variables)
         except Exception as exc:  # a template is a program: unexpected messages can make it raise anything
-            raise TemplateError(f"the chat template refused the messages: {str(exc) or type(exc).__name__}") from exc
+            raise TemplateError(f"{self._called} refused the messages: {_words(exc)}") from exc
 
     def _choose(self, with_tools: bool) -> jinja2.Template:
         if not self._templates:
@@ -202,9 +220,9 @@ class ChatTemplate:
     def _compile(self, name: str) -> jinja2.Template:
         if name not in self._compiled:
             try:
-                self._compiled[name] = self._environment.from_string(self._templates[name])
-            except jinja2.TemplateSyntaxError as exc:
-                raise TemplateError(f"the chat template does not compile: {exc}") from exc
+                self._compiled[name] = _compiled(self._environment, self._templates[name])
+            except jinja2.TemplateError as exc:
+                raise TemplateError(f"{self._called} does not compile: {exc}", param=self._field) from exc
         return self._compiled[name]
 
 
@@ -218,7 +236,7 @@ def rendered(
     tools: list[dict[str, Any]] | None,
     kwargs: dict[str, Any],
 ) -> list[str]:
-    """Renders a template in another process (shared/processes/expendable.py).
+    """Renders a template of a request in a child process (shared/processes/expendable.py).
 
     Returns the text; if the template refuses, the message and the parameter of the TemplateError
     """
@@ -234,4 +252,4 @@ def rendered(
 def _template(
     templates: tuple[tuple[str, str], ...], specials: tuple[tuple[str, str], ...], sees: bool
 ) -> ChatTemplate:
-    return ChatTemplate(dict(templates), dict(specials), sees=sees)
+    return ChatTemplate(dict(templates), dict(specials), sees=sees, field="chat_template")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.adapters.files import CONFIG, WEIGHTS, AdapterError, AdapterFiles
+from shared.adapters.patterns import first_matches
 
 MAX_HEADER_BYTES = 16 << 20
 DTYPES = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of a number
@@ -73,14 +74,18 @@ def low_rank_modules(files: AdapterFiles, max_rank: int = 0) -> dict[str, LowRan
         factors.setdefault(module, {})[matched["which"]] = factor
     if not factors:
         raise AdapterError(f"{WEIGHTS} has no tensors")
-    return {module: _low_rank(module, pair, config, max_rank) for module, pair in factors.items()}
+    ranks = _values(config, "rank_pattern", "r", [*factors])
+    alphas = _values(config, "alpha_pattern", "lora_alpha", [*factors])
+    rooted = bool(config.get("use_rslora"))
+    return {name: _low_rank(name, pair, ranks[name], alphas[name], rooted, max_rank) for name, pair in factors.items()}
 
 
-def _low_rank(module: str, pair: dict[str, StoredFactor], config: dict[str, Any], max_rank: int) -> LowRank:
+def _low_rank(
+    module: str, pair: dict[str, StoredFactor], rank: float, alpha: float, rooted: bool, max_rank: int
+) -> LowRank:
     if len(pair) < 2:
         raise AdapterError(f"{WEIGHTS} has only one of lora_A and lora_B of {module}")
     a, b = pair["A"], pair["B"]
-    rank, alpha = _of(module, config, "rank_pattern", "r"), _of(module, config, "alpha_pattern", "lora_alpha")
     experts = a.shape[0] // rank if module.endswith(tuple(f"{EXPERTS}.{name}" for name in STACKED)) else 0
     if not a.shape[0] == b.shape[1] == max(experts, 1) * rank:
         raise AdapterError(
@@ -88,7 +93,7 @@ def _low_rank(module: str, pair: dict[str, StoredFactor], config: dict[str, Any]
         )
     if max_rank and rank > max_rank:
         raise AdapterError(f"{module} has the rank {rank:g}, above --max-lora-rank {max_rank}")
-    return LowRank(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), int(experts))
+    return LowRank(a, b, alpha / (math.sqrt(rank) if rooted else rank), int(experts))
 
 
 def _with_parameter(module: str, parameters: list[str]) -> str:
@@ -100,16 +105,11 @@ def _with_parameter(module: str, parameters: list[str]) -> str:
     return f"{experts}.{parameters[0 if inner else -1]}"
 
 
-def _of(module: str, config: dict[str, Any], pattern: str, default: str) -> float:
-    """Returns the value of a module: of the first pattern that its name ends with, else the default."""
-    for key, value in config[pattern].items():
-        try:
-            found = re.match(rf"(.*\.)?({key})$", module)
-        except re.error:
-            raise AdapterError(f"{CONFIG}: {pattern} has {key[:80]!r}, which is no regular expression") from None
-        if found:
-            return _number(value, pattern)
-    return _number(config[default], default)
+def _values(config: dict[str, Any], pattern: str, default: str, modules: list[str]) -> dict[str, float]:
+    """Returns the value of each module: of the first pattern that its name ends with, else the default."""
+    given = config[pattern]
+    values = [*(_number(value, pattern) for value in given.values()), config[default]]
+    return {module: values[i] for module, i in zip(modules, first_matches(pattern, [*given], modules), strict=True)}
 
 
 def _config(content: bytes) -> dict[str, Any]:

@@ -84,7 +84,10 @@ def path_problem(path: str, model: ModelConfig) -> str:
 
     It may if a flag names it, or if it really is below the folder of --allow-runtime-lora, wherever links lead.
     """
-    real = os.path.realpath(path)
+    try:
+        real = os.path.realpath(path)
+    except ValueError:
+        return "is not the name of a file: it has a zero byte"
     if any(adapter.path == real for adapter in named_adapters(model)):
         return ""
     if not model.allow_runtime_lora:

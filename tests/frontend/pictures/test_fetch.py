@@ -14,10 +14,18 @@ from frontend.pictures.fetch import fetched
 
 HERE = "127.0.0.1"
 MOST = 1 << 20
+BEGINS = {
+    "slow-head": b"HTTP/1.1 200 OK\r\nX: ",
+    "slow-chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;",
+    "100": b"",
+}
 
 
 class Host(http.server.BaseHTTPRequestHandler):
-    """Serves /N (N bytes), /moved, /none, /chunks, /slow (a byte every 20 ms), /cut and /headers."""
+    """Serves /N (N bytes), /moved, /none, /chunks, /slow (a byte every 20 ms), /cut and /headers.
+
+    /slow-head and /slow-chunk send a header and a chunk's extension in this way, /100 answers that others will follow.
+    """
 
     protocol_version = "HTTP/1.1"
     timeout = 5
@@ -28,6 +36,10 @@ class Host(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         type(self).asked.append((self.path, self.headers["Host"]))
         what = self.path.partition("?")[0][1:]
+        if what in BEGINS:
+            self.wfile.write(BEGINS[what])
+            self.close_connection = True
+            return self._drip(b"HTTP/1.1 100 Continue\r\n\r\n" if what == "100" else b"x")
         if what == "moved":
             self.send_response(302)
             self.send_header("Location", f"http://{HERE}/5")
@@ -49,14 +61,14 @@ class Host(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b"x")
             self.close_connection = True
         elif what == "slow":
-            self._drip()
+            self._drip(b"x")
         elif what.isdigit():
             self.wfile.write(b"x" * int(what))
 
-    def _drip(self) -> None:
+    def _drip(self, piece: bytes) -> None:
         try:
             for _ in range(500):
-                self.wfile.write(b"x")
+                self.wfile.write(piece)
                 time.sleep(0.02)
         except OSError:
             pass  # the client has left
@@ -106,10 +118,13 @@ def test_what_cannot_be_fetched_is_refused_in_words(port: int, name: str) -> Non
     assert "picture 3" in str(raised.value)
 
 
-def test_host_that_sends_byte_by_byte_ends_the_request(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["slow", *BEGINS])
+def test_host_that_sends_byte_by_byte_ends_the_request(port: int, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setattr(fetch, "ALL_SECONDS", 0.2)
-    with pytest.raises(BadRequest, match="takes longer than"):
-        fetched("picture 1", f"http://{HERE}:{port}/slow", [HERE], MOST)
+    begun = time.monotonic()
+    with pytest.raises(BadRequest, match=r"takes longer than|timed out"):
+        fetched("picture 1", f"http://{HERE}:{port}/{what}", [HERE], MOST)
+    assert time.monotonic() - begun < 5
 
 
 def test_every_address_of_a_name_is_checked(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,6 +242,11 @@ async def test_files_are_read_below_the_allowed_folder_only(folders: dict[str, P
     for path in (f"{inside}/none.png", str(inside)):
         with pytest.raises(SluiceError, match="is not there"):
             await ask(path)
+    (inside / "circle.png").symlink_to("circle.png")
+    for path in ("a%00b.png", f"{inside}/%00", "[b", f"{inside}/circle.png", f"{inside}/{'a/' * 3000}"):
+        with pytest.raises(SluiceError, match="names no file") as refused:
+            await ask(path)
+        assert (refused.value.status, refused.value.param) == (400, "messages")
 
 
 async def test_model_without_sight_says_so(folders: dict[str, Path], tmp_path: Path) -> None:

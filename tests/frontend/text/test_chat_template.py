@@ -176,6 +176,8 @@ def test_date_is_that_of_utc_or_of_the_client() -> None:
         ("{{ messages.append(1) }}", "refused the messages"),
         ("{{ ''.__class__.__mro__ }}", "refused the messages"),
         ("{{ nothing.at.all }}", "'nothing' is undefined"),
+        ("{{ 'a' * 10**16 }}", "refused the messages: MemoryError"),
+        ("{{ raise_exception('half \\ud83d') }}", r"half \\ud83d$"),  # half of a character, which no response can have
     ],
 )
 def test_render_error_is_told_to_the_client(source: str, message: str) -> None:
@@ -211,6 +213,6 @@ def test_render_without_a_default_template_raises() -> None:
 
 
 def test_render_of_a_broken_template_raises() -> None:
-    template = ChatTemplate({"default": "{% if %}"}, {})
-    with pytest.raises(TemplateError, match="does not compile"):
-        template.render([{"role": "user", "content": "Hi"}])
+    for source in ("{% if %}", "{% break %}", "{{ 10**5000 }}"):
+        with pytest.raises(TemplateError, match=r"^the model's chat template does not compile: ."):
+            ChatTemplate({"default": source}, {}).render([{"role": "user", "content": "Hi"}])

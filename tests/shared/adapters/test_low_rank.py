@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from shared.adapters import patterns
 from shared.adapters.files import AdapterError, AdapterFiles
 from shared.adapters.low_rank import LowRank, low_rank_modules
 
@@ -51,13 +52,20 @@ def test_scales_follow_alpha_rank_and_their_patterns() -> None:
         ({"target_parameters": ["x.weight"]}, "target_parameters.*experts"), ({"r": 0}, "r must be"),
         ({"lora_alpha": "x"}, "lora_alpha"),
         ({"r": 8}, "gives it the rank 8"), ({"rank_pattern": {}}, "the rank 4"),
-        ({"rank_pattern": {"(": 2}}, "regular"),
+        ({"rank_pattern": {"(": 2}}, "rank_pattern.*regular"), ({"rank_pattern": {"a{9999999999}": 2}}, "regular"),
+        ({"alpha_pattern": {"(" * 9999: 2}}, "alpha_pattern"), ({"alpha_pattern": {"\ud800|a": 2}}, "alpha_pattern"),
         ({"alpha_pattern": [1]}, "alpha_pattern"), ({"r": float("inf")}, "r must be"),
     ],
 )  # fmt: skip
 def test_other_formulas_and_malformed_values_are_refused_by_name(config: dict[str, Any], words: str) -> None:
     with pytest.raises(AdapterError, match=words):
         low_rank_modules(made(**config))
+
+
+def test_pattern_that_would_be_matched_for_years_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "SECONDS", 0.3)
+    with pytest.raises(AdapterError, match=r"rank_pattern cannot be matched: it takes longer than 0\.3 s"):
+        low_rank_modules(made(rank_pattern={r"((\w|\.)*)*!": 2}))
 
 
 def test_ranks_above_the_limit_and_other_tensors_are_refused_by_name() -> None:

@@ -45,3 +45,4 @@ def test_only_named_folders_and_those_below_the_allowed_one_may_be_read(tmp_path
     assert not path_problem(str(below), opened)
     for path in (beside, tmp_path / "allowed", tmp_path / "allowed/link", tmp_path / "allowed/../allowed-too", "/etc"):
         assert "is not below" in path_problem(str(path), opened), path
+    assert "zero byte" in path_problem(f"{below}\0", opened)

@@ -109,9 +109,11 @@ async def test_template_of_a_request_replaces_the_models_if_it_is_trusted(tokeni
     assert await prompt_of(tokenizer, **asked) == f"{tokenizer.named_tokens.get('bos_token', '')}!hi"
     with pytest.raises(Unprocessable, match="--trust-request-chat-template"):
         await prompt_of(tokenizer, trusts=False, **asked)
-    with pytest.raises(BadRequest, match="does not compile"):
-        await prompt_of(tokenizer, chat_template="{% if %}")
-    with pytest.raises(BadRequest, match="refused"):
+    for broken in ("{% if %}", "{% break %}", "{{ 10**5000 }}", "{" * 3000):
+        with pytest.raises(BadRequest, match=r"^`chat_template` does not compile: .") as caught:
+            await prompt_of(tokenizer, chat_template=broken)
+        assert caught.value.param == "chat_template"
+    with pytest.raises(BadRequest, match=r"^`chat_template` refused the messages: .*unsafe"):
         await prompt_of(tokenizer, chat_template="{{ messages.__class__.__mro__ }}")
 
 
