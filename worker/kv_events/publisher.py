@@ -23,6 +23,7 @@ POLL_MS = 10
 LINGER_MS = 200
 MAX_UNSENT = 10_000  # batches for one consumer; a consumer that is slower misses the next ones
 MAX_KEPT, MAX_KEPT_BYTES = 10_000, 64 << 20  # batches that can be sent again, and their size
+MAX_ASKED_BYTES = 1024  # of a frame that a consumer sends; a connection that sends a larger one ends
 MAX_REPLAYS = 8  # requests that are answered before the next batch is published
 END = (-1).to_bytes(8, "big", signed=True)
 
@@ -53,6 +54,7 @@ class KvEventPublisher:
         replay: zmq.Socket[bytes] | None = None
         try:
             pub.setsockopt(zmq.IPV6, 1)
+            pub.setsockopt(zmq.MAXMSGSIZE, MAX_ASKED_BYTES)
             if binds(endpoint):
                 pub.bind(endpoint)
             else:
@@ -62,6 +64,7 @@ class KvEventPublisher:
                 replay.setsockopt(zmq.SNDHWM, MAX_KEPT + 1)
                 replay.setsockopt(zmq.LINGER, 0)
                 replay.setsockopt(zmq.IPV6, 1)
+                replay.setsockopt(zmq.MAXMSGSIZE, MAX_ASKED_BYTES)
                 replay.bind(replay_endpoint)
         except zmq.ZMQError:
             pub.close(0)
