@@ -171,6 +171,7 @@ def _factor(name: str, entry: dict[str, Any], begin: int, end: int) -> StoredFac
         raise AdapterError(f"{WEIGHTS}: {name} is in {str(dtype)[:20]}; supported are {', '.join(DTYPES)}")
     if len(shape) != 2 or not all(isinstance(n, int) and n > 0 for n in shape):
         raise AdapterError(f"{WEIGHTS}: {name} has the shape {[*shape]}, which is not that of a LoRA on a linear")
-    if not 0 <= first <= last <= end - begin or last - first != math.prod(shape) * DTYPES[dtype]:
+    whole = isinstance(first, int) and isinstance(last, int)
+    if not whole or not 0 <= first <= last <= end - begin or last - first != math.prod(shape) * DTYPES[dtype]:
         raise AdapterError(f"{WEIGHTS} is not a complete safetensors file")
     return StoredFactor(dtype, (shape[0], shape[1]), begin + first, begin + last)

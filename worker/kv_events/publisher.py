@@ -23,6 +23,7 @@ POLL_MS = 10
 LINGER_MS = 200
 MAX_UNSENT = 10_000  # queued batches for one consumer; if it is too slow, it misses the next batches
 MAX_KEPT, MAX_KEPT_BYTES = 10_000, 64 << 20  # batches that are kept to be sent again, and their bytes
+MAX_ASKED_BYTES = 1024  # the largest frame that a consumer may send; a larger one ends its connection
 MAX_REPLAYS = 8  # requests that are answered before the next batch is published
 END = (-1).to_bytes(8, "big", signed=True)
 
@@ -53,6 +54,7 @@ class KvEventPublisher:
         replay: zmq.Socket[bytes] | None = None
         try:
             pub.setsockopt(zmq.IPV6, 1)
+            pub.setsockopt(zmq.MAXMSGSIZE, MAX_ASKED_BYTES)
             if binds(endpoint):
                 pub.bind(endpoint)
             else:
@@ -62,6 +64,7 @@ class KvEventPublisher:
                 replay.setsockopt(zmq.SNDHWM, MAX_KEPT + 1)
                 replay.setsockopt(zmq.LINGER, 0)
                 replay.setsockopt(zmq.IPV6, 1)
+                replay.setsockopt(zmq.MAXMSGSIZE, MAX_ASKED_BYTES)
                 replay.bind(replay_endpoint)
         except zmq.ZMQError:
             pub.close(0)

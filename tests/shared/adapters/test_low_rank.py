@@ -99,6 +99,8 @@ def test_broken_files_are_refused() -> None:
         with_header(x=entry | {"data_offsets": [0, 31]}), with_header(x=entry | {"data_offsets": [-32, 0]}),
         with_header(x=entry | {"shape": [1 << 40, 1 << 40]}), with_header(x=entry | {"shape": "ab"}),
     ]  # fmt: skip
+    name, stored = next(iter(header.items()))
+    broken.append(with_header(**{name: stored | {"data_offsets": [float(place) for place in stored["data_offsets"]]}}))
     for content in broken:
         with pytest.raises(AdapterError):
             low_rank_modules(made(weights=content))

@@ -95,6 +95,14 @@ def test_requests_that_are_none_are_ignored(rig: Rig, caplog: pytest.LogCaptureF
     assert caplog.text.count("no sequence number") == 4
 
 
+def test_requests_of_any_size_take_no_memory(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.publisher.start()
+    asker = rig.asker()
+    asker.send_multipart([b"", bytes(publishers.MAX_ASKED_BYTES + 1)])
+    assert replayed(rig.asker(), 0)[0][0] == 0
+    assert "no sequence number" not in caplog.text, "the worker has read it"
+
+
 def test_what_is_kept_has_bounds(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishers, "MAX_KEPT", 3)
     for _ in range(5):
