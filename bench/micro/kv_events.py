@@ -1,4 +1,4 @@
-"""Measures what reports of cached pages to routers cost for each page: in the compute loop and the thread that sends.
+"""Measures the cost per page of reporting cached pages to routers: in the compute loop, and in the sending thread.
 
     python -m bench.micro.kv_events [--page-size 16] [--prompt 2048] [--prompts 200]
 
@@ -54,7 +54,7 @@ def _nothing() -> None: ...
 
 
 def seconds(paging: Paging, each: list[Sequence], publish: Callable[[], object]) -> tuple[float, float]:
-    """Returns the seconds of the scheduler, and those of the publisher."""
+    """Runs all prompts. Returns the seconds spent in the scheduler, and the seconds spent in `publish`."""
     scheduling = publishing = 0.0
     for number, sequence in enumerate(each, 1):
         begun = time.perf_counter()
