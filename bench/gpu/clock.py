@@ -62,7 +62,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def _median(sample: Callable[[int], float], *, samples: int, sample_s: float) -> float:
-    """Returns the median seconds per call. A sample has so many calls that it takes about `sample_s` seconds.
+    """Returns the median seconds per call. The number of calls per sample is chosen to take about `sample_s` seconds.
     sample: takes a number of calls, returns the seconds per call."""
     rough = min(sample(1) for _ in range(WARM_UP))
     calls = max(1, min(1000, round(sample_s / max(rough, 1e-7))))

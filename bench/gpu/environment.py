@@ -71,7 +71,7 @@ class Environment:
 
 def spec_of(model: str, layers: int = 0) -> "ModelSpec":
     """Returns the spec of a model in CONFIGS. layers: the maximum number of layers; 0 means all."""
-    from worker.model.families.families import spec_from_config  # section `floors` works without it
+    from worker.model.families.families import spec_from_config  # section `floors` runs without it
 
     config = dict(CONFIGS[model])
     if layers:

@@ -26,7 +26,7 @@ from worker.schedule.records.turn import Turn
 from worker.schedule.sequence import Sequence
 
 BATCH = 4  # prompts between two batches of events
-ENDPOINT = "tcp://127.0.0.1:9"  # nobody listens there
+ENDPOINT = "tcp://127.0.0.1:9"  # no process listens on this port
 
 
 def paging_of(page_size: int, prompt: int) -> Paging:

@@ -98,7 +98,7 @@ class Files:
 
 
 def output(command: list[str], environment: dict[str, str] | None = None) -> str:
-    """Runs a command and returns its standard output. Raises BenchError with its error output if it fails."""
+    """Runs a command and returns what it prints. If it fails, prints its errors and raises BenchError."""
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     except OSError as error:

@@ -40,7 +40,7 @@ def _machine() -> Iterator[str]:
 
 
 def _output(*command: str) -> str:
-    """Runs a command and returns its output as one line; of a compiler's version, only the first line."""
+    """Runs a command and returns its output as one line. For `--version`, returns only the first line."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
     except (OSError, subprocess.TimeoutExpired) as error:

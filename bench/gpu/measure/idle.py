@@ -9,7 +9,7 @@ from bench.gpu.setup.harness import build_harness
 from bench.gpu.setup.profiler import extent, gaps, record
 from bench.gpu.shapes import CONFIGS
 
-LONG_US = 5.0  # longer gaps lie between steps, not between two kernels of one graph
+LONG_US = 5.0  # gaps of at least this length do not lie between two kernels of one graph
 STEPS = 20
 
 

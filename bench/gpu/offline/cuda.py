@@ -161,7 +161,7 @@ def gpu(capability: int = 90) -> Iterator[Machine]:
 
 
 def _to(tensor: Tensor, *args: Any, **how: Any) -> Tensor:
-    """Tensor.to that changes device "cuda" to "cuda:0", because torch would ask CUDA for the missing index."""
+    """Tensor.to that changes device "cuda" to "cuda:0", because torch would look up the current device."""
     numbered: list[Any] = [torch.device("cuda:0") if str(one) == "cuda" else one for one in args]
     return TO(tensor, *numbered, **how)
 

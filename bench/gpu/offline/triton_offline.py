@@ -99,7 +99,7 @@ def tensor_core_steps(compiled: Any) -> set[str]:
 
 
 def from_zero(compiled: Any) -> bool:
-    """Whether each group of wgmma instructions starts with a zero accumulator and runs alone until its wait."""
+    """Whether each group of wgmma instructions starts with a zero accumulator and no addition precedes its wait."""
     groups = [after.partition("wgmma.wait_group")[0] for after in compiled.asm["ptx"].split("wgmma.fence")[1:]]
     begun = [len(re.findall(r"wgmma\.mma_async[^;]*, 0, 1, 1;", group)) for group in groups]
     return begun == [1] * len(groups) != [] and not any(re.search(r"\badd\S*\.f32", group) for group in groups)
