@@ -7,14 +7,14 @@ peers/              the same load on vLLM, llama.cpp and transformers
 gpu/                correctness and speed of one GPU
 simulate/           the scheduler in virtual time: `sluice simulate`
 real/               the quality of weight formats on a real model and real English
-many_models         a soak of a server with more models than room, while processes are killed
+many_models         a soak test with more models than fit in memory, while processes are killed
 adapter_changes     LoRA adapters that are loaded and unloaded while streams run
-ranks/              several processes that compute one model: faults, and what their checks cost
+ranks/              one model on several processes: faults, and the cost of checking the other processes
 model_switch        seconds to the first token when a request needs another model, beside llama.cpp's router
-parsing             what reading a plain request costs, beside another checkout
+parsing             the time to read a plain request, compared with another checkout
 micro/              single parts: a frontend's cost per token, a worker step, CPU kernels, features
 checkpoints         random checkpoints in real shapes
-gptq_checkpoint     writes a checkpoint again in GPTQ's layout
-awq_checkpoint      writes a checkpoint again in AWQ's layout
-score               perplexity, and closeness to the full model
+gptq_checkpoint     converts a checkpoint to GPTQ's layout
+awq_checkpoint      converts a checkpoint to AWQ's layout
+score               perplexity, and closeness to the unquantized model
 """

@@ -81,8 +81,8 @@ def _workloads(words: list[str]) -> int:
 
 
 def tables(results: Sequence[Result]) -> str:
-    """Makes one table with a column per workload or, for several modes, one table per workload with a column and a
-    ratio per mode."""
+    """Formats the results as Markdown. One mode gives one table with a column per workload. Several modes give one
+    table per workload, with a column and a ratio per mode."""
     groups = by_workload(results)
     if all(len(group) == 1 for group in groups.values()):
         columns = {name: group[0].summary for name, group in groups.items()}
@@ -141,7 +141,7 @@ def _plan(args: argparse.Namespace, flags: tuple[str, ...]) -> Plan:
 
 
 def _check_matplotlib(args: argparse.Namespace) -> None:
-    """Checks before measuring that the results can be drawn."""
+    """Checks before measuring that matplotlib is installed if the results are to be drawn."""
     if args.html or args.png:
         try:
             import matplotlib  # noqa: F401

@@ -2,11 +2,11 @@
 
     python -m bench.adapter_changes [--model qwen3-0.6b] [--streams 32] [--rounds 3]
 
-The streams use the base model and two adapters in turns. All run for so many rounds without changes, which gives the
-expected tokens and the pauses to compare with, and for as many while one client, as fast as it can, loads the next of
-three other adapters under one name and asks it for a short answer, which is compared as well. After every third load it
-unloads the name. The server has memory for three adapters, so each load makes room first. The exit code is 1 if an
-answer is wrong or a stream is lost.
+The streams use the base model and two adapters in turns. They first run --rounds rounds undisturbed, which gives the
+expected tokens and pauses. Then they run as many rounds while one client changes adapters as fast as it can: it loads
+the next of three other adapters under one name and checks a short answer of this adapter. After every third load it
+unloads the name. The server has memory for three adapters, so each load first evicts an adapter. The exit code is 1
+if an answer is wrong or a stream is lost.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from bench.checkpoints import checkpoint
 from bench.micro.adapters import write_adapter
 from bench.ranks.faults import DEMO, REQUEST_S, Seen, read, serving
 
-MODELS = ("m", "one", "two")  # of the streams: the base, and the adapters of --lora-modules
+MODELS = ("m", "one", "two")  # what streams ask for: the base model, and two adapters
 CHANGING, OTHERS = "changing", ("a", "b", "c")  # the name that changes, and the folders that are loaded under it
 SHORT = 8  # tokens of an answer with a changing adapter
 SEED = 5
-SIZE = 0.1  # deviation of the numbers of adapters: enough for answers of their own
+SIZE = 0.1  # standard deviation of adapter weights: large enough that adapters change the answers
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Client:
 
 
 def change(client: Client, expected: dict[str, list[int]], seen: Seen, stop: threading.Event) -> int:
-    """Changes adapters until `stop` is set. Returns how often."""
+    """Changes adapters until `stop` is set. Returns the number of changes."""
     changes = 0
     while not stop.is_set():
         folder = OTHERS[changes % len(OTHERS)]
@@ -79,7 +79,7 @@ def change(client: Client, expected: dict[str, list[int]], seen: Seen, stop: thr
 
 
 def run(client: Client, streams: int, tokens: int, rounds: int) -> tuple[list[list[list[int]]], Seen]:
-    """Returns the answers of each stream, and what the streams saw."""
+    """Returns the answers of each stream, and the pauses and failures that the streams recorded."""
     seen = Seen()
     with ThreadPoolExecutor(streams) as pool:
         answers = list(pool.map(lambda index: client.stream(index, tokens, rounds, seen), range(streams)))

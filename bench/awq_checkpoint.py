@@ -1,4 +1,4 @@
-"""A checkpoint's linears in AWQ's layout: four bits with zero points, rounded to nearest, not calibrated.
+"""Stores linear weights in AWQ's layout: four bits with zero points, rounded to nearest, not calibrated.
 
 `gptq_checkpoint.write` writes the checkpoint.
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench.gptq_checkpoint import BITS, CODES, packed
 
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the order of the codes in an int32, from its lowest bits
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the columns whose codes an int32 holds, from its lowest bits
 MOST = 2**BITS - 1
 
 
@@ -41,6 +41,6 @@ def _by_output(codes: Tensor) -> Tensor:
 
 
 def unpacked(words: Tensor) -> Tensor:
-    """Returns the codes [R, N] of int32 [R, N / 8]."""
+    """Unpacks int32 words [R, N / 8] into codes [R, N]."""
     in_order = torch.stack([words.long() >> BITS * i & MOST for i in range(CODES)], 2)
     return in_order[:, :, torch.tensor(ORDER).argsort()].flatten(1)

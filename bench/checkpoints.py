@@ -1,6 +1,6 @@
 """Checkpoints with random weights in real shapes, for measuring speed: a tokenizer of 32,000 ids trained on Python's
 standard library, tied embeddings, bfloat16. A checkpoint is generated once and cached. Libraries are imported only to
-generate one. One real model is beside them, as the GGUF file that a package ships."""
+generate one. There is also one real model, as the GGUF file that a package ships."""
 
 import os
 import shutil
@@ -46,7 +46,7 @@ SHAPES = {
     },
 }  # fmt: skip
 
-LARGE = {  # shapes of which there are GGUF files only, which bench/peers/random_gguf.py writes
+LARGE = {  # shapes that exist only as GGUF files, written by bench/peers/random_gguf.py
     "llama-8b": {
         "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131_072,
@@ -58,14 +58,14 @@ LARGE = {  # shapes of which there are GGUF files only, which bench/peers/random
         "rope_theta": 1e6, "vocab_size": 151_936, "tie_word_embeddings": False, "num_experts": 128,
         "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
     },
-    "gpt-oss-20b-8l": {  # 8 of its 24 layers; the rest are the defaults of transformers
+    "gpt-oss-20b-8l": {  # 8 of gpt-oss-20b's 24 layers; other values are transformers' defaults
         "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 8,
         "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32,
         "num_experts_per_tok": 4, "sliding_window": 128, "vocab_size": 201_088, "tie_word_embeddings": False,
     },
 }  # fmt: skip
 
-PACKAGED = {"smollm2": "q4_1"}  # real models, of which there is one GGUF file, with the format of its weights
+PACKAGED = {"smollm2": "q4_1"}  # real model → the weight format of its only GGUF file
 ALL_SHAPES = (*SHAPES, *LARGE, *PACKAGED)
 
 
@@ -74,10 +74,10 @@ def cache_folder() -> Path:
 
 
 def checkpoint(shape: str, root: Path | None = None) -> Path:
-    """Returns the folder of a checkpoint of that shape; generates the checkpoint if needed, which takes a minute.
+    """Returns the folder of a checkpoint; generates the checkpoint if needed, which takes a minute.
 
-    shape: one of SHAPES; or of LARGE or PACKAGED, whose folders have a config and a tokenizer, but no weights. The
-    file of PACKAGED is linked beside its folder. Raises BenchError if that file cannot be fetched.
+    shape: a name in SHAPES, LARGE or PACKAGED. The folders of LARGE and PACKAGED have a config and a tokenizer, but no
+    weights. The GGUF file of PACKAGED is linked beside its folder. Raises BenchError if it cannot be fetched.
     """
     folder = (root or cache_folder()) / shape
     if not (folder / "done").exists():

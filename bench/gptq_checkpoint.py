@@ -1,8 +1,8 @@
-"""Writes a checkpoint in bfloat16 again with linears in GPTQ's layout: four bits, groups of 128, rounded to nearest.
+"""Converts a bfloat16 checkpoint to GPTQ's layout: linears in four bits, groups of 128, rounded to nearest.
 
     python -m bench.gptq_checkpoint FOLDER OUT [--group 128]
 
-FOLDER is one of bench/checkpoints.py.
+FOLDER is a checkpoint that bench/checkpoints.py made.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from torch import Tensor
 from worker.kernels.weights.quantized_weight import INT4, quantize_groups
 
 BITS, GROUP, ZERO_POINT = 4, 128, 8
-CODES = 32 // BITS  # in an int32
+CODES = 32 // BITS  # number of codes in an int32
 STORED_ZERO_POINTS = sum(
     (ZERO_POINT - 1) << BITS * i for i in range(CODES)
-)  # an int32 of zero points, which are stored minus one
+)  # an int32 full of zero points; GPTQ stores each zero point minus one
 
 
 def main() -> None:
@@ -36,7 +36,9 @@ def main() -> None:
 
 
 def write(folder: Path, out: Path, config: dict[str, Any], stored: Callable[[Tensor], dict[str, Tensor]]) -> None:
-    """Writes a checkpoint again with linears as `stored`, and their layout in its config."""
+    """Writes a copy of a checkpoint with quantized linears to `out`, and `config` as its quantization_config.
+    stored: returns the tensors that replace a linear's weight [N, K].
+    """
     out.mkdir(parents=True, exist_ok=True)
     for file in folder.glob("*.json"):
         shutil.copy(file, out)

@@ -1,12 +1,12 @@
-"""A soak of a server with many models: more models than room, requests in random order, and processes killed.
+"""Soak test of a server with more models than fit in memory: random requests, while processes are killed.
 
     python -m bench.many_models
 
-Six models, each the demo model with noise of its own in its weights, share room for three. Sixteen clients ask for them
-in random order over three frontends. Every ten seconds something is killed: a worker, a frontend, or the worker of a
-model just after an order to unload it. A client asks again when it is refused with 503 or its connection breaks. Every
-answer is compared with the one that its model gave undisturbed. The exit code is 1 if an answer was wrong or a request
-was never answered.
+Each of six models is the demo model with different noise in its weights; only three fit at once. Sixteen clients ask
+for them in random order over three frontends. Every ten seconds a process is killed: a worker, a frontend, or the
+worker of a model just after an order to unload the model. A client repeats a request that was refused with 503 or whose
+connection broke. Every answer is compared with the model's undisturbed answer. The exit code is 1 if an answer was
+wrong or a request was never answered.
 """
 
 import argparse
@@ -30,9 +30,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 DEMO = Path(__file__).parents[1] / "deploy" / "demo" / "model"
-NOISE = 1.0  # relative to the deviation of the embeddings: enough for a text of its own
+NOISE = 1.0  # relative to the standard deviation of the embeddings: large enough that texts differ
 START_S = 120.0
-REQUEST_S = 300.0  # after which a request counts as lost
+REQUEST_S = 300.0  # time after which a request counts as lost
 
 
 def make_models(folder: Path, count: int) -> list[str]:
@@ -128,7 +128,7 @@ def children(launcher: int) -> dict[int, list[str]]:
 
 
 def unloading(launcher: int, url: str, name: str) -> list[int]:
-    """Orders a model to be unloaded, and returns its worker; none if it is not loaded."""
+    """Orders a model to be unloaded. Returns the pid of its worker, or an empty list if it is not loaded."""
     with contextlib.suppress(httpx.TransportError):
         httpx.post(f"{url}/models/unload", json={"model": name})
     return [pid for pid, words in children(launcher).items() if f"--served-model-name={name}" in words]

@@ -1,10 +1,10 @@
-"""Measures how long a switch of models takes, if only one fits: the seconds from a request to its first token.
+"""Measures a switch between two models when only one fits: the seconds from a request to its first token.
 
     python -m bench.model_switch MODEL.gguf OTHER.gguf --llama-server PATH
 
-A request for the model that is not loaded unloads the other one. Cold: the files of the model, and what the server has
-stored of it, are out of the page cache. Warm: they are in it, as this host has served the model before. In between, a
-second request shows what an answer of a loaded model takes. llama.cpp is a router (`--models-dir`, `--models-max 1`).
+A request for the model that is not loaded unloads the loaded one. Cold: the model's files and the server's converted
+copy are not in the page cache. Warm: they are, because this host has served the model before. After each switch, a
+second request gives the time with a loaded model. llama.cpp runs as a router (`--models-dir`, `--models-max 1`).
 """
 
 import argparse
@@ -77,7 +77,7 @@ def wait_until_listed(url: str, process: "subprocess.Popen[bytes]") -> None:
 
 
 def first_token_s(url: str, model: str) -> float:
-    """Returns the seconds until a new request for a model has its first event with a choice."""
+    """Sends a request for a model. Returns the seconds until the first event that has a choice."""
     body = {"model": model, "prompt": PROMPT, "max_tokens": 4, "temperature": 0, "stream": True}
     began, first = time.monotonic(), 0.0
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=ANSWER_S) as answer:
@@ -90,7 +90,7 @@ def first_token_s(url: str, model: str) -> float:
 
 
 def forget(files: Sequence[Path]) -> None:
-    """Takes files out of the page cache, as far as no process has them mapped."""
+    """Drops files from the page cache, except those that a process has mapped."""
     for file in files:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())

@@ -1,9 +1,9 @@
-"""Measures what a frontend needs to read a plain request: from the bytes of its body to the tokens of its prompt.
+"""Measures the time in which a frontend reads a plain request: from the bytes of its body to the prompt's tokens.
 
     python -m bench.parsing [--against FOLDER]
 
-FOLDER is another checkout of Sluice, which is measured beside this one: a process for each of them, in rounds that
-alternate. Reading the JSON is also measured apart. The tokenizer is the demo model's.
+FOLDER is another checkout of Sluice to compare with. Each checkout runs in its own process, and their rounds
+alternate. Parsing the JSON is also measured separately. The tokenizer is the demo model's.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 class _Process:
-    """A process that measures the frontend of a checkout, each time it is told to."""
+    """A child process that measures one checkout's frontend each time `measure` is called."""
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(
@@ -64,7 +64,7 @@ class _Process:
 
 
 async def _serve() -> None:
-    """In a process of its own: answers each line of the input with the µs of each kind of work."""
+    """Runs in the child process: answers each line of stdin with the µs of each kind of work."""
     works = await _works()
     while sys.stdin.readline():
         print(*[f"{await work():.4f}" for work in works], flush=True)
@@ -103,7 +103,7 @@ async def _works() -> list[Callable[[], Any]]:
 
 
 if __name__ == "__main__":
-    if __spec__ is None:  # run as a file: by another process
+    if __spec__ is None:  # run as a file, by _Process
         sys.path.pop(0)
         asyncio.run(_serve())
     else:

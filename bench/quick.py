@@ -1,4 +1,4 @@
-"""`make bench`: compares Sluice over HTTP with a plain transformers loop, same weights, at concurrency 1, 8 and 32."""
+"""`make bench`: compares Sluice over HTTP with a transformers loop on the same weights, at concurrency 1, 8 and 32."""
 
 import asyncio
 import json

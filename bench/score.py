@@ -1,4 +1,4 @@
-"""Sums up how well a model predicts a text, and how close its predictions are to the predictions of the full model."""
+"""Scores a model: how well it predicts a text, and how close its predictions are to those of the unquantized model."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Score:
-    """Sums over predicted tokens."""
+    """Sums over all predicted tokens; the properties are means per token."""
 
     tokens: int = 0
     surprise: float = 0.0  # -log p of the token that follows in the text
@@ -18,7 +18,8 @@ class Score:
     def add(self, full: Tensor, logits: Tensor, ids: Tensor) -> None:
         """Adds the predictions for one text.
 
-        full: [T, vocab], the log-probabilities of the full model; logits: [T, vocab]; ids: [T], the tokens that follow.
+        full: [T, vocab], log-probabilities of the unquantized model.
+        logits: [T, vocab], from the model to score. ids: [T], the tokens that follow in the text.
         """
         got = logits.log_softmax(-1)
         self.tokens += len(ids)
@@ -37,5 +38,5 @@ class Score:
 
     @property
     def agreement(self) -> float:
-        """How often both find the same token likeliest."""
+        """Returns the share of tokens where both models have the same most likely token."""
         return self.agreed / self.tokens

@@ -20,8 +20,8 @@ class Generator:
         self._vocab = self._model.config.vocab_size
 
     def run(self, batch: int, prompt: int, new: int) -> list[Record]:
-        """Generates a batch and returns records as a client of a perfect server would see them: every row gets its
-        token at the end of the step."""
+        """Generates a batch. Returns records as clients of a server without overhead would see them: every row
+        receives its token when the step ends."""
         rng = random.Random(batch)
         ids = torch.tensor([[rng.randrange(FIRST_ID, self._vocab) for _ in range(prompt)] for _ in range(batch)])
         stamps: list[float] = []

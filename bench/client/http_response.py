@@ -1,4 +1,4 @@
-"""Parses one HTTP/1.1 response from bytes, in any pieces. Knows framing, not sockets or events."""
+"""Parses one HTTP/1.1 response from bytes that arrive in pieces of any size. Uses no sockets; parses no events."""
 
 import re
 from collections.abc import Callable

@@ -51,16 +51,16 @@ class Record:
 
     @property
     def tokens(self) -> list[int]:
-        """The number of tokens at each stamp."""
+        """The number of tokens that arrived at each stamp."""
         return self.counts or [1] * len(self.stamps)
 
     @property
     def gaps(self) -> list[float]:
         """Waiting times between arrivals of tokens, one for each arrival after the first.
 
-        Tokens that arrive together, in one chunk or several, count as one event with the whole wait. Counting all but
-        the first of them as waits of 0 would reward a server that holds tokens back, and dividing the wait among them
-        would hide stalls, above all long ones. `per_token` does not depend on this choice.
+        Tokens that arrive together, in one chunk or several, count as one arrival with one wait. If the other tokens
+        counted as waits of 0, a server that holds tokens back would look better. If the wait were divided among the
+        tokens, long stalls would be hidden. `per_token` does not depend on this choice.
         """
         return [b - a for a, b in pairwise(self.stamps)]
 
@@ -82,8 +82,8 @@ class Target:
     without: frozenset[str] = frozenset()
 
     def body(self, call: Call) -> bytes:
-        """Returns the body of a request. Continuous usage, where supported, gives the token count of every event, even
-        of an event without text."""
+        """Returns the body of a request. It asks for usage in every event (continuous usage) where the server supports
+        it, because this gives the token count even of an event without text."""
         fields = {
             "model": self.model, "prompt": call.prompt, "max_tokens": call.max_tokens, "temperature": 0, "stream": True,
             "ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}, **self.extra,

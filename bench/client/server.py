@@ -1,4 +1,4 @@
-"""Servers to measure: starts one and ends it afterwards, or uses one that runs already.
+"""Servers to measure: starts a server and ends it afterwards, or uses a server that already runs.
 
 Every failure is a `BenchError`: one sentence for the person at the terminal.
 """
@@ -29,7 +29,8 @@ class BenchError(Exception):
 
 @contextmanager
 def served(model: str, flags: Sequence[str] = ()) -> Iterator[Target]:
-    """Runs `sluice serve --model model flags…` and yields it once it is ready; raises BenchError if it never is."""
+    """Runs `sluice serve --model MODEL FLAGS…` and yields the server when it is ready. Raises BenchError if it never
+    becomes ready."""
     port = free_port()
     command = [sys.executable, "-m", "deploy.cli.main", "serve", "--model", model, "--served-model-name", "m"]
     command += ["--port", str(port), "--worker-metrics-port", "0", *flags]
@@ -44,7 +45,7 @@ def served(model: str, flags: Sequence[str] = ()) -> Iterator[Target]:
 
 
 def running(url: str, model: str) -> Target:
-    """Returns the server that runs at `url`, with its only or first model if `model` is empty. Raises BenchError."""
+    """Returns the server at `url`. model: if empty, the server's first model. Raises BenchError."""
     url = url.rstrip("/").removesuffix("/v1")
     names = list(_models(url))
     if not names:
@@ -55,7 +56,7 @@ def running(url: str, model: str) -> Target:
 
 
 def longest(target: Target) -> int:
-    """Returns the most tokens that a sequence may have on the server, or 0 if the server does not say."""
+    """Returns the server's maximum sequence length in tokens, or 0 if the server does not report it."""
     return _models(target.url).get(target.model, 0)
 
 

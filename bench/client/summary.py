@@ -9,7 +9,7 @@ from typing import Any
 from bench.client.load_client import Record
 
 Summary = dict[str, float]
-COMMON_TOKENS = 8  # tokens of every stream that give the rate of all streams together
+COMMON_TOKENS = 8  # minimum of tokens per stream for `decode_rate`
 NOTHING = "\N{EN DASH}"  # shown for a figure that could not be measured
 
 SHORT = {
@@ -89,13 +89,13 @@ def decode_rate(records: Sequence[Record]) -> float:
 
 
 def weight(record: Record) -> float:
-    """Returns how many tokens of the answer each counted token stands for. It is not 1 if a server does not tell how
-    many tokens an event has."""
+    """Returns the answer's tokens divided by the counted tokens. This is not 1 if the server does not report how many
+    tokens an event has."""
     return record.completion_tokens / sum(record.tokens)
 
 
 def reasons(records: Sequence[Record]) -> list[tuple[str, int]]:
-    """Returns why requests failed and how often, commonest first."""
+    """Returns the reasons why requests failed, each with its count, most frequent first."""
     return Counter(record.error for record in records if record.error).most_common()
 
 

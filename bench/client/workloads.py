@@ -1,4 +1,4 @@
-"""The workloads, as data: which requests are sent, and when.
+"""The workloads, as data: requests and their send times.
 
 Prompts are random ids, so they share no prefix unless a workload says so.
 """
@@ -11,8 +11,8 @@ from bench.client.load_client import Call
 
 SEED = 42
 WARM_UP = 2
-FIRST_ID = 300  # above special tokens and single bytes
-VOCAB = 1500  # every model has ids up to here
+FIRST_ID = 300  # lower ids are special tokens and single bytes
+VOCAB = 1500  # every model has at least this many ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Workload:
         return self.calls(random.Random(self.seed), scale, vocab)
 
     def warm_up(self, calls: list[Call]) -> list[Call]:
-        """Returns the first requests, which are sent one by one and not counted. Their ids come in reverse, so that no
-        counted request finds its own prompt, or the shared beginning, in the prefix cache."""
+        """Returns the first requests with reversed prompts. They are sent one by one and not counted. Because of the
+        reversal, no counted request finds its prompt or a shared prefix in the prefix cache."""
         return [replace(call, at=0.0, prompt=call.prompt[::-1]) for call in calls[:WARM_UP]]
 
 
@@ -51,7 +51,7 @@ def chosen(names: str) -> list[Workload]:
 
 
 def _ids(rng: random.Random, count: int, vocab: int) -> list[int]:
-    """Returns random ids. It advances `rng` equally for any `count`, so that a scale changes no other draw."""
+    """Returns random ids. It draws once from `rng` for any `count`, so that a scale does not change later draws."""
     own = random.Random(rng.getrandbits(64))
     return [own.randrange(FIRST_ID, vocab) for _ in range(count)]
 

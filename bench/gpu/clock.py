@@ -1,4 +1,4 @@
-"""Times a call: with events of the device on a GPU, with the wall clock elsewhere."""
+"""Times a call: with CUDA events on a GPU, with the wall clock on other devices."""
 
 import statistics
 import time
@@ -23,7 +23,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Times devices on which a call returns after its computation has ended."""
+    """For devices on which a call returns only after its computation has ended."""
 
     def wait(self) -> None:
         return None
@@ -39,7 +39,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Measures between two events on the stream. So the host's time counts only where the device has to wait for it."""
+    """Measures between two CUDA events on the stream. So host time counts only while the device waits for the host."""
 
     def wait(self) -> None:
         torch.cuda.synchronize()
@@ -62,7 +62,8 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def _median(sample: Callable[[int], float], *, samples: int, sample_s: float) -> float:
-    """Returns the median of `sample(calls)`, in seconds a call, with enough calls to a sample to take `sample_s`."""
+    """Returns the median seconds per call. The number of calls per sample is chosen to take about `sample_s` seconds.
+    sample: takes a number of calls, returns the seconds per call."""
     rough = min(sample(1) for _ in range(WARM_UP))
     calls = max(1, min(1000, round(sample_s / max(rough, 1e-7))))
     fitting = max(3, min(samples, int(MOST_S / max(rough * calls, 1e-7))))

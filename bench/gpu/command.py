@@ -57,7 +57,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _offline(args: argparse.Namespace) -> int:
-    """Compiles for GPUs on a machine without one."""
+    """Compiles kernels for GPUs on a machine without a GPU."""
     from bench.gpu.offline.compile_table import compile_table
     from bench.gpu.offline.precompile import precompile
 
@@ -67,7 +67,7 @@ def _offline(args: argparse.Namespace) -> int:
 
 
 def _first_hour(args: argparse.Namespace) -> int:
-    """The first SIGTERM or SIGINT ends the current part; what was measured before is kept."""
+    """Runs the first hour. The first SIGTERM or SIGINT ends the current part; earlier results are kept."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -84,7 +84,7 @@ def _first_hour(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """The first SIGTERM or SIGINT ends the current measurement and its process; tables measured so far are kept."""
+    """Inside the `with`, the first SIGTERM or SIGINT ends the current measurement; tables so far are kept."""
 
     def end(number: int, frame: FrameType | None) -> None:
         for other in before:

@@ -1,6 +1,6 @@
-"""Seconds that Triton spends compiling, so that they are reported and count neither as measurements nor as hanging.
+"""Reports the seconds that Triton spends compiling. They count neither as measured time nor towards a time limit.
 
-A kernel is compiled at its first launch, which takes about a second, and its launcher is built with the C compiler.
+At its first launch, a kernel is compiled in about a second, and its launcher is built with the C compiler.
 """
 
 import functools
@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-CACHED_S = 0.02  # a compilation that takes less was found in Triton's cache
+CACHED_S = 0.02  # if a compilation takes less, the code was found in Triton's cache
 
 
 def watch_compilations(report: Callable[[float], None]) -> None:
-    """Calls `report` with the seconds of each compilation in this process from now on, if it has Triton."""
+    """From now on, calls `report` with the seconds of each compilation in this process. Does nothing without Triton."""
     try:
         from triton.compiler import CompiledKernel
         from triton.runtime.jit import JITFunction
     except ImportError:
         return
-    # Neither method is part of Triton's interface; without them nothing is reported, and all else works.
+    # These methods are not part of Triton's public interface. If one is missing, its time is not reported.
     for owner, method in ((JITFunction, "_do_compile"), (CompiledKernel, "_init_handles")):
         if hasattr(owner, method):
             setattr(owner, method, _timed(getattr(owner, method), report))

@@ -1,7 +1,7 @@
-"""Runs the tasks in a separate process, and starts another process when that one dies, hangs or breaks its device.
+"""Runs the tasks in a separate process, and starts a new process when it dies, hangs or breaks its device.
 
-A kernel that faults makes the device unusable for its process, and a kernel that hangs never returns. The results
-measured before that are kept, and the next process measures the remaining tasks.
+A kernel that faults makes the device unusable for its process, and a kernel that hangs never returns. Earlier results
+are kept, and the next process measures the remaining tasks.
 """
 
 import json
@@ -22,7 +22,7 @@ from bench.client.server import BenchError
 from bench.gpu.sections import COMPILING, NOTE, Options, Task
 from bench.gpu.tables import Table
 
-GRACE_S = 10.0  # how long a task that is nearly finished may exceed the budget
+GRACE_S = 10.0  # seconds by which a task may exceed the budget, so that it can finish
 STDERR = 2
 START_S = 120.0  # how long a process may take until its first event
 
@@ -33,12 +33,12 @@ def _task_message(task: Task) -> dict[str, Any]:
 
 
 class Interrupted(Exception):
-    """The user ends the measurement; results so far are kept."""
+    """Raised when the user ends the measurement. Results so far are kept."""
 
 
 @dataclass(slots=True)
 class Driver:
-    """on_table: called with each section's table when it is complete. on_row: called after every new row."""
+    """Runs tasks. on_table: called with each section's complete table. on_row: called after every new row."""
 
     options: Options
     deadline: float  # seconds since the epoch
@@ -90,7 +90,7 @@ class Driver:
         return time.time() >= self.deadline
 
     def _fail_all(self, queue: list[Task]) -> None:
-        """Fails all remaining tasks: a process did not start, so another would not start either."""
+        """Fails all remaining tasks, because a process did not start, and another one would not start either."""
         while queue:
             self._end(queue, "the process that was to measure it did not start")
 
@@ -159,7 +159,7 @@ class Driver:
 
 
 class _MeasuringProcess:
-    """One measuring process. `events` are the lines of JSON that it writes."""
+    """One measuring process. `events` yields the JSON lines that the process writes."""
 
     def __init__(self, order: dict[str, Any], log: IO[bytes] | None) -> None:
         read_end, write_end = os.pipe()
@@ -210,7 +210,7 @@ class _MeasuringProcess:
             yield from map(json.loads, lines)
 
     def exit_reason(self) -> str:
-        """Why there are no more events."""
+        """Returns the reason why there are no more events."""
         if self._reason:
             return self._reason
         code = self._process.wait()

@@ -1,4 +1,4 @@
-"""The environment of a measurement: device, sizes, clock, remaining time, measured limits of the device."""
+"""What a measurement gets: device, sizes, clock, remaining time, and measured limits of the device."""
 
 import math
 import time
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 Row = dict[str, str | float]
 NEEDS_CUDA = "needs CUDA"
-CPU_STRIDE = 12  # without a GPU, one of 12 kinds is tried
+CPU_STRIDE = 12  # without a GPU, only every 12th case is run
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Environment:
-    """limits: results of section `floors` (bytes and operations per second), used by later sections."""
+    """The input of a measurement.
+    limits: bytes and operations per second that section `floors` measured; later sections use them."""
 
     device: torch.device
     dtype: torch.dtype
@@ -54,7 +55,7 @@ class Environment:
         )
 
     def sample(self, kinds: Iterable[T]) -> list[T]:
-        """Returns all kinds on a GPU. Elsewhere it returns a few, which suffice to test the checks themselves."""
+        """Returns all `kinds` on a GPU. On the CPU, returns a few, which suffice to test the checks themselves."""
         return list(kinds)[:: 1 if self.cuda else CPU_STRIDE]
 
     def generator(self) -> torch.Generator:
@@ -70,7 +71,7 @@ class Environment:
 
 def spec_of(model: str, layers: int = 0) -> "ModelSpec":
     """Returns the spec of a model in CONFIGS. layers: the maximum number of layers; 0 means all."""
-    from worker.model.families.families import spec_from_config  # needs packages that `floors` does without
+    from worker.model.families.families import spec_from_config  # section `floors` runs without it
 
     config = dict(CONFIGS[model])
     if layers:

@@ -50,7 +50,7 @@ def main(pipe: int) -> None:
             return send({"refused": str(error)})
         env = _environment(order)
         if not env.cuda:
-            torch.set_num_threads(1)  # the sizes are tiny: several threads would only wait for each other
+            torch.set_num_threads(1)  # with these tiny sizes, threads would mostly wait for each other
         send({"about": _about(env)})
         if env.cuda:
             watch_compilations(lambda seconds: send({"compiled": seconds}))
@@ -79,7 +79,7 @@ def _environment(order: dict[str, Any]) -> Environment:
 
 
 class _WarningLog(logging.Handler):
-    """Collects the worker's distinct warnings, so that a fast path that is switched off does not go unnoticed."""
+    """Collects the worker's distinct warnings, which show for example that a fast path is switched off."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -121,7 +121,7 @@ def _rows(env: Environment, task: dict[str, Any]) -> Iterator[Row]:
 
 
 def _reason(error: Exception) -> str:
-    """Describes an error: its type, the first line of its message, and where it was raised in our own files."""
+    """Describes an error: its type, the first line of its message, and the innermost line in our own files."""
     root = str(Path(__file__).parents[2])
     ours = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(root)]
     where = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
@@ -132,7 +132,7 @@ def _reason(error: Exception) -> str:
 
 
 def _device_works(env: Environment) -> bool:
-    """Whether the device still computes: after a fault, every call on it fails."""
+    """Returns whether the device still computes. After a fault, every call on it fails."""
     try:
         torch.ones(1, device=env.device).add_(1)
         env.clock.wait()

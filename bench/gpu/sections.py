@@ -1,6 +1,6 @@
-"""The sections of `sluice bench gpu`, as data. Each is divided into tasks that can fail separately.
+"""The sections of `sluice bench gpu`, as data. Each section is divided into tasks that can fail separately.
 
-Does not import torch: the process that keeps the time and the tables must survive a broken device.
+Does not import torch, because the driver's process uses this module and must survive a broken device.
 """
 
 from collections.abc import Callable
@@ -41,11 +41,11 @@ Arguments = Callable[[Options], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One table.
+    """A section, which gives one table.
 
     columns: the keys of the rows, which are also the headings. call: module:function, called with (env, argument);
     there is one task for each argument. need_s: a task is not started when fewer seconds are left. cap_s: a task that
-    runs for more seconds is ended; those in which kernels are compiled do not count.
+    runs longer is ended; time in which kernels are compiled does not count.
     """
 
     name: str
@@ -170,16 +170,16 @@ SECTIONS: tuple[Section, ...] = (
         "bench.gpu.measure.transformers_peer:measure", _first_model, 45, 200,
     ),
 )  # fmt: skip
-# A row for each section in which kernels were compiled. It is no task: the driver knows the seconds.
+# Has a row for each section in which kernels were compiled. It needs no task, because the driver knows the seconds.
 COMPILING = Section(
     "compiling", "Compiling: kernels that were not in Triton's cache, and their launchers",
     ("section", "compiled", "s"), "", _once, 0, 0,
 )  # fmt: skip
-ALWAYS = ("floors",)  # always measured: other sections report shares of these limits
-ON_REQUEST = ("sweep",)  # not among all sections, because it takes minutes for each model
+ALWAYS = ("floors",)  # always measured, because other sections report shares of these limits
+ON_REQUEST = ("sweep",)  # only measured if named, because it takes minutes per model
 
 
 def tasks(names: tuple[str, ...], options: Options) -> list[Task]:
-    """The tasks of the named sections, in the order of SECTIONS."""
+    """Returns the tasks of the named sections, in the order of SECTIONS."""
     chosen = [section for section in SECTIONS if section.name in names or section.name in ALWAYS]
     return [Task(section, argument) for section in chosen for argument in section.arguments(options)]

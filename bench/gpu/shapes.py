@@ -1,6 +1,6 @@
-"""The models to measure, with the values of their checkpoints' config.json, and the sizes of the measurements.
+"""The models to measure, with the values of their config.json, and the sizes of the measurements.
 
-The shapes are real, so that a computed floor is the floor of a real model.
+The shapes are real, so that a computed lower bound of a step's time holds for a real model.
 """
 
 from collections.abc import Mapping
@@ -84,10 +84,10 @@ class Sizes:
     batches: tuple[int, ...]
     context: int
     steps: int  # steps of a timed round
-    rounds: int  # timed rounds, of which the first is not counted
+    rounds: int  # timed rounds; the first round is not counted
     prompt: int
     attention: tuple[int, int]  # number of sequences; number of keys of each
-    turn: tuple[int, int]  # tokens of a chunk; tokens before it
+    turn: tuple[int, int]  # tokens of a prompt chunk; tokens of the prefix before the chunk
     uneven: tuple[int, int, int]  # number of short sequences; number of keys of each; number of keys of a long one
     rows: tuple[int, ...]  # numbers of rows with which single kernels are measured
     sweep: tuple[int, ...]  # numbers of rows for which tiles are measured

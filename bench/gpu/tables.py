@@ -15,7 +15,7 @@ PASS, FAIL = "pass", "FAIL"
 class Table:
     """The rows of a section.
 
-    failures: the number of tasks that raised an exception, hung or died. compilations: the seconds of each.
+    failures: the number of tasks that raised an exception, hung or died. compilations: seconds of each compilation.
     """
 
     section: Section

@@ -1,9 +1,9 @@
-"""Measures decode with LoRA adapters as a share of the speed of the base model, both in turns in one process.
+"""Measures decode speed with LoRA adapters relative to the base model. Both alternate in one process.
 
     python -m bench.micro.adapters [--model qwen3-0.6b] [--ranks 16,64] [--adapters 1,8] [--sequences 1,8,32]
 
-Every linear of every layer has a product of each adapter. The sequences of a step use the adapters in turn. With
-`--threads 1`, CPU time is measured, which other programs disturb less.
+Each adapter changes every linear of every layer. The sequences of a step use the adapters in turn. With `--threads 1`,
+CPU time is measured, because other programs disturb it less.
 """
 
 import argparse
@@ -34,11 +34,11 @@ from worker.engine.load import Engine, load_engine  # noqa: E402
 from worker.schedule.records.adapter_use import AdapterUse  # noqa: E402
 
 CPU = torch.device("cpu")
-CLOCKS = (time.perf_counter, time.thread_time)  # of several threads, and of one
+CLOCKS = (time.perf_counter, time.thread_time)  # the clock for several threads, and the clock for one thread
 
 
 def write_adapter(base: Path, folder: Path, rank: int, seed: int, size: float = 0.01) -> Path:
-    """Writes an adapter of all linears in the layers of a checkpoint, in bfloat16. size: deviation of its numbers"""
+    """Writes a random bfloat16 adapter for all linears in a checkpoint's layers. size: standard deviation"""
     draw, tensors = torch.Generator().manual_seed(seed), {}
     for file in sorted(base.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
@@ -58,7 +58,7 @@ def write_adapter(base: Path, folder: Path, rank: int, seed: int, size: float = 
 
 
 def speeds(engine: Engine, count: int, adapters: list[LoadedAdapter], rounds: int) -> tuple[list[float], list[float]]:
-    """Returns the tokens per second without adapters and with them, of rounds that alternate."""
+    """Returns the tokens per second of each round without adapters, and of each round with them. They alternate."""
     sequences, clock = decoding(engine, count), CLOCKS[torch.get_num_threads() == 1]
     uses = [AdapterUse(Adapter(str(id(one)), "", one.sha256), one) for one in adapters]
     without, with_them = [], []

@@ -1,6 +1,6 @@
-/* Included before a C file of worker/kernels/cpu/csrc that uses AMX. It replaces the tile instructions by others that cost
- * about as much and compute nothing: a load reads its 16 lines, a store writes them, a matrix product of tiles takes 16
- * cycles of two multipliers. */
+/* Included before a C file of worker/kernels/cpu/csrc that uses AMX. It replaces the tile instructions by instructions of
+ * about the same cost, which give no result. A tile load reads 16 cache lines, a store writes 16, and a matrix product of
+ * tiles keeps two multiply-add units busy for 16 cycles. */
 #pragma once
 #include <immintrin.h>
 #include <amx_tiles.h>

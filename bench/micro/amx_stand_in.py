@@ -1,10 +1,10 @@
-"""Measures what the AMX matmul spends outside of AMX instructions, on processors without AMX.
+"""Measures the time that the AMX matmul spends outside of AMX instructions, on processors without AMX.
 
     python -m bench.micro.amx_stand_in [OTHER_SOURCES]
 
 Other instructions stand in for the tile instructions (amx_stand_in.h). Only ratios between two folders of C sources
-(each laid out like worker/kernels/cpu/csrc) are meaningful. The two alternate in one run; times are CPU time of one
-thread.
+(each laid out like worker/kernels/cpu/csrc) are meaningful. The two folders alternate in one run. Times are CPU time of
+one thread.
 """
 
 import ctypes

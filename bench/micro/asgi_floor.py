@@ -2,7 +2,7 @@
 
 python -m bench.micro.asgi_floor PORT
 
-Then GET /bare/N or /sse/N returns N chunks of a completion's size, one iteration of the event loop each.
+Then GET /bare/N or /sse/N returns N chunks as large as a completion's. Each takes one iteration of the event loop.
 """
 
 import asyncio

@@ -1,11 +1,11 @@
-"""Compares the C library for CPUs with the machine's floors, which are measured in the same run.
+"""Compares the C library for CPUs with the machine's limits, which are measured in the same run.
 
     SLUICE_ISA=avx2 python -m bench.micro.cpu_kernels [--threads 2] [--sections products,decode,experts,attention,rows]
 
-Products of 512 rows are compared with the best product of torch, in bf16 or fp32, with its libraries capped to the same
-instruction set, and with the multiply-add peak. Products of few rows are compared with the speed of reading memory, in
-bytes that the packed weight has, or that the chosen experts have. A shared machine is noisy, so each figure is the best
-of rounds that alternate.
+Matrix products of 512 rows are compared with the multiply-add peak, and with torch's faster product of bf16 and fp32;
+torch's libraries are limited to the same instruction set. Products of few rows are compared with the memory bandwidth:
+the bytes are those of the packed weight or of the chosen experts. A shared machine is noisy, so each figure is the best
+of several rounds, and the compared functions alternate.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from itertools import islice, repeat
 from shared.arguments import comma_separated, positive_int
 from worker.kernels.cpu.instruction_set import VARIABLE
 
-TORCH_CAPS = {  # SLUICE_ISA → the names of oneDNN, MKL and ATen
+TORCH_CAPS = {  # SLUICE_ISA → the name of this instruction set in oneDNN, MKL and ATen
     "avx2": ("AVX2", "AVX2", "avx2"),
     "avx512": ("AVX512_CORE", "AVX512", "avx512"),
     "avx512bf16": ("AVX512_CORE_BF16", "AVX512", "avx512"),
@@ -29,7 +29,7 @@ for name, cap in zip(
     TORCH_CAPS.get(os.environ.get(VARIABLE, ""), ()),
     strict=False,
 ):
-    os.environ.setdefault(name, cap)  # they are read when torch is imported
+    os.environ.setdefault(name, cap)  # torch reads these variables when it is imported
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
@@ -44,15 +44,15 @@ from worker.kernels.linear import PackedLinear, linear, pack, pack_stacked  # no
 from worker.kernels.rowwise import act_and_mul, norm  # noqa: E402
 from worker.kernels.weights.quantized_weight import INT4, INT8, CodeMap, QuantizedWeight  # noqa: E402
 
-SPREAD = 256 << 20  # bytes of different weights or K/V in a round: more than a CPU cache holds
-SHAPES = ((4096, 1024), (6144, 1024), (1024, 3072))  # rows and columns of M's linears
+SPREAD = 256 << 20  # bytes of weights or K/V that a round reads: more than a CPU cache holds
+SHAPES = ((4096, 1024), (6144, 1024), (1024, 3072))  # outputs and inputs of the linears of a small model
 MANY, FEW = 512, (1, 8, 32)
 EXPERTS, CHOSEN, HIDDEN, INNER = 128, 8, 2048, 768  # a layer of Qwen3-30B-A3B
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format of weights. code_map: None for plain numbers. group: inputs that share a scale."""
+    """A weight format. code_map: None for plain numbers. group: number of inputs that share a scale."""
 
     code_map: CodeMap | None = None
     group: int = 0
@@ -65,12 +65,12 @@ FORMATS = {
     "int8-g32": Format(INT8, 32),
     "int4-g128": Format(INT4, 128),
     "int4-g32": Format(INT4, 32),
-    "int4-g32-min": Format(INT4, 32, True),  # as Q4_K is in memory
+    "int4-g32-min": Format(INT4, 32, True),  # the layout of Q4_K weights in memory
 }
 
 
 def best(rounds: int, *works: Callable[[], object]) -> list[float]:
-    """Returns the seconds of the fastest round of each of `works`, whose rounds alternate."""
+    """Calls all `works` in each round. Returns the seconds of the fastest call of each."""
     fastest = [float("inf")] * len(works)
     for _ in range(rounds):
         for i, work in enumerate(works):
@@ -81,7 +81,7 @@ def best(rounds: int, *works: Callable[[], object]) -> list[float]:
 
 
 def quantized(n: int, k: int, form: Format) -> Tensor | QuantizedWeight:
-    """Returns a random weight in a format; numbers do not change the speed."""
+    """Returns a random weight [n, k] in a format. The values do not affect the speed."""
     if form.code_map is None:
         return torch.randn(n, k).bfloat16()
     groups = -(-k // form.group)
@@ -115,7 +115,7 @@ def products(names: Sequence[str], limits: Floors, rounds: int) -> list[list[str
 
 
 def decode(names: Sequence[str], limits: Floors, rounds: int) -> list[list[str]]:
-    """Compares products of few rows: GB/s of weights, and the share of the speed of memory."""
+    """Compares products of few rows: GB/s of weights, and their share of the memory bandwidth."""
     rows = [["GB/s of weights", *(title for t in FEW for title in (f"{t} rows", "share"))]]
     for n, k in SHAPES:
         for name in names:
@@ -139,7 +139,7 @@ def _multiply(x: Tensor, weights: Sequence[PackedLinear]) -> None:
 
 
 def mixture(names: Sequence[str], limits: Floors, rounds: int) -> list[list[str]]:
-    """Compares a layer of experts: GB/s of the weights that its rows choose, and the share of the speed of memory."""
+    """Compares a layer of experts: GB/s of the chosen experts' weights, and their share of the memory bandwidth."""
     rows = [["experts, GB/s of chosen weights", *(title for t in FEW for title in (f"{t} rows", "share"))]]
     for name in names:
         parts = [repeat([quantized(n, k, FORMATS[name])]) for n, k in ((2 * INNER, HIDDEN), (HIDDEN, INNER))]
@@ -168,7 +168,7 @@ def _choose(steps: Tensor, layer: Experts) -> None:
 
 
 def attention(limits: Floors, rounds: int, page: int = 32) -> list[list[str]]:
-    """Compares decode attention over shuffled pages: GB/s of keys and values, and the share of the speed of memory."""
+    """Compares decode attention over shuffled pages: GB/s of K/V, and their share of the memory bandwidth."""
     heads, kv_heads, d = 16, 8, 128
     rows = [["decode attention, sequences x context", "GB/s", "share"]]
     for sequences, length in ((8, 128), (8, 1024), (32, 160), (32, 1024), (1, 8192)):
@@ -194,7 +194,7 @@ def attention(limits: Floors, rounds: int, page: int = 32) -> list[list[str]]:
 
 
 def rowwise(rounds: int) -> list[list[str]]:
-    """Compares operations on rows with plain torch."""
+    """Compares row-wise operations (norm, activation) with plain torch."""
     table = [["GB/s", "residual + norm", "torch ÷ Sluice, in time", "act_and_mul", "torch ÷ Sluice, in time"]]
     for t in (1, 32, 1024):
         x, residual, wide = (torch.randn(t, n).bfloat16() for n in (1024, 1024, 6144))

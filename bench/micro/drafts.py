@@ -1,23 +1,23 @@
-"""Measures gain and cost of drafts: the same requests with and without them, alternating, in one process and thread.
+"""Measures gain and cost of drafts: requests run with and without drafts in turns, in one process and thread.
 
 python -m bench.micro.drafts [--model qwen3-0.6b | demo | PATH] [--sequences 1,8] [--new 64] [--rounds 3]
                              [--acceptance 0.8,0.65,0.5 [--head full | int4]] [--head own [--drafts 4]]
                              [--threads 1]
 
-With --acceptance, the drafts are the tokens of the answer itself, recorded before. Each one is wrong at random: the
-first draft of a step is right with the first probability, and so on. A step has at most that many drafts; how many it
-has follows the share that was accepted, as with a draft model. This shows the gain of a drafter of this acceptance
-whose own time is zero. With --head, an MTP head of the model's sizes computes as many drafts, so that its time
-counts: its head over the vocabulary is that of the model, or a copy in four bits.
+With --acceptance, the drafts are the tokens of the answer itself, recorded before. Some are made wrong at random: the
+first draft of a step is right with the first probability, and so on. A step has at most as many drafts as there are
+probabilities; the scheduler chooses the number from the accepted share, as with a draft model. This shows the gain of
+a drafter that takes no time. With --head, an MTP head of the model's sizes also computes as many drafts, so that its
+time counts. Its output projection is the model's own (full), or a copy in four bits (int4).
 
-With --head own, the checkpoint's own MTP head proposes the drafts, as with --speculation auto, and is right as often
-as it is. With --drafts, every step has so many of each sequence, whatever they cost: that shows how many are accepted
-in each place of a step, of all that were computed.
+With --head own, the checkpoint's own MTP head proposes the drafts, as with --speculation auto. With --drafts, every
+step has this number of drafts for each sequence, whatever they cost. This shows the accepted share at each position of
+the drafts.
 
-Without both, there are three texts: the model's greedy text; the same with drafts that are all wrong, which shows the
-cost; and text at temperature 1, where a model with random weights never repeats itself. The demo model's prompts begin
-stories, and its outputs end with the stories; other models ignore end tokens. Times are CPU time of the thread, so that
-other processes disturb little; with several threads they are seconds. Outputs are compared.
+Without --acceptance and --head, there are three texts: greedy text; greedy text with drafts that are all wrong, which
+shows the cost; and text at temperature 1, where a model with random weights never repeats itself. The demo model's
+prompts begin stories, and its outputs end with the stories; other models ignore end tokens. With one thread, times are
+CPU time, which other processes disturb little; with several threads, they are wall time. Outputs are compared.
 """
 
 import argparse
@@ -58,7 +58,7 @@ HEROES = ("dog", "king", "cat", "teacher", "bird", "princess", "robot", "fisherm
 
 
 class RecordedDrafter(WaitingDrafts):
-    """Proposes the tokens of a recorded answer, each of them right with the probability of its place in the drafts."""
+    """Proposes the tokens of a recorded answer. acceptance: the probability of a right draft at each position"""
 
     def __init__(self, recorded: list[int], acceptance: tuple[float, ...], experience: Experience) -> None:
         super().__init__(experience)
@@ -69,16 +69,16 @@ class RecordedDrafter(WaitingDrafts):
         return self.recorded(len(tokens), self.wanted(tokens, min(limit, len(self._right)), cost, cost, repeats))
 
     def recorded(self, at: int, count: int) -> tuple[int, ...]:
-        """Returns `count` drafts at most, of the tokens from `at` on."""
+        """Returns at most `count` drafts for the tokens from index `at` on."""
         drafts = self._recorded[at:][:count]
         right = [self._draw.random() < probability for probability in self._right]
         return tuple(id if good else id ^ 1 for id, good in zip(drafts, right, strict=False))
 
 
 class RecordedProposer:
-    """Runs a head, and then proposes the drafts of a RecordedDrafter: only the head's time counts, not its drafts.
+    """Runs a head for its time only: discards its drafts, and proposes the drafts of a RecordedDrafter instead.
 
-    drafters: of each sequence, by the id of its key.
+    drafters: one for each sequence, indexed by the id in the sequence's key.
     """
 
     def __init__(self, head: HeadDrafter, drafters: list[RecordedDrafter]) -> None:
@@ -106,7 +106,7 @@ class AlwaysDrafting(WaitingDrafts):
 
 
 class WrongDrafter(NgramDrafter):
-    """Proposes as many drafts as if every step found an earlier occurrence, all of them wrong."""
+    """Proposes as many drafts as an n-gram drafter that finds a match in every step, but all drafts are wrong."""
 
     def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
         self._last.find(tokens)
@@ -118,9 +118,9 @@ class Text:
     name: str
     temperature: float
     drafter: Callable[[list[int]], Drafter] = lambda recorded: NgramDrafter()  # recorded: the tokens of the sequence
-    head: Callable[[Engine], HeadDrafter] | None = None  # proposes what a RecordedDrafter does, or drafts of its own
+    head: Callable[[Engine], HeadDrafter] | None = None  # its drafts are used, or only its time counts
     experience: Experience | None = None
-    always: int = 0  # how many drafts of its own there are in every step; 0: as many as pay
+    always: int = 0  # number of the head's drafts in every step; 0: the scheduler decides
 
 
 TEMPERATURES = {"greedy": 0.0, "temperature 0.7": 0.7, "temperature 1": 1.0}
@@ -137,7 +137,7 @@ class Run:
     tokens: list[list[int]]
     drafted: int
     accepted: int
-    places: list[str]  # the share of drafts that were accepted, by their place in a step
+    places: list[str]  # the accepted share of drafts, by position in a step
 
 
 def prompts(folder: Path, vocab: int, count: int) -> list[list[int]]:
@@ -150,7 +150,7 @@ def prompts(folder: Path, vocab: int, count: int) -> list[list[int]]:
 def decode(
     engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int, drafts: int, recorded: Run | None = None
 ) -> Run:
-    """Measures decoding from the first token on; prompts are computed before the time starts.
+    """Measures decoding; prompts are computed before the time starts.
 
     recorded: an earlier run of the same requests.
     """
@@ -169,7 +169,7 @@ def decode(
                 scheduler.speculation.drafters[sequences[-1]] = drafter
             elif isinstance(drafter, RecordedDrafter):
                 recorded_drafters.append(drafter)
-                own = WaitingDrafts(text.experience or Experience())  # without drafts of the text
+                own = WaitingDrafts(text.experience or Experience())  # proposes no drafts from the text
                 scheduler.speculation.drafters[sequences[-1]] = own
             elif text.always:
                 scheduler.speculation.drafters[sequences[-1]] = AlwaysDrafting(text.always)
@@ -224,7 +224,7 @@ def compare(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int
 
 def _simulated(acceptance: tuple[float, ...], head: str) -> Text:
     made = None if not head else lambda engine: mtp_head(engine, in_few_bits=head == "int4")
-    experience = Experience()  # of a server, whose sequences come one after another
+    experience = Experience()  # shared by all runs, as a server's sequences share it
     return Text("greedy", 0.0, lambda recorded: RecordedDrafter(recorded, acceptance, experience), made, experience)
 
 
@@ -235,7 +235,7 @@ def mtp_head(engine: Engine, *, in_few_bits: bool) -> HeadDrafter:
     at = max(index for index, layer in enumerate(spec.layers) if layer.mixer == ATTENTION)
     dtype, hidden = weights.embed.dtype, spec.hidden_size
     made = torch.randn(hidden, 2 * hidden).to(dtype)
-    quantized = in_few_bits and spec.stored is not None  # a file of four bits has the head's own linears so, too
+    quantized = in_few_bits and spec.stored is not None  # a four-bit file has the head's own linears in four bits, too
     join = few_bits.pack(made, dtype) if quantized else pack_stacked([made], dtype=dtype, invariant=True)
     vocabulary = few_bits.pack(weights.embed, dtype) if in_few_bits else weights.head
     own = Weights(weights.embed, [weights.layers[at]], weights.norm, vocabulary)

@@ -4,7 +4,8 @@
     decode 8" | python -m bench.micro.engine --model FOLDER [flags of `sluice worker`]
 
 The first line of output says what was loaded; each further line has the tokens per second of one line of input, as
-JSON. A decode computes DECODE_STEPS steps of so many sequences after a prompt of PROMPT tokens.
+JSON. `prefill N` computes a prompt of N tokens. `decode N` computes DECODE_STEPS steps of N sequences, each after a
+prompt of PROMPT tokens.
 """
 
 import json
@@ -30,7 +31,7 @@ from worker.run.inputs import dummy_sequence  # noqa: E402
 from worker.schedule.sequence import Chunk, Plan, Sequence  # noqa: E402
 
 PROMPT, DECODE_STEPS, PREFILL_CHUNK = 128, 12, 512
-FILLING = 0x3C  # every byte of the K/V of prompts: bytes that are ordinary numbers in every format
+FILLING = 0x3C  # value of every K/V byte: an ordinary number in every format
 GREEDY = Sampling(1, temperature=0.0)
 
 
@@ -68,17 +69,17 @@ def prefill(engine: Engine, tokens: int) -> float:
 
 
 def decode(engine: Engine, count: int) -> float:
-    """Returns the tokens per second of `count` sequences."""
+    """Returns the decode tokens per second of `count` sequences together."""
     return decode_of(engine, decoding(engine, count))
 
 
 def decoding(engine: Engine, count: int) -> list[Sequence]:
-    """Returns sequences for `decode_of`, whose prompts have been computed."""
+    """Returns sequences for `decode_of`. Their prompts count as computed."""
     return _sequences(engine, count, PROMPT + DECODE_STEPS + 1)
 
 
 def decode_of(engine: Engine, sequences: list[Sequence], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Returns the tokens per second of the decode of these sequences."""
+    """Decodes these sequences together and returns the tokens per second."""
     plans = [
         Plan([Chunk(sequence, at, 1, True) for sequence in sequences])
         for at in range(PROMPT, PROMPT + DECODE_STEPS + 1)
@@ -94,10 +95,10 @@ MEASURES = {"prefill": prefill, "decode": decode}
 
 
 def _sequences(engine: Engine, count: int, length: int) -> list[Sequence]:
-    """Makes sequences of random tokens with pages of their own, which hold K/V already."""
+    """Makes sequences of random tokens. Their pages are already filled with K/V."""
     size, groups = engine.size.page_size, len(engine.size.groups)
     each = -(-length // size)
-    cache = engine.runner._cache  # the measurement stands in for the prompts that would have filled it
+    cache = engine.runner._cache  # filled directly, because no prompts are computed
     cache.reach([min(count * each, pages - 1) for pages in cache.pages])
     for part in (*cache.k, *cache.v):
         part[:, : 1 + count * each].view(torch.uint8).fill_(FILLING)
@@ -108,7 +109,7 @@ def _sequences(engine: Engine, count: int, length: int) -> list[Sequence]:
 
 
 def _pages(first: int, count: int, pages: int) -> "array[int]":
-    """Returns pages of a pool of `pages`. Where it has too few, as for windows, they are used more than once."""
+    """Returns `count` page ids. A pool of `pages` with too few pages, as for windows, gives some of them repeatedly."""
     return array("i", [1 + page % (pages - 1) for page in range(first, first + count)])
 
 

@@ -42,7 +42,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that is measured."""
+    """A frontend process to measure."""
 
     pid: int
     port: int
@@ -158,7 +158,7 @@ def load(
 
 
 def burst(worker: ScriptedWorker, servers: Sequence[Process], streams: int, steps: int) -> str:
-    """Sends all requests at once and answers each on arrival; then runs a few common steps and ends all streams."""
+    """Sends all requests at once and answers each on arrival. Then runs a few steps for all streams, and ends them."""
     path, body = REQUESTS["completions"]
     empty = sum(server.memory() for server in servers)
     with connected_streams([server.port for server in servers], streams) as clients:

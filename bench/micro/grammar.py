@@ -1,9 +1,9 @@
-"""Measures a grammar's cost: compiling, a mask, advancing by a token, and a step of 8 sequences of the demo model.
+"""Measures the cost of a grammar: its compilation, a mask, a token, and a step of the demo model with 8 sequences.
 
     python -m bench.micro.grammar
 
-A vocabulary of 128,000 tokens is generated from the demo's by joining random pairs of tokens, which gives realistic
-lengths without a model.
+The vocabulary of 128,000 tokens is the demo's, extended by joining random pairs of its tokens. So token lengths are
+realistic, and no large model is needed.
 """
 
 import json

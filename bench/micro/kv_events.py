@@ -1,4 +1,4 @@
-"""Measures what reports of cached pages to routers cost for each page: in the compute loop and the thread that sends.
+"""Measures the cost per page of reporting cached pages to routers: in the compute loop, and in the sending thread.
 
     python -m bench.micro.kv_events [--page-size 16] [--prompt 2048] [--prompts 200]
 
@@ -26,7 +26,7 @@ from worker.schedule.records.turn import Turn
 from worker.schedule.sequence import Sequence
 
 BATCH = 4  # prompts between two batches of events
-ENDPOINT = "tcp://127.0.0.1:9"  # nobody listens there
+ENDPOINT = "tcp://127.0.0.1:9"  # no process listens on this port
 
 
 def paging_of(page_size: int, prompt: int) -> Paging:
@@ -54,7 +54,7 @@ def _nothing() -> None: ...
 
 
 def seconds(paging: Paging, each: list[Sequence], publish: Callable[[], object]) -> tuple[float, float]:
-    """Returns the seconds of the scheduler, and those of the publisher."""
+    """Runs all prompts. Returns the seconds spent in the scheduler, and the seconds spent in `publish`."""
     scheduling = publishing = 0.0
     for number, sequence in enumerate(each, 1):
         begun = time.perf_counter()

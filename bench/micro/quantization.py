@@ -1,11 +1,11 @@
-"""Measures what linears in few bits cost in accuracy: compares the demo model with itself on new text of its kind.
+"""Measures the accuracy of quantized linears: compares the quantized demo model with the full one on unseen text.
 
 python -m bench.micro.quantization [--documents 400] [--dtype float32]
 
-A format is a value of --quantization, or one of bench/micro/rounding.py, which checkpoints bring along.
+A format is a value of --quantization, or a checkpoint format of bench/micro/rounding.py.
 
 The full model and the quantized ones predict every token of every document. KL is KL(full || quantized) of the
-predicted distributions, in nats; top-1 is how often both find the same token likeliest.
+predicted distributions, in nats; top-1 is the share of tokens where both have the same most likely token.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _model(name: str, dtype: torch.dtype) -> Decoder:
-    """Returns the demo model in a format, as on the CPU, or as on a GPU if inputs are quantized, too."""
+    """Returns the demo model in a format, as the CPU runs it. Formats named -dynamic run as on a GPU."""
     spec, dynamic = spec_from_config(read_config(DEMO)), name.endswith("-dynamic")
     if name in ROUNDINGS:
         with closing(open_source(DEMO, None)) as source:
@@ -78,7 +78,7 @@ def _model(name: str, dtype: torch.dtype) -> Decoder:
 def _as_on_a_gpu(
     values: Tensor, scale: Tensor, bias: Tensor | None = None, *, invariant: bool, dynamic: bool, **_: object
 ) -> PackedLinear:
-    """Packs a linear without widening its weights, so that activations are quantized per token here, too."""
+    """Packs a linear without widening its weights, so that the CPU quantizes activations per token, as a GPU does."""
     return PackedLinear(values, bias, invariant, scale=scale, dynamic=dynamic)
 
 

@@ -1,7 +1,7 @@
-"""Rounds weights to formats of few bits that checkpoints bring along, for bench/micro/quantization.py.
+"""Rounds weights to the few-bit formats that published checkpoints use, for bench/micro/quantization.py.
 
 Each function rounds weight [N, K] to nearest and returns codes, scales and minimums as a checkpoint would have them.
-None uses a calibration text. Tools that search for better scales lose less.
+None of them uses calibration text. Tools that search for better scales lose less accuracy.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ SUPER_BLOCK = 8  # groups of Q4_K that share the two fp16 factors of their scale
 
 
 def mxfp4(weight: Tensor) -> QuantizedWeight:
-    """Groups of 32 e2m1 numbers; the scale is a power of two, chosen as in the OCP Microscaling specification."""
+    """Rounds groups of 32 numbers to e2m1. Scales are powers of two, as the OCP Microscaling specification says."""
     x = _groups(weight, 32)
     largest = x.abs().amax(2, keepdim=True).clamp(min=2.0**-120)
     scale = torch.exp2(largest.log2().floor() - 2)  # 2: the exponent of e2m1's largest number, 6
@@ -42,11 +42,11 @@ def nf4(weight: Tensor) -> QuantizedWeight:
 
 
 def q4_k(weight: Tensor) -> QuantizedWeight:
-    """Rounds groups of 32 numbers to 0 to 15. A group has a scale and a minimum of six bits each; eight groups share
-    two fp16 factors, which are the units of scales and minimums.
+    """Rounds groups of 32 numbers to codes from 0 to 15. A group has a scale and a minimum of six bits each. Eight
+    groups (a super-block) share two fp16 factors: one for their scales and one for their minimums.
 
-    llama.cpp searches for the scale and the minimum with the smallest error; here the extremes of a group give them. A
-    row whose length is no multiple of 256 ends with a short super-block; llama.cpp stores such a row in another format.
+    Scale and minimum come from the extremes of a group; llama.cpp searches for those with the smallest error. A row
+    whose length is no multiple of 256 ends with a short super-block; llama.cpp stores such a row in another format.
     """
     x = _groups(weight, 32)
     lowest = x.amin(2, keepdim=True).clamp(max=0)
@@ -57,7 +57,7 @@ def q4_k(weight: Tensor) -> QuantizedWeight:
 
 
 def _six_bits(values: Tensor) -> Tensor:
-    """Rounds values [N, groups, 1], all at least 0, to multiples 0 to 63 of the fp16 factor of their super-block."""
+    """Rounds values [N, groups, 1], all at least 0, to 0 to 63 times the fp16 factor of their super-block."""
     rounded = []
     for block in torch.split(values, SUPER_BLOCK, dim=1):
         factor = (block.amax(1, keepdim=True) / 63).half().float().clamp(min=1e-30)

@@ -1,9 +1,8 @@
-"""A worker without a model and a client of its frontends, in one thread: a step starts when all streams have received
-the previous one.
+"""A worker without a model, and a client that reads the frontends' streams, in one thread.
 
-So a frontend processes exactly the given steps, on a busy machine too, and its CPU time is the cost of those steps
-only. The worker's side of the wire is the real one (worker/transport/server.py). The client counts events on plain
-sockets with epoll.
+A step starts when all streams have received the previous step. So a frontend processes exactly the given steps, even
+on a busy machine, and its CPU time is the cost of these steps only. The worker's transport is the real one
+(worker/transport/server.py). The client counts events on plain sockets with epoll.
 """
 
 import json
@@ -111,9 +110,10 @@ class StreamReaders:
             socket_.sendall(request)
 
     def read(self, events: int, mark: bytes = b"\n\n", meanwhile: Callable[[], object] = lambda: None) -> list[float]:
-        """Reads until every stream has received `events` more marks; returns the seconds that each took, ascending.
+        """Reads until every stream has received `events` more marks. Returns each stream's seconds, ascending.
 
-        Raises BenchError for an end, an error, or a long silence. meanwhile: called repeatedly.
+        mark: bytes at the end of an event. meanwhile: called repeatedly.
+        Raises BenchError if a stream ends, reports an error, or is silent for long.
         """
         left, done = dict.fromkeys(self._sockets, events), list[float]()
         begun = time.monotonic()
@@ -158,7 +158,7 @@ def connected_streams(ports: Sequence[int], streams: int) -> Iterator[StreamRead
 
 
 def admit(worker: ScriptedWorker, streams: int) -> None:
-    """Admits requests until `streams` more have arrived."""
+    """Waits until `streams` more requests have arrived and been admitted. Raises BenchError if it takes too long."""
     deadline = time.monotonic() + TIMEOUT_S
     while streams > 0:
         streams -= worker.receive()

@@ -1,11 +1,11 @@
-"""Measures what checkpoints of recurrent states save and cost: sends a prompt twice, at several spacings of
-checkpoints.
+"""Measures gain and cost of recurrent-state checkpoints in the prefix cache: sends a prompt twice, for several numbers
+of tokens between two checkpoints.
 
     python -m bench.micro.state_cache --model DIR [--tokens 3000] [--spacings 256 512 1024]
 
-For each spacing, it starts a server and measures the seconds to the first token of a prompt of random ids: the first
-time, the second time, and once more with 200 other ids at its end, as a conversation's next turn has. It also reports
-how many of the tokens that were looked up came from the prefix cache.
+For each spacing, it starts a server and measures the seconds to the first token of three requests: a prompt of random
+ids, the same prompt again, and the prompt with 200 more ids, as in a conversation's next turn. It also reports how many
+of the prompt tokens came from the prefix cache.
 """
 
 import argparse

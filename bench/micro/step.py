@@ -1,5 +1,4 @@
-"""Measures what a step costs the worker outside of the model: receive, plan, pack, commit, publish, with no tensors
-computed.
+"""Measures the worker's time per step outside of the model: receive, plan, pack, commit and publish. No model runs.
 
 python -m bench.micro.step [--sequences 32,256] [--context 512]
 """
@@ -69,7 +68,7 @@ class GreedyRunner:
 
 
 def measure(sequences: int, context: int) -> dict[str, float]:
-    """Measures microseconds per step for steady decodes, as medians or means over STEPS steps."""
+    """Returns microseconds per decode step, as medians or means over STEPS steps. No sequence starts or ends."""
     pages = sequences * -(-(context + STEPS + 64) // PAGE_SIZE) + 1
     config = SchedulerConfig(max_seq_len=1 << 16, max_batch_size=sequences, max_step_tokens=1 << 20)
     scheduler, stats, metrics = Scheduler(config, [PagePool(pages, PAGE_SIZE)]), Stats(), Metrics()

@@ -1,4 +1,4 @@
-"""Measures a frontend's text processing: detokenizing, stop strings, encoding on the event loop or on a thread.
+"""Measures a frontend's text processing: detokenizing, stop strings, and encoding on the event loop or in a thread.
 
     python -m bench.micro.text CHECKPOINT_FOLDER
 
@@ -33,7 +33,7 @@ def best(work: Callable[[], object], rounds: int = 7) -> float:
 
 
 def stream(tokenizer: Tokenizer, ids: list[int], batch: int, stops: list[str]) -> Callable[[], None]:
-    """Returns a function that runs one stream, which gets `ids` in batches of `batch`."""
+    """Returns a function that detokenizes one stream of `ids`, in batches of `batch` ids."""
     pushes = [ids[start : start + batch] for start in range(0, len(ids), batch)]
     automaton = Stops(stops) if stops else None
 

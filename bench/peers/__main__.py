@@ -1,4 +1,4 @@
-"""Compares Sluice with other servers: same machine, same minutes, same weights. `python -m bench.peers --help`.
+"""Compares Sluice with other servers on the same machine and weights, in turns. `python -m bench.peers --help`.
 
 The first run installs each server into its own environment (gigabytes, and minutes of compiling llama.cpp).
 """
@@ -23,10 +23,10 @@ from shared.config import ConfigError
 from shared.flags import Parser
 
 OURS = "sluice"
-SERVED_TOKENS = 200  # number of tokens of a stream
+SERVED_TOKENS = 200  # number of tokens per stream
 SCENARIOS = {scenario.name: scenario for scenario in scenarios()}
 
-AllFigures = dict[str, list[Figures]]  # the figures of each peer, a record for each round
+AllFigures = dict[str, list[Figures]]  # peer → its figures in each round
 
 
 def main(words: list[str]) -> int:
@@ -81,7 +81,7 @@ def _counts(text: str) -> list[int]:
 
 
 def serving(peers: list[Peer], streams: list[int], root: Path) -> str:
-    """Measures what serving costs each peer and returns the table in Markdown. Raises BenchError."""
+    """Measures each peer's CPU time per streamed token and returns a Markdown table. Raises BenchError."""
     folder = checkpoint("tiny")
     for peer in peers:
         install(peer, root.absolute(), folder)
@@ -141,7 +141,7 @@ def _table(title: str, columns: dict[str, Figures]) -> str:
 
 
 def _ratio(name: str, values: dict[str, float], peers: list[str]) -> str:
-    """Returns the ratio of ours to the best peer. Above 1, ours is better: more tokens or fewer milliseconds."""
+    """Returns Sluice's ratio to the best peer. Above 1, Sluice is better: more tokens or fewer milliseconds."""
     theirs = [values[peer] for peer in peers if values[peer] == values[peer]]
     ours = values.get(OURS, float("nan"))
     if not theirs or ours != ours or name.endswith("failed"):

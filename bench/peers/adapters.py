@@ -1,14 +1,14 @@
-"""Compares decode with LoRA adapters between servers that run already and speak llama.cpp's `/completion`.
+"""Compares decode with LoRA adapters between servers that already run and support llama.cpp's `/completion`.
 
     python -m bench.peers.adapters write MODEL.gguf FOLDER [--rank 16] [--adapters 8]
     python -m bench.peers.adapters compare http://127.0.0.1:8000 http://127.0.0.1:8080 [--streams 1,8,32]
 
-`write` makes random adapters of all linears in the layers of a GGUF model, as 0.gguf, 1.gguf, … in FOLDER. Give them
+`write` makes random adapters for all linears in the layers of a GGUF model, as 0.gguf, 1.gguf, … in FOLDER. Give them
 to both servers in this order: `--lora-modules 0=FOLDER/0.gguf …` or `--lora FOLDER/0.gguf …`.
 
-`compare` lets the streams of a server decode without an adapter, all with the first one, and with the adapters in
-turn. Servers are asked in turns, too. Figures are tokens per second of all streams together, from the first token of
-the last stream that began to the end of the first one that ended; the shares are those of the same server without.
+`compare` measures three cases: no adapter, all streams with the first adapter, and streams with the adapters in turn.
+Servers alternate. Figures are tokens per second of all streams together, while all streams run: from the last stream's
+first token until a stream ends. Shares are relative to the same server without an adapter.
 """
 
 import json
@@ -57,7 +57,7 @@ def write(model: Path, folder: Path, rank: int, count: int) -> None:
 
 
 def times(url: str, seed: int, adapter: int | None, adapters: int) -> list[float]:
-    """Returns when each token of an answer arrived. Raises BenchError. adapter: its place; None: the base model"""
+    """Returns the arrival time of each token of an answer. Raises BenchError. adapter: its index; None: base model"""
     prompt = np.random.default_rng(seed).integers(100, 1000, PROMPT_TOKENS).tolist()
     lora = [{"id": one, "scale": float(one == adapter)} for one in range(adapters)]
     asked = {"prompt": prompt, "n_predict": TOKENS, "ignore_eos": True, "stream": True, "lora": lora, "seed": seed}
@@ -79,12 +79,12 @@ def times(url: str, seed: int, adapter: int | None, adapters: int) -> list[float
 
 
 def rate(url: str, streams: int, used: int, adapters: int, seed: int) -> float:
-    """Returns the tokens per second of all streams. used: how many adapters they use in turn; 0: the base model"""
+    """Returns the tokens per second of all streams. used: number of adapters that they use in turn; 0: base model"""
     with ThreadPoolExecutor(streams) as pool:
         jobs = [pool.submit(times, url, seed + one, one % used if used else None, adapters) for one in range(streams)]
         each = [job.result() for job in jobs]
     begin, end = max(one[0] for one in each), min(one[-1] for one in each)
-    if begin >= end:  # streams that ran one after another: all their tokens in all their time
+    if begin >= end:  # the streams never all ran at once: count all tokens over the whole time
         begin, end = min(one[0] for one in each), max(one[-1] for one in each)
     return sum(begin < token <= end for one in each for token in one) / (end - begin)
 

@@ -1,6 +1,6 @@
-"""The peers, as data: how to install each into a virtual environment of its own, start it, and send it requests.
+"""The peers, as data: how to install each in its own virtual environment, start it, and send it requests.
 
-The versions are the measured ones; `root` holds the environments. Nothing here runs anything.
+These versions were measured. `root` is the folder of the environments. This module only builds commands; it runs none.
 """
 
 import os
@@ -21,12 +21,12 @@ TRANSFORMERS = "5.23.0"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A server that is measured.
+    """A server to measure.
 
-    setup: returns the commands that install it, which run once, with `tools` in front of PATH.
-    serve: returns the command that starts it, from root, checkpoint folder and port.
-    prepare: returns the commands that run once per checkpoint, from root and checkpoint folder.
-    without: fields of our load client that it refuses.
+    setup: returns the commands that install the server. They run once, with `tools` in front of PATH.
+    serve: takes root, checkpoint folder and port; returns the command that starts the server.
+    prepare: takes root and checkpoint folder; returns the commands that run once per checkpoint.
+    without: request fields of our load client that the server refuses.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Peer:
 
 
 def sluice_flags(folder: Path, weights: str = "bf16", safetensors: bool = False) -> Command:
-    """Returns the flags with which Sluice serves a checkpoint in one of WEIGHTS.
+    """Returns the flags with which Sluice serves a checkpoint. weights: one of WEIGHTS.
 
     folder: the checkpoint in bfloat16.
-    safetensors: whether few bits come from this checkpoint and --quantization, and not from the GGUF file.
+    safetensors: whether to quantize this checkpoint (--quantization) instead of reading the quantized GGUF file.
     """
     if weights == "bf16":
         return ["--model", str(folder)]
@@ -54,7 +54,7 @@ def sluice_flags(folder: Path, weights: str = "bf16", safetensors: bool = False)
 
 
 def _sluice(root: Path, folder: Path, port: int) -> Command:
-    """Returns Sluice's command, without drafts: a model with random weights repeats itself, so drafts would flatter."""
+    """Returns Sluice's command. Drafts are off, because a model with random weights repeats itself."""
     return [
         sys.executable, "-m", "deploy.cli.main", "serve", *sluice_flags(folder),
         "--served-model-name", "m", "--port", str(port), "--worker-metrics-port", "0", "--max-batch-size", "32",
@@ -119,14 +119,14 @@ PEERS = {
 
 
 def configured(flags: str) -> Peer:
-    """Returns Sluice as one more peer, with more flags of `sluice serve`. The names of peer and log show the flags."""
+    """Returns Sluice with more flags of `sluice serve`, as an additional peer. Its name and log show the flags."""
     words = shlex.split(flags)
     name = " ".join([PEERS["sluice"].name, *words]).replace(os.sep, "_")
     return replace(PEERS["sluice"], name=name, serve=lambda *where: [*_sluice(*where), *words])
 
 
 def in_weights(peer: Peer, weights: str, isa: str, safetensors: bool) -> Peer:
-    """Returns Sluice or llama.cpp with weights in one of WEIGHTS on one of ISAS. Others are returned as they are."""
+    """Returns Sluice or llama.cpp set to a weight format and an instruction set. Other peers are returned unchanged."""
     if peer.name == "llama.cpp":
         return replace(
             peer,

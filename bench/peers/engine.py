@@ -1,7 +1,7 @@
 """Compares the engines of Sluice and llama.cpp without HTTP: `python -m bench.peers.engine --help`.
 
-Both run the same weights on the same instruction set, in turns. It takes half a minute per row of the table, so it is
-the tool for tuning kernels; `python -m bench.peers` compares what clients see.
+Both run the same weights on the same instruction set, in turns. A row of the table takes half a minute, so use this for
+tuning kernels; `python -m bench.peers` compares what clients see.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ DECODES = (1, 8, 32)
 COUNTS = {"prefill": f"prefill {LONG}", **{f"decode{count}": f"decode {count}" for count in DECODES}}
 FLAGS = ("--kv-cache-gb", "1", "--max-batch-size", "32", "--max-seq-len", "2048", "--speculation", "off")
 
-Rates = dict[str, float]  # tokens per second by the name of a measurement of COUNTS
+Rates = dict[str, float]  # measurement (a key of COUNTS) → tokens per second
 
 
 def main(words: list[str]) -> int:
@@ -75,7 +75,7 @@ def _parser() -> Parser:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The case that one row of the table compares."""
+    """The settings that a row of the table compares."""
 
     root: Path
     folder: Path
@@ -116,7 +116,7 @@ def _ratio(value: float) -> str:
 
 
 def _prepare(case: Case) -> None:
-    """Builds llama.cpp and makes the file of this case, and no other: a large shape has no file in full precision."""
+    """Builds llama.cpp and makes only this case's file, because a large shape has no file in full precision."""
     install(in_weights(PEERS["llama.cpp"], case.weights, case.isa, case.safetensors), case.root, case.folder)
 
 

@@ -1,6 +1,6 @@
 """Writes a random checkpoint of bench/checkpoints.py as a bf16 GGUF file: `python gguf_file.py FOLDER OUT.gguf`.
 
-Metadata and layout are those that llama.cpp's converter writes; tests/gguf_files.py uses them, too.
+Metadata and tensor layout are as llama.cpp's converter writes them. tests/gguf_files.py also uses this module.
 """
 
 import json
@@ -18,7 +18,7 @@ from torch import Tensor
 from bench.peers.gguf_layout import stored_columns, stored_numbers, stored_rows
 from bench.peers.gguf_values import hyperparameters, rotary_factors
 
-ARCHITECTURES = {  # model_type → architecture, where they differ
+ARCHITECTURES = {  # transformers' model_type → GGUF's architecture, where they differ
     "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
     "gemma3_text": "gemma3", "gemma4_text": "gemma4", "ministral3": "mistral3", "olmo3": "olmo2",
     "glm4_moe": "glm4moe", "qwen3_next": "qwen3next", "cohere": "command-r", "hunyuan_v1_dense": "hunyuan-dense",
@@ -43,7 +43,7 @@ def main(folder: Path, out: Path) -> None:
     if config["model_type"] == "gemma4_text":
         writer.add_tensor("rope_freqs.weight", rotary_factors(config))
     for name, weight in load_file(folder / "model.safetensors").items():
-        if not name.startswith(("lm_head", "mtp.")):  # a tied head, and a head for drafts, are not written
+        if not name.startswith(("lm_head", "mtp.")):  # omits a tied head and an MTP head
             _tensor(writer, stored_name(names, name), name, weight, config)
     finish(writer)
 
@@ -53,13 +53,13 @@ def architecture(config: Config) -> str:
 
 
 def name_map(config: Config) -> gguf.TensorNameMap:
-    """Returns the library's map from names of Hugging Face to names of GGUF."""
+    """Returns the gguf library's map from Hugging Face tensor names to GGUF tensor names."""
     arch = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture(config))
     return gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
 
 
 def stored_name(names: gguf.TensorNameMap, name: str) -> str:
-    """Returns the name of a tensor in GGUF. name: of Hugging Face."""
+    """Returns a tensor's name in GGUF. name: the tensor's Hugging Face name."""
     for end, other in RENAMED.items():
         name = f"{name.removesuffix(end)}{other}" if name.endswith(end) else name
     found = names.get_name(name, (".weight", ".bias", ".scale"))
@@ -68,7 +68,7 @@ def stored_name(names: gguf.TensorNameMap, name: str) -> str:
 
 
 def write_metadata(writer: gguf.GGUFWriter, folder: Path, config: Config, file_type: gguf.LlamaFileType) -> None:
-    """Writes all that is no tensor: hyperparameters from `config`, and the folder's tokenizer."""
+    """Writes everything except tensors: hyperparameters from `config`, and the folder's tokenizer."""
     writer.add_name("random")
     hyperparameters(writer, config)
     writer.add_vocab_size(config["vocab_size"])
@@ -78,9 +78,9 @@ def write_metadata(writer: gguf.GGUFWriter, folder: Path, config: Config, file_t
 
 
 def vocabulary(tokenizer: Config, size: int, *, pre: str = "gpt-2") -> dict[str, Any]:
-    """Returns the metadata of a tokenizer.json of byte-level BPE.
+    """Returns the GGUF metadata of a byte-level BPE tokenizer. tokenizer: the content of tokenizer.json.
 
-    size: of the embedding, whose last rows may have no token.
+    size: number of rows of the embedding. The last rows may have no token.
     """
     texts, types = [f"[PAD{i}]" for i in range(size)], [int(gguf.TokenType.UNUSED)] * size
     for text, token in tokenizer["model"]["vocab"].items():

@@ -1,7 +1,7 @@
-"""Changes tensors as llama.cpp's converter does. Arrays hold numbers, or bytes of blocks by row.
+"""Changes tensors as llama.cpp's converter does. Arrays hold numbers, or each row's quantized blocks as bytes.
 
-paired rows     the two halves of each head of queries and keys become pairs, where llama.cpp rotates neighbours
-tiled heads     the value heads of recurrent layers: the first of every key head, then the second, and so on
+paired rows     interleaves the two halves of each query and key head, where llama.cpp rotates neighbouring rows
+tiled heads     value heads of recurrent layers: first the first value head of every key head, then every second, ...
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 PAIRED_MODELS = (
     "llama", "mistral", "mixtral", "ministral3", "smollm3", "granite", "granitemoe", "granitemoehybrid", "arcee",
 )  # fmt: skip
-SHIFTED_MODELS = (  # norms are 1 + weight
+SHIFTED_MODELS = (  # models whose norms multiply by 1 + weight
     "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron",
 )  # fmt: skip
 TILED_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
@@ -29,7 +29,7 @@ ROWS_OF_VALUE_HEADS = ("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight
 
 
 def stored_rows(name: str, rows: Array, config: Config) -> Array:
-    """Returns the rows of a tensor in the order of the file. name: of Hugging Face."""
+    """Returns the rows of a tensor in the order of the GGUF file. name: the tensor's Hugging Face name."""
     if heads := _heads_to_pair(name, config):
         parts = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
         return np.ascontiguousarray(parts.swapaxes(1, 2).reshape(rows.shape))
@@ -45,19 +45,19 @@ def stored_rows(name: str, rows: Array, config: Config) -> Array:
 
 
 def stored_columns(name: str, numbers: Array, config: Config) -> Array:
-    """Returns the columns of a weight in the order of the file."""
+    """Returns the columns of a weight in the order of the GGUF file."""
     order = _column_order(name, config)
     return numbers if order is None else np.ascontiguousarray(numbers[:, order])
 
 
 def original_columns(name: str, numbers: Array, config: Config) -> Array:
-    """Is the inverse of stored_columns."""
+    """Undoes stored_columns: returns the columns in Hugging Face order."""
     order = _column_order(name, config)
     return numbers if order is None else np.ascontiguousarray(numbers[:, np.argsort(order)])
 
 
 def stored_numbers(name: str, numbers: Array, config: Config) -> Array:
-    """Returns numbers in the layout of the file: decays as -exp(A_log), norms plus 1, kernels without a dimension."""
+    """Converts a tensor to GGUF: A_log becomes -exp(A_log), some norms get 1 added, kernels lose a dimension of 1."""
     if name.endswith(".A_log"):
         numbers = -np.exp(numbers)
     if config["model_type"] in SHIFTED_MODELS and name.endswith("norm.weight") and ".linear_attn." not in name:
@@ -86,6 +86,6 @@ def _column_order(name: str, config: Config) -> npt.NDArray[np.int64] | None:
 
 
 def _tiled(config: Config, size: int) -> npt.NDArray[np.int64]:
-    """Returns, for each row of the file, its index in the Hugging Face weight. size: rows of one value head."""
+    """Returns, for each row of the GGUF file, its index in the Hugging Face weight. size: rows per value head."""
     key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     return np.arange(value_heads * size).reshape(key_heads, -1, size).swapaxes(0, 1).ravel()

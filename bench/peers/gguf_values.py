@@ -1,4 +1,4 @@
-"""The hyperparameters that llama.cpp's converter writes, from a config.json in the spelling of transformers 5."""
+"""Writes the hyperparameters that llama.cpp's converter writes, from a config.json of transformers 5."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,16 +10,16 @@ import numpy.typing as npt
 Config = Mapping[str, Any]
 
 SCALINGS = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
-# The converter writes no head size for these.
+# The converter writes no head size for these model types.
 WITHOUT_HEAD_DIM = ("granite", "granitemoe", "granitemoehybrid", "olmo2", "olmoe")
-WITH_PATTERN = ("olmo3", "exaone4", "gemma4_text")  # for these, it writes which layers have a window
+WITH_PATTERN = ("olmo3", "exaone4", "gemma4_text")  # the converter writes which layers have a window
 EPSILONS = {
     "cohere": "layer_norm_eps",
     "cohere2": "layer_norm_eps",
     "starcoder2": "norm_epsilon",
     "nemotron": "norm_eps",
 }
-WITHOUT_WINDOW = ("starcoder2",)  # for these, it writes no window
+WITHOUT_WINDOW = ("starcoder2",)  # the converter writes no window
 
 
 def hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:
@@ -118,7 +118,7 @@ def _gemma4(writer: gguf.GGUFWriter, config: Config) -> None:
 
 
 def rotary_factors(config: Config) -> npt.NDArray[np.float32]:
-    """Returns what Gemma 4's frequencies of layers without a window are divided by: 1e30 means not rotated."""
+    """Returns the divisors of the rotary frequencies in Gemma 4's layers without a window. 1e30: not rotated."""
     half = next(iter(config["per_layer_config"].values()))["head_dim"] // 2
     rotated = int(half * config["rope_parameters"]["full_attention"]["partial_rotary_factor"])
     return np.array([1.0] * rotated + [1e30] * (half - rotated), np.float32)

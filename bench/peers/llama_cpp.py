@@ -1,7 +1,7 @@
-"""llama.cpp as data: how it is built for every instruction set, its files in every weight format, its commands.
+"""llama.cpp as data: its builds for every instruction set, its files in every weight format, and its commands.
 
-One build has a library for each kind of CPU. A program loads the best library that lies beside it and runs on this
-CPU. So a folder with links to the programs and to one library is llama.cpp for one instruction set.
+One build has a library for each kind of CPU. A program loads the best library in its folder that this CPU supports.
+So a folder with links to the programs and to one library fixes the instruction set.
 """
 
 import os
@@ -26,26 +26,26 @@ PROGRAMS = (
 )
 BUILD = "lcpp-build"  # folder under root
 WEIGHTS = ("bf16", "q8_0", "q4_0", "q4_k_m")  # formats for models of any shape
-ANY_WEIGHTS = (*WEIGHTS, "mxfp4", "q4_1")  # mxfp4: of experts; q4_1: of the packaged real model
+ANY_WEIGHTS = (*WEIGHTS, "mxfp4", "q4_1")  # mxfp4: for experts only; q4_1: for the packaged real model only
 
 
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """One instruction set for both sides: the value of SLUICE_ISA, and the name of llama.cpp's library for it."""
+    """An instruction set. sluice: its value of SLUICE_ISA; llama_cpp: the name of llama.cpp's library for it."""
 
     sluice: str
     llama_cpp: str
 
 
-# GCC 12 believes that loading a tile configuration reads 8 of its 64 bytes, and leaves the others unwritten: the first
-# tile operation then ends the process. With this change to llama.cpp's source it writes all of them.
+# GCC 12 assumes that loading a tile configuration reads 8 of its 64 bytes, and never writes the other bytes. The first
+# tile operation then crashes. This change to llama.cpp's source makes GCC write all 64 bytes.
 TILE_FIX = (
     "s/alignas(64) tile_config_t tc = {}/alignas(64) volatile tile_config_t tc = {}/; "
     "s/_tile_loadconfig(&tc)/_tile_loadconfig((const void *)\\&tc)/"
 )
 
 ISAS = {
-    "best": Isa("", ""),  # the instruction set that each program finds by itself
+    "best": Isa("", ""),  # each program chooses by itself
     "avx2": Isa("avx2", "haswell"),
     "avx2+vnni": Isa("avx2", "alderlake"),
     "avx512": Isa("avx512", "icelake"),
@@ -59,8 +59,8 @@ def threads() -> str:
 
 
 def setup(root: Path) -> list[Command]:
-    """Returns the commands that build all programs, and the libraries of all CPUs of ISAS, in an environment with cmake
-    and ninja under root/lcpp."""
+    """Returns the commands that build all programs and the libraries for all ISAS. cmake and ninja are installed in an
+    environment under root/lcpp."""
     sdist = root / "sdist"
     source = sdist / SOURCE / "vendor/llama.cpp"
     off = ["BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_UI", "USE_PREBUILT_UI", "BUILD_APP", "OPENSSL"]
@@ -91,20 +91,20 @@ def prepare(root: Path, folder: Path, weights: str, isa: str) -> list[Command]:
 
 
 def gguf(folder: Path, weights: str) -> Path:
-    """Returns the path of a checkpoint's GGUF file, which lies beside its folder. weights: one of WEIGHTS."""
+    """Returns the path of a checkpoint's GGUF file, next to the checkpoint's folder. weights: one of WEIGHTS."""
     return folder.with_name(f"{folder.name}-{weights}.gguf")
 
 
 def requantize(root: Path, source: Path, folder: Path) -> list[Command]:
-    """Returns the command that converts a GGUF file to the bf16 file of a checkpoint; none if that file exists."""
+    """Returns the command that converts a GGUF file to a checkpoint's bf16 file. Empty if the bf16 file exists."""
     to = gguf(folder, "bf16")
     quantize = str(programs(root) / "llama-quantize")
     return [] if to.exists() else [[quantize, "--allow-requantize", str(source), str(to), "BF16", threads()]]
 
 
 def link(root: Path, isa: str) -> list[Command]:
-    """Returns the commands that make the folder of programs for `isa`. The links are hard, as a program looks for
-    libraries where it really lies."""
+    """Returns the commands that make the folder of programs for `isa`. They make hard links, because a program resolves
+    symbolic links before it looks for libraries in its folder."""
     to, built = programs(root, isa), root / BUILD / "bin"
     if to.exists():
         return []
@@ -118,8 +118,8 @@ def link(root: Path, isa: str) -> list[Command]:
 
 
 def _convert(root: Path, folder: Path, weights: str) -> list[Command]:
-    """A folder without weights (LARGE in bench/checkpoints.py) gets random ones. Raises BenchError for a real model
-    (PACKAGED there) in other weights than its file has."""
+    """Returns the commands that make the GGUF file, with random weights for a shape of LARGE (bench/checkpoints.py).
+    Raises BenchError for a real model (PACKAGED) in another weight format than its file has."""
     to, full = gguf(folder, weights), gguf(folder, "bf16")
     if weights != PACKAGED.get(folder.name, weights):
         raise BenchError(f"{folder.name} is measured in {PACKAGED[folder.name]} only: its one file has these weights")

@@ -1,9 +1,9 @@
-"""Compares the time to the first token of questions about pictures, between servers that run already.
+"""Compares servers that already run: the time to the first token of questions about pictures.
 
     python -m bench.peers.pictures http://127.0.0.1:8000 http://127.0.0.1:8080 [--sides 448,1024] [--rounds 3]
 
-Servers are asked in turns, each twice about a picture that it has not seen before. A server that keeps what it has
-computed of a picture answers the second question sooner. Figures are medians, and ratios to the first server.
+Servers are asked in turns. Each gets two questions about a new picture. A server that caches its results for a picture
+answers the second question sooner. Figures are medians, and ratios to the first server.
 """
 
 import base64
@@ -27,7 +27,7 @@ from shared.config import ConfigError
 from shared.flags import Parser
 
 SIDES = ("224", "448", "512", "896", "1024", "2048")  # pixels
-COARSE = 16  # pixels of a square of one colour, so that files are small
+COARSE = 16  # side in pixels of one-coloured squares, which keep files small
 QUESTIONS = ("What is this?", "Which colours has it?")
 TIMEOUT_S = 300.0
 
@@ -49,7 +49,7 @@ def compare(args: Namespace) -> str:
     """Returns the table in Markdown. Raises BenchError if a server does not answer."""
     targets = [running(url, "") for url in args.urls]
     seed = time.time_ns()
-    for target in targets:  # the first picture starts processes that decode
+    for target in targets:  # starts the server's image-decoding processes before measuring
         first_token(target.url, target.model, picture(64, seed), QUESTIONS[0])
     rows = [["picture, question", *args.urls, *(f"ratio {place}" for place in range(2, len(targets) + 1))]]
     for side in map(int, args.sides):
@@ -76,7 +76,7 @@ def picture(side: int, seed: int) -> str:
 
 
 def first_token(url: str, model: str, shown: str, question: str) -> float:
-    """Returns the seconds until the answer begins, and reads all of it. Raises BenchError if it has no token."""
+    """Reads a whole answer and returns the seconds until it begins. Raises BenchError if it has no token."""
     parts = [{"type": "image_url", "image_url": {"url": shown}}, {"type": "text", "text": question}]
     body = {"model": model, "messages": [{"role": "user", "content": parts}], "max_tokens": 2, "stream": True}
     headers = {"Content-Type": "application/json"}

@@ -1,10 +1,10 @@
-"""Writes random weights of a large shape as a GGUF file in few bits, tensor by tensor, without a copy in more bits.
+"""Writes random few-bit weights of a large shape as a GGUF file, tensor by tensor, without 16-bit weights.
 
     python -m bench.peers.random_gguf [--weights q4_k_m] FOLDER OUT.gguf
 
 FOLDER has a config.json and a tokenizer (LARGE in bench/checkpoints.py). The blocks are random bytes with scales that
-give every weight a standard deviation of about 0.02. That of the embedding is 1, so that the tokens of a batch differ
-in all layers and choose different experts. Formats are mixed as llama.cpp does:
+give every weight a standard deviation of about 0.02. The embedding's standard deviation is 1, so that the tokens of a
+batch differ in all layers and choose different experts. Formats are mixed as llama.cpp does:
 
     q4_k_m  values, feed-forward outputs of half of the layers, and the head are Q6_K, the rest Q4_K
     q4_0    the head is Q6_K
@@ -131,7 +131,7 @@ def _write_tensors(writer: gguf.GGUFWriter, listed: list[tuple[str, Shape, Type]
 
 
 def _stored_shape(shape: Shape, kind: Type) -> Shape:
-    """Returns the shape of the bytes, or of the numbers of F32."""
+    """Returns the shape of a tensor's stored array: bytes for quantized formats, numbers for F32."""
     numbers, nbytes = gguf.GGML_QUANT_SIZES[kind]
     return shape if kind == Type.F32 else (*shape[:-1], shape[-1] // numbers * nbytes)
 
@@ -155,7 +155,7 @@ def tensors(config: Mapping[str, Any], weights: str) -> Iterator[tuple[str, Shap
 
 
 def _shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
-    """Returns the shapes of all tensors that a model of any served architecture with these sizes may have."""
+    """Returns the shape of each tensor that a model with these sizes may have, in any served architecture."""
     hidden, inner, head, vocab = (
         config[name] for name in ("hidden_size", "intermediate_size", "head_dim", "vocab_size")
     )

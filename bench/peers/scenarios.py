@@ -19,7 +19,7 @@ from bench.client.summary import COMMON_TOKENS, percentile, summarize
 Figures = dict[str, float]
 
 PROMPT, NEW, LONG = 128, 64, 1024
-NEW_PER_STREAM = 4  # further new tokens for each stream, so that all still run when the last prompt is computed
+NEW_PER_STREAM = 4  # more new tokens per stream, so that all streams still run when the last prompt is computed
 ARRIVALS, EVERY_S, RUNNING = 6, 1.5, 4
 
 
@@ -94,7 +94,7 @@ def _concurrent(count: int) -> Scenario:
 
 
 def _arriving_calls(prompts: Prompts) -> list[Call]:
-    """Returns calls of which some are running streams while long prompts arrive."""
+    """Returns calls for RUNNING streams, and long prompts that arrive while these streams run."""
     running = [Call(0.0, prompts.text(PROMPT), 2 * NEW) for _ in range(RUNNING)]
     return running + [Call((i + 1) * EVERY_S, prompts.text(LONG), 4) for i in range(ARRIVALS)]
 

@@ -1,4 +1,4 @@
-"""Runs all servers at once with one of them active, so that figures are compared within the same minutes.
+"""Keeps all servers started but only one active, so that their figures are measured within the same minutes.
 
 Servers that are not being measured are stopped (SIGSTOP), so that they use no CPU time.
 """
@@ -23,7 +23,7 @@ from bench.peers.catalog import Peer
 from bench.peers.llama_cpp import Command
 
 START_S = 900.0
-RESUME_S = 1.0  # time for the processes of one server to reconnect after a stop
+RESUME_S = 1.0  # time for a server's processes to reconnect after SIGCONT
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class PeerServer:
 
 
 def install(peer: Peer, root: Path, folder: Path) -> None:
-    """Installs a peer unless that is done already; it takes minutes and gigabytes. Raises BenchError."""
+    """Installs a peer unless it is already installed; this takes minutes and gigabytes. Raises BenchError."""
     root.mkdir(parents=True, exist_ok=True)
     done = root / f"{peer.name}.done"
     if not done.exists():
@@ -59,7 +59,7 @@ def install(peer: Peer, root: Path, folder: Path) -> None:
 
 @contextmanager
 def started_peers(peers: list[Peer], root: Path, folder: Path) -> Iterator[list[PeerServer]]:
-    """Starts the servers one after another and stops each once it serves. Always ends them on exit."""
+    """Starts the servers one after another and pauses each (SIGSTOP) once it serves. Always ends them on exit."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(_serving(peer, root, folder)) for peer in peers]
 
@@ -85,7 +85,7 @@ def launched(peer: Peer, root: Path, folder: Path) -> Iterator[tuple[Target, psu
 
 
 def wait_until_alive(peer: Peer, target: Target, process: psutil.Process) -> None:
-    """Raises BenchError if the server ends or does not answer in time; its log says why."""
+    """Waits until the server is alive. Raises BenchError if it ends or does not answer in time; its log says why."""
     _wait(target.url + peer.alive, process)
 
 

@@ -18,7 +18,7 @@ PROMPT = "def main"
 MORE_SEQUENCES = {
     "sluice": ["--max-batch-size", "256"],
     "vllm": ["--max-num-seqs", "256"],
-}  # these flags override the catalog's
+}  # flags added to the catalog's, which they override
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ def _measured(server: PeerServer, streams: int, tokens: int) -> Cost:
 
 
 def _processes(root: psutil.Process, port: int) -> tuple[Process, list[Process]]:
-    """Returns the process that accepts connections at `port`, and the others. Parents pass their sockets on, so the
-    youngest process that listens is the one that accepts."""
+    """Returns the process that accepts connections at `port`, and all others. Parents pass their sockets on to their
+    children, so of the listening processes, the youngest accepts connections."""
     family = [root, *root.children(recursive=True)]
     front = [one.pid for one in family if port in _listens(one)][-1]
     return Process(front, port), [Process(one.pid, port) for one in family if one.pid != front]

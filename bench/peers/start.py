@@ -31,7 +31,7 @@ from shared.config import ConfigError
 from shared.flags import Parser
 
 COMPARED = ("sluice", "llama.cpp")
-# A small pool for K/V, so that large weights leave room for it. The last flag of a name wins.
+# A small K/V pool, so that it fits beside large weights. If a flag is given twice, the last value counts.
 POOL = {"llama.cpp": ["-c", "4096", "-np", "4"]}
 OUR_POOL = ["--kv-cache-gb", "0.5"]
 
@@ -78,7 +78,7 @@ def with_small_pool(peer: Peer) -> Peer:
 
 
 def start(peer: Peer, root: Path, folder: Path) -> tuple[float, float, float]:
-    """Returns the seconds until the server answers and until the first token, and the memory in GB after it."""
+    """Returns the seconds until the server answers, those until the first token, and then the memory in GB."""
     prompts = Prompts(Tokenizer.from_file(str(folder / "tokenizer.json")), f"start {time.time()}")
     begun = time.perf_counter()
     with launched(peer, root, folder) as (target, process):

@@ -1,9 +1,9 @@
-"""What it costs to compare ranks: their residual streams in every step, and their weights at start.
+"""Measures the time to compare two ranks: their residual streams in every step, and their weights at start.
 
     python -m bench.ranks.checks --model FOLDER
 
-Two processes exchange checksums of rows as wide as the model's. Then this process loads the part of rank 0, and reads
-the part of the other rank as rank 0 does at start.
+Two processes exchange checksums of rows as wide as the model's hidden size. Then this process loads rank 0's share of
+the weights, and reads the other rank's share, as rank 0 does at start.
 """
 
 import argparse
@@ -23,16 +23,16 @@ from worker.ranks.checks import checksum, checksums, checksums_from_checkpoint, 
 
 ROUNDS = 300
 ROWS = (1, 8, 32, 512)
-MOST_LOGITS = 32  # rows of a step whose logits are computed
+MOST_LOGITS = 32  # maximum number of rows per step whose logits are computed
 
 
 def seconds_of_check(ranks: RanksC, rows: int, width: int) -> float:
-    """Returns how long a rank takes to compare a step of so many rows: the median."""
+    """Returns the median seconds in which a rank compares a step of `rows` rows."""
     stream = torch.randn(rows, width).bfloat16()
     normed = stream[:MOST_LOGITS].clone()
     took = []
     for _ in range(ROUNDS):
-        ranks.gather(torch.zeros(1, 1, dtype=torch.int64))  # both begin at once
+        ranks.gather(torch.zeros(1, 1, dtype=torch.int64))  # synchronizes the two ranks
         begun = time.perf_counter()
         own = checksum(normed, checksum(stream))
         differing(ranks.gather(torch.tensor([[own]])).flatten().tolist())
@@ -42,7 +42,7 @@ def seconds_of_check(ranks: RanksC, rows: int, width: int) -> float:
 
 def compare_steps(width: int) -> None:
     memory = mmap.mmap(-1, shared_bytes(1 << 16))
-    torch.set_num_threads(1)  # a process with threads of its own must not fork
+    torch.set_num_threads(1)  # a process with more than one thread must not fork
     child = os.fork()
     ranks = RanksC(memory, 0 if child else 1, 2)
     found = {rows: seconds_of_check(ranks, rows, width) for rows in ROWS}

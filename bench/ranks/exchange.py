@@ -1,9 +1,9 @@
-"""What an exchange of rows between ranks costs, by shared memory and by TCP, and by torch.distributed's gloo.
+"""Measures an exchange of rows between two ranks: by shared memory, by TCP, and by torch.distributed's gloo.
 
     python -m bench.ranks.exchange [--width 1024]
 
-Two processes of this machine take turns of each way with the same rows, so the network itself costs nothing here: what
-is left is what the system and the libraries cost. Across hosts, add the latency of the network to each exchange.
+Two processes on this machine exchange the same rows in each way. No network is involved, so the times are those of the
+operating system and the libraries. Across hosts, add the network's latency to each exchange.
 """
 
 import argparse
@@ -52,10 +52,10 @@ def by_gloo(port: int, rank: int) -> Gather:
 
 
 def seconds(gather: Gather, align: RanksC, rows: int, columns: int) -> float:
-    """Returns how long a rank takes to exchange so many rows of so many columns: the median."""
+    """Returns the median seconds in which a rank exchanges `rows` rows of `columns` columns."""
     own, took = torch.randn(rows, columns).bfloat16(), []
     for _ in range(ROUNDS):
-        align.gather(torch.zeros(1, 1))  # both begin at once
+        align.gather(torch.zeros(1, 1))  # synchronizes the two ranks
         begun = time.perf_counter()
         gather(own)
         took.append(time.perf_counter() - begun)
@@ -67,7 +67,7 @@ def compare(width: int) -> None:
     links = tcp_pair()
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    torch.set_num_threads(1)  # a process with threads of its own must not fork
+    torch.set_num_threads(1)  # a process with more than one thread must not fork
     child = os.fork()
     rank = 0 if child else 1
     align = RanksC(shared[0], rank, 2)

@@ -1,14 +1,14 @@
-"""Kills and stops the ranks of a worker, again and again, while streams run.
+"""Repeatedly kills (SIGKILL) or stops (SIGSTOP) ranks of a worker while streams run.
 
     python -m bench.ranks.faults --ranks 2 --faults 20 --streams 16 [--stages 2] [--hosts]
 
-Each client asks for answers one after another, sampled with its own seeds. In turns, a rank gets SIGKILL or SIGSTOP in
-the middle of all streams. Every answer is compared with the one that a server without faults gave. A request that no
-worker has admitted when a worker dies is answered with 503, and asked again; that counts as refused, not as lost.
+Each client asks for answers one after another, sampled with its own seeds. The ranks get SIGKILL or SIGSTOP in turn
+while all streams run. Every answer is compared with the answer of a server without faults. If a worker dies before it
+has admitted a request, the request is answered with 503 and the client asks again; this counts as refused, not as lost.
 The exit code is 1 if an answer is wrong or a stream is lost.
 
-With --hosts, the ranks find each other as those of several hosts do, and exchange rows by TCP. All get SIGKILL only: on
-another host, nobody here could end a stopped process.
+With --hosts, the ranks connect as on several hosts, and exchange rows by TCP. Only SIGKILL is sent, because a process
+that is stopped on another host could not be ended from here.
 """
 
 import argparse
@@ -39,7 +39,7 @@ NAP_S = 0.05
 
 @dataclass
 class Seen:
-    """What the clients saw. pauses: in seconds, the longest of each answer that a client received."""
+    """What the clients observed. pauses: the longest pause of each answer, in seconds."""
 
     pauses: list[float] = field(default_factory=list)
     answers: int = 0
@@ -68,7 +68,8 @@ def serving(model: str, flags: Sequence[str], variables: Mapping[str, str] | Non
 
 @contextmanager
 def other_hosts(model: str, ranks: int, flags: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Keeps all ranks but 0 running, as something on their hosts would. Yields the variables of rank 0."""
+    """Runs all ranks but rank 0 and restarts them when they end, as a supervisor on other hosts would.
+    Yields the environment variables of rank 0."""
     group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-m", "deploy.cli.main", "worker", "--model", model, "--device", "cpu", *flags]
     running: dict[int, subprocess.Popen[bytes]] = {}
@@ -97,7 +98,7 @@ def other_hosts(model: str, ranks: int, flags: Sequence[str]) -> Iterator[dict[s
 
 
 def ready(url: str) -> dict[str, Any]:
-    """Returns the worker's part of /stats as soon as it is ready. Raises TimeoutError."""
+    """Waits until the worker is ready and returns the worker's part of /stats. Raises TimeoutError."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         try:
@@ -143,7 +144,7 @@ def read(lines: Iterator[str], seen: Seen) -> list[int]:
 
 
 def client(url: str, seed: int, tokens: int, expected: list[int], seen: Seen, stop: threading.Event) -> None:
-    """Asks until `stop` is set."""
+    """Sends requests one after another until `stop` is set, and compares each answer with `expected`."""
     while not stop.is_set():
         try:
             found = ask(url, seed, tokens, seen)
@@ -155,7 +156,8 @@ def client(url: str, seed: int, tokens: int, expected: list[int], seen: Seen, st
 
 
 def strike(url: str, ranks: int, number: int, signals: Sequence[signal.Signals]) -> tuple[int, str, float]:
-    """Sends a signal to a rank. Returns the rank, the signal, and the seconds until the next worker is ready."""
+    """Sends fault number `number` to a rank. Returns the rank, the signal's name, and the seconds until the worker is
+    ready again. Ranks and signals take turns."""
     pids = [rank["pid"] for rank in ready(url)["ranks"]]
     victim, sent = number % ranks, signals[number // ranks % len(signals)]
     begun = time.monotonic()
@@ -188,7 +190,7 @@ def measure(asked: argparse.Namespace) -> Seen:
 def strike_all(
     asked: argparse.Namespace, url: str, expected: Sequence[list[int]], seen: Seen, stop: threading.Event
 ) -> None:
-    """Strikes the ranks of a server while clients ask."""
+    """Sends all faults to a server's ranks while clients send requests."""
     signals = SIGNALS[:1] if asked.hosts else SIGNALS
     with ThreadPoolExecutor(asked.streams) as pool:
         clients = [

@@ -32,7 +32,7 @@ HEAD = (
     "| format | computed by | tokens | perplexity | to full | KL, nats per token | same top-1 |\n"
     "|---|---|--:|--:|--:|--:|--:|"
 )
-PATTERNS = {  # find figures in the output of llama-perplexity
+PATTERNS = {  # regular expressions that find figures in llama-perplexity's output
     "perplexity": r"Mean PPL\(Q\) +: +([\d.]+)",
     "full": r"Mean PPL\(base\) +: +([\d.]+)",
     "kl": r"Mean +KLD: +([-\d.]+)",
@@ -42,13 +42,13 @@ PATTERNS = {  # find figures in the output of llama-perplexity
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The predictions of one side in one format."""
+    """How well one engine (Sluice or llama.cpp) predicts in one format."""
 
     format: str
     side: str
     tokens: int
     perplexity: float
-    full: float  # the full model's perplexity, of the same tokens
+    full: float  # perplexity of the unquantized model on the same tokens
     kl: float
     agreement: float  # a share of 1
 
@@ -63,13 +63,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """base: the file of the full model's log-probabilities; count: how many of its windows Sluice predicts."""
+    """Measures rows. base: the file of the full model's log-probabilities; count: how many windows Sluice predicts."""
 
     files: Files
     base: Path
     window: int
     count: int
-    of_base: int  # windows in base, which llama.cpp predicts all
+    of_base: int  # number of windows in base; llama.cpp predicts all of them
 
     def sluice(self, name: str, isa: str) -> Row:
         form = FORMATS[name]
@@ -166,7 +166,7 @@ def _model(given: Path | None) -> Path:
 
 
 def _prepare_llama_cpp(files: Files, isas: Sequence[str], text: str, ids: list[int]) -> None:
-    """Builds llama.cpp, and says whether its tokens of the text are ours. It is given our tokens in any case."""
+    """Builds llama.cpp, and reports whether it tokenizes the text as we do. It gets our token ids in any case."""
 
     def link(root: Path, folder: Path) -> list[Command]:
         return [command for isa in isas for command in llama_cpp.link(root, isa)]
@@ -180,7 +180,7 @@ def _prepare_llama_cpp(files: Files, isas: Sequence[str], text: str, ids: list[i
 
 
 def _base(files: Files, windows: list[Window]) -> Path:
-    """Returns the file with the predictions of the full model. Makes it unless it is there for the same windows."""
+    """Returns the file with the full model's predictions. Makes it unless it already exists for the same windows."""
     base = files.root / f"{files.given.stem}-{len(windows)}x{len(windows[0])}.base"
     asked, text = base.with_suffix(".json"), json.dumps(windows)
     if not (base.exists() and asked.exists() and asked.read_text() == text):
@@ -191,7 +191,7 @@ def _base(files: Files, windows: list[Window]) -> Path:
 
 
 def _json(printed: str) -> dict[str, Any]:
-    """Returns the one line of JSON that predict.py prints among what libraries log."""
+    """Returns the JSON line in the output of predict.py. Other lines are log messages of libraries."""
     (line,) = (line for line in printed.splitlines() if line.startswith("{"))
     found: dict[str, Any] = json.loads(line)
     return found

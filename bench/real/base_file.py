@@ -1,8 +1,8 @@
-"""The file in which `llama-perplexity` keeps the log-probabilities of a full model, which both sides compare with.
+"""The file of a full model's log-probabilities, in `llama-perplexity`'s format. Both engines are compared with it.
 
-The file has the ids of all windows of the text, so that both sides predict the same tokens. Only the second half of a
-window is predicted, so that each token has some text before it. Log-probabilities have 16 bits, in steps of a row's
-range, which is at most 16 nats: less likely tokens are left out, as in llama.cpp.
+The file has the ids of all windows of the text, so that both engines predict the same tokens. Only the second half of a
+window is predicted, so that each token has some text before it. Log-probabilities are stored in 16 bits, as equal steps
+of a row's range. The range is at most 16 nats; less likely tokens are left out, as in llama.cpp.
 """
 
 import struct
@@ -17,7 +17,7 @@ from torch import Tensor
 
 MAGIC = b"_logits_"
 RANGE, STEPS = 16.0, 65_535
-LEFT_OUT = -1e4  # stands for the log-probability of a token that is left out: its probability is 0
+LEFT_OUT = -1e4  # log-probability of tokens that are left out: their probability becomes 0
 
 Window = list[int]  # token ids
 
@@ -28,7 +28,8 @@ def first_predicted(window: int) -> int:
 
 
 def write(path: Path, windows: Sequence[Window], vocab: int, logits: Iterable[Tensor]) -> None:
-    """Writes windows of one length, and for each the logits [R, vocab] of its second half without the last token."""
+    """Writes windows of equal length and their predictions.
+    logits: for each window, the logits [R, vocab] of its second half without the last token."""
     new = path.with_suffix(".new")
     with new.open("wb") as file:
         file.write(MAGIC + struct.pack("<iii", len(windows[0]), vocab, len(windows)))
@@ -40,10 +41,10 @@ def write(path: Path, windows: Sequence[Window], vocab: int, logits: Iterable[Te
 
 @dataclass(frozen=True, slots=True)
 class BaseFile:
-    """A file that was written, mapped."""
+    """A base file, memory-mapped for reading."""
 
     windows: list[Window]
-    rows: npt.NDArray[np.uint16]  # [windows, R, 4 + vocab]: two float32, then the steps
+    rows: npt.NDArray[np.uint16]  # [windows, R, 4 + vocab]: two float32 (4 columns), then the steps
     vocab: int
 
     @classmethod

@@ -1,7 +1,7 @@
-"""Prints conversations with a running server, to be read as a user would: `python -m bench.real.conversations [URL]`.
+"""Prints conversations with a running server, for a person to read: `python -m bench.real.conversations [URL]`.
 
-Each is streamed and has its finish reason, its usage and its time; a refusal is printed as it came. Texts are printed
-as Python writes them, so that spaces, broken characters and control characters are seen.
+Answers are streamed and printed with finish reason, usage and time; a refusal is printed unchanged. Texts are printed
+as Python literals, which show spaces, broken characters and control characters.
 """
 
 import json
@@ -35,7 +35,7 @@ class Streamed:
 
 
 def pasted(lines: int) -> str:
-    """Returns text that does not repeat, of about 16 tokens a line."""
+    """Returns `lines` different lines of text, of about 16 tokens each."""
     return "\n".join(f"Entry {at}: {at * 7 % 31} boxes of {at * 13 % 97} kg came." for at in range(lines))
 
 
@@ -44,7 +44,7 @@ def asked(text: str, **fields: Any) -> Body:
 
 
 def conversations() -> Iterator[tuple[str, Body]]:
-    """Yields a title and a request of each conversation that has one turn."""
+    """Yields title and request of each single-turn conversation."""
     weather = "What is the weather in Oslo?"
     schema = {"type": "json_schema", "json_schema": {"name": "cat", "strict": True, "schema": CAT}}
     result = [{"role": "assistant", "content": None, "tool_calls": [CALL]},

@@ -1,4 +1,4 @@
-"""Writes the model of a GGUF file as a safetensors checkpoint in float32: the numbers that its blocks stand for."""
+"""Dequantizes the model of a GGUF file to a safetensors checkpoint in float32."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from worker.model.source import open_source
 
 
 def write_dequantized(gguf: Path, folder: Path) -> None:
-    """Writes config and tokenizer as they are served, and the weights."""
+    """Writes config and tokenizer as Sluice translates them from the GGUF file, and the dequantized weights."""
     served = translated([gguf])
     shutil.copytree(served, folder, ignore=shutil.ignore_patterns(INDEX), dirs_exist_ok=True)
     with closing(open_source(served, None)) as source:

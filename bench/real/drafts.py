@@ -1,7 +1,7 @@
 """Measures drafts on a real model's answers: `python -m bench.real.drafts [--new 160] [--rounds 3] [--sequences 1,8]`.
 
-Each task is answered with and without drafts in turns, in one process and thread, as bench/micro/drafts.py does it:
-summaries of prose, functions written again with one change, lists, and stories, which repeat nothing of their prompts.
+Each task is answered with and without drafts in turns, in one process and thread, as in bench/micro/drafts.py. The
+tasks are summaries of prose, functions rewritten with one change, lists, and stories, which repeat no prompt text.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from shared.config import ModelConfig, WorkerConfig
 from shared.gguf.translated import translated
 from worker.engine.load import load_engine
 
-EACH = 8  # requests of a task
+EACH = 8  # number of requests per task
 TEMPERATURES = (0.0, 0.2)  # 0.2 is what the model's authors recommend
 SUBJECTS = ("fruits", "countries of Europe", "programming languages", "animals of the forest", "musical instruments",
             "planets and moons", "things to pack for a journey", "tools of a carpenter")  # fmt: skip
@@ -34,7 +34,7 @@ FUNCTIONS: tuple[Callable[..., object], ...] = (
 
 
 def tasks() -> Iterator[tuple[str, list[str]]]:
-    """Yields the name of each task and what its requests ask."""
+    """Yields the name of each task and the questions of its requests."""
     passages = _passages(EACH)
     yield "summary", [f"Summarize this text in three sentences:\n\n{passage}" for passage in passages]
     yield "edit of code", [f"Add type hints and write the whole function again:\n\n{code}" for code in _sources()]

@@ -1,7 +1,7 @@
-"""The formats that are measured, as data, and their files, which are all made from one GGUF file.
+"""The formats to measure, as data, and their files, which are all made from one GGUF file.
 
-The file is dequantized once, and everything else is made from these numbers, rounded to bfloat16. So float32 is the
-full model, although the published file has few bits itself.
+The GGUF file is dequantized once to float32. All other files are made from these numbers, rounded to bfloat16. So the
+float32 model is the reference, although the published file itself is quantized.
 """
 
 import subprocess
@@ -16,16 +16,16 @@ from bench.gptq_checkpoint import gptq, gptq_config, write
 from bench.peers import llama_cpp
 from bench.real.dequantized import write_dequantized
 
-GROUP = 64  # rows of 576 numbers are no multiple of 128
+GROUP = 64  # not 128, because the model's rows of 576 numbers are no multiple of 128
 BF16 = ("--dtype", "bfloat16")
 FOLDER, GIVEN, GPTQ, AWQ = "safetensors", "given", "gptq", "awq"  # files besides llama_cpp.WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """file: what Sluice reads; flags: of `sluice worker`.
+    """file: the file that Sluice reads; flags: flags of `sluice worker`.
 
-    theirs: what llama.cpp reads, empty if it has no such format; their_flags: of llama-perplexity.
+    theirs: the file that llama.cpp reads, or empty if it lacks the format; their_flags: flags of llama-perplexity.
     """
 
     file: str
@@ -54,7 +54,7 @@ FORMATS = {  # "file" is the GGUF file as it was published
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where the files lie. given: the GGUF file; peers: where llama.cpp is built; root: of all that is made."""
+    """Paths. given: the GGUF file; peers: folder where llama.cpp is built; root: folder of all files made here."""
 
     given: Path
     peers: Path
@@ -74,7 +74,8 @@ class Files:
         )
 
     def made(self, file: str) -> Path:
-        """Returns a file or folder of Format.file, and makes it unless it is there. Raises BenchError."""
+        """Returns the path of a format's file or folder, which is made if it is missing. Raises BenchError.
+        file: a value of Format.file or Format.theirs."""
         path = self.path(file)
         match file:
             case "safetensors" | "gptq" | "awq" if not (path / "model.safetensors").exists():
@@ -83,7 +84,7 @@ class Files:
                 self.made(FOLDER)
                 for command in llama_cpp.requantize(self.peers, self.given, self.folder):
                     output(command)
-                for command in llama_cpp.prepare(self.peers, self.folder, file, "best"):  # finds the file of that
+                for command in llama_cpp.prepare(self.peers, self.folder, file, "best"):  # converts the bf16 file
                     output(command)
         return path
 
@@ -97,7 +98,7 @@ class Files:
 
 
 def output(command: list[str], environment: dict[str, str] | None = None) -> str:
-    """Runs a command and returns what it prints; its errors are shown if it fails. Raises BenchError."""
+    """Runs a command and returns what it prints. If it fails, prints its errors and raises BenchError."""
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Predicts windows of text with one engine, in a process of its own, because an instruction set is chosen at its start.
+"""Predicts windows of text with one engine. It is a separate process, because a process fixes its instruction set.
 
     python -m bench.real.predict compare BASE COUNT --model MODEL [flags of `sluice worker`]
 
-`compare` prints, as JSON, how the engine's predictions for COUNT windows of the file BASE, evenly spread, compare with
-the log-probabilities in the file. `write` writes this file, for the windows in BASE.json. `transformers` compares those
-of transformers in float32, for a safetensors checkpoint.
+`compare` predicts COUNT evenly spread windows of the file BASE, and prints, as JSON, how close the predictions are to
+the log-probabilities in BASE. `write` writes BASE for the windows in BASE.json. `transformers` does the same as
+`compare` with the transformers library in float32, for a safetensors checkpoint.
 """
 
 import json
@@ -67,7 +67,7 @@ def main(words: list[str]) -> None:
 
 
 def compare(base: BaseFile, count: int, predict: Predict) -> dict[str, float]:
-    """Compares predictions for `count` windows of a file, evenly spread, with its log-probabilities."""
+    """Predicts `count` evenly spread windows of a base file, and compares with the log-probabilities in the file."""
     score, full = Score(), 0.0
     for at in range(count):
         index = at * len(base.windows) // count
@@ -91,7 +91,7 @@ def _engine(engine: Engine) -> Predict:
         sequence.pages = [array("i", range(1, 1 + len(pages))) for pages in sequence.pages]
         inputs, _ = build_inputs([Chunk(sequence, 0, len(window), False)], size.page_size, CPU)
         runner._cache.reach(inputs.max_pages)
-        return runner._forward(inputs)  # this process stands in for the loop, which sees no logits
+        return runner._forward(inputs)  # called directly, because the worker's loop gives no access to logits
 
     return predict
 

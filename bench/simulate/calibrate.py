@@ -1,8 +1,7 @@
 """Measures how long a real model's steps take on this machine, for cost.fit.
 
-Knows a runner and its pool; needs torch, so it is imported only for --calibrate. Contexts are computed before steps are
-timed. Memory that was never written is one shared page of zeros, which costs nothing to read, so contexts are not made
-up.
+It needs torch, so it is imported only for --calibrate. The K/V of contexts are really computed before steps are timed,
+because memory that was never written maps to one shared page of zeros, which would be too fast to read.
 """
 
 import random
@@ -23,22 +22,22 @@ from worker.schedule.sequence import Chunk, Plan, Sequence
 BATCHES = (1, 8, 32)
 CONTEXTS = (64, 256, 512, 1024)
 CHUNKS = (16, 32, 64, 128, 256, 512)
-ROUNDS = 4  # how often each step is timed; the shortest time counts, because other load only adds
+ROUNDS = 4  # how often each step is timed; the shortest time counts, because other load only adds time
 
 Progress = Callable[[str], None]  # is called with a line of text
 
 
 def measure(settings: Settings, progress: Progress = lambda text: None) -> list[Observation]:
-    """Loads `settings.model` and times its steps; raises what load_engine raises."""
+    """Loads `settings.model` and times its steps. Raises the errors of load_engine."""
     torch.set_num_threads(threads_of(settings.worker))
     progress(f"loading {settings.model.name}")
     return observe(load_engine(settings.model, settings.worker), progress)
 
 
 def observe(engine: Engine, progress: Progress = lambda text: None) -> list[Observation]:
-    """Times chunks of one prompt at the start, in the middle and at the end of a context, and decodes of batches.
+    """Times prompt chunks at the start, middle and end of a context, and decode steps of several batch sizes.
 
-    Skips sizes that the pool or the model's longest sequence cannot hold.
+    Skips sizes that exceed the pool or the model's maximum sequence length.
     """
     longest = min(max(CONTEXTS), engine.limits.max_seq_len - 1, _capacity(engine))
     sequences = _sequences(engine, longest)
@@ -51,7 +50,7 @@ def observe(engine: Engine, progress: Progress = lambda text: None) -> list[Obse
 
 
 def _capacity(engine: Engine) -> int:
-    """Returns how many tokens every group of layers has pages for. No page is returned behind a window here."""
+    """Returns the number of tokens that fit in every group's pool. Pages behind a window are not freed here."""
     return min(pool.usable * pool.page_size for pool in engine.pools)
 
 

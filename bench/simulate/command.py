@@ -38,7 +38,7 @@ PAGES = 8192
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs one command line; raises ConfigError for flags that do not fit, and what loading a model raises."""
+    """Runs one command line. Raises ConfigError for flags that contradict each other, and errors of loading a model."""
     args = parser().read(words)
     _require_matplotlib(args)
     settings = read(args, os.environ, FLAGS)

@@ -1,12 +1,12 @@
-"""The cost model: how long a step takes, as a linear function of four counts; its presets, and how it is fitted.
+"""The cost model: a step's time as a linear function of four counts; with presets, and a fit to measured steps.
 
-Knows counts and seconds, not schedulers and not tensors. A step of `tokens` rows that belong to `sequences`
-chunks and read `kv_tokens` positions (the sum of the chunks' K/V lengths) is modelled to last
+A step computes `tokens` rows of `sequences` chunks, and reads `kv_tokens` K/V positions (the sum of the chunks' context
+lengths). Its modelled time is
 
     overhead + token * tokens + kv_token * kv_tokens + sequence * sequences          seconds
 
 The model ignores two effects: a chunk's attention grows with length times context, not with their sum, and on a GPU
-small steps hide their arithmetic behind reading the weights. It errs towards the slow side there.
+small steps hide their arithmetic behind reading the weights. In the second case the modelled time is too long.
 """
 
 import json
@@ -31,7 +31,7 @@ class Observation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds for each step, for each computed token, for each K/V position read, and for each sequence in the step."""
+    """Seconds per step (overhead), per computed token, per K/V position read, and per sequence in the step."""
 
     overhead: float
     token: float
@@ -100,7 +100,7 @@ def worst_error(cost: CostModel, steps: Sequence[Observation]) -> float:
 
 
 def save(path: Path, cost: CostModel, steps: Sequence[Observation], **about: str) -> None:
-    """Writes a file for load(): the coefficients, the steps that they were fitted to, and what was measured."""
+    """Writes a file for load(): the coefficients, the measured steps, and `about`, which describes the measurement."""
     content = {"about": about, "cost": asdict(cost), "steps": [step._asdict() for step in steps]}
     path.write_text(json.dumps(content, indent=1) + "\n")
 

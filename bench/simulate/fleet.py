@@ -1,24 +1,24 @@
-"""Simulates a fleet: real schedulers of many workers, real routers of many frontends, and statuses that come late.
+"""Simulates a fleet: many workers with real schedulers, many frontends with real routers, and delayed statuses.
 
     python -m bench.simulate.fleet [--workers 1 10 100 1000] [--workload agents|chat|bursts|failures] [--seconds 12]
 
-It is a discrete simulation: a heap of ends of steps, deaths and restarts beside the arrivals. A request arrives at a
-random frontend, which chooses a worker by what it knows: its own streams, and each worker's last status, which workers
-send every 0.2 s. The worker's scheduler plans steps over its own pages, and a cost model says how long a step takes.
-Wires take no time.
+It is a discrete-event simulation: the events are arrivals, ends of steps, deaths and restarts. A request arrives at a
+random frontend. The frontend chooses a worker from its own streams and from each worker's last status; workers send
+their status every 0.2 s. The worker's scheduler plans steps over its own pages, and a cost model gives their times.
+Messages take no time.
 
-A worker that dies is back after 2 s with an empty cache; its streams go on elsewhere with the output they have. A
-frontend that dies breaks its answers; their clients ask again at another frontend, and it is back after 2 s without
-memory. The table has, for each number of workers:
+A worker that dies restarts after 2 s with an empty cache; its streams resume on other workers after their last token.
+When a frontend dies, its answers break and their clients ask another frontend; it restarts after 2 s and knows nothing
+of earlier requests. The table has, for each number of workers:
 
-    µs a request     what a choice of a worker took a frontend on this machine (processor time)
-    µs a status      what it took a frontend to take note of a worker's status, decoded
-    status kB/s      what the statuses of all workers are together, which every frontend decodes
+    µs a request     a frontend's CPU time on this machine to choose a worker
+    µs a status      a frontend's CPU time to process a worker's decoded status
+    status kB/s      the statuses of all workers together; every frontend decodes all of them
     cached           the share of prompt tokens that came from prefix caches
     p50, p99 TTFT    the time from a client's first attempt to the first token (simulated)
-    resumed          streams that went on at another worker; p99 pause: from the death to the next token
+    resumed          streams that resumed on another worker; p99 pause: from the death to the next token
     broken           answers that a frontend's death broke, so that clients asked again
-    lost             requests that did not end in a whole answer or a refusal
+    lost             requests that got neither a whole answer nor a refusal
 """
 
 import argparse
@@ -49,7 +49,7 @@ CHARTS: dict[str, Callable[[Result], float]] = {
 
 
 def simulate(workers: int, workload: Workload, seconds: float, cost: CostModel, routing: str = "reports") -> Fleet:
-    """Runs one fleet until every request has ended. The same arguments give the same."""
+    """Runs one fleet until every request has ended. The same arguments give the same simulation."""
     frontends = min(50, max(1, workers // FRONTENDS_FOR))
     fleet = Fleet(workers, frontends, cost, routing=routing)
     deaths = workload.deaths(workers, frontends, seconds, random.Random(workers + 1))

@@ -1,8 +1,8 @@
-"""An endpoint picker of a gateway in front of a simulated fleet: it follows the K/V events of all workers.
+"""A gateway's endpoint picker in front of a simulated fleet: it follows the K/V events of all workers.
 
-It knows which pages each worker's prefix cache has, from the events that `--kv-events-endpoint` publishes, and sends a
-request to the worker with the least work: its load, less the tokens of the prompt that its pages save. All requests
-pass it, so it also knows all streams.
+From the events that `--kv-events-endpoint` publishes, it knows the pages in each worker's prefix cache. It sends a
+request to the worker with the least work: the worker's load minus the prompt tokens that its cache has. The picker sees
+all requests, so it also knows all streams.
 """
 
 from array import array
@@ -15,11 +15,11 @@ from worker.kv_events.events import AllBlocksCleared, BlockRemoved, BlockStored,
 
 
 class PageIndex:
-    """Which workers have which pages. A page is known by a hash of all tokens up to its end, made of `token_ids`."""
+    """Records which workers cache which pages. A page's key is a hash of all tokens up to the page's end."""
 
     def __init__(self) -> None:
         self._holders: dict[int, set[int]] = {}
-        self._keys: dict[int, dict[int, int]] = {}  # worker → its name of a block → our hash
+        self._keys: dict[int, dict[int, int]] = {}  # worker → the worker's block hash → our page key
 
     def take(self, worker: int, events: Iterable[Event]) -> None:
         """Applies a worker's events in their order."""
@@ -47,7 +47,7 @@ class PageIndex:
                     del self._holders[key]
 
     def saved(self, prompt: "array[int]", page_size: int) -> dict[int, int]:
-        """Returns how many tokens of a prompt each worker has that has any: whole pages from its beginning on."""
+        """Returns how many of a prompt's first tokens each worker has cached, in whole pages; omits workers with 0."""
         saved: dict[int, int] = {}
         having: set[int] | None = None
         for page, key in enumerate(page_keys(prompt, page_size), 1):
@@ -60,7 +60,7 @@ class PageIndex:
 
 
 def page_keys(tokens: "array[int]", page_size: int, key: int = 0) -> Iterator[int]:
-    """Yields a hash for each whole page. key: of the page before the first"""
+    """Yields the key of each whole page. key: the key of the page before the first one; 0 if there is none"""
     for end in range(page_size, len(tokens) + 1, page_size):
         key = hash((key, tokens[end - page_size : end].tobytes()))
         yield key

@@ -1,4 +1,4 @@
-"""Charts of the simulator's table, as an SVG picture: one chart for each quantity, over the number of workers."""
+"""Draws the simulator's table as an SVG picture: a chart for each quantity, over the number of workers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +54,6 @@ def _chart(name: str, workers: Sequence[int], lines: Sequence[Line], left: float
 
 
 def _places(workers: Sequence[int]) -> list[float]:
-    """Returns where each number of workers lies on a logarithmic axis, between 0 and 1."""
+    """Returns the position of each number of workers on a logarithmic axis from 0 to 1."""
     low, high = log10(min(workers)), log10(max(workers))
     return [(log10(count) - low) / (high - low) if high > low else 0.5 for count in workers]

@@ -1,4 +1,4 @@
-"""A frontend of a simulated fleet: the real placement and the real router, over connections without a wire."""
+"""A frontend of a simulated fleet: the real placement and router code, over simulated connections."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from shared.messages import Status
 
 
 class SimulatedConnection:
-    """What a placement reads of a connection."""
+    """A connection to a worker, with only the attributes that the placement reads."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -18,7 +18,7 @@ class SimulatedConnection:
 
 
 class FleetRouter:
-    """Chooses workers for the streams of one frontend. clock: the simulated time; homes: of a prefix (0: none)"""
+    """Chooses workers for one frontend's streams. clock: simulated time; homes: home workers of a prefix (0: none)"""
 
     def __init__(self, workers: int, clock: Callable[[], float], homes: int = HOMES) -> None:
         self.router = Router(homes)
@@ -33,14 +33,14 @@ class FleetRouter:
         self._ready, self._names = ready, [f"w{one.index}" for one in ready]
 
     def heard(self, statuses: list[Status | None]) -> None:
-        """Takes the latest status of each worker; None of one that is down."""
+        """Stores the latest status of each worker; None for a worker that is down."""
         for connection, status in zip(self._connections, statuses, strict=True):
             connection.status = status
             if status is not None:
                 self.router.learn(f"w{connection.index}", status.prefixes)
 
     def down(self, worker: int) -> None:
-        """Notes that a worker died. Its streams have been taken away with `ended`."""
+        """Records that a worker died. The caller has already removed its streams with `ended`."""
         self.router.forget(f"w{worker}")
         self._connections[worker].status = None
         self._set_ready([one for one in self._ready if one.index != worker])

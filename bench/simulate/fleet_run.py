@@ -28,7 +28,7 @@ NO_DEATHS = Deaths([], [])
 
 @dataclass
 class Result:
-    """What happened. choices, learning: seconds that frontends spent choosing, and reading what workers report"""
+    """The result of a run. choices, learning: CPU seconds in which frontends chose workers, and read their reports"""
 
     requests: int = 0
     refused: int = 0
@@ -43,7 +43,7 @@ class Result:
     hits: int = 0
     statuses: int = 0
     status_bytes: int = 0  # of all statuses
-    rounds: int = 0  # of statuses of every worker
+    rounds: int = 0  # rounds in which every worker sent its status
 
     @property
     def lost(self) -> int:
@@ -51,19 +51,19 @@ class Result:
 
     @staticmethod
     def quantile(values: list[float], share: float) -> float:
-        """Returns the smallest value that so large a share of the values does not exceed; 0 without values."""
+        """Returns the smallest value such that `share` of all values are at most as large; 0 if there are none."""
         ordered = sorted(values)
         return ordered[min(len(ordered) - 1, ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
 class Fleet:
-    """The simulation of one number of workers."""
+    """The simulation of a fleet with a given number of workers."""
 
     def __init__(
         self, workers: int, frontends: int, cost: CostModel, seed: int = 0, *, routing: str = "reports"
     ) -> None:
-        """routing: learnt (each frontend alone), homes (they agree on homes of a prefix), reports (workers also report
-        what they have) or picker (of a gateway)"""
+        """routing: learnt (each frontend knows its own streams only), homes (frontends agree on the home workers of a
+        prefix), reports (workers also report their cached prefixes) or picker (a gateway's picker chooses)"""
         self._settings = with_default_sizes(WorkerConfig(), on_gpu=False)
         self._cost, self._routing, self._draw = cost, routing, random.Random(seed)
         self._now = 0.0
@@ -73,11 +73,11 @@ class Fleet:
         self.workers = [self._new_worker(index, frontends) for index in range(workers)]
         self.routers = [self._new_router() for _ in range(frontends)]
         self.result = Result()
-        self._down: set[int] = set()  # workers
-        self._absent: set[int] = set()  # frontends
+        self._down: set[int] = set()  # workers that are dead now
+        self._absent: set[int] = set()  # frontends that are dead now
         self._waiting: list[SimulatedStream] = []  # streams without a worker
         self._ids = count(1)
-        self._events: list[tuple[float, int, Callable[[], None]]] = []  # when, a number for ties, what
+        self._events: list[tuple[float, int, Callable[[], None]]] = []  # time, number that orders ties, action
         self._event_ids = count()
         self._status_at = 0.0
         self._report()
@@ -92,7 +92,7 @@ class Fleet:
         return worker
 
     def _picked(self, worker: SimulatedWorker) -> None:
-        """Gives the picker the events of a worker."""
+        """Passes a worker's K/V events to the picker, if there is one."""
         if self._picker is not None and worker.journal is not None:
             self._picker.index.take(worker.index, worker.journal.take())
 
@@ -154,7 +154,7 @@ class Fleet:
         stream = SimulatedStream(Submit(next(self._ids), pack_u32(prompt), sampling), prompt, arrived)
         present = [n for n in range(len(self.routers)) if n not in self._absent]
         if not present:
-            self._at(self._now + STATUS_S, self._ask, prompt, output, arrived)  # nobody listens: the client repeats
+            self._at(self._now + STATUS_S, self._ask, prompt, output, arrived)  # no frontend is up: the client retries
             return
         stream.frontend = self._draw.choice(present)
         self._place(stream)
@@ -176,7 +176,7 @@ class Fleet:
         router.ended(stream)
         if stream.lost_at is None:
             self.result.refused += 1
-        else:  # admitted before: it waits for a place
+        else:  # it was admitted before its worker died: it waits for another worker
             self._waiting.append(stream)
 
     # steps
@@ -211,7 +211,7 @@ class Fleet:
             return
         self._down.add(index)
         worker, self.workers[index] = self.workers[index], self._new_worker(index, len(self.routers))
-        self._picked(self.workers[index])  # its events begin with a cleared cache
+        self._picked(self.workers[index])  # the first event of a new worker clears its pages in the index
         self._count_hits(worker)
         streams = list(worker.streams.values())
         for stream in streams:

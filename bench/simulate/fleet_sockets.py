@@ -1,11 +1,11 @@
-"""Measures what a frontend costs that has the real sockets of many workers, and no requests.
+"""Measures the CPU time of a frontend that is connected to many workers by real sockets and has no requests.
 
     python -m bench.simulate.fleet_sockets [--workers 100 600 1000] [--frontends 50] [--seconds 5]
 
-The workers are sockets of one other process, without schedulers: they answer handshakes and send a status each five
-times a second, as workers do, which names as many frontends as given. The frontend is the real worker pool. The table
-has the time until all workers are ready, the open files of the frontend, and its processor time: of its event loop for
-each status (with the periodic work of connections), and of the whole process in percent of a core.
+The workers are sockets of one other process, without schedulers. They answer handshakes, and each sends a status five
+times a second, as real workers do; a status lists --frontends frontends. The frontend is the real worker pool. The
+table has the time until all workers are ready, the frontend's open files, and its CPU time: of the event loop per
+status (with the periodic work of connections), and of the whole process in percent of a core.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from shared.wire.codec import decode_request, encode
 from shared.wire.sockets import bind, large_context
 
 STATUS_S = 0.2
-FILES = 20_000  # open files that both processes ask for
+FILES = 20_000  # limit of open files that each of the two processes requests
 READY_S = 120.0
 LIMITS = m.Limits(4096, 32_000, (2,), max_sequences=64)
 
@@ -47,7 +47,7 @@ def address(folder: Path, index: int) -> Address:
 
 @dataclass
 class FakeWorker:
-    """Both sockets of a worker that computes nothing. known: the frontend that has greeted it, if one has"""
+    """Both sockets of a worker that computes nothing. known: the frontend that has connected, if any"""
 
     router: "zmq.Socket[bytes]"
     events: "zmq.Socket[bytes]"
@@ -73,7 +73,7 @@ class FakeWorker:
 
 
 def serve(folder: Path, workers: int, frontends: int, stopped: Event | threading.Event) -> None:
-    """Plays so many workers, with sockets in `folder`, until `stopped` is set."""
+    """Runs `workers` fake workers, with sockets in `folder`, until `stopped` is set."""
     available_connections(FILES)
     wire = WireConfig(run_dir=str(folder))
     others = tuple(m.ConnectedFrontend(f"{n:032x}", 4000 + n, 10, 1000) for n in range(frontends))
@@ -96,7 +96,7 @@ def serve(folder: Path, workers: int, frontends: int, stopped: Event | threading
 
 @dataclass
 class Cost:
-    """What a frontend cost. loop_s and process_s: seconds of processor time within `seconds`"""
+    """The frontend's measured cost. loop_s, process_s: CPU seconds of event loop and process within `seconds`"""
 
     ready_s: float
     files: int
@@ -130,7 +130,7 @@ async def measure(folder: Path, workers: int, seconds: float) -> Cost:
 
 
 def _count_statuses(pool: WorkerPool) -> list[int]:
-    """Returns a list that grows by a one for each status that arrives from now on."""
+    """Returns a list to which a 1 is appended for each status that arrives from now on."""
     seen: list[int] = []
     for connection in pool.membership.connections:
         original = connection._on_status

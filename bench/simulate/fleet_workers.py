@@ -14,12 +14,12 @@ from worker.schedule.records.history import History
 from worker.schedule.records.shared_prefix import SharedPrefix
 from worker.schedule.sequence import Plan, Sequence
 
-POOL_TOKENS = 40_000  # K/V of a worker
+POOL_TOKENS = 40_000  # tokens that a worker's K/V pool holds
 
 
 @dataclass(eq=False)
 class SimulatedStream:
-    """A request under way, with what a router reads of a stream. lost_at: when its worker died, until it goes on"""
+    """A running request, with the attributes that a router reads. lost_at: when its worker died; reset on resuming"""
 
     submit: Submit
     prompt: list[int]
@@ -31,14 +31,14 @@ class SimulatedStream:
 
 
 class SimulatedWorker:
-    """A real scheduler, and the step that it computes."""
+    """A worker with a real scheduler. computing: the plan of the current step, if any"""
 
     def __init__(self, index: int, settings: WorkerConfig, cost: CostModel, frontends: int) -> None:
         self.index = index
         self.scheduler, self.pool = build(settings, POOL_TOKENS // settings.page_size)
         self.streams: dict[int, SimulatedStream] = {}
         self.computing: Plan | None = None
-        self.journal: PageJournal | None = None  # of a worker that publishes K/V events
+        self.journal: PageJournal | None = None  # set if the worker publishes K/V events
         self.report: PrefixReport | None = None
         self._cost = cost
         self._frontends = tuple(ConnectedFrontend(f"{n:032x}", 4000 + n, 10, 1000) for n in range(frontends))
@@ -51,7 +51,7 @@ class SimulatedWorker:
         self.report = PrefixReport.of(state.paging, state.live)
 
     def submit(self, stream: SimulatedStream, now: float) -> bool:
-        """Takes a stream, with the output that it has already. Returns False if the worker is full."""
+        """Submits a stream, including the output that it already has. Returns False if the worker is full."""
         id, prompt = stream.submit.id, stream.prompt
         sequence = Sequence(
             self._key(stream), prompt + stream.output, len(prompt), stream.submit.sampling, id,
@@ -84,12 +84,12 @@ class SimulatedWorker:
         return now + self._cost.of(plan)
 
     def end(self, now: float) -> Iterator[tuple[SimulatedStream, int, bool]]:
-        """Ends the step. Yields streams that got tokens: how many, and whether they have ended."""
+        """Ends the step. Yields each stream that got tokens, the number of tokens, and whether the stream has ended."""
         plan, self.computing = self.computing, None
         assert plan is not None
         for update in self.scheduler.update(plan, [GENERATED_ID] * len(plan.sampling), now):
             id = update.sequence.key[1]
-            if id in self.streams:  # it was not aborted meanwhile
+            if id in self.streams:  # the stream was not aborted during the step
                 ended = update.outcome is not None
                 stream = self.streams.pop(id) if ended else self.streams[id]
                 yield stream, len(update.tokens), ended

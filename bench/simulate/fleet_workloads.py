@@ -1,17 +1,17 @@
-"""The traffic of a simulated fleet, and which of its processes die when."""
+"""The traffic of a simulated fleet, and when its workers and frontends die."""
 
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-Arrival = tuple[float, list[int], int]  # when, prompt, most new tokens
+Arrival = tuple[float, list[int], int]  # time in seconds, prompt ids, maximum of new tokens
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests with shared prefixes. Rates are numbers a second for each worker or frontend."""
+    """Requests with shared prefixes. Rates are per second and per worker (or per frontend, for frontend_deaths)."""
 
-    groups: float  # prefixes for each worker
+    groups: float  # number of different prefixes per worker
     prefix: int  # tokens that all prompts of a group begin with
     tail: tuple[int, int]  # further tokens of a prompt
     output: int
@@ -30,7 +30,7 @@ class Workload:
                 yield at, draw.choice(heads) + tail, self.output
 
     def deaths(self, workers: int, frontends: int, seconds: float, draw: random.Random) -> "Deaths":
-        """Draws when which processes die: the index of one at each time."""
+        """Draws random times of death, each with the index of the process that dies."""
         return Deaths(
             list(_times(self.worker_deaths, workers, seconds, draw)),
             list(_times(self.frontend_deaths, frontends, seconds, draw)),
@@ -39,7 +39,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Deaths:
-    """When which workers and frontends die, as pairs of time and index."""
+    """The deaths of workers and of frontends, as pairs of time in seconds and index."""
 
     workers: list[tuple[float, int]]
     frontends: list[tuple[float, int]]

@@ -1,8 +1,8 @@
 """Runs traffic through the real scheduler and page pool in virtual time: no tensors, no sockets, no waiting.
 
-The loop does the same as worker/engine/loop.py (receive, plan, compute, update), but computing only asks a cost model
-how long it takes. Tokens are made up; a sequence ends at its max_tokens. The same traffic gives the same result,
-to the bit.
+The loop has the steps of worker/engine/loop.py (receive, plan, compute, update), but instead of computing, it asks a
+cost model for the time. Token ids are invented, and a sequence ends at its max_tokens. The same traffic gives exactly
+the same result.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ FRONTEND = b"simulate"
 
 
 class Stuck(RuntimeError):
-    """There is work, and the scheduler neither plans any of it nor says when to call it again."""
+    """The scheduler has work but neither plans a step nor says when to call it again."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Sample(NamedTuple):
     owned: int
     cached: int
     free: int
-    preempted: int  # sequences since the start
+    preempted: int  # number of preempted sequences since the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,11 @@ def build(
 ) -> tuple[Scheduler, PagePool]:
     """Returns a scheduler with these settings over a pool of `pages` pages of `worker.page_size` tokens, and that pool.
 
-    window: if it is not 0, some layers have this sliding window, and `window_pages` pages of their own. state_slots: if
-    it is not 0, some layers are recurrent, with so many slots for their states.
+    window: if it is not 0, some layers have this sliding window and their own pool of `window_pages` pages.
+    state_slots: if it is not 0, some layers are recurrent, with this number of slots for their states.
 
     With --kv-cache-backend contiguous the same memory is divided into pages of `max_seq_len` tokens (4,096 if 0).
-    Raises ValueError when that memory does not hold one such page, or the slots not the states of one sequence.
+    Raises ValueError if the memory is too small for one such page, or the slots for the states of one sequence.
     """
     max_seq_len = max_seq_len or DEFAULT_SEQ_LEN
     size = worker.page_size
@@ -129,7 +129,7 @@ def replay(
 ) -> Replay:
     """Runs all of `traffic` through an idle `scheduler` over `pool`; `on_step` is called after each sample.
 
-    Raises Stuck if the scheduler stops short of its work.
+    Raises Stuck if the scheduler has work but plans nothing.
     """
     run = _Run(traffic, scheduler, pool, cost)
     while run.busy:
@@ -156,7 +156,7 @@ class _Run:
         return bool(self._arrivals) or self._scheduler.has_work
 
     def step(self) -> Sample | None:
-        """Runs one step, or moves the clock to the next time at which there may be something to do."""
+        """Runs one step, or moves the clock to the next time at which work may be available."""
         self._receive()
         if not self.busy:  # the last requests were refused
             return None

@@ -1,4 +1,4 @@
-"""Traffic as plain data: requests and when they arrive. Takes the benchmarks' workloads, and makes random traffic."""
+"""Traffic as plain data: requests and their arrival times, from the benchmarks' workloads or at random."""
 
 import random
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 VOCAB = 32_000
-FIRST_ID = 300  # above special tokens and single bytes
+FIRST_ID = 300  # lower ids are special tokens and single bytes
 
 
 class TimedRequest(Protocol):
@@ -31,8 +31,8 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests to replay. arrivals: in any order. sequential: each is sent when the one before has ended, but not
-    before its time."""
+    """Requests to replay. arrivals: in any order. sequential: a request is sent at its time, but not before the
+    previous request has ended."""
 
     arrivals: tuple[Arrival, ...]
     sequential: bool = False

@@ -2,9 +2,9 @@
 
     python -m bench.workloads.kills [--workers 8] [--frontends 2] [--streams 200] [--tokens 160] [--kills 6]
 
-`sluice serve` starts the demo model. The same requests are sent twice at temperature 0: first the server is left alone,
-then a random worker gets a SIGKILL every --pause seconds, and the launcher restarts it. An answer is lost if it
-does not end with a finish reason and `[DONE]`, and it differs if its text is not that of the first round.
+`sluice serve` starts the demo model. The same requests are sent in two rounds at temperature 0. The first round is
+undisturbed. In the second, a random worker gets SIGKILL every --pause seconds, and the launcher restarts it. An answer
+is lost if it does not end with a finish reason and `[DONE]`. It differs if its text is not the text of the first round.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from bench.client.server import served
 from bench.client.summary import aligned
 from shared.arguments import positive_float, positive_int
 
-WAIT_S = 600.0  # for all workers, and for an answer
+WAIT_S = 600.0  # timeout for the start of all workers, and for an answer
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Answer:
     """What a client received. text: None if the answer was lost"""
 
     text: str | None
-    longest_gap: float  # seconds until the first piece, or between two
+    longest_gap: float  # longest time in seconds before the first piece, or between two pieces
 
 
 async def ask(client: httpx.AsyncClient, target: Target, number: int, tokens: int) -> Answer:

@@ -12,7 +12,7 @@ from bench.client.server import BenchError, longest, running, served
 from bench.client.summary import Summary, reasons, summarize
 from bench.client.workloads import Scale, Workload
 
-# Modes to compare, with the flags of `sluice serve` that select them. Other settings: Plan.flags, else the defaults.
+# mode → the flags of `sluice serve` that select it. Plan.flags adds further flags.
 MODES: dict[str, tuple[str, ...]] = {
     "static": ("--batching-mode", "static"),
     "continuous": ("--batching-mode", "continuous"),
@@ -32,7 +32,7 @@ Report = Callable[[Record], None]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One workload in one mode."""
+    """The records of one workload in one mode."""
 
     workload: str
     mode: str
@@ -42,7 +42,8 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure: either `url`, with `model` (the server's first one if empty), or `serve` with `flags`."""
+    """What to measure: a running server at `url` with `model` (empty: its first model), or the model `serve`, which is
+    started with `flags`."""
 
     workloads: Sequence[Workload]
     scale: Scale

@@ -1,6 +1,6 @@
 """Pictures of results: distributions and time series, with one colour per mode.
 
-Uses matplotlib (nothing else here needs it) without a display.
+Uses matplotlib without a display. No other module of this folder needs matplotlib.
 """
 
 import io
@@ -12,7 +12,7 @@ from bench.client.load_client import Record
 from bench.client.summary import percentile, weight
 from bench.workloads.measure import Result
 
-SIZE = (15.0, 7.6)  # inches of one workload's six panels
+SIZE = (15.0, 7.6)  # inches, for the six panels of one workload
 DPI = 100
 STYLE = {
     "font.size": 10, "axes.titlesize": 11, "axes.titlelocation": "left", "axes.grid": True, "grid.color": "#e8e8e8",
@@ -21,7 +21,7 @@ STYLE = {
     "axes.facecolor": "white", "legend.frameon": False,
 }  # fmt: skip
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#000000", "#80ba5a", "#a0522d")
-WIDTHS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # bin widths in seconds; the largest is used unless the run is short
+WIDTHS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # possible bin widths in seconds; short runs use smaller ones
 BINS = 40
 SCATTER = 5000  # maximum number of dots for one mode
 
@@ -82,7 +82,7 @@ def _distribution(
     ax: Axes, title: str, modes: Modes, values: Callable[[Record], list[float]], *, log: bool = False
 ) -> None:
     found = {name: sorted(1e3 * value for record in modes[name] for value in values(record)) for name in modes}
-    # A logarithmic axis has no 0.
+    # A logarithmic axis cannot start at 0.
     least = max((percentile(each, 0.5) for each in found.values() if each), default=0.0) / 50 or 0.01
     for (name, each), colour in zip(found.items(), COLOURS, strict=False):
         shares = [100 * index / len(each) for index in range(len(each) + 1)] if each else []
@@ -97,7 +97,7 @@ def _distribution(
 
 
 def _waits(ax: Axes, modes: Modes, width: float) -> None:
-    """Draws every gap as a dot, and the 99th percentile of each bin as a line, which shows stalls by long prompts."""
+    """Draws every gap as a dot, and each time bin's 99th percentile as a line, which shows stalls by long prompts."""
     for records, colour in zip(modes.values(), COLOURS, strict=False):
         points = sorted(
             (stamp, 1e3 * gap) for record in records for stamp, gap in zip(record.stamps[1:], record.gaps, strict=True)

@@ -1,4 +1,4 @@
-"""Test cases for each kernel: new random inputs, and the result of its PyTorch form in fp32.
+"""Test cases for each kernel: random inputs, and the result of the kernel's PyTorch form in fp32.
 
 The sizes include odd ones, and all page sizes occur.
 """
@@ -161,7 +161,7 @@ def _add_rms_norm_after_linear(
 def _sample_cases(env: Environment) -> Iterator[Case]:
     """Yields logits and sampling parameters for which the device and the CPU must sample the same ids.
 
-    An id may differ where the drawn point lies so close to the end of a token's share that the last bit of exp decides.
+    Ids may differ where the drawn number is so close to a token's cumulative probability that exp's last bit decides.
     """
     random = RandomTensors(env)
     kinds: tuple[Kind, ...] = ((0.0, 0, 1.0, 0.0), (0.8, 0, 1.0, 0.0), (1.0, 50, 0.9, 0.01))

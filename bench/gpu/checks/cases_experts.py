@@ -1,4 +1,4 @@
-"""Test cases for the experts of a layer: every format, few rows and many, in layers of small and of real sizes."""
+"""Test cases for a layer's experts: every format, few rows and many rows, small sizes and real sizes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,7 +35,7 @@ def experts_cases(env: Environment) -> Iterator[Case]:
 
 
 def _experts(env: Environment, spec: ModelSpec, layer: Experts, rows: int) -> Case:
-    """Returns a case without the rows whose best experts are nearly equal: rounding may choose another expert there."""
+    """Returns a case. It omits rows whose best experts score nearly equal, because rounding may change the choice."""
     assert spec.experts is not None
     random, of = RandomTensors(env), spec.experts
     h, add, gate = random(rows, spec.hidden_size), random(rows, spec.hidden_size), random(rows, 1, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Test cases for products with weights of four or eight bits in groups: every code map, and every size of a group."""
+"""Test cases for matrix products with four- or eight-bit weights in groups: every code map and group size."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -34,10 +34,10 @@ def few_bits_cases(env: Environment) -> Iterator[Case]:
 def few_bits_weight(
     random: RandomTensors, n: int, k: int, code_map: CodeMap, group_size: int, scales: torch.dtype, *, minimum: bool
 ) -> QuantizedWeight:
-    """Returns a weight of random codes for which a product is about as large as the input."""
+    """Returns a weight with random codes. Its scales make a product about as large as the input."""
     values = torch.tensor(code_map.values).to(random.device)
     codes = (random(n, k, dtype=torch.float32).abs() * 4096).long() % len(code_map.values)
-    codes = torch.where(codes % 128 == 127, 0, codes) if code_map is E4M3 else codes  # no checkpoint has its NaNs
+    codes = torch.where(codes % 128 == 127, 0, codes) if code_map is E4M3 else codes  # no checkpoint has E4M3's NaNs
     groups, std = -(-k // group_size), float(values.square().mean().sqrt() * k**0.5)
     scale = random(n, groups, dtype=torch.float32).div_(std).to(scales).float()
     added = random(n, groups, dtype=torch.float32).div_(k**0.5).to(scales).float() if minimum else None

@@ -13,8 +13,8 @@ from bench.gpu.checks.row_bits import check_rows
 from bench.gpu.environment import Environment, Row
 from bench.gpu.tables import FAIL, PASS
 
-BOUND = 1e-2  # the largest allowed error, as a share of the largest value; for bfloat16
-# Ids must be equal. Weights in few bits are rounded to bfloat16, too, before they are multiplied.
+BOUND = 1e-2  # the largest allowed error for bfloat16, as a share of the largest expected value
+# Sampled ids must be equal. Few-bit weights get a larger bound, because they are also rounded to bfloat16.
 BOUNDS = {"sample": 0.0, "few_bits": 2e-2}
 
 
@@ -65,7 +65,7 @@ def kernel(env: Environment, name: str, cases: Iterable[Case]) -> Row:
 
 
 def _error(got: Tensor, want: Tensor) -> float:
-    """Returns the largest difference as a share of the largest expected value; for ids, how many of them differ."""
+    """Returns the largest difference as a share of the largest expected value. For ids: the number of different ids."""
     if got.shape != want.shape:
         return float("inf")
     if not want.is_floating_point():

@@ -21,19 +21,19 @@ from worker.schedule.sequence import Chunk, Sequence
 from worker.spec import ModelSpec
 
 OTHER_LENGTHS = (1, 3, 40, 129, 500, 17, 64, 333, 2, 260, 31)  # prompt tokens of the other sequences of a batch
-LONG = 40_000  # positions; parts are largest from 32,768 on
+LONG = 40_000  # tokens of context; from 32,768 on, attention splits keys into its largest parts
 BASE = Setup()
 QUANTIZED_WEIGHTS = (
     Setup(weights=Scheme("int8")),
     Setup(weights=Scheme("fp8")),
-)  # the only quantized formats checked on the CPU, which guarantees nothing for eight-bit K/V
+)  # the only quantized formats checked on the CPU, because it does not guarantee equal bits for eight-bit K/V
 DYNAMIC_QUANTIZED = (Setup(weights=Scheme("int8", dynamic=True)), Setup(weights=Scheme("fp8", dynamic=True)))
 FORMATS = (Setup(kv="fp8"), *QUANTIZED_WEIGHTS, *DYNAMIC_QUANTIZED)
 
 
 @torch.inference_mode()
 def check_bits(env: Environment, model: str) -> Iterator[Row]:
-    """Compares the logits of one sequence that is computed alone, beside others, in chunks and as a decode.
+    """Compares the logits of a sequence that is computed alone, in a batch, in chunks, and by decode steps.
 
     Uses the first layers of a real model.
     """
@@ -61,7 +61,7 @@ def check_long(env: Environment, model: str) -> Iterator[Row]:
 
 
 class _Forwards:
-    """Runs steps of a decoder without a scheduler. Every variant returns the last logits of the same sequence."""
+    """Computes one sequence in several ways, without a scheduler. Each method returns the sequence's last logits."""
 
     def __init__(self, env: Environment, spec: ModelSpec, setup: Setup, length: int) -> None:
         weights = random_weights(spec, env.dtype, env.device, seed=env.seed, scheme=setup.weights)
@@ -72,7 +72,7 @@ class _Forwards:
         self._cache = KVCache(spec, (pages,), PAGE_SIZE, kv_format(setup.kv, env.dtype), env.device)
 
     def poison(self) -> None:
-        """Fills the cache with NaN (in every format), so that a step that reads values of earlier steps is noticed."""
+        """Fills the K/V cache with NaN (in every format), to detect steps that read values of earlier steps."""
         for part in (*self._cache.k, *self._cache.v):
             part.view(torch.uint8).fill_(0xFF)
 
@@ -137,7 +137,7 @@ MORE_WAYS = (  # more variants, for the first model only
 
 
 def check_ids(env: Environment, model: str) -> Iterator[Row]:
-    """Compares the ids of several sequences, some greedy and some sampled, from the whole loop in each variant."""
+    """Runs the worker's loop in each variant and compares the output ids of greedy and of sampled sequences."""
     spec = spec_of(model, env.sizes.layers)
     weights = random_weights(spec, env.dtype, env.device, seed=env.seed)
     expected = _ids(env, spec, weights, BASE)

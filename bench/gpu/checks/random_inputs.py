@@ -14,11 +14,11 @@ Tensors = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Two functions whose results are compared. Both return tensors of the same shapes.
+    """A test case: two functions whose results are compared. Both return tensors of the same shapes.
 
     got: runs the kernel in the format under test.
-    want: runs its PyTorch form in fp32.
-    wrong: for results that are ids, returns [R] bool: which ids differ by more than rounding explains.
+    want: runs the kernel's PyTorch form in fp32.
+    wrong: for cases that sample ids, returns [R] bool: which ids differ by more than rounding explains.
     """
 
     label: str

@@ -1,4 +1,4 @@
-"""Checks that a row of a matrix product has the same bits, however many rows are computed with it."""
+"""Checks that a row of a matrix product has the same bits for any number of rows in the product."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,7 +18,7 @@ from worker.model.feed_forward.dense import DenseWeights
 from worker.model.layer import Weights
 from worker.spec import ModelSpec
 
-ROWS = (1, 16, 17, 64, 65, 128, 129, 257, 2048)  # below and above the limits at which tiles change
+ROWS = (1, 16, 17, 64, 65, 128, 129, 257, 2048)  # just below and just above the row counts at which the tile changes
 FEW_ROWS = (1, 16, 17, 65)  # without a GPU
 
 Product = Callable[[Tensor], Tensor]
@@ -26,7 +26,7 @@ Product = Callable[[Tensor], Tensor]
 
 @torch.inference_mode()
 def check_rows(env: Environment, model: str) -> Iterator[Row]:
-    """Compares products with every weight of a layer, and with the head, as a step computes them."""
+    """Checks the matrix products with every weight of a layer and with the head, as a step computes them."""
     spec, first = spec_of(model, 1), model == env.models[0]
     formats = (*QUANTIZED_WEIGHTS, *(DYNAMIC_QUANTIZED if env.cuda else ())) if first else ()
     for setup in (BASE, *formats):
@@ -42,7 +42,7 @@ def check_rows(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _products(spec: ModelSpec, weights: Weights) -> dict[str, tuple[int, Product]]:
-    """Returns each product and the width of its input, by name."""
+    """Returns, by name, the width of each product's input and the product."""
     layer, head, hidden = weights.layers[0], weights.head, spec.hidden_size
 
     def summed(packed: PackedLinear) -> Product:

@@ -1,4 +1,4 @@
-"""The part `environment`: the GPU, versions, packages, the precompiled cache. The last line says what is wrong.
+"""The part `environment`: prints the GPU, versions, packages, the precompiled cache, and lastly what is wrong.
 
 python -m bench.gpu.first_hour.machine cuda|cpu
 """
@@ -40,7 +40,7 @@ def _machine() -> Iterator[str]:
 
 
 def _output(*command: str) -> str:
-    """Returns what a command prints, in one line; the first line is enough for a compiler's version."""
+    """Runs a command and returns its output as one line. For `--version`, returns only the first line."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -50,7 +50,7 @@ def _output(*command: str) -> str:
 
 
 def _packages() -> Iterator[str]:
-    """Imports every package, as an import may fail although the package is there."""
+    """Yields the packages' versions and problems. Imports every package, because an installed package may be broken."""
     names = dict.fromkeys((*SERVER, *TESTS, *OPTIONAL))
     yield ", ".join(f"{DISTRIBUTIONS.get(name, name)} {_version(name)}" for name in names)
     if absent := missing(names):

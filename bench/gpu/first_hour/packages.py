@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-# name of the import → name of the distribution, where they differ
+# import name → distribution name, where they differ
 DISTRIBUTIONS = {
     "zmq": "pyzmq", "sse_starlette": "sse-starlette", "prometheus_client": "prometheus-client",
     "pytest_asyncio": "pytest-asyncio",
@@ -27,7 +27,7 @@ def sentence(absent: Iterable[str]) -> str:
 
 
 def explained(error: ModuleNotFoundError) -> str:
-    """Explains a failed import: names the missing package, and all others that a server needs and does not find."""
+    """Explains a failed import: names the missing package, and all other missing packages that a server needs."""
     name = (error.name or "").split(".")[0]
     absent = dict.fromkeys([DISTRIBUTIONS.get(name, name), *missing(SERVER)])
     return f"the package {DISTRIBUTIONS.get(name, name)} is missing: {sentence(absent)}"

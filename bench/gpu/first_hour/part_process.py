@@ -49,7 +49,7 @@ def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)  # with the processes that it has left behind
+                os.killpg(process.pid, number)  # also ends child processes that it left behind
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)
 
@@ -63,7 +63,7 @@ def _outcome(part: Part, folder: Path, code: int | None, seconds: float) -> Outc
 
 
 def _bench_outcome(folder: Path, code: int, seconds: float) -> Outcome:
-    """Returns the outcome of a bench. Its exit code is 1 if a check failed, and also if nothing could be measured."""
+    """Returns the outcome of a bench from its files, because exit code 1 means a failed check or no measurement."""
     rows = folder / "rows.json"
     if code not in (0, 1) or not rows.exists():
         return Outcome(FAILED, seconds=seconds, note=_last_line(folder, code))

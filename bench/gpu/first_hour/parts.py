@@ -1,4 +1,4 @@
-"""The parts of the first hour, as data, in their order: the cheapest that can fail comes first."""
+"""The parts of the first hour, as data, in their order: cheap parts that can fail come first."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from bench.gpu.first_hour.packages import MODELS, SERVER, TESTS
 
-GRACE_S = 20.0  # from the end of the bench's own budget to the limit of its part
+GRACE_S = 20.0  # seconds between the bench's own time limit and the limit of its part
 MODEL_KERNELS = ("rowwise/test_norm", "test_linear", "test_attention")
-# The vendor's library then splits no product along its depth, so that its bits may be compared with ours.
+# With these variables, cuBLAS does not split K, so that its bits can be compared with ours.
 ONE_CHAIN = {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
 ALL_TESTS = ("tests/worker/kernels", "tests/worker/run")
 MOST_ATTEMPTS = 2
@@ -16,12 +16,12 @@ MOST_ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One process.
+    """A part of the first hour, which is run as one process.
 
-    module: run with `python -m`. sections: of the bench; empty for other modules. words: further arguments, in which
-    {device} stands for the device. packages: without which the part is left out. need_s: the part is not started when
-    fewer seconds are left. cap_s: it is ended after so many. others: measures the models after the first. essential:
-    run by every command, and if it fails, nothing else is run.
+    module: run with `python -m`. sections: sections of the bench; empty for other modules. words: further arguments;
+    {device} stands for the device. packages: the part is left out if one is missing. need_s: the part is not started
+    when fewer seconds are left. cap_s: time limit in seconds. others: the part measures all models but the first.
+    essential: every command runs the part, and if it fails, nothing else is run.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Part:
     essential: bool = False
 
     def command(self, folder: Path, device: str, models: tuple[str, ...], seconds: float) -> list[str]:
-        """Returns the words after `python -m`. The bench has to end by itself after `seconds`."""
+        """Returns the words after `python -m`. seconds: the time in which the bench must end by itself."""
         if not self.sections:
             return [self.module, *(word.format(device=device) for word in self.words)]
         chosen = models[1:] if self.others else models[:1]

@@ -1,4 +1,4 @@
-"""Puts all results so far on one page: the parts that were run and how they ended, then each part's own page."""
+"""Writes all results so far to one page: each part with its outcome, then each part's own page."""
 
 from pathlib import Path
 

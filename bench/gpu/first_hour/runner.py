@@ -1,4 +1,4 @@
-"""Runs the parts that are missing, each in a process of its own, within the time given."""
+"""Runs the parts that have no result yet, each in its own process, within the given time."""
 
 import time
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ MINUTES = 60.0
 
 @dataclass(slots=True)
 class FirstHour:
-    """deadline: seconds of time.monotonic."""
+    """Runs parts and records their outcomes. deadline: seconds of time.monotonic."""
 
     state: State
     parts: list[Part]
     deadline: float
 
     def run(self) -> bool:
-        """Runs the parts that are missing. Returns whether every part has ended well."""
+        """Runs the remaining parts. Returns whether every part has ended well."""
         for part in self.state.remaining(self.parts):
             outcome = self._run(part)
             if part.essential and outcome.status not in FINAL:
@@ -36,13 +36,13 @@ class FirstHour:
         return outcome is not None and outcome.status == DONE
 
     def _run(self, part: Part) -> Outcome:
-        """Runs a part and keeps how it ended."""
+        """Runs a part, records its outcome and returns it."""
         attempts, left = self.state.attempts(part), self.deadline - time.monotonic()
         if why := self._reason_to_leave_out(part, left):
             return self._keep(part, Outcome(LEFT_OUT, attempts, note=why))
         folder = folder_of(self.state, part, self.parts)
         print(f"{part.name}: {part.title} (at most {min(part.cap_s, left):.0f} s)", flush=True)
-        # A running part counts as cut, so that a later run finds it cut if this run is killed.
+        # Recorded as cut before it runs: if this command is killed, a later command runs the part again.
         self._keep(part, Outcome(CUT, attempts + 1, note="the command was ended meanwhile"))
         outcome = run(part, folder, self.state.device, self.state.models, min(part.cap_s, left))
         outcome.attempts = attempts + 1
@@ -55,7 +55,7 @@ class FirstHour:
         return "" if left >= part.need_s else f"{max(left, 0):.0f} s left, it takes at least {part.need_s:.0f}"
 
     def _keep(self, part: Part, outcome: Outcome) -> Outcome:
-        """Records how a part ended, unless it was left out now and an earlier attempt has results."""
+        """Records a part's outcome, but keeps the results of an earlier attempt if the part was left out now."""
         before = self.state.outcomes.get(part.name)
         if outcome.status != LEFT_OUT or before is None or not before.attempts:
             self.state.outcomes[part.name] = outcome
@@ -65,7 +65,8 @@ class FirstHour:
 
 
 def first_hour(folder: Path, device: str, models: tuple[str, ...], minutes: float) -> int:
-    """Returns 0 if every part has ended well. Raises ConfigError if the folder has results of other flags."""
+    """Runs the first hour. Returns 0 if every part has ended well. Raises ConfigError if the folder's results were made
+    with other flags."""
     parts = parts_for(models)
     state = State.read(folder.absolute(), device, models)
     deadline = time.monotonic() + 60 * minutes

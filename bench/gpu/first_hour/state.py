@@ -1,8 +1,8 @@
-"""Keeps in a file which parts have been run and how they ended, so that the command can be repeated after anything.
+"""Records in a file which parts have been run and how they ended, so that the command can always be repeated.
 
-A part that ended by itself is not run again. A part that was cut, failed or left something out for lack of time is
-tried once more, after the parts that have never been run. A part that could not begin, for lack of a package or of
-time, is tried every time.
+A part that ended by itself is not run again. A part that was cut, that failed, or that left out something for lack of
+time is tried once more, after the parts that have never been run. A part that could not start, because a package or
+time was missing, is tried by every command.
 """
 
 import json
@@ -27,7 +27,7 @@ FINAL = (DONE, CHECK_FAILED)
 
 @dataclass(slots=True)
 class Outcome:
-    """How a part ended last. attempts: how often it was started. note: why it ended so, in a few words."""
+    """How a part's last attempt ended. attempts: how often the part was started. note: the reason, in a few words."""
 
     status: str
     attempts: int = 0
@@ -37,7 +37,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class State:
-    """outcomes: by the name of the part."""
+    """The results of all commands so far. outcomes: part name → outcome."""
 
     folder: Path
     device: str
@@ -46,7 +46,7 @@ class State:
 
     @classmethod
     def read(cls, folder: Path, device: str, models: tuple[str, ...]) -> "State":
-        """Reads the state of an earlier run, if there is one. Raises ConfigError if that run was of something else."""
+        """Reads an earlier command's state, if any. Raises ConfigError if its device or models were different."""
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / FILE).exists():
             return cls(folder, device, models)
@@ -71,7 +71,7 @@ class State:
         return outcome.attempts if outcome else 0
 
     def remaining(self, parts: list[Part]) -> list[Part]:
-        """Returns the parts to run: essential ones, those that have never been started, those to try once more."""
+        """Returns the parts to run: first essential parts, then parts never started, then parts to try once more."""
         open_parts = [part for part in parts if part.essential or self._open(part)]
         return sorted(open_parts, key=lambda part: 0 if part.essential else 1 + self.attempts(part))  # keeps the order
 

@@ -1,6 +1,6 @@
 """Measures the gain from each part of the fast path: runs the same steps with and without that part.
 
-Everything else is as in the server. Parts that the server has only with `--gpu-options` are added to it one by one.
+All other parts are as in the server. Parts that need `--gpu-options` are switched on one by one instead.
 """
 
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ from worker.kernels.gpu.launch.options import GPU_OPTIONS, options_named
 from worker.spec import ModelSpec
 
 BASE = Setup()
-NEEDS = {"weight_prefetch": ("pdl",)}  # option → the options that it needs to have an effect
-ROW_COUNTS = (1, 32, 2048)  # two batches of decodes, and a step of a long prompt
+NEEDS = {"weight_prefetch": ("pdl",)}  # option → other options without which it has no effect
+ROW_COUNTS = (1, 32, 2048)  # rows of two decode batches, and of a long prompt's step
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the server. setup: the server without the part, or with the part if it is `optional`."""
+    """A part of the fast path. setup: the server without the part, or, if the part is `optional`, with it."""
 
     name: str
     setup: Setup
@@ -39,7 +39,7 @@ def _without_fusion(fusion: str) -> Part:
 
 
 def _with_option(name: str) -> Part:
-    """Returns the part for an option. An option that needs another one is measured together with it."""
+    """Returns the part for an option, together with the options that it needs."""
     names = [*NEEDS.get(name, ()), name]
     return Part(" ".join(names), Setup(options=options_named(names)), prefill=True, cuda=True, optional=True)
 
@@ -76,7 +76,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _parts(env: Environment, model: str) -> list[Part]:
-    """Returns the parts to measure: all parts of the first model, and the parts that only other models have."""
+    """Returns the parts to measure: all parts for the first model; for others, parts that the first model lacks."""
     first = env.models[0]
     if model == first:
         return [part for part in PARTS if part is not SANDWICH_NORMS or spec_of(model).post_norms]
@@ -84,7 +84,7 @@ def _parts(env: Environment, model: str) -> list[Part]:
 
 
 def _figures(env: Environment, spec: ModelSpec, setup: Setup, *, prefill: bool) -> dict[str, float]:
-    """Returns the seconds of a decode step with one sequence and with many, and of a long prompt."""
+    """Returns the seconds of a decode step with one sequence, of one with many sequences, and of a long prompt."""
     weights = random_weights(spec, env.dtype, env.device, invariant=setup.invariant, seed=env.seed)
     harness = build_harness(env, spec, setup, slots=env.sizes.idle_batch, max_length=max_length(env), weights=weights)
     harness.fill_cache_randomly()
@@ -107,9 +107,9 @@ def _sampling(env: Environment, spec: ModelSpec) -> Row:
 
 
 def _activations(env: Environment, spec: ModelSpec) -> Iterator[Row]:
-    """Measures the gain from eight-bit activations: the matrix products of one layer with eight-bit weights.
+    """Measures the gain from eight-bit activations in the matrix products of one layer with eight-bit weights.
 
-    The comparison widens the same weights to sixteen bits and multiplies them by sixteen-bit activations.
+    They are compared with sixteen-bit activations, for which the kernel widens the same weights to sixteen bits.
     """
     for kind, rows in product(("int8", "fp8"), ROW_COUNTS):
         part, what = f"{kind} activations, with {kind} weights", f"a layer's products, {rows} rows"
@@ -120,7 +120,7 @@ def _activations(env: Environment, spec: ModelSpec) -> Iterator[Row]:
 
 
 def _row(part: str, what: str, having: float, lacking: float) -> Row:
-    """Returns a row of the results: a step's time with and without a part. A negative gain: the part costs time."""
+    """Returns a result row: a step's time with and without a part. A negative gain means that the part costs time."""
     return {
         "without": part, "what": what, "ms with": 1e3 * having, "ms without": 1e3 * lacking,
         "gain %": 100 * (lacking / having - 1),

@@ -11,7 +11,7 @@ from bench.gpu.setup.roofline import kv_bytes, weight_bytes
 from bench.gpu.setup.step_kinds import GREEDY, MIXED, StepKind, start
 from worker.kernels.weights.quantize import Scheme
 
-PROFILED = 64  # steps that a caller may run afterwards, under the profiler
+PROFILED = 64  # number of further steps that a caller may run under the profiler
 WARM_UP = 12  # steps that are not timed: they compile kernels and capture graphs
 
 BASE, INT8, FP8 = Setup(), Scheme("int8"), Scheme("fp8")
@@ -21,7 +21,7 @@ BASE, INT8, FP8 = Setup(), Scheme("int8"), Scheme("fp8")
 class Format:
     """A format to measure.
 
-    weight: bytes of a weight in the layers; kv: bytes of a number in the K/V cache; 0: those of the model's dtype
+    weight: bytes per weight of the layers; kv: bytes per number in the K/V cache. 0: as many as the model's dtype has
     """
 
     name: str
@@ -48,7 +48,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _mixed(env: Environment, model: str, kind: StepKind, batch: int) -> Iterator[Row]:
-    """Measures a batch in which one sequence is no plain decode. The floor is the floor of the plain decodes."""
+    """Measures a batch in which one sequence is not a plain decode. The lower bound counts only plain decodes."""
     what: Row = {"model": model, "format": kind.name, "batch": batch}
     if late := env.skip_reason(10):
         yield what | {"note": late}
@@ -90,7 +90,7 @@ def max_length(env: Environment) -> int:
 
 
 def time_decodes(env: Environment, harness: Harness, batch: int, *, kind: StepKind = GREEDY) -> tuple[float, float]:
-    """Returns the seconds a step, as the median of the rounds, and the mean context length during the rounds.
+    """Returns the seconds per step (median of the rounds), and the mean context length during the rounds.
 
     The steps before the first round compile kernels and capture graphs; they are not timed.
     """

@@ -23,14 +23,15 @@ def measure(env: Environment, argument: str) -> Iterator[Row]:
 
 
 def _copy(env: Environment) -> float:
-    """Returns the bytes a second that a copy reads and writes."""
+    """Returns the bytes per second that a copy reads and writes together."""
     source = torch.empty(env.sizes.copy_bytes, dtype=torch.uint8, device=env.device).fill_(1)
     target = torch.empty_like(source)
     return 2 * source.nbytes / env.clock.seconds(lambda: target.copy_(source))
 
 
 def _gemm(env: Environment) -> float:
-    """Returns the operations a second of a matrix product of random data, as zeros would take less power and time."""
+    """Returns the operations per second of a matrix product. It uses random data, because zeros take less power and
+    time."""
     n, generator = env.sizes.gemm, env.generator()
     a, b = (torch.randn(n, n, generator=generator, device=env.device).to(env.dtype) for _ in range(2))
     return 2.0 * n**3 / env.clock.seconds(lambda: torch.mm(a, b))

@@ -1,7 +1,7 @@
 """Measures the experts of a layer alone: router, grouping, both products and the sum.
 
-The layers come from EXPERT_MODELS, whatever models the benchmark measures otherwise. The rows of a measurement differ,
-and so do their experts.
+The layers always come from EXPERT_MODELS, also if the benchmark measures other models. All rows of a measurement are
+different, so they choose different experts.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from worker.kernels.weights.quantize import Scheme
 from worker.kernels.weights.quantized_weight import E2M1, INT4
 from worker.spec import ModelSpec
 
-FORMATS: dict[str, tuple[Stored, float]] = {  # how experts are kept, and the bytes of a weight
+FORMATS: dict[str, tuple[Stored, float]] = {  # name → storage format of the experts, and bytes per weight
     "16 bits": (None, 2),
     "fp8": (Scheme("fp8"), 1),
     "fp8-dynamic": (Scheme("fp8", dynamic=True), 1),
@@ -31,7 +31,7 @@ FORMATS: dict[str, tuple[Stored, float]] = {  # how experts are kept, and the by
 @torch.inference_mode()
 def measure(env: Environment, model: str) -> Iterator[Row]:
     spec = spec_of(model, 1)
-    if not env.cuda:  # a layer of the real size does not test the benchmark better than a small one
+    if not env.cuda:  # the CPU only tests the benchmark, for which a small layer suffices
         spec = _smaller(spec)
     for name, (stored, size) in FORMATS.items():
         if late := env.skip_reason(6):
@@ -47,7 +47,7 @@ def _row(env: Environment, spec: ModelSpec, layer: Experts, rows: int, size: flo
     assert spec.experts is not None
     h, of = RandomTensors(env)(rows, spec.hidden_size), spec.experts
     seconds = env.clock.seconds(
-        lambda: experts(h, layer, of.chosen, spec.activation, normalized=of.normalized)  # as the decoder calls it
+        lambda: experts(h, layer, of.chosen, spec.activation, normalized=of.normalized)  # the decoder's own call
     )
     read = size * expert_parameters(spec, rows)
     row: Row = {"rows": rows, "µs": 1e6 * seconds, "MB": read / 1e6}

@@ -1,4 +1,4 @@
-"""Measures how long a worker's start takes to capture its CUDA graphs, and how much memory they take."""
+"""Measures the time in which a worker's start captures its CUDA graphs, and the memory of the graphs."""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from bench.gpu.setup.harness import build_harness
 
 
 def measure(env: Environment, model: str) -> Iterator[Row]:
-    """Captures twice: the first time compiles kernels, and only the second is reported."""
+    """Captures twice and reports only the second time, because the first capture also compiles kernels."""
     slots = max(env.sizes.batches)
     what: Row = {"model": model, "batches up to": slots}
     if not env.cuda:

@@ -1,4 +1,4 @@
-"""Measures how long the device has no work although sequences wait for it, and the host's time for a step."""
+"""Measures how long the device idles although sequences are waiting, and the host's time for a step."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +9,7 @@ from bench.gpu.setup.harness import build_harness
 from bench.gpu.setup.profiler import extent, gaps, record
 from bench.gpu.shapes import CONFIGS
 
-LONG_US = 5.0  # gaps of this length and more do not lie between two kernels of one graph
+LONG_US = 5.0  # gaps of at least this length do not lie between two kernels of one graph
 STEPS = 20
 
 
@@ -40,7 +40,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _host(env: Environment) -> Iterator[Row]:
-    """Measures a step of a tiny model: its time is spent on scheduling, packing, launching, reading and publishing."""
+    """Measures a step of a tiny model. Its time is host work: scheduling, packing, launching, reading, publishing."""
     config = CONFIGS["tiny"]
     spec = replace(spec_of("tiny"), layers=spec_of("tiny").layers[:1])
     for batch in env.sizes.host_batches:

@@ -20,9 +20,9 @@ from worker.kernels.weights.quantize import Scheme, quantize
 from worker.kernels.weights.quantized_weight import INT4, quantize_groups
 from worker.spec import ModelSpec
 
-MIN_TOTAL_BYTES = 256 << 20  # bytes of the weights that a measurement reads in turn: more than a cache holds
+MIN_TOTAL_BYTES = 256 << 20  # bytes of all weight copies that a measurement reads in turn: more than a cache holds
 FULL = ("invariant", "library")
-FEW_BITS = {"int8": 8, "fp8": 8, "int4": 4}  # names of a Scheme, and int4 in groups of 128: bits of a weight
+FEW_BITS = {"int8": 8, "fp8": 8, "int4": 4}  # Scheme name, or int4 (in groups of 128) → bits per weight
 MAX_MEMORY_BOUND_ROWS = 512  # with more rows, a matrix product is no longer limited by reading its weight
 
 
@@ -43,7 +43,7 @@ def attention_alone(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _uneven(env: Environment, spec: ModelSpec, model: str) -> Iterator[Row]:
-    """Measures a short chunk behind a long prefix, and a batch of decodes with one much longer sequence."""
+    """Measures attention of a short chunk after a long prefix, and of a decode batch with one much longer sequence."""
     rows, prefix = env.sizes.turn
     count, keys, long = env.sizes.uneven
     calls = {
@@ -66,7 +66,7 @@ def _prefilled(env: Environment, spec: ModelSpec, model: str, what: str, seconds
 def _attention_call(
     env: Environment, spec: ModelSpec, lengths: list[int], rows: int
 ) -> tuple[Callable[[], Tensor], int]:
-    """Returns a call of the kernel over scattered pages, without a window, and the bytes of K/V that it reads."""
+    """Returns a call of the attention kernel without a window, and the K/V bytes it reads. Pages are scattered."""
     random = RandomTensors(env)
     made, pool = sequences(lengths, PAGE_SIZE, 100, env.seed)
     step = packed([last(one, rows) for one in made], PAGE_SIZE, env.device)
@@ -81,7 +81,7 @@ def _attention_call(
 
 
 def _sdpa_call(env: Environment, spec: ModelSpec) -> Callable[[], Tensor]:
-    """Returns a call of torch's own attention, with keys and values contiguous in the order that suits it."""
+    """Returns a call of torch's own attention. Keys and values are contiguous, in the layout that suits torch."""
     random, tokens = RandomTensors(env), env.sizes.prompt
     q = random(1, spec.heads, tokens, spec.head_dim)
     k, v = (random(1, spec.kv_heads, tokens, spec.head_dim) for _ in "kv")
@@ -115,7 +115,7 @@ def linear_alone(env: Environment, model: str) -> Iterator[Row]:
 
 
 def products(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """Returns the shape [N, K] of each weight by its name."""
+    """Returns weight name → shape [N, K]."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     return {
         "qkv": (spec.qkv_size, hidden), "o": (hidden, spec.heads * spec.head_dim), "gate_up": (2 * inner, hidden),
@@ -153,7 +153,7 @@ def _packed(env: Environment, weight: Tensor, variant: str) -> PackedLinear:
 
 @torch.inference_mode()
 def layer_alone(env: Environment, spec: ModelSpec, rows: int, variant: str) -> float:
-    """Returns the seconds of all matrix products of a layer. variant: of FULL or FEW_BITS, or a name of a Scheme."""
+    """Returns the seconds of all matrix products of a layer. variant: a name in FULL or FEW_BITS, or of a Scheme."""
     return sum(_product(env, spec, name, rows, variant) for name in products(spec) if name != "head")
 
 

@@ -1,6 +1,6 @@
-"""Compares the bits of the vendor's library with those of our products.
+"""Compares the bits of cuBLAS's matrix products with the bits of ours.
 
-The library can have our bits only if it does not split K: it should have no memory for partial sums (SCARCE).
+cuBLAS can give our bits only if it does not split K. So it gets too little memory for partial sums (SCARCE).
 """
 
 import os
@@ -14,7 +14,7 @@ from worker.kernels.library_products import SCARCE, library_linear
 from worker.kernels.linear import PackedLinear, linear
 from worker.run.checks.library_check import same_bits
 
-# Weights with a single chain: a Llama-3.2-3B's gate and up, its head, and a Qwen3-4B's gate and up.
+# Weights whose K we do not split: Llama-3.2-3B's gate and up, Llama-3.2-3B's head, Qwen3-4B's gate and up.
 WEIGHTS, ROWS = ((16384, 3072), (128256, 3072), (19456, 2560)), (1, 16, 64, 65, 257, 2048)
 NEED_S = 3.0
 COLUMNS = ("same bits", "row 0 alone")
@@ -22,10 +22,10 @@ COLUMNS = ("same bits", "row 0 alone")
 
 @torch.inference_mode()
 def compared(env: Environment, n: int, k: int, rows: int) -> Row:
-    """Compares a product of a random weight [n, k] with that of the library, in float32.
+    """Compares our product with a random weight [n, k] and the library's product, in float32. Returns two columns.
 
-    same bits: whether the library's bits are ours. row 0 alone: whether the library computes the same bits for the
-    first row without the others.
+    same bits: whether both products have the same bits. row 0 alone: whether the library computes the same bits for
+    the first row when it is computed without the other rows.
     """
     random = RandomTensors(env)
     weight, x = random(n, k), random(rows, k)
@@ -42,7 +42,7 @@ def _answer(same: bool) -> str:
 
 
 def known_weights(env: Environment) -> Iterator[Row]:
-    """Yields the comparison for weights and numbers of rows that decide whether the library can be used at all."""
+    """Compares WEIGHTS and ROWS, which decide whether the library can be used at all. Yields a row for each pair."""
     for n, k in WEIGHTS:
         for rows in ROWS:
             row: Row = {"model": library_name(), "weight": f"{n} x {k}", "rows": rows}

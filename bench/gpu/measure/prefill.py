@@ -11,7 +11,7 @@ from bench.gpu.setup.weights import random_weights
 from shared.default_sizes import GPU_TOKENS, TOKENS
 from shared.messages import Sampling
 
-ROUNDS = 4  # prompts, of which the first is not counted
+ROUNDS = 4  # number of prompts; the first one is not counted
 
 
 def measure(env: Environment, model: str) -> Iterator[Row]:
@@ -34,7 +34,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 
 
 def to_first_token(env: Environment, harness: Harness, prompt: int) -> float:
-    """Returns the seconds from a prompt to its first token, as the median of several prompts."""
+    """Returns the median seconds from submitting a prompt of `prompt` tokens to its first output token."""
     rounds = []
     for _ in range(ROUNDS):
         env.clock.wait()

@@ -1,4 +1,4 @@
-"""Runs the workloads over HTTP: `sluice serve` with its frontend and its sockets, and one load client."""
+"""Runs the workloads over HTTP: a load client sends them to `sluice serve`."""
 
 import asyncio
 import shlex

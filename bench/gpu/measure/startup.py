@@ -1,4 +1,4 @@
-"""Measures the start of `sluice serve` to its first token, with a cold and with a warm page cache.
+"""Measures the time from the start of `sluice serve` to its first token, with a cold and with a warm page cache.
 
 On a GPU, the first start compiles the kernels, which later starts find in their cache.
 """

@@ -1,7 +1,7 @@
-"""Measures candidate tiles for each weight of a model and number of rows, and writes the best as a table.
+"""Measures candidate tiles for each weight of a model and each number of rows. Writes the best tiles as a table.
 
-The table is worker/kernels/gpu/products/measured_tiles.json with the entries of this device, so that it can replace
-that file. A tile can be the best only if its product has the bits of the tile that is used now.
+The table is a copy of worker/kernels/gpu/products/measured_tiles.json with this device's entries added, so it can
+replace that file. A tile can be chosen only if its product has the same bits as the tile that is used now.
 """
 
 import json
@@ -24,10 +24,10 @@ from worker.kernels.linear import gated_linear, linear, pack
 from worker.kernels.rowwise.activate import Activation
 from worker.kernels.split_k import sum_split_k
 
-HEAD_ROWS = 512  # a step computes the logits of few rows
+HEAD_ROWS = 512  # largest number of rows for the head, because a step computes few rows of logits
 WORTH = 1.02  # how many times faster a tile must be to replace the one that is used now
 NEED_S = 5.0
-CPU_TILES = 3  # without a GPU, where all tiles are the same
+CPU_TILES = 3  # number of tiles tried without a GPU, where tiles have no effect
 
 
 @torch.inference_mode()
@@ -52,7 +52,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 
 
 class SweptWeight:
-    """A weight [n, k], in so many copies that no cache holds them."""
+    """A weight [n, k] to measure. It has several copies, which together do not fit in a cache."""
 
     def __init__(self, env: Environment, n: int, k: int, *, gated: Activation | None, wide: bool) -> None:
         """gated: the activation, if one kernel computes gate and up. wide: whether the result is float32."""
@@ -66,7 +66,7 @@ class SweptWeight:
         self.name = product_name(self._product, tiles.format_name(env.dtype), self._columns, k)
 
     def sweep(self, rows: int) -> tuple[Tile, Row]:
-        """Returns the best tile for `rows` rows, and the measurements."""
+        """Measures all tiles with `rows` rows. Returns the best tile, and a row of the results."""
         x = self._random(rows, self._k)
         choose = tiles.choose_gated_tile if self._gated else tiles.choose_tile
         chosen = choose(rows, self._columns, self._k, x.dtype, tiles.kind_of(x.device, plain=True))
@@ -80,7 +80,7 @@ class SweptWeight:
                     seconds[tile] = self._seconds(x, tile)
                 else:
                     problems[tile] = "other bits"
-            except Exception as error:  # an error of the compiler, say; the next tile may compile
+            except Exception as error:  # for example a compiler error; the next tile may compile
                 problems[tile] = type(error).__name__
         fastest = min(seconds, key=lambda tile: seconds[tile])
         best = fastest if seconds[chosen] > WORTH * seconds[fastest] else chosen
@@ -110,7 +110,7 @@ class SweptWeight:
         return sum_split_k(self._launch(x, weight, tile), 2, torch.float32 if self.wide else x.dtype)
 
     def _launch(self, x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
-        if not x.is_cuda:  # where there are no tiles: to test the measurement itself
+        if not x.is_cuda:  # the CPU has no tiles; this only tests the measurement itself
             packed = pack(weight, invariant=True)
             return gated_linear(x, packed, self._gated) if self._gated else linear(x, packed, fp32_out=self.wide)
         if self._gated:
@@ -119,13 +119,13 @@ class SweptWeight:
 
 
 def described(tile: Tile) -> str:
-    """Describes a tile in a few words, as 128x64 w4 s4 split."""
+    """Describes a tile in a few words, such as "128x64 w4 s4 split" (rows x columns, warps, stages, split of K)."""
     chains = "" if tile.chains == "auto" else f" {tile.chains}"
     return f"{tile.rows}x{tile.columns} w{tile.warps} s{tile.stages}{chains}"
 
 
 def add_entries(path: Path, device: str, name: str, entries: list[list[Any]]) -> None:
-    """Adds the entries of a product to the table in the file. A new file begins with the worker's table."""
+    """Adds a product's entries to the table in a file. If the file is missing, starts from the worker's table."""
     table = json.loads(path.read_text()) if path.exists() else {key: dict(value) for key, value in MEASURED.items()}
     table.setdefault(device, {})[name] = entries
     path.write_text(as_json(table))

@@ -1,4 +1,4 @@
-"""Writes a trace of decode steps for Perfetto, and reports the time of each kernel in them."""
+"""Writes a trace of decode steps for Perfetto, and reports the time of each kernel in the trace."""
 
 import re
 from collections import defaultdict
@@ -11,7 +11,7 @@ from bench.gpu.setup.profiler import Span, record
 from bench.gpu.setup.roofline import kv_bytes, weight_bytes
 
 STEPS = 5
-MOST = 24  # kernels shown
+MOST = 24  # maximum number of kernels shown
 PRODUCTS = re.compile(r"linear|gated|gemm|gemv|nvjet|cutlass|xmma|splitk|addmm|aten::mm", re.IGNORECASE)
 ATTENTION = re.compile(r"attention|attend|_combine_kernel|flash", re.IGNORECASE)
 
@@ -31,7 +31,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _kernels(env: Environment, spans: list[Span]) -> Iterator[Row]:
-    """Yields a row for each of the kernels that take most time, and one row for all others together."""
+    """Yields a row for each of the MOST slowest kernels, and one row for all other kernels together."""
     named = defaultdict(list)
     for span in spans:
         named[span.name].append(span)
@@ -43,7 +43,7 @@ def _kernels(env: Environment, spans: list[Span]) -> Iterator[Row]:
 
 
 def _row(env: Environment, what: str, spans: list[Span], all_spans: list[Span], moved: float) -> Row:
-    """Returns a row for some spans. moved: the bytes that they must read in a step, or 0 if that is not known."""
+    """Returns a row for some spans. moved: bytes that these kernels must read in a step, or 0 if not known."""
     taken, whole = sum(span.length for span in spans), sum(span.length for span in all_spans)
     row: Row = {"kernel": what, "calls a step": len(spans) / STEPS, "µs a step": taken / STEPS}
     row["% of device time"] = 100 * taken / whole if whole else 0.0

@@ -12,7 +12,7 @@ from bench.gpu.setup.checkpoint import checkpoint
 
 NO_EOS = -1
 OLDER = "its continuous batching takes no settings"
-CLOSING_S = 5.0  # seconds of the budget that are left for the shutdown
+CLOSING_S = 5.0  # seconds of the time budget that are reserved for the shutdown
 
 
 def measure(env: Environment, model: str) -> Iterator[Row]:
@@ -51,9 +51,9 @@ def _limits(env: Environment) -> Any:
 
 
 def _run(env: Environment, manager: Any, calls: list[Call], *, sequential: bool) -> list[Record]:
-    """Sends each call at its time, or after the previous call has ended if `sequential`.
+    """Sends each call at its time or, if `sequential`, after the previous call has ended.
 
-    A call that has not ended when the budget is spent counts as failed.
+    A call that has not ended when the time budget is over counts as failed.
     """
     start = time.perf_counter()
     records = [Record(error="not ended within the budget") for _ in calls]

@@ -1,4 +1,4 @@
-"""A checkpoint folder of a real model's shapes with few layers. Its weights are a hole in a file."""
+"""Writes a checkpoint folder with a real model's shapes and few layers. Its weights are a sparse file."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.gpu.setup.checkpoint import tokenizer
 from bench.gpu.shapes import CONFIGS
 
-LAYERS = {"gemma-3-1b": 6}  # as many as it takes to see both kinds; of others two
+LAYERS = {"gemma-3-1b": 6}  # enough layers to have windows and full attention; other models get two
 
 
 def checkpoint(folder: Path, model: str) -> Path:

@@ -1,10 +1,10 @@
-"""One process of a precompilation: finds out what is needed on the fake GPU, and compiles it.
+"""One process of a precompilation: finds the needed kernels by a run on the fake GPU, and compiles them.
 
 python -m bench.gpu.offline.compile_job CAPABILITY OUT.json [largest] [MODEL:WAY | MODEL | kernels ...]
 
-`MODEL:WAY` is a worker's start, `MODEL` the bench's sections of that model, `kernels` the bench's checks of kernels.
-`largest`: of the variants of a kernel that differ only in sizes, only the one with the largest tile is compiled.
-Writes a list of `Binary`. It is a process of its own because the worker remembers which GPU it has.
+`MODEL:WAY` runs a worker's start, `MODEL` the bench's sections for the model, `kernels` the bench's checks of kernels.
+`largest`: of a kernel's variants that differ only in sizes, only the variant with the largest tile is compiled.
+Writes a list of `Binary`. It is a separate process, because the worker caches which GPU it has.
 """
 
 import gc
@@ -51,7 +51,7 @@ def found_by(job: str, capability: int) -> list[Compilation]:
 
 
 def largest(compilations: Iterable[Compilation]) -> list[Compilation]:
-    """Returns, of the compilations of a kernel with the same types and switches, the one with the largest blocks."""
+    """Keeps, of compilations of the same kernel, types and switches, only the one with the largest blocks."""
     best: dict[object, Compilation] = {}
     for one in compilations:
         names = one.kernel.arg_names

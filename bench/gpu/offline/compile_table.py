@@ -1,4 +1,4 @@
-"""`sluice bench gpu --compile-table FILE`: what each kernel takes on each GPU, from code compiled without one."""
+"""`sluice bench gpu --compile-table FILE`: each kernel's registers and memory per GPU, compiled without a GPU."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -9,8 +9,8 @@ from bench.gpu.offline.compiling import Binary
 from bench.gpu.offline.devices import DEVICES
 from bench.gpu.offline.precompile import compiled, refuse_with_cuda
 
-# The bench's checks launch every kernel but those of recurrent layers, with every format and head size. Of variants
-# that differ only in sizes the largest is compiled, which takes the most registers and shared memory.
+# The bench's checks launch every kernel except recurrent layers' kernels, with every format and head size. Of variants
+# that differ only in sizes, only the largest is compiled, because it takes the most registers and shared memory.
 JOBS = ("largest", "kernels")
 
 
@@ -20,13 +20,13 @@ def compile_table(file: Path, capabilities: Sequence[int], jobs: Sequence[str] =
     binaries: list[Binary] = []
     for capability in capabilities:
         binaries += compiled(capability, jobs)
-        file.write_text(page(binaries))  # the devices so far
+        file.write_text(page(binaries))  # written after each device, so that a failure keeps earlier ones
     print(file.read_text())
     return any(one.problem for one in binaries)
 
 
 def page(binaries: Sequence[Binary]) -> str:
-    """Returns the table as Markdown: a row for each kernel, a column for each device, the most of all variants."""
+    """Returns the table as Markdown: a row per kernel, a column per device. Cells show the maximum of all variants."""
     by_kernel: defaultdict[str, defaultdict[int, list[Binary]]] = defaultdict(lambda: defaultdict(list))
     for one in binaries:
         by_kernel[one.kernel][one.capability].append(one)

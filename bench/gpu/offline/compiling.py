@@ -1,6 +1,6 @@
-"""Compiles, for a real GPU and on all cores, what a run on the fake GPU found to be needed.
+"""Compiles the kernels that a run on the fake GPU needed, for a real GPU and on all cores.
 
-Triton keeps what was compiled in its cache, so the first start or bench on a machine with such a GPU is short.
+Triton caches the compiled code, so the first start or bench on a machine with this kind of GPU is short.
 """
 
 import os
@@ -14,14 +14,14 @@ from bench.gpu.offline.devices import DEVICES
 from bench.gpu.offline.launches import Compilation
 from bench.gpu.offline.triton_offline import Usage, tensor_core_kinds, usage
 
-SPILLED = 32  # bytes that each thread may spill
+SPILLED = 32  # bytes of registers that each thread may spill
 
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """Compiled code, or the error of the compiler.
+    """A compiled kernel, or the compiler's error.
 
-    key: names the kernel and its constants. seconds: to compile it. kinds: the kinds of its tensor-core instructions.
+    key: the kernel's name and constants. seconds: compile time. kinds: kinds of tensor-core instructions in the code.
     """
 
     kernel: str
@@ -35,7 +35,7 @@ class Binary:
 
     @property
     def problem(self) -> str:
-        """Says why the GPU cannot run the kernel, or would run it slowly; empty if all is well."""
+        """The reason why the GPU cannot run the kernel, or would run it slowly; empty if there is none."""
         if self.used is None:
             return f"sm_{self.capability}: {self.error}: {self.key}"
         most = DEVICES[self.capability].shared
@@ -46,7 +46,7 @@ class Binary:
 
 
 def compile_all(compilations: Iterable[Compilation]) -> list[str]:
-    """Compiles all kernels, and prints the time and the memory of each. Returns the problems."""
+    """Compiles all kernels, and prints each kernel's compile time and memory. Returns the problems found."""
     binaries = binaries_of(compilations)
     for one in binaries:
         print(f"{one.kernel} {one.seconds:.1f} s {one.used}", flush=True)
@@ -54,8 +54,8 @@ def compile_all(compilations: Iterable[Compilation]) -> list[str]:
 
 
 def binaries_of(compilations: Iterable[Compilation]) -> list[Binary]:
-    """Compiles on all cores: a core that is free takes the next kernel."""
-    context, todo = get_context("fork"), list(compilations)  # kernels cannot be sent to another process
+    """Compiles on all cores, with a process per core; a free process takes the next kernel."""
+    context, todo = get_context("fork"), list(compilations)  # fork, because kernels cannot be pickled
     cores = len(os.sched_getaffinity(0))
     finished: Any = context.SimpleQueue()
     taken: Any = context.Value("i", 0)

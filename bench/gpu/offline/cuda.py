@@ -1,4 +1,4 @@
-"""Takes the place of torch.cuda, and of everything else that must believe that there is a GPU."""
+"""Replaces torch.cuda and other parts of PyTorch, so that the process behaves as if it had a GPU."""
 
 import ctypes
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ TO = Tensor.to
 
 
 class Generator(torch.Generator):
-    """A generator on the host that claims to be on the device."""
+    """A host generator whose `device` is the fake GPU."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         return super().__new__(cls)
@@ -96,7 +96,7 @@ def _recorded(
 
 
 def _cuda(machine: Machine) -> dict[str, Any]:
-    """Returns the functions that take the place of torch.cuda's."""
+    """Returns the functions that replace those of torch.cuda, by name."""
     device_, total = machine.launches.device, machine.launches.device.memory
     major, minor = device_.version
     properties = SimpleNamespace(
@@ -125,7 +125,7 @@ def _cuda(machine: Machine) -> dict[str, Any]:
 
 @contextmanager
 def _no_guard() -> Iterator[None]:
-    """Takes the place of a guard that chooses a device. It does nothing, because there is no device."""
+    """Replaces PyTorch's C++ device guard by one that does nothing, because there is no device to select."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * 2).in_dll(library, GUARDS)
     before, guards[1] = guards[1], guards[0]
@@ -137,7 +137,7 @@ def _no_guard() -> Iterator[None]:
 
 @contextmanager
 def gpu(capability: int = 90) -> Iterator[Machine]:
-    """Lets the process believe, inside the `with`, that it has a GPU of that compute capability.
+    """Inside the `with`, the process behaves as if it had a GPU of compute capability `capability` (90: Hopper).
 
     Raises RuntimeError on a machine with a real GPU.
     """
@@ -161,11 +161,11 @@ def gpu(capability: int = 90) -> Iterator[Machine]:
 
 
 def _to(tensor: Tensor, *args: Any, **how: Any) -> Tensor:
-    """Adds an index to a device without one; otherwise torch would ask the host for the current device."""
+    """Tensor.to that changes device "cuda" to "cuda:0", because torch would look up the current device."""
     numbered: list[Any] = [torch.device("cuda:0") if str(one) == "cuda" else one for one in args]
     return TO(tensor, *numbered, **how)
 
 
 def address(tensor: Tensor) -> int:
-    """Returns an address that no other memory has. It is a multiple of 512, like those of PyTorch's allocator."""
+    """Returns a unique fake address. Storages start at multiples of 512, as with PyTorch's allocator."""
     return int(tensor.untyped_storage()._cdata * 512 + tensor.storage_offset() * tensor.itemsize)

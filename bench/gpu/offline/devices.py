@@ -1,4 +1,4 @@
-"""The GPUs that the fake one can stand for: the properties that decide which kernels are compiled."""
+"""The real GPUs that the fake GPU can stand for, with the properties that decide which kernels are compiled."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """shared: bytes of shared memory that a program may have. multiprocessors, memory, l2: of the card `name`."""
+    """A GPU. shared: maximum bytes of shared memory per thread block. multiprocessors, memory, l2: of card `name`."""
 
     capability: int
     name: str
@@ -18,7 +18,7 @@ class Device:
 
     @property
     def version(self) -> tuple[int, int]:
-        """The capability as torch has it: (9, 0) for 90."""
+        """The compute capability as a pair, as torch returns it: (9, 0) for 90."""
         return divmod(self.capability, 10)
 
 

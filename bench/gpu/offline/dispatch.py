@@ -1,4 +1,4 @@
-"""Runs operations on host tensors; of operations on the fake GPU's tensors, it computes only the shapes."""
+"""Runs operations on host tensors. For operations on the fake GPU's tensors, it computes only the result's shape."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the device's operations, and the host's seconds that a real GPU would not need for them."""
+    """Counts the device's operations, and the host's seconds spent on faking them."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -29,7 +29,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here, so a wrapper that keeps the compiler away would only cost time."""
+        """False, because nothing is compiled here, and torch's wrapper that disables Dynamo would only cost time."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -46,7 +46,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs, machine = dict(kwargs or {}), self._machine
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        if _composite(func):  # appears as one operation in inference mode only
+        if _composite(func):  # inference mode passes it undecomposed
             with self:
                 return func.decompose(*args, **kwargs)
         pinned, wanted = kwargs.pop("pin_memory", False), kwargs.get("device")
@@ -122,7 +122,7 @@ def _fakes(value: Any) -> list[FakeTensor]:
 
 
 def _collect(value: Any, found: list[FakeTensor]) -> None:
-    """Appends the fake tensors in `value`. This runs for every operation, and nested generators would be slower."""
+    """Appends the fake tensors in `value` to `found`. Runs for every operation; nested generators would be slower."""
     if isinstance(value, FakeTensor):
         found.append(value)
     elif isinstance(value, dict):

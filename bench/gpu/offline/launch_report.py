@@ -1,11 +1,11 @@
-"""What a step launches and what it costs the host, without a GPU: to compare before and after a change.
+"""Reports a step's launches and host time without a GPU, to compare before and after a change.
 
 python -m bench.gpu.offline.launch_report [--models NAME,...] [--batch 8] [--gpu-options NAME,...]
 
-Runs the worker's loop on the fake GPU. Launches per layer are counted in steps that no graph replays, as the difference
-between models of different depth. The host's time is the time of this machine's processor for a step of the model,
-without the time that the fake operations take. It contains what the worker does for every PyTorch operation, but not
-what PyTorch itself needs to launch one on a GPU (a few µs each).
+Runs the worker's loop on the fake GPU. Launches per layer are counted in steps without CUDA graphs, as the difference
+between models of different depth. The host's time is this machine's CPU time for a step, without the time of the fake
+operations. It includes the worker's own work for every PyTorch operation, but not PyTorch's time to launch an operation
+on a GPU (a few µs each).
 """
 
 import argparse
@@ -38,7 +38,7 @@ MODELS = ("llama-3.2-3b", "gemma-3-1b", "gpt-oss-20b")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Counts for one step: launches of Triton kernels and of PyTorch's operations, graphs replayed, host seconds."""
+    """Per step: launches of Triton kernels and of PyTorch's operations, graph replays, and host seconds."""
 
     triton: float
     torch: float
@@ -86,7 +86,7 @@ def _row(model: str, kind: StepKind, batch: int, options: GpuOptions) -> tuple[t
 
 
 def step_figures(model: str, kind: StepKind, batch: int, setup: Setup, layers: int) -> Figures:
-    """Measures steps of a kind on the fake GPU. The host's time is the median of the steps."""
+    """Measures steps of the given kind on the fake GPU. The host's time is the median of the steps."""
     with gpu() as machine:
         env, spec = _environment(), spec_of(model)
         spec = replace(spec, layers=(spec.layers * DEEP)[:layers])

@@ -1,4 +1,4 @@
-"""Catches Triton's launches: the compilations that they need by Triton's own rules, and their grids."""
+"""Catches Triton's launches: records their grids, and the compilations that they need by Triton's own rules."""
 
 import time
 from collections import Counter
@@ -50,14 +50,15 @@ class Compilation:
 class Launches:
     """What was launched on the fake GPU.
 
-    compilations: in the order in which they are needed. closed: a capture runs, in which nothing may be compiled.
+    compilations: in the order in which they are needed. closed: whether a graph capture runs, in which nothing may be
+    compiled.
     """
 
     device: Device = H200
     compilations: list[Compilation] = field(default_factory=list)
     count: int = 0
     names: Counter[str] = field(default_factory=Counter)  # how often each kernel was launched
-    faked_s: float = 0.0  # the host's seconds in the stand-ins of kernels
+    faked_s: float = 0.0  # the host's seconds spent on faking kernels
     closed: bool = False
     find: Callable[[str], None] = print
     uses: Callable[..., None] = lambda *tensors: None

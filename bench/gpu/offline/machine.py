@@ -1,10 +1,9 @@
 """A GPU that computes nothing: every tensor on it is fake. It has a shape, a dtype and a device, and no numbers.
 
-Host tensors are real. Copies between the two are watched in the order that a device keeps: an asynchronous copy reads
-host memory when the host waits for it and not before, and a result is on the host only then. `Machine.findings` lists
-what would be an error on a real device: host memory that was rewritten under a copy, waits, copies and
-compilations inside a capture, and replays that use freed memory. `Machine.waits` counts the places at which the host
-waited.
+Host tensors are real. Copies between host and device are checked in the worst order that a device may have: an
+asynchronous copy is assumed to end only when the host waits for it. `Machine.findings` lists what would be an error on
+a real device: host memory that was changed during a copy; waits, copies and compilations inside a graph capture; and
+replays that use freed memory. `Machine.waits` counts how often the host waited at each place in the code.
 """
 
 import sys
@@ -28,7 +27,8 @@ OURS, NOT_OURS = ("worker/", "bench/"), "bench/gpu/offline/"
 
 @dataclass
 class Crossing:
-    """A copy under way. `host` must not change until the host has waited. seen: its bytes, if the device reads it."""
+    """A running copy. host: memory that must not change until the host has waited. seen: bytes that a copy to the
+    device reads from it."""
 
     at: int
     host: Tensor
@@ -40,8 +40,8 @@ class Crossing:
 class Machine:
     """Records what happened on the fake GPU. Time is counted in operations.
 
-    launched: how often PyTorch's operations that run a kernel or a copy were called. Triton's kernels are counted in
-    `launches`. faked_s: the host's seconds in the fake operations, which a real GPU does not need.
+    launched: counts of PyTorch operations that run a kernel or a copy; `launches` counts Triton's kernels. faked_s: the
+    host's seconds spent on faking operations.
     """
 
     launches: Launches
@@ -54,7 +54,7 @@ class Machine:
     replays: int = 0
     recording: bool = False
     pinned: dict[int, Any] = field(default_factory=dict)
-    given: dict[int, StorageWeakRef] = field(default_factory=dict)  # memory that a recording found and uses
+    given: dict[int, StorageWeakRef] = field(default_factory=dict)  # memory that a capture uses but did not allocate
     _made: dict[int, Any] = field(default_factory=dict)
     _crossings: list[Crossing] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -98,14 +98,14 @@ class Machine:
         self._crossings.append(Crossing(self.operations, host, None, where()))
 
     def uses(self, *tensors: Tensor) -> None:
-        """Notes that the present operation uses this memory."""
+        """Records that the current operation uses these tensors' memory."""
         if self.recording:
             for memory in (tensor.untyped_storage() for tensor in tensors):
                 if memory._cdata not in self._made:
                     self.given[memory._cdata] = StorageWeakRef(memory)  # type: ignore[no-untyped-call]
 
     def makes(self, *tensors: Tensor) -> None:
-        """Notes new memory. A recording has memory of its own, which other operations may use once it has ended."""
+        """Records new memory. A graph capture allocates its own memory, which is free for others after the capture."""
         if self.recording:
             for memory in (tensor.untyped_storage() for tensor in tensors):
                 if memory._cdata not in self.given:
@@ -116,13 +116,13 @@ class Machine:
         self.given, self._made = {}, {}
 
     def pin(self, host: Tensor) -> Tensor:
-        """Pins host memory, and keeps it for ever, so that no address comes twice."""
+        """Pins host memory. It is never freed, so that no address is used twice."""
         self.pinned[host.untyped_storage().data_ptr()] = host.untyped_storage()
         return host
 
 
 def where() -> str:
-    """Returns the innermost line of the worker or the bench. Lines of the fake GPU do not count."""
+    """Returns the innermost code line of worker or bench on the stack. Lines of the fake GPU are skipped."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename.removeprefix(f"{ROOT}/")

@@ -1,4 +1,4 @@
-"""Packs a Triton cache that was compiled on one machine for another, with a note of the machines that it fits.
+"""Packs a Triton cache to carry it to another machine, with a note that says which machines it fits.
 
 Triton's index files (`__grp__*.json`) hold absolute paths, so the cache works only at the path where it was made. Its
 keys contain a hash of Triton itself, so both machines need the same build of Triton.
@@ -17,32 +17,33 @@ ARCHIVE_SUFFIX = ".tar.gz"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """path: of the cache folder. key: triton_key() of the Triton that compiled. capabilities: of the GPUs, say 90."""
+    """Describes a packed cache. path: the cache folder. key: triton_key() of the compiling Triton. capabilities: the
+    GPUs' compute capabilities, such as 90."""
 
     path: str
     triton: str
     key: str
     capabilities: tuple[int, ...]
     kernels: int
-    compile_s: float  # processor seconds
+    compile_s: float  # CPU seconds
 
 
 def triton_key() -> str:
     """Returns the hash of this Triton, which is part of every key of its cache."""
     try:
         from triton.runtime.cache import triton_key as key
-    except ImportError:  # where older versions have it
+    except ImportError:  # older versions of Triton
         from triton.compiler.compiler import triton_key as key
     return str(key())
 
 
 def pack(folder: Path, capabilities: Iterable[int], kernels: int, compile_s: float) -> Path:
-    """Writes the note into the cache folder and packs the folder. Returns the archive, which lies beside it."""
+    """Writes the note into the cache folder and packs the folder. Returns the archive's path, next to the folder."""
     note = Note(str(folder), version("triton"), triton_key(), tuple(capabilities), kernels, compile_s)
     (folder / NOTE).write_text(json.dumps(asdict(note), indent=1) + "\n")
     archive = folder.with_name(folder.name + ARCHIVE_SUFFIX)
     with tarfile.open(archive, "w:gz") as tar:
-        tar.add(folder, str(folder).lstrip("/"))  # unpacked in / it is at the same path
+        tar.add(folder, str(folder).lstrip("/"))  # if unpacked in /, it gets the same path
     return archive
 
 

@@ -1,7 +1,7 @@
-"""`sluice bench gpu --precompile DIR`: compiles for a GPU on a machine without one, into a cache to be carried there.
+"""`sluice bench gpu --precompile DIR`: fills a Triton cache for a GPU on a machine without one.
 
-Compiles what the starts and the bench of the given models need. It leaves out the launchers: on the GPU's machine,
-Triton builds one for each signature with the C compiler (0.3 to 0.5 s each).
+Compiles the kernels that a worker's start and the bench need for the given models. Launchers are left out: on the GPU's
+machine, Triton builds one for each signature with the C compiler (0.3 to 0.5 s each).
 """
 
 import json
@@ -48,7 +48,7 @@ def precompile(folder: Path, capabilities: Sequence[int], models: Sequence[str],
 
 
 def refuse_with_cuda(flag: str) -> None:
-    """Raises BenchError on a machine with a GPU, whose CUDA the fake GPU cannot replace."""
+    """Raises BenchError on a machine with a GPU, because the fake GPU cannot replace a working CUDA."""
     import torch
 
     if torch.cuda.is_available():
@@ -56,9 +56,9 @@ def refuse_with_cuda(flag: str) -> None:
 
 
 def compiled(capability: int, jobs: Iterable[str], cache: Path | None = None) -> list[Binary]:
-    """Runs compile_job in a process. cache: Triton's cache folder, else its own.
+    """Runs compile_job in a process. cache: the folder for Triton's cache; None: Triton's default folder.
 
-    Triton stores no intermediate code in it. Variables on which Triton's cache keys depend stay as they are.
+    Triton stores no intermediate code in the cache. Variables that are part of Triton's cache keys are not changed.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_STORE_BINARY_ONLY"] = "1"

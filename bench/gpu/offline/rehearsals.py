@@ -1,7 +1,7 @@
-"""Runs on the fake GPU what a GPU would be asked to do: a worker's start, and the bench's sections.
+"""Runs a worker's start and the bench's sections on the fake GPU.
 
-What they would compile is then in the machine's launches. PyTorch's plain forms of some operations read numbers on the
-way, which the fake GPU does not have, so stand-ins take their place.
+The compilations that they need are then in the machine's launches. The plain PyTorch forms of some operations read
+values of tensors, which the fake GPU does not have. So these forms are replaced by empty results.
 """
 
 import traceback
@@ -29,7 +29,7 @@ from worker.kernels.gpu.launch.options import GPU_OPTIONS
 from worker.kernels.operations import TORCH
 from worker.spec import ModelSpec
 
-# a way to serve a model → its flags
+# name of a serving configuration → its settings
 WAYS: dict[str, dict[str, Any]] = {
     "bf16": {},
     "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
@@ -42,14 +42,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "options": {"gpu_options": ",".join(GPU_OPTIONS)},
     "plain": {"dtype": "float32", "cuda_graphs": False, "page_size": 1},
 }
-EXPERTS = 9  # more than a token has in any of EXPERT_MODELS
-APART = ("start", "served", "peer")  # sections that start processes of their own
+EXPERTS = 9  # more experts than a token chooses in any of EXPERT_MODELS
+APART = ("start", "served", "peer")  # sections that start other processes
 BRIEF = replace(FULL, steps=1, rounds=2)  # keeps every size that decides which kernels are compiled
 SPANS = [profiler.Span("_linear_kernel", 0.0, 5.0), profiler.Span("_split_kernel", 6.0, 5.0)]
 
 
 def empty_attention(q: Tensor, *rest: object, **how: object) -> Tensor:
-    """Takes the place of plain PyTorch's attention and experts."""
+    """Replaces the plain PyTorch forms of attention and experts: returns an uncomputed tensor shaped like q."""
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
@@ -65,9 +65,9 @@ def started(folder: Path, way: str, max_seq_len: int = 0) -> Engine:
 
 
 def few_experts() -> AbstractContextManager[Any]:
-    """Gives each layer of EXPERT_MODELS few experts. Each is packed by itself, which takes long on the fake GPU.
+    """Reduces EXPERT_MODELS to few experts per layer, because packing each expert takes long on the fake GPU.
 
-    Rehearsals whose kernels are compiled cannot use it: some kernels are compiled for the number of experts.
+    Do not use it where kernels are compiled, because some kernels are compiled for the number of experts.
     """
     names = ("num_experts", "num_local_experts")
     configs = {
@@ -78,7 +78,7 @@ def few_experts() -> AbstractContextManager[Any]:
 
 
 def section_tasks(models: tuple[str, ...], names: tuple[str, ...] = ()) -> list[Task]:
-    """Returns the tasks of the named sections. Without names: of all sections but those apart or only on request."""
+    """Returns the tasks of the named sections. Without names: of all sections except APART and ON_REQUEST."""
     known = tuple(section.name for section in SECTIONS if section.name not in (*APART, *ON_REQUEST))
     return tasks(names or known, Options("cuda", models, False, 1, Path("trace")))
 
@@ -95,7 +95,7 @@ def bench_environment(folder: Path, models: tuple[str, ...], sizes: Sizes = BRIE
 
 
 def run_task(machine: Machine, task: Task, env: Environment) -> tuple[list[Row], list[str]]:
-    """Runs a task of the bench with models of few layers. Returns its rows, and what would be an error on a GPU."""
+    """Runs a bench task with models of few layers. Returns its rows, and findings that would be errors on a GPU."""
     module, function = task.section.call.split(":")
     loaded = import_module(module)
     machine.findings[:] = []
@@ -112,6 +112,6 @@ def run_task(machine: Machine, task: Task, env: Environment) -> tuple[list[Row],
 
 
 def _few_layers(model: str, layers: int = 0) -> ModelSpec:
-    """Returns the spec of a model with two layers, of both kinds if it has two."""
+    """Returns a model's spec, reduced to two layers: one with a window and one without, if the model has both."""
     spec = spec_of(model, LAYERS.get(model, 2))
     return replace(spec, layers=spec.layers[-2:])

@@ -13,21 +13,21 @@ from triton.compiler import ASTSource
 from bench.gpu.offline.devices import DEVICES
 
 GLOBAL = r"prefetch\.global\S*|\b(?:ld|st|atom|red)\.global|\bcp\.async\.(?:c[ag]|bulk)"
-# bytes of shared memory that a program may have, by compute capability
+# compute capability → maximum bytes of shared memory per thread block
 SHARED = {capability: device.shared for capability, device in DEVICES.items()}
 TENSOR_CORE = {"HGMMA": "wgmma", "QGMMA": "wgmma", "IGMMA": "wgmma", "HMMA": "mma", "QMMA": "mma", "IMMA": "mma"}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One kernel as a launcher would ask for it: types of the arguments that are not constants, in order."""
+    """One specialization of a kernel. types: types of the arguments that are not constants, in order."""
 
     kernel: Any
     types: list[str]
     constants: dict[str, Any]
     options: dict[str, Any] = field(default_factory=dict)
-    odd: tuple[str, ...] = ()  # arguments that are no multiples of 16
-    product: bool = False  # must use Hopper's tensor-core instruction and copy 16 bytes at a time
+    odd: tuple[str, ...] = ()  # arguments whose values are not multiples of 16
+    product: bool = False  # whether it must use wgmma (Hopper) and copy 16 bytes at a time
     capability: int = 90  # compute capability of the GPU: 80 for an A100, 89 for Ada, 90 for Hopper
 
     def compiled(self) -> Any:
@@ -46,12 +46,12 @@ class Variant:
 @dataclass(frozen=True)
 class Usage:
     registers: int
-    stack: int  # bytes a thread, spilled registers among them
-    shared: int  # bytes
+    stack: int  # bytes per thread, including spilled registers
+    shared: int  # bytes per thread block
 
 
 def disassembled(compiled: Any, what: str) -> str:
-    """Returns what cuobjdump tells about the compiled code. what: `-res-usage` or `-sass`."""
+    """Returns the output of cuobjdump for the compiled code. what: `-res-usage` or `-sass`."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()
@@ -86,7 +86,8 @@ def spilled_in_loop(compiled: Any) -> int:
 
 
 def exponentials_in_flight(compiled: Any) -> int:
-    """Returns how many exponentials a loop computes between the start of its last product and the wait for it."""
+    """Returns how many exponentials a loop computes between the start of its last product and the wait for this
+    product."""
     loop = " ".join(_product_loop(compiled))
     around_the_end = loop.rpartition("GMMA")[2] + loop.partition("GMMA")[0]
     return around_the_end.partition("WARPGROUP.DEPBAR")[0].count("MUFU.EX2")
@@ -98,14 +99,14 @@ def tensor_core_steps(compiled: Any) -> set[str]:
 
 
 def from_zero(compiled: Any) -> bool:
-    """Whether each group of tensor-core instructions starts its sum at zero, and adds nothing to it before the wait."""
+    """Whether each group of wgmma instructions starts with a zero accumulator and no addition precedes its wait."""
     groups = [after.partition("wgmma.wait_group")[0] for after in compiled.asm["ptx"].split("wgmma.fence")[1:]]
     begun = [len(re.findall(r"wgmma\.mma_async[^;]*, 0, 1, 1;", group)) for group in groups]
     return begun == [1] * len(groups) != [] and not any(re.search(r"\badd\S*\.f32", group) for group in groups)
 
 
 def copies(compiled: Any) -> set[int]:
-    """Returns the number of bytes of each asynchronous copy to shared memory."""
+    """Returns the different sizes in bytes of asynchronous copies to shared memory."""
     return {
         int(size, 0) for size in re.findall(r"cp\.async\.c[ag]\S+ [^;]*?\], (0x[0-9a-f]+|\d+)", compiled.asm["ptx"])
     }
@@ -123,12 +124,12 @@ def accesses(compiled: Any) -> set[str]:
 
 
 def global_accesses(compiled: Any) -> list[str]:
-    """Returns a program's accesses to global memory, in the order of its code."""
+    """Returns the accesses to global memory in the compiled code, in code order."""
     return re.findall(GLOBAL, compiled.asm["ptx"])
 
 
 def waits_for_kernels_first(compiled: Any) -> bool:
-    """Whether a program lets the next kernel start, and waits before it loads or stores anything but to prefetch it."""
+    """Whether a kernel lets the next kernel start, and waits for earlier kernels before any access but prefetches."""
     used = re.findall(rf"griddepcontrol\.\w+|{GLOBAL}|\bbra\b", compiled.asm["ptx"])
     before, after = used[: (at := used.index("griddepcontrol.wait"))], used[at + 1 :]
     allowed = before[:1] == ["griddepcontrol.launch_dependents"] and {*before[1:]} <= {"prefetch.global.L2"}
@@ -136,7 +137,7 @@ def waits_for_kernels_first(compiled: Any) -> bool:
 
 
 def sums(compiled: Any) -> list[str]:
-    """Returns the layout of the lanes for each sum: it decides the order in which they are added."""
+    """Returns the thread layout of each sum. The layout decides the order of the additions."""
     graph = compiled.asm["ttgir"]
     layouts = dict(re.findall(r"(#blocked\d*) = (#ttg\.blocked<[^\n]*)", graph))
     found = re.findall(r'"tt\.reduce"\(.*?\}\)\s*:\s*\(tensor<([^,>]*), (#\w+)', graph, re.DOTALL)

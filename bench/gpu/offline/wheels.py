@@ -5,14 +5,14 @@ import tomllib
 from pathlib import Path
 
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
-# A machine for PyTorch has these already. A wheel of torch is gigabytes, and must fit the driver.
+# A machine set up for PyTorch has these packages. A torch wheel has gigabytes and must match the GPU's driver.
 THERE = {"torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "huggingface-hub"}
 TESTS = {"pytest", "pytest-asyncio", "hypothesis", "httpx"}
 PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
 def requirements() -> list[str]:
-    """Returns what the server and the tests of kernels need besides what such a machine has, as pip has it."""
+    """Returns pip requirements of the server and the kernel tests, without the packages in THERE."""
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     tests = [line for line in project["optional-dependencies"]["dev"] if _name(line) in TESTS]
     lines = [line for line in (*project["dependencies"], *tests) if _name(line) not in THERE]

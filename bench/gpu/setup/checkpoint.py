@@ -59,7 +59,7 @@ def _tensors(env: Environment, model: str) -> dict[str, Tensor]:
     with torch.device("meta"):
         shapes = AutoModelForCausalLM.from_config(config, dtype=env.dtype).state_dict()
     generator = env.generator()
-    still = 0.0 if config.model_type.startswith("gemma") else 1.0  # the initial weight of a norm
+    still = 0.0 if config.model_type.startswith("gemma") else 1.0  # the norm weight that leaves values unscaled
 
     def make(name: str, shape: torch.Size) -> Tensor:
         tensor = torch.empty(shape, dtype=env.dtype, device=env.device)
@@ -70,13 +70,13 @@ def _tensors(env: Environment, model: str) -> dict[str, Tensor]:
 
 
 def forget(env: Environment, folder: Path) -> str:
-    """Drops the page cache as far as this process is permitted to, and returns a description of what it dropped."""
+    """Drops as much of the page cache as this process may. Returns a description of what was dropped."""
     os.sync()
     for file in folder.iterdir():
         descriptor = os.open(file, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
-    if not env.cuda:  # only tests the benchmark, so it leaves the cache of other programs alone
+    if not env.cuda:  # the CPU only tests the benchmark, so other programs' cached files stay
         return "cold: the checkpoint's dropped"
     try:
         DROP.write_text("3")

@@ -1,4 +1,4 @@
-"""Makes random experts of a layer directly on the device, in any format."""
+"""Makes a layer's experts with random weights directly on the device, in any format."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,11 +12,11 @@ from worker.kernels.weights.quantize import Scheme, quantize
 from worker.kernels.weights.quantized_weight import CodeMap, QuantizedWeight
 from worker.spec import ModelSpec
 
-Stored = Scheme | tuple[CodeMap, int] | None  # scales per row, a code map in groups of a size, or plain
+Stored = Scheme | tuple[CodeMap, int] | None  # scales per row; a code map and its group size; or None: plain numbers
 
 
 def random_experts(spec: ModelSpec, dtype: torch.dtype, generator: torch.Generator, stored: Stored = None) -> Experts:
-    """Returns experts on the generator's device for which results are about as large as the input."""
+    """Returns experts on the generator's device. Their weights make results about as large as the input."""
     of, hidden = spec.experts, spec.hidden_size
     assert of is not None
 

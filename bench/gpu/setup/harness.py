@@ -1,6 +1,6 @@
 """Runs the worker's own loop with random weights and without sockets, so that the timed code is the server's.
 
-Sequences may start with random numbers as K/V, so that a context of a thousand tokens need not be computed.
+Sequences may start with random K/V, so that their contexts need not be computed.
 """
 
 import gc
@@ -42,9 +42,9 @@ PAGE_SIZE = WorkerConfig().page_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Which parts of the fast path are on, the formats of K/V and weights, and how prompts are cut into chunks.
+    """Selects parts of the fast path, the formats of K/V and weights, and the chunk size of prompts.
 
-    kv: a value of --kv-cache-dtype. step_tokens: the tokens of a chunk; 0 means that a prompt is one chunk.
+    kv: a value of --kv-cache-dtype. step_tokens: tokens per chunk; 0: each prompt is one chunk.
     """
 
     invariant: bool = True
@@ -96,7 +96,7 @@ class Harness:
         return self._rng.choices(range(self.spec.vocab_size), k=length)
 
     def submit(self, prompts: Seq[Seq[int]], sampling: Sampling) -> list[Sequence]:
-        """Submits a request for each prompt and returns the new sequences, of which nothing is computed yet."""
+        """Submits a request for each prompt. Returns the new sequences; nothing of them is computed yet."""
         first = self._next
         for prompt in prompts:
             self._server.inbox.append((FRONTEND, Submit(self._next, pack_u32(list(prompt)), sampling)))
@@ -119,7 +119,7 @@ class Harness:
     ) -> None:
         """Replaces all sequences by `count` sequences of `context` tokens each, whose next step is a decode.
 
-        logprobs, repetition_penalty: of the first sequence alone.
+        logprobs, repetition_penalty: apply to the first sequence only.
         """
         self.clear()
         sampling = Sampling(self._max_length - context, temperature=temperature, top_p=top_p, ignore_eos=True)
@@ -168,7 +168,7 @@ def build_harness(
     weights: Weights | None = None,
 ) -> Harness:
     """Returns a harness. Makes random weights unless `weights` is given."""
-    gc.collect()  # the previous harness has reference cycles and holds most of the device's memory
+    gc.collect()  # frees the previous harness, which has reference cycles and holds most of the device's memory
     setup = setup or Setup()
     made = weights or random_weights(
         spec, env.dtype, env.device, invariant=setup.invariant, seed=env.seed, scheme=setup.weights
@@ -182,6 +182,6 @@ def _config(setup: Setup, slots: int, max_length: int) -> SchedulerConfig:
         max_batch_size=slots,
         use_chunked_prefill=setup.step_tokens > 0,
         prefill_chunk_size=setup.step_tokens or ENDLESS,
-        max_step_tokens=setup.step_tokens + slots if setup.step_tokens else ENDLESS,  # a chunk beside the decodes
+        max_step_tokens=setup.step_tokens + slots if setup.step_tokens else ENDLESS,  # room for a chunk and all decodes
         watermark=0.0,
     )

@@ -1,4 +1,4 @@
-"""Records what ran on the device and when. Reads the trace that torch's profiler writes in every version of torch."""
+"""Records what ran on the device and when, from the trace file of torch's profiler, which all torch versions write."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ def record(env: Environment, run: Callable[[], object], copy: Path | None = None
 
 
 def gaps(spans: list[Span]) -> list[float]:
-    """Returns the lengths in microseconds of the gaps in which nothing ran, in order. Spans may overlap."""
+    """Returns the lengths in microseconds of the gaps between spans, in order of time. Spans may overlap."""
     found, end = [], spans[0].begin if spans else 0.0
     for span in spans:
         if span.begin > end:
@@ -58,5 +58,5 @@ def gaps(spans: list[Span]) -> list[float]:
 
 
 def extent(spans: list[Span]) -> float:
-    """Returns the microseconds from the first begin to the last end."""
+    """Returns the microseconds from the start of the first span to the last end of a span."""
     return max(span.begin + span.length for span in spans) - spans[0].begin if spans else 0.0

@@ -1,4 +1,4 @@
-"""Computes, from a model's sizes, the minimum of bytes and of floating-point operations that a step needs."""
+"""Computes, from a model's sizes, the minimum numbers of bytes and floating-point operations that a step needs."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,8 @@ from worker.spec import LayerSpec, ModelSpec
 def linear_parameters(spec: ModelSpec, rows: int | None = None) -> float:
     """Returns the number of parameters in the projections of all layers.
 
-    rows: if given, only as many experts count as that many rows choose on average if each choice is equally likely.
+    rows: if given, experts count only as far as this number of rows chooses them, on average over equally likely
+    choices.
     """
     attention = spec.hidden_size * (spec.qkv_size + spec.heads * spec.head_dim)
     return sum(attention + _feed_forward_parameters(spec, layer, rows) for layer in spec.layers)
@@ -32,7 +33,7 @@ def expert_parameters(spec: ModelSpec, rows: int | None) -> float:
 
 
 def used_parameters(spec: ModelSpec) -> float:
-    """Returns the number of parameters in the projections that a row is multiplied by."""
+    """Returns the number of projection parameters that one row is multiplied by."""
     return linear_parameters(spec, rows=1)
 
 
@@ -41,8 +42,7 @@ def head_parameters(spec: ModelSpec) -> int:
 
 
 def weight_bytes(spec: ModelSpec, rows: int, linear_size: float = 2, head_size: float = 2) -> float:
-    """Returns the bytes of weights that a step of `rows` rows reads: the weights of the projections and of the head,
-    once.
+    """Returns the bytes of weights that a step of `rows` rows reads. Each weight of projections and head is read once.
 
     Experts that no row chooses are not read (see linear_parameters). A step reads only a few rows of the embedding,
     which are not counted.
@@ -51,7 +51,7 @@ def weight_bytes(spec: ModelSpec, rows: int, linear_size: float = 2, head_size: 
 
 
 def kv_bytes(spec: ModelSpec, contexts: Sequence[int], size: float = 2) -> float:
-    """Returns the bytes of keys and values that one decode of each sequence reads. Layers with a window read fewer.
+    """Returns the K/V bytes that a decode step reads for all sequences together. Layers with a window read fewer.
 
     contexts: tokens of each sequence. size: bytes of a number.
     """
@@ -72,6 +72,6 @@ def attention_operations(heads: int, head_dim: int, tokens: int) -> float:
 
 
 def _pairs(tokens: int, window: int) -> float:
-    """Returns how many pairs of query and key a causal layer has."""
+    """Returns the number of query-key pairs of a causal layer. window: 0 if it has none."""
     reach = min(window or tokens, tokens)
     return reach * (reach + 1) / 2 + (tokens - reach) * reach

@@ -1,7 +1,7 @@
-"""Kinds of steps: a batch of plain decodes, and batches in which one sequence is something else.
+"""Kinds of steps: a batch of plain decodes, and mixed batches, in which one sequence differs.
 
-A server sees mixed batches most of the time. So they are measured beside plain batches, which shows what one such
-sequence costs all the others.
+Most batches of a server are mixed. So mixed batches are measured beside plain batches. This shows by how much one
+different sequence slows down all others.
 """
 
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from bench.gpu.setup.harness import Harness
 from shared.messages import Sampling
 from worker.grammar.matcher import Restriction
 
-CHUNK = 64  # tokens of the prompt chunk that a mixed step has beside its decodes
+CHUNK = 64  # tokens of the prompt chunk in a step with a chunk and decodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepKind:
-    """How a batch decodes, and in what one of its sequences differs.
+    """The sampling of a batch, and the feature that one of its sequences has.
 
-    temperature, top_p: of all sequences. logprobs: one returns the log-probabilities of so many tokens. constrained:
-    one has a grammar. penalized: one has a repetition penalty. chunk: every step also computes so many tokens of a
-    further prompt.
+    temperature, top_p: of all sequences. logprobs: number of log-probabilities that one sequence returns. constrained:
+    whether one sequence has a grammar. penalized: whether one sequence has a repetition penalty. chunk: number of
+    tokens of another prompt that every step also computes.
     """
 
     name: str
@@ -42,7 +42,7 @@ MIXED = (
 
 
 class AllowAll(Restriction):
-    """A constraint that forbids nothing and still masks each row: a grammar's work on the device, without a grammar."""
+    """A constraint that masks each row but forbids no token. It has a grammar's device work, but no host work."""
 
     __slots__ = ()
     state = None
@@ -58,7 +58,7 @@ class AllowAll(Restriction):
 def start(harness: Harness, kind: StepKind, batch: int, context: int, steps: int) -> None:
     """Replaces all sequences by `batch` decodes of `context` tokens each, for at least `steps` steps of this kind.
 
-    A kind with a chunk needs a harness with `step_tokens` of that size and with one more slot.
+    A kind with a chunk needs a harness whose `step_tokens` equals the chunk's size, and one more slot.
     """
     penalty = 1.1 if kind.penalized else 1.0
     sampling = {"temperature": kind.temperature, "top_p": kind.top_p}
@@ -66,6 +66,6 @@ def start(harness: Harness, kind: StepKind, batch: int, context: int, steps: int
     if kind.constrained:
         next(iter(harness.scheduler.sequences())).constraint = AllowAll()
     if kind.chunk:
-        tokens = kind.chunk * steps  # one prompt begins when the one before it has ended
+        tokens = kind.chunk * steps  # prompts run one after another
         prompts = [harness.prompt(min(context, tokens - first)) for first in range(0, tokens, context)]
         harness.submit(prompts, Sampling(1, temperature=0.0))

@@ -15,9 +15,9 @@ GREEDY = Sampling(1 << 20, temperature=0.0, ignore_eos=True)
 
 
 def sequences(lengths: Iterable[int], page_size: int, vocab: int, seed: int) -> tuple[list[Sequence], int]:
-    """Returns a sequence of each length, with pages in random order, and the pages that the pool needs.
+    """Returns a sequence of each length, with pages in random order, and the number of pages that the pool needs.
 
-    The number of pages includes the scratch page.
+    This number includes the scratch page.
     """
     rng = random.Random(seed)
     made = [Sequence((b"", at), rng.choices(range(vocab), k=n), n, GREEDY, at) for at, n in enumerate(lengths)]
@@ -31,7 +31,7 @@ def sequences(lengths: Iterable[int], page_size: int, vocab: int, seed: int) -> 
 
 
 def last(sequence: Sequence, count: int, *, upto: int = 0) -> Chunk:
-    """Returns a chunk with the last `count` tokens of a sequence, or of its first `upto` tokens. The chunk samples."""
+    """Returns a chunk of the last `count` tokens before `upto` (0: of the whole sequence). The chunk samples."""
     end = upto or len(sequence.tokens)
     return Chunk(sequence, end - count, count, True)
 

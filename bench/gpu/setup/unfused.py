@@ -1,4 +1,4 @@
-"""Replaces fused operations of the decoder by the separate kernels that give the same bits."""
+"""Replaces fused operations of the decoder by separate kernels that give the same bits."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -12,7 +12,7 @@ from worker.model.layer import Layer, Weights
 from worker.model.mixers.attention import AttentionWeights
 from worker.spec import LayerSpec, ModelSpec
 
-EMBED_STD = 0.02  # small compared with what the layers add; otherwise a tied head would repeat its input for ever
+EMBED_STD = 0.02  # small compared with the layers' outputs; otherwise, with a tied head, the model repeats its input
 
 
 def random_weights(
@@ -24,9 +24,9 @@ def random_weights(
     seed: int = 0,
     scheme: Scheme | None = None,
 ) -> Weights:
-    """Returns random weights for which the values between the layers are about 1 everywhere.
+    """Returns random weights, scaled so that the values between the layers are about 1.
 
-    So sums, maxima and power consumption are as in real work. scheme: how the layers' weights are quantized.
+    So sums, maxima and power consumption are realistic. scheme: the quantization of the layers' weights.
     """
     maker = _Maker(spec, dtype, torch.Generator(device).manual_seed(seed), invariant, scheme)
     embed = maker.normal(spec.vocab_size, spec.hidden_size, std=EMBED_STD)
