@@ -1,4 +1,4 @@
-"""The body of /generate: prompts, `sampling_params`, and what the answer shall tell."""
+"""The body of /generate: prompts, `sampling_params`, and which details the answer shall have."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -35,8 +35,8 @@ from frontend.api.requests.request_types import (
 )
 from frontend.errors import BadRequest
 
-MOST_TOKENS = 128  # of an answer to a request without `max_new_tokens`
-SAME = (  # the sampling parameters that OpenAI's routes have by the same names
+MOST_TOKENS = 128  # limit on an answer's tokens if the request has no `max_new_tokens`
+SAME = (  # the sampling parameters that have the same names on OpenAI's routes
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "stop",
     "stop_token_ids", "ignore_eos", "skip_special_tokens", "no_stop_trim", "logit_bias", "json_schema", "regex", "ebnf",
 )  # fmt: skip
@@ -194,7 +194,7 @@ class GenerateRequest(RequestModel):
         return self.return_logprob and self.logprob_start_len not in (None, -1)
 
     def fields(self, params: SamplingParams) -> TokenDetailFields:
-        """Returns the fields by OpenAI's names."""
+        """Returns the fields of the request under OpenAI's names."""
         tag = params.structural_tag
         return TokenDetailFields(
             **{name: getattr(params, name) for name in SAME}, seed=params.sampling_seed,
