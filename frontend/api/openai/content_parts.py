@@ -43,7 +43,7 @@ class OutputTextPart(InputTextPart, tag="output_text"):
 class ImageURL(RequestModel):
     FROM_TEXT: ClassVar = "url"
 
-    url: Annotated[str, doc("A data: URL in base64; http(s): and file: as far as the server allows it")]
+    url: Annotated[str, doc("A data: URL in base64; http(s): and file: if the server allows them")]
     detail: Annotated[
         Literal["auto", "low", "high", "original"] | None, doc("low: a picture is not cut into tiles")
     ] = None
