@@ -348,7 +348,7 @@ class TokenDetailFields(SamplerFields):
     return_tokens_as_token_ids: Annotated[bool, doc("Log-probabilities name tokens as `token_id:ID`")] = False
     prompt_logprobs: Annotated[
         Rivals | None,
-        doc("Log-probabilities of the prompt's tokens, and of this many likeliest tokens in each place; no streams"),
+        doc("Log-probabilities of the prompt's tokens, and of this many likeliest tokens per token; not in streams"),
     ] = None
     grammar: Annotated[Text | None, doc("Llama.cpp's name of `guided_grammar`")] = None
     json_schema: Annotated[JsonSchemaValue | None, doc("Llama.cpp's name of `guided_json`")] = None
