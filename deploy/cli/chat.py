@@ -24,7 +24,7 @@ HELP = (
 SAMPLED = "Sampling that no flag sets is what the model's authors recommend, or else the server's default"
 INTERRUPTED = 130
 CUT_OFF = "(The answer was cut off: it has reached --max-tokens or the end of the model's context.)"
-TOO_LONG = "maximum context length"  # in OpenAI's error, which servers of this API have word for word
+TOO_LONG = "maximum context length"  # from OpenAI's error message, which compatible servers repeat word for word
 
 SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
     "max_tokens": (int, "maximum length of the answer in tokens"),
@@ -56,7 +56,7 @@ def models_parser() -> Parser:
 
 
 def models(words: list[str]) -> int:
-    """Prints a line for each name that the server has, and returns the exit code. Raises CliError without an answer.
+    """Prints a line for each model name of the server, and returns the exit code. Raises CliError without an answer.
 
     Servers that report no status or length get "-" there.
     """
@@ -108,7 +108,7 @@ class Conversation:
         self._system = system
         self._interactive = interactive
         self._messages: list[dict[str, Any]] = []
-        self._pictures: list[str] = []  # URLs, of the next question
+        self._pictures: list[str] = []  # URLs of the pictures for the next question
 
     def run(self) -> int:
         while True:
@@ -147,7 +147,7 @@ class Conversation:
             print(f"{file} {problem}", file=sys.stderr)
 
     def _content(self, line: str) -> Any:
-        """Returns what the next message has: a text, or parts if pictures go with it."""
+        """Returns the content of the next message: a text, or a list of parts if it has pictures."""
         pictures = [{"type": "image_url", "image_url": {"url": url}} for url in self._pictures]
         self._pictures = []
         return [*pictures, {"type": "text", "text": line}] if pictures else line
@@ -181,7 +181,7 @@ class Conversation:
 
 
 class Reasoning:
-    """Shows a model's reasoning, dimmed, if the output is a terminal, and otherwise drops it."""
+    """Shows a model's reasoning dimmed if the output is a terminal. Otherwise drops it."""
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
@@ -202,7 +202,7 @@ class Reasoning:
 
 
 def _server_parser(name: str, about: str) -> Parser:
-    """Returns a parser with the flags that say which server is meant."""
+    """Returns a parser with the flags that select the server."""
     parser = Parser(prog=f"sluice {name}", usage=f"sluice {name} [--flag value ...]", description=about)
     parser.add_argument(
         "--url", default=DEFAULT_URL, help=f"address of an OpenAI-compatible server [default {DEFAULT_URL}]"
@@ -235,7 +235,7 @@ def _body(args: argparse.Namespace, server: Server) -> dict[str, Any]:
     except CliError:
         if not args.model:
             raise
-        rows = []  # a server that lists no models may still have the one that was named
+        rows = []  # a server that lists no models may still serve the named model
     name = args.model or str(rows[0]["id"])
     return {"model": name} | _recommended(name, rows) | given
 

@@ -1,4 +1,4 @@
-"""Well-known flags of vLLM, SGLang and llama.cpp's server that are no flags here, and what to use instead.
+"""Well-known flags of vLLM, SGLang and llama.cpp's server that Sluice does not have, and what to use instead.
 
 A table, so that someone who brings a command line of another server is told more than that a flag is unknown.
 """

@@ -34,7 +34,7 @@ def add_key(parser: Parser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """The body of an answer, its headers in small letters, and when its first bytes came, by `time.perf_counter()`."""
+    """The body of an answer, its headers in small letters, and when its first bytes came (`time.perf_counter()`)."""
 
     text: str
     headers: Mapping[str, str]

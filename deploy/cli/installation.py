@@ -1,4 +1,4 @@
-"""Prepares the start of a command: says which packages are missing, and lets Ctrl-C stop it from then on."""
+"""Prepares the start of a command: reports missing packages, and restores Python's handling of Ctrl-C."""
 
 import signal
 import sys
@@ -11,12 +11,12 @@ WORKER_PACKAGES = ("torch", "safetensors", "numpy")
 
 
 def missing_package(name: str) -> str:
-    """Returns the sentence that says that a package is missing, with the command that installs it."""
+    """Returns the message that a package is missing, with the command that installs it."""
     return f"the package {name} is not installed in this Python; run: {sys.executable} -m pip install {name}"
 
 
 def require_worker_packages() -> None:
-    """Raises CliError if a worker cannot run here. It imports nothing: torch takes seconds."""
+    """Raises CliError if a worker cannot run here. It imports nothing, because importing torch takes seconds."""
     missing = [name for name in WORKER_PACKAGES if find_spec(name) is None]
     if missing:
         names = " ".join(missing)
@@ -28,6 +28,6 @@ def require_worker_packages() -> None:
 
 
 def allow_interrupts() -> None:
-    """Lets Ctrl-C raise KeyboardInterrupt again, which sluice.py has made end the process at once."""
+    """Makes Ctrl-C raise KeyboardInterrupt again. Until now, it ended the process at once (see sluice.py)."""
     if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
         signal.signal(signal.SIGINT, signal.default_int_handler)

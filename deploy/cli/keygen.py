@@ -80,7 +80,7 @@ def _receipt_key(file: Path, *, force: bool) -> int:
 
 
 def summary(folder: Path, name: str) -> str:
-    """Returns the text that follows the making of keys for the frontend `name`: the files and where to copy them."""
+    """Returns the text to print after the keys for the frontend `name` are made: the files and where to copy them."""
     pairs = {role: f"{file}.key_secret, {file}.key" for role, file in (("worker", "worker"), ("frontend", name))}
     files = {**pairs, "allowed": f"{ALLOWED}/{name}.key"}
     width = max(map(len, files.values()))

@@ -67,7 +67,7 @@ def worker(settings: Settings, namespace: argparse.Namespace) -> int:
     from worker.run.runner import DeviceBroken
 
     try:
-        epoch = os.environ.get("SLUICE_EPOCH", "")  # the launcher counts it, if there is one
+        epoch = os.environ.get("SLUICE_EPOCH", "")  # set by the launcher, if there is one
         run(settings, int(epoch or time.time()), _heartbeat(namespace), again=epoch not in ("", "1"), hosts=hosts)
     except CheckpointError as error:
         raise CliError(error, 3) from error
@@ -77,7 +77,7 @@ def worker(settings: Settings, namespace: argparse.Namespace) -> int:
 
 
 def _hosts(settings: Settings) -> "Hosts | None":
-    """Returns where the processes of --rank-group come together; None if all are on this machine."""
+    """Returns where the processes of --rank-group meet; None if all of them run on this machine."""
     if settings.worker.rank_group == "local":
         return None
     from shared.wire.curve import keys_for
@@ -100,7 +100,7 @@ def _follow(settings: Settings, hosts: "Hosts") -> int:
         follow(with_local_model(settings), hosts)
     except CheckpointError as error:
         raise CliError(error, 3) from error
-    except (RankLost, Refused) as error:  # another start may find the others as they should be
+    except (RankLost, Refused) as error:  # a restart may cure it, once the other hosts are in order
         raise CliError(error, 1) from error
     return 0
 

@@ -1,4 +1,4 @@
-"""Checks settings and files before `sluice serve` starts any process, so that a mistake is told once and at once.
+"""Checks settings and files before `sluice serve` starts any process, so that a mistake is reported once and at once.
 
 The processes check the same things for themselves, because they can be started alone. Modules are imported only if a
 flag needs them.

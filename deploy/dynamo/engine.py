@@ -2,9 +2,9 @@
 
     python -m deploy.dynamo.engine --model Qwen/Qwen3-0.6B --server http://127.0.0.1:8000 --discovery-backend file
 
-Dynamo's frontend makes tokens of the request and text of the answer; between them this module sends token ids to
-`/v1/completions`. It publishes no K/V events, and refuses what it does not pass on: grammars, log-probabilities,
-pictures, several choices, and separate prefill.
+Dynamo's frontend tokenizes the request and detokenizes the answer. This module sends the token ids to
+`/v1/completions` of the server. It publishes no K/V events, and refuses features that it does not pass on: grammars,
+log-probabilities, pictures, several choices, and separate prefill.
 """
 
 import argparse
@@ -25,11 +25,11 @@ SAMPLING = (
 STOPPING = ("max_tokens", "min_tokens", "ignore_eos", "stop_token_ids")  # Dynamo's frontend looks for stop texts itself
 REFUSED = ("multi_modal_data", "prefill_result", "bootstrap_info", "encoder_result")
 CONNECT_S = 10.0
-LINE_BYTES = 1 << 24  # most bytes of one event of a stream
+LINE_BYTES = 1 << 24  # limit on the bytes of one event of a stream
 
 
 def body_of(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the body of `/v1/completions` for a request of Dynamo. Raises ValueError for what would be ignored."""
+    """Returns the body of `/v1/completions` for a request of Dynamo. Raises ValueError for fields not passed on."""
     sampling, stopping = request.get("sampling_options") or {}, request.get("stop_conditions") or {}
     output = request.get("output_options") or {}
     for name in REFUSED:
@@ -76,7 +76,7 @@ async def chunks_of(lines: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]
 async def until(
     stopped: asyncio.Future[Any], chunks: AsyncGenerator[dict[str, Any], None]
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yields the chunks of an answer. When `stopped` is done it cancels what it waits for, and yields an end."""
+    """Yields the chunks of an answer. When `stopped` is done, it cancels the answer and yields a last chunk."""
     while True:
         following = asyncio.ensure_future(anext(chunks, None))
         try:
@@ -95,7 +95,7 @@ async def until(
 
 
 class Engine(LLMEngine):  # type: ignore[misc]  # Dynamo's package is not there when types are checked
-    """Passes requests on to one server; closing the request there is how one is cancelled."""
+    """Passes requests on to one server. To cancel a request, it closes the connection of this request."""
 
     def __init__(self, server: str, key: str, model: str, served_name: str) -> None:
         self._server, self._model, self._served_name = server.rstrip("/"), model, served_name

@@ -2,9 +2,9 @@
 
     serve run deploy.ray.serve:build_app model=Qwen/Qwen3-0.6B min_replicas=1 max_replicas=4 flags="--device cuda"
 
-A replica starts `sluice serve` on a free port of its node and passes requests on to it, with streams as they come. The
-server restarts its own worker, and streams survive that. When a replica itself dies, its streams break: Ray Serve
-starts another one, and sends it the next requests.
+A replica starts `sluice serve` on a free port of its node, forwards requests to it, and passes streams on as they
+arrive. If the server's worker dies, the server restarts it and streams continue. If a replica dies, its streams break;
+Ray Serve starts another replica and sends it the next requests.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from starlette.responses import Response, StreamingResponse
 
 ROOT = str(Path(__file__).resolve().parents[2])
 ANSWERS_S = 3600.0  # most seconds between two pieces of an answer
-HOP = frozenset({"host", "connection", "content-length", "transfer-encoding", "keep-alive"})  # headers of one hop
+HOP = frozenset({"host", "connection", "content-length", "transfer-encoding", "keep-alive"})  # not passed on
 
-# Has the launcher die with the replica, however this dies; it then ends its own processes.
+# Makes the launcher die with the replica, however the replica dies. The launcher's own processes then end, too.
 WITH_PARENT = (
     "import os, sys; from deploy.supervisor.parent_death import die_with; die_with(int(sys.argv[1])); "
     "os.execv(sys.executable, [sys.executable, '-m', 'deploy.cli.main', *sys.argv[2:]])"
@@ -39,7 +39,7 @@ class Replica:
     """One server, and a client of it."""
 
     def __init__(self, model: str, flags: str, python: str, start_s: float) -> None:
-        """python: of an environment with Sluice. Raises RuntimeError if the server is not ready after `start_s`."""
+        """python: an interpreter with Sluice. Raises RuntimeError if the server is not ready after `start_s`."""
         port, metrics = _free_ports(2)
         words = ["serve", "--model", model, "--host", "127.0.0.1", "--port", str(port)]
         words += ["--worker-metrics-port", str(metrics), *shlex.split(flags)]
@@ -61,11 +61,11 @@ class Replica:
         raise RuntimeError(f"the server is not ready after {seconds:g} s")
 
     async def check_health(self) -> None:
-        """Ray replaces the replica if this raises: the launcher has ended, or no frontend answers."""
+        """Raises if the launcher has ended or no frontend answers. Ray then replaces the replica."""
         (await self._http.get("/health", timeout=5)).raise_for_status()
 
     async def __call__(self, request: Request) -> Response:
-        """Passes a request on, and its answer back."""
+        """Forwards a request to the server, and returns the answer."""
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         headers = [(name, value) for name, value in request.headers.items() if name not in HOP]
         asked = self._http.build_request(request.method, path, headers=headers, content=await request.body())
@@ -76,11 +76,11 @@ class Replica:
     def __del__(self) -> None:
         process = getattr(self, "_process", None)
         if process is not None and process.poll() is None:
-            process.terminate()  # drains
+            process.terminate()  # the launcher then drains
 
 
 async def _pieces(answer: httpx.Response) -> AsyncIterator[bytes]:
-    """Yields an answer as it comes. A client that leaves ends the request, so that the server aborts it."""
+    """Yields an answer as it arrives. If the client disconnects, it closes the request, and the server aborts it."""
     try:
         async for piece in answer.aiter_raw():
             yield piece
@@ -100,15 +100,15 @@ def _free_ports(count: int) -> list[int]:
 def build_app(args: dict[str, Any]) -> serve.Application:
     """Returns the application, for `serve run` and `serve.run`.
 
-    args: `model`, as for `sluice serve`. Optional are
-        flags: of `sluice serve`
+    args: `model`, as for `sluice serve`. Optional are the following, with their defaults at the end:
+        flags: the flags of `sluice serve`
         min_replicas, max_replicas: 1 and 1
-        target_requests: in progress at a replica, beyond which Ray starts another one; 16
-        max_requests: in progress at a replica; 256
-        cpus, gpus: of a replica, for Ray's placement; 1 and 0
-        python: that of an environment with Sluice; Ray's own
+        target_requests: requests in progress per replica, above which Ray starts another replica; 16
+        max_requests: the most requests in progress at a replica; 256
+        cpus, gpus: the resources of a replica, for Ray's placement; 1 and 0
+        python: the interpreter of an environment with Sluice; Ray's own
         start_s: how long a replica may take to be ready; 600
-    Raises ValueError for an argument that is not here, or without `model`.
+    Raises ValueError for any other argument, or if `model` is missing.
     """
     known: dict[str, Any] = {
         "model": "", "flags": "", "min_replicas": 1, "max_replicas": 1, "target_requests": 16, "max_requests": 256,

@@ -186,7 +186,7 @@ def failures() -> str:
 
 
 def early() -> list[http_protocol.EarlyRefusal]:
-    """Returns the refusals before a route is known, which all have OpenAI's format."""
+    """Returns the errors that are raised before the route is known. All of them have OpenAI's format."""
     return [one for one in vars(http_protocol).values() if isinstance(one, http_protocol.EarlyRefusal)]
 
 

@@ -29,8 +29,8 @@ GENERATING: Mapping[str, str] = {  # the routes that generate -> their requests
     "/infill": "InfillRequest",
     "/generate": "SglangGenerateRequest",
 }
-WITHIN: Mapping[str, type[RequestModel]] = {"options": Options, "sampling_params": SamplingParams}  # fields in a field
-POOLING: Mapping[str, str] = {  # those that answer with vectors and scores
+WITHIN: Mapping[str, type[RequestModel]] = {"options": Options, "sampling_params": SamplingParams}  # fields with fields
+POOLING: Mapping[str, str] = {  # the routes that answer with vectors or scores -> their requests
     "/v1/embeddings": "EmbeddingRequest",
     "/v1/score": "ScoreRequest",
     "/v1/rerank": "RerankRequest",
@@ -43,13 +43,13 @@ NO_EFFECT = ("Accepted, no effect", "No effect")  # how descriptions of such fie
 class Does(Enum):
     WORKS = "works"
     NOTHING = "no effect"
-    ONLY = "only"  # the values that leave an unsupported feature off
+    ONLY = "only"  # only the values that leave an unsupported feature off are accepted
     REFUSED = "refused"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a field does on a route. values: with ONLY, those that are accepted; within: the object that it is in"""
+    """What a field does on a route. values: the accepted values, for ONLY; within: the object that has the field"""
 
     does: Does
     values: tuple[object, ...] = ()
@@ -68,7 +68,7 @@ class Cell:
 
 
 def cells(request: str) -> Mapping[str, Cell]:
-    """Returns what the fields of a request do, by their names, with the fields in those of WITHIN."""
+    """Returns what the fields of a request do, by name. Fields inside the objects of WITHIN are included."""
     found = dict(_of(REQUESTS[request], ""))
     for name, kind in WITHIN.items():
         if name in found and found[name].does is Does.WORKS:

@@ -1,6 +1,6 @@
 """A frontend's metrics under the names of another server, for its dashboards, autoscalers and gateways.
 
-Other servers have all metrics on one page, so this page has what the workers tell, too (worker_sums.py).
+Other servers report all metrics on one page, so this page includes the workers' metrics (worker_sums.py).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -18,12 +18,12 @@ LATENCIES = ("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_
 
 @dataclass(frozen=True)
 class ServerNames:
-    """What another server calls the metrics.
+    """The metrics of another server.
 
-    same: the frontend's families that have the same name there
-    workers: what is told of the workers
-    sums: its counters of seconds, and the histograms whose sums they are
-    labelled: its series have labels; without them, there is one series for all models
+    same: the frontend's metric families that have the same name on that server
+    workers: the metrics that are computed from the statuses of workers
+    sums: that server's counters of seconds -> the frontend's histograms whose sums these counters show
+    labelled: whether the series have labels; False: there is one series for all models
     """
 
     prefix: str
@@ -74,10 +74,10 @@ OTHERS: Mapping[str, ServerNames] = {  # by the values of --metrics-aliases
 
 
 class OtherNames:
-    """The families of `source` that another server has, under its names, and what it tells of workers.
+    """Collects the metrics that another server has, under the names of that server.
 
-    source: has the frontend's own metrics
-    prefix: of their names
+    source: collects the frontend's own metrics
+    prefix: the prefix of the names in `source`
     """
 
     def __init__(self, names: ServerNames, source: Collector, prefix: str, models: Collection[ModelMetrics]) -> None:
@@ -94,7 +94,7 @@ class OtherNames:
         yield from self._of_workers.collect()
 
     def _renamed(self, family: Metric, name: str) -> Metric:
-        """Returns the family under the other server's name, with the finish reasons that it knows."""
+        """Returns the family under the other server's name, and with that server's names of finish reasons."""
         renamed = Metric(self._names.prefix + name, family.documentation, family.type)
         sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         for sample in family.samples:

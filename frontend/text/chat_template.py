@@ -1,6 +1,6 @@
-"""Renders messages as the text of a prompt, with a checkpoint's chat template. Knows Jinja, not tokens.
+"""Renders messages as the text of a prompt, with a checkpoint's chat template. It does not tokenize.
 
-The environment is the one Hugging Face templates are written for (sandboxed, trimmed blocks, `raise_exception`,
+The Jinja environment is the one that Hugging Face templates expect (sandboxed, trimmed blocks, `raise_exception`,
 `strftime_now`, plain `tojson`, `{% break %}`, `{% generation %}`); a test compares it with `apply_chat_template`.
 """
 
@@ -22,8 +22,8 @@ from frontend.errors import BadRequest
 from frontend.text.picture_marks import parts_of
 from shared.config import ConfigError
 
-DATE = "strftime_now"  # the function with which templates write the date
-# Renders a template elsewhere. It gets the arguments of `rendered` and has its result.
+DATE = "strftime_now"  # the template function that returns the date
+# Renders a template in another process. It has the arguments and the result of `rendered`.
 Renderer = Callable[..., list[str]]
 
 
@@ -59,11 +59,11 @@ def _to_json(
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.now(UTC).strftime(pattern)  # in UTC: the prompt of a request depends on no server's time zone
+    return datetime.now(UTC).strftime(pattern)  # in UTC, so that prompts do not depend on the server's time zone
 
 
 def _strftime_at(time: object) -> Callable[[str], str]:
-    """Returns the template's function for a time that a client gives."""
+    """Returns the template function `strftime_now` for a time that a client gives."""
     try:
         return datetime.fromisoformat(time if isinstance(time, str) else "").strftime
     except ValueError:
@@ -119,10 +119,10 @@ class ChatTemplate:
     templates: sources by name
     specials: the special tokens that a template may write (`bos_token`, `eos_token`, ...)
     sees: whether the model sees pictures
-    renderer: renders the template elsewhere; for a template of a request
-    field: the request's field that holds the template, for errors; empty: it is the model's
+    renderer: renders the template in another process, if it comes from a request
+    field: the request's field that holds the template, for error messages; empty: the template is the model's
 
-    A missing template, or one that does not compile, raises at the first `render` only: completions need none.
+    A missing or broken template raises only at the first `render`, because completions need no template.
     """
 
     def __init__(
@@ -137,11 +137,11 @@ class ChatTemplate:
         self._called, self._field = (f"`{field}`", field) if field else ("the model's chat template", "messages")
         self._templates = dict(templates)
         self._sees, self._renderer = sees, renderer
-        self.takes_parts = sees and self.mentions("image")  # else contents are texts
+        self.takes_parts = sees and self.mentions("image")  # if not, they get texts
         self._compiled: dict[str, jinja2.Template] = {}
         self._environment = _environment()
         self._specials: dict[str, object] = dict(specials)
-        self.seconds: float | None = None  # the time at which it renders; None: now
+        self.seconds: float | None = None  # the time that templates get, in seconds since 1970
         self.writes_date = self.mentions(DATE)
 
     def __bool__(self) -> bool:
@@ -159,14 +159,14 @@ class ChatTemplate:
         return tuple(self._templates.values())
 
     def at(self, seconds: float) -> "ChatTemplate":
-        """Returns the template as it renders at a time, in seconds since 1970: some write the date."""
+        """Returns a copy that renders with this time, in seconds since 1970, because some templates write the date."""
         other = copy(self)
         other.seconds = seconds
         other._specials = {**self._specials, DATE: datetime.fromtimestamp(seconds, UTC).strftime}
         return other
 
     def mentions(self, variable: str) -> bool:
-        """Whether some template has this word."""
+        """Whether the source of some template contains this word."""
         return any(variable in source for source in self._templates.values())
 
     def render(
@@ -177,10 +177,10 @@ class ChatTemplate:
         /,
         **kwargs: object,
     ) -> str:
-        """Renders the prompt for `messages`, special tokens included: encode it without adding any.
+        """Renders the prompt for `messages`. It has its special tokens, so encode it without adding any.
 
-        kwargs: variables of the template (`enable_thinking=False`); they replace anything but the messages, so that a
-            client's `chat_template_kwargs` can be passed on unchecked. `strftime_now` is the time to render at, in
+        kwargs: variables of the template (`enable_thinking=False`). They replace anything but the messages, so a
+            client's `chat_template_kwargs` can be passed on unchecked. `strftime_now` is the time to render with, in
             ISO 8601
 
         Raises TemplateError with the template's own words when it refuses the messages.
@@ -238,7 +238,7 @@ def rendered(
 ) -> list[str]:
     """Renders a template of a request in a child process (shared/processes/expendable.py).
 
-    Returns the text; if the template refuses, the message and the parameter of the TemplateError
+    Returns [the text] or, if the template refuses the messages, [the TemplateError's message, its parameter]
     """
     template = _template(tuple(templates.items()), tuple(specials.items()), sees)
     try:

@@ -21,7 +21,7 @@ from worker.schedule.paging import Paging
 from worker.schedule.sequence import Key, Sequence
 
 MAX_KEYS = 1024  # the maximum number of cached keys; the least recently used ones are dropped
-MAX_EXPECTED = 512  # the maximum number of keys of prompts that wait or are being computed; the oldest prompts count
+MAX_EXPECTED = 512  # the maximum number of keys of prompts that wait or are being computed; later prompts are left out
 MAX_CHANGES = 256  # changes in one report; more changes come with the next report
 SAMPLE = 32  # how many waiting sequences _saved_tokens() looks at
 PART = 64  # keys of the sweep in one report
@@ -36,10 +36,10 @@ class PrefixReport:
         self._ends = [(length // pool.page_size - 1, length) for length in PREFIX_LENGTHS if length >= pool.page_size]
         self._keys: OrderedDict[bytes, int] = OrderedDict()  # digest of the last page → key; the last used is last
         self._changes: deque[tuple[int, bool]] = deque()  # (key, whether it was added to or removed from the cache)
-        self._cached: set[int] = set()  # the cached keys, after the changes that the reports so far have
+        self._cached: set[int] = set()  # the cached keys as of the last report
         self._expected: Counter[int] = Counter()  # key → how many prompts that wait or are being computed have it
-        self._prompts: dict[Key, list[tuple[int, int]]] = {}  # these prompts → (length, key) of their prefixes
-        self._touched: deque[int] = deque()  # keys of prompts that came or left, which the next report may have
+        self._prompts: dict[Key, list[tuple[int, int]]] = {}  # such a prompt → (length, key) of its prefixes
+        self._touched: deque[int] = deque()  # keys whose prompts came or left since the last report
         self._told: dict[int, None] = {}  # the keys that a frontend knows if it has seen every report
         self._check = 0  # the xor of all keys in _told
         self._sweep: list[int] = []
@@ -59,7 +59,7 @@ class PrefixReport:
         paging.journals.append(report)
         return report
 
-    # the compute loop
+    # called by the compute loop
 
     def stored(self, sequence: Sequence, pages: range) -> None:
         """Notes the prefixes of a sequence that end in these pages. Known prefixes count as used now."""
@@ -103,7 +103,7 @@ class PrefixReport:
         self._changes.extend((key, False) for key in self._keys.values())
         self._keys.clear()
 
-    # the I/O thread
+    # called by the I/O thread
 
     def take(self) -> CachedPrefixes:
         """Returns the report for a Status. It must be sent, because the next report has only the changes after it."""
@@ -124,7 +124,7 @@ class PrefixReport:
         )
 
     def _take_changes(self) -> dict[int, bool]:
-        """Returns the keys that came (True) or went since the last report, at most MAX_CHANGES."""
+        """Returns keys that were added (True) or removed since the last report, at most MAX_CHANGES."""
         self._follow_prompts()
         changed: dict[int, bool] = {}
         left = MAX_CHANGES
@@ -152,7 +152,7 @@ class PrefixReport:
                 del self._told[key]
 
     def _follow_prompts(self) -> None:
-        """Adds new prompts to _prompts, and removes prompts that are computed or whose sequence has left."""
+        """Adds new prompts to _prompts, and removes prompts that are computed or whose sequence has ended."""
         live = {one.key: one for one in tuple(self._live.values()) if one.computed_tokens <= one.prompt_len}
         for gone in self._prompts.keys() - live.keys():
             for _, key in self._prompts.pop(gone):

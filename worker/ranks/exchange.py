@@ -1,4 +1,4 @@
-"""How a rank exchanges rows with the others: those with other heads of its layers, and those with other layers."""
+"""How a rank exchanges rows with ranks that have other heads of the same layers, and with ranks of other layers."""
 
 import mmap
 import socket
@@ -17,7 +17,7 @@ Links = Mapping[int, socket.socket]  # connections to other ranks
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """part: of this rank. lanes: None if no other rank shares its layers; ring: None if all ranks have all layers."""
+    """The connections of a rank. lanes: to ranks that share its layers, or None; ring: to other stages, or None"""
 
     part: Part
     lanes: RanksC | None
@@ -25,7 +25,7 @@ class Exchange:
 
     @classmethod
     def of(cls, part: Part, memory: mmap.mmap, rows: Links, *, by_tcp: bool) -> "Exchange":
-        """memory: see RanksC. rows: connections to the ranks of the stages before and after, and by_tcp to all."""
+        """memory: see RanksC. rows: connections to the ranks before and after in the ring; if by_tcp, to all ranks."""
         lanes, own = None, part.rank - part.lane
         if part.lanes > 1:
             links = {other - own: link for other, link in rows.items() if own <= other < own + part.lanes}
@@ -36,7 +36,7 @@ class Exchange:
     def decoder(
         self, decoder: Decoder, cache: KVCache, wait: Callable[[socket.socket], None] = lambda before: None
     ) -> RankDecoder:
-        """Returns the decoder of this rank. decoder: of its spec and weights. wait: see StageDecoder.
+        """Returns the decoder of this rank. decoder: has the rank's spec and weights. wait: see StageDecoder.
 
         Raises CannotShare.
         """
@@ -56,7 +56,7 @@ class Exchange:
         return any(one.lost for one in (self.lanes, self.ring) if one is not None)
 
     def end(self) -> None:
-        """Makes ranks stop to wait for this one, now and later. Any thread may call it."""
+        """Makes other ranks stop waiting for this one, now and later. Any thread may call it."""
         for one in (self.lanes, self.ring):
             if one is not None:
                 one.end()

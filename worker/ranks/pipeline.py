@@ -1,7 +1,7 @@
-"""The decoder of one rank if ranks have different layers: the stages of a pipeline, which compute one after another.
+"""The decoder of one rank in pipeline parallelism, where each stage computes other layers, one stage after another.
 
-Rows of a step go round a ring: from rank 0 from stage to stage, and from the last stage back to rank 0, which has the
-head. If ranks share the layers of a stage, too, each hands its rows, which are those of all of them, to the rank with
+The rows of a step go round a ring: from rank 0 through all stages, and from the last stage back to rank 0, which has
+the LM head. If several ranks share the layers of a stage, each of them has all rows, and sends them to the rank with
 the same share of the next stage.
 """
 
@@ -25,19 +25,19 @@ from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.parts.stages import Stage
 from worker.ranks.frames import receive, rows_frame, rows_in, send
 
-PROGRESS_S, PROGRESS_BYTES = 0.2, 4096
+PROGRESS_S, PROGRESS_BYTES = 0.2, 4096  # pause between two progress bytes; most bytes read at once
 LOST = "a process that computes other layers of the model has died"
 
 
 class RankDecoder(Protocol):
-    """What a rank computes of a step. All ranks call the same methods with equal arguments."""
+    """The decoder of a rank. In every step, all ranks call the same methods with equal arguments."""
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor: ...
     def logits(self, h: Tensor) -> Tensor: ...
 
 
 class AllHeads:
-    """The decoder of a rank that shares its layers with no other."""
+    """The decoder of a rank that has all heads of its layers (no tensor parallelism)."""
 
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
         self._layers, self._cache = fastest_decoder(decoder, cache), cache
@@ -53,7 +53,7 @@ class AllHeads:
 
 @dataclass(slots=True)
 class Ring:
-    """The connections of a rank to the stage before it and the one after it; the first stage is after the last."""
+    """The connections of a rank to the stages before and after it. After the last stage comes the first one."""
 
     before: socket.socket
     after: socket.socket
@@ -82,7 +82,7 @@ class Ring:
 
 
 class StageDecoder:
-    """The decoder of one rank of a stage. Rank 0 calls it with the inputs of a step, and the others with the same."""
+    """The decoder of one rank of a stage. All ranks call it with the same inputs for a step."""
 
     def __init__(
         self,
@@ -92,17 +92,17 @@ class StageDecoder:
         ring: Ring,
         wait: Callable[[socket.socket], None] = lambda before: None,
     ) -> None:
-        """own: of the layers of the stage. like: a tensor [..., H] with the dtype of the residual stream.
+        """own: the decoder of this stage's layers. like: a tensor [..., H] with the dtype of the residual stream.
 
-        wait: called on the first stage before it takes rows from the last one.
+        wait: called on ranks of the first stage before they receive rows from the last stage.
         """
         self._own, self._stage, self._like, self._ring, self._wait = own, stage, like, ring, wait
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
-        """Computes the layers of this stage, and waits for the rows of the stage before it.
+        """Waits for the rows of the stage before, computes the layers of this stage, and sends the rows on.
 
-        Returns on the ranks of the first stage what Decoder.hidden does, and on others what they hand over. Raises
-        RankLost.
+        On ranks of the first stage, it returns the result of Decoder.hidden. On other ranks, it returns the rows that
+        they have sent. Raises RankLost.
         """
         stage, ring = self._stage, self._ring
         if stage.index:
@@ -119,14 +119,15 @@ class StageDecoder:
         return ring.take()
 
     def logits(self, h: Tensor) -> Tensor:
-        """Does the same as Decoder.logits. The ranks of other stages than the first one have no head, and return h."""
+        """Does the same as Decoder.logits. Only the first stage has the LM head; ranks of other stages return h."""
         return h if self._stage.index else self._own.logits(h)
 
 
 def wait_for_rows(before: socket.socket, others: Sequence[socket.socket], layers_started: c_uint64) -> None:
-    """Waits on rank 0 until `before` can be read. Counts as a layer whatever the other ranks tell by tell_progress.
+    """Waits on rank 0 until `before` can be read. Raises RankLost.
 
-    Without it, a step that is long in other stages would look like a hang. Raises RankLost.
+    Increments `layers_started` when other ranks report progress (tell_progress). Otherwise a step that takes long in
+    other stages would look like a hang.
     """
     while before not in (readable := select.select([before, *others], [], [])[0]):
         for other in readable:
@@ -144,7 +145,7 @@ def _check_goes_on(other: socket.socket) -> None:
 
 
 def tell_progress(layers_started: c_uint64, orders: socket.socket) -> None:
-    """Sends rank 0 a byte from time to time while this rank computes layers. Returns when rank 0 has ended."""
+    """Sends rank 0 a byte from time to time while this rank computes layers. Returns when the connection is closed."""
     told = 0
     with suppress(OSError):
         while True:
@@ -155,11 +156,11 @@ def tell_progress(layers_started: c_uint64, orders: socket.socket) -> None:
 
 
 def _continued(inputs: ForwardInputs, rows: Tensor) -> ForwardInputs:
-    """Returns inputs whose residual stream begins with the rows of the stage before: they replace the embeddings."""
+    """Returns inputs in which the rows of the stage before replace the embeddings."""
     all_rows = torch.arange(len(rows))
     return replace(inputs, token_ids=torch.zeros_like(inputs.token_ids), replaced=(all_rows, rows), added=())
 
 
 def _all_rows(inputs: ForwardInputs, tapped: tuple[tuple[int, Tensor], ...]) -> ForwardInputs:
-    """Returns inputs of which no row is dropped before the last layer."""
+    """Returns inputs that request logits for all rows, because the last layer would drop other rows."""
     return replace(inputs, logits_indices=torch.arange(len(inputs.token_ids)), tapped=tapped)

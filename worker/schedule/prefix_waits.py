@@ -13,20 +13,20 @@ from worker.schedule.sequence import Sequence
 
 
 class PrefixWaits:
-    """Knows the pages that are still to be computed for the prompts of a step and of the steps in flight."""
+    """Tracks the pages that prompts in this step and in the steps in flight have yet to compute."""
 
     def __init__(self, paging: Paging, running: Collection[Sequence]) -> None:
-        """running: the sequences that run at any time"""
+        """running: a live view of the running sequences"""
         self._paging = paging
         self._running = running
         self._size = paging.page_size
-        self._expected: set[bytes] | None = None  # digests of these pages; None: not collected yet in this plan
+        self._expected: set[bytes] | None = None  # digests of pages to be computed; None: not collected yet
 
     def begin_plan(self) -> None:
         self._expected = None
 
     def waits(self, sequence: Sequence) -> bool:
-        """Whether a prompt should be left out of this step. If not, it has all cached pages of its prefix by now."""
+        """Whether a prompt should be left out of this step. If not, it has claimed all cached pages of its prefix."""
         if self._expected is None:
             in_flight = [other for other in self._running if other.in_flight_tokens > 1]
             self._expected = {digest for other in in_flight for digest in self._missing(other)}
@@ -42,5 +42,5 @@ class PrefixWaits:
         return False
 
     def _missing(self, sequence: Sequence, end: int | None = None) -> list[bytes]:
-        """Returns the digests of its pages before page `end` that are not full yet."""
+        """Returns the digests of a sequence's pages before page `end` that are not fully computed yet."""
         return sequence.prefix.digests[sequence.computed_tokens // self._size : end]

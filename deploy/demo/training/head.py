@@ -25,7 +25,7 @@ class Attention(nn.Module):
         self.k_proj, self.v_proj = nn.Linear(hidden, keys, bias=False), nn.Linear(hidden, keys, bias=False)
 
     def forward(self, x: Tensor, rotary: Rotary, cached: list[tuple[Tensor, Tensor]], mask: Tensor) -> Tensor:
-        """Returns the output [B, L, H]. cached: keys and values of the passes before; those of this one are added.
+        """Returns the output [B, L, H]. cached: keys and values of earlier passes; this pass appends its own.
 
         mask: [B, 1, L, N * L] for N passes, true where attention is allowed.
         """
@@ -66,7 +66,7 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """The head. Its parameters have the names of the tensors in the checkpoint, behind `mtp.`."""
+    """The head. Its parameters have the names of the tensors in the checkpoint, after the prefix `mtp.`."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -75,24 +75,24 @@ class Head(nn.Module):
         self.layers = nn.ModuleList([Layer(config)])
 
     def passes(self, hidden: Tensor, following: Tensor, rotary: Rotary, mask: Tensor, count: int) -> Iterator[Tensor]:
-        """Yields the outputs [B, L, H] of `count` passes, from which the logits of the n-th drafts follow.
+        """Yields the outputs [B, L, H] of `count` passes. Pass n gives the logits of the n-th draft of each token.
 
-        hidden: the hidden states of the tokens [B, L, H], after the last norm. following: the embedding of the token
-        behind each [B, L, H]. mask: [B, 1, L, L], true where a token attends to another one.
+        hidden: the hidden states of the tokens [B, L, H], after the last norm. following: the embeddings of the next
+        tokens [B, L, H]. mask: [B, 1, L, L], true where a token attends to another one.
         """
         embedded, cached = self.pre_fc_norm_embedding(following), list[tuple[Tensor, Tensor]]()
         for n in range(count):
             x = self.fc(torch.cat((embedded, self.pre_fc_norm_hidden(hidden)), dim=-1))
             output: Tensor = self.norm(self.layers[0](x, rotary, cached, _mask(mask, n)))
             yield output
-            hidden = pad(output, (0, 0, 1, -1))  # the row of the next token reads the output of this one's
+            hidden = pad(output, (0, 0, 1, -1))  # shifts by one: the next token's row reads this output
 
 
 def _mask(mask: Tensor, before: int) -> Tensor:
-    """Returns which rows of all passes each row attends to [B, 1, L, N * L], if `before` passes were before this one.
+    """Returns the attention mask [B, 1, L, N * L] of a pass over the rows of all passes. before: earlier passes
 
-    A row of this pass is a draft. The drafts before it are one row of each later pass, and what was before them are
-    the rows of the first pass.
+    A row of this pass is a draft. It attends to its earlier drafts, which are one row of each pass after the first,
+    and to the text before these drafts, which is in rows of the first pass.
     """
     drafts = [mask.tril(-behind).triu(-behind) for behind in range(before - 1, -1, -1)]
     return torch.cat([mask.tril(-before), *drafts], dim=-1)

@@ -22,7 +22,7 @@ from deploy.demo.training.batches import Batch, batches
 from deploy.demo.training.head import Head
 from deploy.demo.training.train import rate
 
-PASS_WEIGHTS = (1.0, 0.7, 0.5)  # of the loss of the first draft, the second, and the third
+PASS_WEIGHTS = (1.0, 0.7, 0.5)  # weights of the losses of the first, second and third draft
 WEIGHTS, PREFIX = "model.safetensors", "mtp."
 
 
@@ -77,7 +77,7 @@ def train_head(head: Head, model: LlamaForCausalLM, stream: Iterator[Batch], ste
 
 
 def add_head(head: Head, folder: Path) -> None:
-    """Adds the head to a checkpoint, in bfloat16, in place of one that it may have."""
+    """Adds the head to a checkpoint, in bfloat16. It replaces an existing head."""
     path = folder / WEIGHTS
     tensors = {name: tensor for name, tensor in load_file(path).items() if not name.startswith(PREFIX)}
     own = {PREFIX + name: tensor.detach().bfloat16() for name, tensor in head.state_dict().items()}
@@ -98,7 +98,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     torch.use_deterministic_algorithms(True)
-    # Nothing reads uninitialized memory, and to fill it takes a fifth of the time.
+    # No code reads uninitialized memory, and filling it would take a fifth of the time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     tokenizer = PreTrainedTokenizerFast.from_pretrained(args.model)
     model = LlamaForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Many models in one server: which are loaded, started and stopped by the launcher as requests need them.
+"""Many models in one server. The launcher loads and unloads models as requests need them.
 
 plan                from settings to the table of models, each with the settings of its worker
 hub                 fetches models that are on the hub

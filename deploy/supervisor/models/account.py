@@ -1,11 +1,11 @@
-"""What is loaded, what may be loaded next, and what has to go for it. Decides, and knows neither processes nor sockets.
+"""Decides which model is loaded next, and which models are unloaded for it. Handles no processes or sockets.
 
     unloaded ──► loading ──► loaded ──► unloading ──► unloaded
                     └──► failed ◄──┘       └──► loaded, if a request needs it after all
 
 A model counts in the account of memory from the moment it begins to load until its process has ended, so the same
-gigabyte is never promised twice. Models are loaded in the order in which they were first asked for. The first of them
-waits until there is room, and holds back the others: otherwise small models could keep a large one out for ever.
+gigabyte is never promised twice. Models are loaded in the order in which they were first requested. While the first of
+them waits for room, the others wait, too, because otherwise small models could keep a large one out for ever.
 
 The table may be replaced at any time. A model that is loaded keeps its old entry until it is unloaded, which happens as
 soon as no request needs it.
@@ -19,17 +19,17 @@ from shared.models.entries import Entry
 from shared.models.messages import State
 
 GIB = 1 << 30
-RETRY_S = 10.0  # after a failure, until a request may cause another attempt
+RETRY_S = 10.0  # pause after a failure, until a request may cause another attempt
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
     """A model of the table. Times are those of a monotonic clock, in seconds.
 
-    keep_alive: how long it stays without requests; infinity: until its memory is needed
-    nbytes: what it takes of the account
-    told: the version of the table that says that it is unloading
-    leaving: the newest table does not have this entry
+    keep_alive: how long it stays loaded without requests; infinity: until its memory is needed
+    nbytes: its memory in the account
+    told: the version of the table that tells frontends that it is unloading; 0: not told
+    leaving: whether the newest table lacks this entry
     """
 
     entry: Entry
@@ -41,7 +41,7 @@ class Slot:
     used_at: float = 0.0
     failed_at: float = -math.inf
     told: int = 0
-    used: bool = False  # by a request at this moment
+    used: bool = False  # whether a request uses it now
     leaving: bool = False
 
     @property
@@ -50,7 +50,7 @@ class Slot:
 
     @property
     def counts(self) -> bool:
-        """Whether it takes memory."""
+        """Whether the model takes memory."""
         return self.state in ("loading", "loaded", "unloading")
 
 
@@ -65,7 +65,7 @@ class Account:
     most_bytes: int
     clock: Callable[[], float]
     size_of: Callable[[Entry], int]  # raises OSError or ValueError for a checkpoint that cannot be read
-    asleep: bool = False  # everything goes, and nothing is loaded
+    asleep: bool = False  # whether all models are unloaded and none may be loaded
     _order: list[Slot] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -81,14 +81,14 @@ class Account:
             slot.leaving = newest.get(slot.name) != slot.entry
 
     def renew(self) -> None:
-        """Brings the slots to the newest table, except those with other entries that still take memory."""
+        """Updates the slots to the newest table. Slots with an older entry stay as long as they take memory."""
         kept = {slot.name: slot for slot in self.slots.values() if slot.counts or not slot.leaving}
         self._order = [slot for slot in self._order if kept.get(slot.name) is slot]
         in_table = {entry.name: kept.get(entry.name) or self._new(entry) for entry in self.entries}
         self.slots = in_table | kept
 
     def _new(self, entry: Entry) -> Slot:
-        """Returns a slot that continues the count of attempts, by which waiting requests recognize a new failure."""
+        """Returns a slot that continues the count of attempts, so that waiting requests recognize a new failure."""
         before = self.slots.get(entry.name)
         return Slot(entry, self.keep_alive_of(entry), attempts=before.attempts if before else 0)
 
@@ -98,13 +98,13 @@ class Account:
 
     @property
     def nbytes(self) -> int:
-        """What loaded models take now, with those that load or are being unloaded."""
+        """The memory of all models that are loaded, loading or unloading."""
         return sum(slot.nbytes for slot in self.slots.values() if slot.counts)
 
     def ask(self, slot: Slot, *, explicitly: bool = False) -> None:
-        """Has the model loaded when its turn comes. After a failure it is tried again only once RETRY_S have passed.
+        """Queues the model for loading. After a failure, this has no effect until RETRY_S have passed.
 
-        explicitly: a person asked, and not a request: no such pause.
+        explicitly: whether a person asked for the model, and not a request; then there is no such pause
         """
         if not (explicitly or self.may_be_tried(slot)):
             return
@@ -119,11 +119,11 @@ class Account:
                 self.failed(slot, str(error))
 
     def may_be_tried(self, slot: Slot) -> bool:
-        """Whether a request may cause an attempt to load it now."""
+        """Whether a request may cause an attempt to load the model now."""
         return slot.state != "failed" or self.clock() >= slot.failed_at + RETRY_S
 
     def use(self, used: Iterable[str], wanted: Iterable[str]) -> None:
-        """Records what the requests of all frontends compute with, and what they wait for, at this moment."""
+        """Records which models the requests of all frontends use now (`used`) and wait for (`wanted`)."""
         now, used, wanted = self.clock(), set(used), list(wanted)
         used |= {name for name in wanted if name in self.slots and self.slots[name].state == "loaded"}
         for slot in self.slots.values():
@@ -135,7 +135,7 @@ class Account:
                 self.ask(self.slots[name])
 
     def forget_unwanted(self, wanted: Iterable[str]) -> None:
-        """Takes out of the queue what no request waits for any more."""
+        """Removes models from the queue that no request waits for any more."""
         kept = set(wanted)
         for slot in [slot for slot in self._order if slot.name not in kept]:
             self._answered(slot)
@@ -158,8 +158,8 @@ class Account:
         return None
 
     def next_to_unload(self) -> Slot | None:
-        """Returns a loaded model that has to go now, which then counts as unloading: it is idle for too long or not in
-        the table any more, or its memory is needed."""
+        """Returns a loaded model to unload now, which then counts as unloading. It was idle for too long, is not in the
+        table any more, or its memory is needed."""
         now = self.clock()
         idle = [slot for slot in self.slots.values() if slot.state == "loaded" and not slot.used]
         found = next(
@@ -180,7 +180,7 @@ class Account:
         self._answered(slot)
 
     def never_fits(self, slot: Slot) -> str:
-        """Returns in words why the model cannot be loaded whatever is unloaded; empty if it can."""
+        """Returns why the model would not fit even if all unpinned models were unloaded; empty if it would."""
         pinned = [other for other in self.slots.values() if other.entry.pinned and other.counts and other is not slot]
         held = sum(other.nbytes for other in pinned)
         if slot.nbytes + held > self.most_bytes:

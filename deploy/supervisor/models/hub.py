@@ -1,6 +1,6 @@
-"""Models of the table that have to come from the hub: fetched when they are first asked for, and counted after that.
+"""Fetches models of the table from the hub when they are first requested. Their size is known only after that.
 
-Each is fetched by a process of its own, `sluice fetch`, which ends with the launcher.
+Each model is fetched by a process of its own, `sluice fetch`, which ends with the launcher.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ class FetchFailed(Exception):
 
 
 class HubModels:
-    """Where the models of the table are on this machine."""
+    """Finds the models of the table on this machine, and fetches missing ones."""
 
     def __init__(self, revision: str) -> None:
-        """revision: of every hub id; empty: the head of its main branch"""
+        """revision: the revision of every fetched model; empty: the head of its main branch"""
         self._revision = revision
         self._folders: dict[str, str] = {}
 
     def path(self, model: str) -> str:
-        """Returns what the launcher opens: the folder of a model that was fetched, else `model`."""
+        """Returns the path for the launcher: the folder of a fetched model, else `model` itself."""
         return self._folders.get(model, model)
 
     def is_away(self, model: str) -> bool:
@@ -42,7 +42,7 @@ class HubModels:
         return bool(named) and not Path(model).expanduser().exists()
 
     async def fetch(self, model: str) -> None:
-        """Downloads what the hub's cache lacks. Raises FetchFailed."""
+        """Downloads the files of a model that the hub's cache lacks. Raises FetchFailed."""
         command = [
             sys.executable, "-P", "-m", "deploy.cli.main", "fetch", f"--model={model}", f"--revision={self._revision}",
             f"--parent={os.getpid()}",

@@ -1,7 +1,7 @@
-"""Carries out what the account decides: one supervised worker process for each loaded model.
+"""Carries out the decisions of the account. Each loaded model has one supervised worker process.
 
-A model is unloaded in two steps, so that no request meets a worker that ends: the table says that it is unloading, and
-only when every frontend acts on that table, and none has a request for the model, is its worker told to stop.
+A model is unloaded in two steps, so that no request reaches a worker that ends. First, the table says that the model is
+unloading. When every frontend acts on this table and none has a request for the model, its worker is stopped.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from shared.config import ConfigError
 from shared.models.messages import Keep, Load, ModelState, Sleep, State, Table
 
 TICK_S = 0.1
-MOST_STARTS = 3  # of a worker that never serves, until its model counts as failed
+MOST_STARTS = 3  # after so many starts of a worker that never serves, its model counts as failed
 
 
 @dataclass(slots=True)
 class _Process:
-    """The worker of a model that is loaded, or about to be. child: None while its settings are prepared."""
+    """The worker of a model that is loaded or loading. child: None while its settings are prepared."""
 
     preparing: asyncio.Task[None] | None = None
     child: Child | None = None
@@ -43,7 +43,7 @@ class _Process:
 class Manager:
     """The models of a server. `run` never ends by itself.
 
-    make_spec: says how a worker is started
+    make_spec: returns how to start a worker
     """
 
     plan: Plan
@@ -55,14 +55,14 @@ class Manager:
     _control: Control = field(init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _processes: dict[Slot, _Process] = field(default_factory=dict)
-    _epochs: dict[str, int] = field(default_factory=dict)  # by name
+    _epochs: dict[str, int] = field(default_factory=dict)  # by model: incarnations of its earlier workers
     _folders: dict[Slot, str] = field(default_factory=dict)
-    _before_sleep: set[str] = field(default_factory=set)  # the models that were loaded then
-    _fetching: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # from the hub, by name
+    _before_sleep: set[str] = field(default_factory=set)  # the models that were loaded before the sleep
+    _fetching: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # downloads from the hub, by model
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _asked: set[str] = field(default_factory=set)  # to be loaded although no request waits
+    _asked: set[str] = field(default_factory=set)  # models to load although no request waits
     _table: Table = field(default_factory=lambda: Table(0, ()))
-    _since_1970: float = field(default_factory=lambda: time.time() - time.monotonic())  # seconds when the clock began
+    _since_1970: float = field(default_factory=lambda: time.time() - time.monotonic())  # start of the clock
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -72,7 +72,7 @@ class Manager:
         self._asked = {entry.name for entry in plan.entries if entry.preload}
 
     def start(self) -> asyncio.Task[None]:
-        """Runs in a task. If it fails, the server stops: it could not load or unload a model any more."""
+        """Starts `run` in a task. If it fails, the server stops, because it can no longer load or unload models."""
 
         def ended(task: asyncio.Task[None]) -> None:
             if not task.cancelled():
@@ -93,7 +93,7 @@ class Manager:
                 elif self._control.connected and not any(
                     slot.state == "loading" for slot in self._account.slots.values()
                 ):
-                    self.spare.prepare()  # not while the cores have more urgent work
+                    self.spare.prepare()  # not while a model loads, because the cores have more urgent work then
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), TICK_S)
                 self._wake.clear()
@@ -131,7 +131,7 @@ class Manager:
         self._wake.set()
 
     async def _reload(self) -> str:
-        """Reads the table again and tells the frontends; returns why it cannot be read, and then changes nothing."""
+        """Reads the table again and sends it to frontends. If it cannot be read, changes nothing and returns why."""
         async with self._reading:
             try:
                 planned = await asyncio.to_thread(self.plan.read_again)
@@ -165,11 +165,11 @@ class Manager:
             self._load(next_slot)
         self._asked -= {slot.name for slot in account.slots.values() if slot.state in ("loading", "loaded", "failed")}
         self._publish()
-        account.renew()  # after frontends were told of what is unloaded: they follow in the same order
+        account.renew()  # last, so that frontends first learn what is unloaded
         self._folders = {slot: folder for slot, folder in self._folders.items() if slot in account.slots.values()}
 
     def _away(self, names: Iterable[str]) -> set[str]:
-        """Begins to fetch those of the models that are on the hub, and returns those that are not here yet."""
+        """Begins to fetch the models that are only on the hub, and returns the names of these models."""
         slots = self._account.slots
         away = {name for name in names if name in slots and self.plan.hub.is_away(slots[name].entry.model)}
         for name in away - self._fetching.keys():
@@ -192,7 +192,7 @@ class Manager:
             self._wake.set()
 
     def _observe(self, slot: Slot, process: _Process) -> None:
-        """Records that a worker serves, or has ended."""
+        """Records whether a worker has begun to serve, or has ended."""
         child, task = process.child, process.task
         if child is None or task is None:
             return
@@ -252,7 +252,7 @@ class Manager:
         process.task.add_done_callback(lambda _: self._wake.set())
 
     def _publish(self, *, read: bool = False) -> None:
-        """Tells the frontends, if anything has changed. read: the table was read again"""
+        """Sends the table to frontends if anything has changed. read: whether the table was read again"""
         models = tuple(self._state(slot) for slot in self._account.slots.values())
         before, asleep = self._table, self._account.asleep
         if read or (models, asleep) != (before.models, before.asleep):

@@ -1,4 +1,4 @@
-"""From settings to the table of models, each with the settings of its worker. Starts nothing."""
+"""Makes the table of models from the settings, and the settings of each model's worker. Starts no process."""
 
 import os
 from collections.abc import Collection
@@ -22,7 +22,7 @@ from shared.models.durations import seconds_of
 from shared.models.entries import Entry, checked, encode_entries, find_entries, read_entries, worker_folder
 from shared.settings_check import check
 
-FREE_SHARE = 0.9  # of the free memory, for all models, where --memory-gb does not say how much
+FREE_SHARE = 0.9  # share of the free memory for all models, without --memory-gb
 LONGEST_SOCKET_PATH = 107  # bytes; the system's limit
 FRONTEND_SETTINGS = (
     "chat_template", "tool_format", "reasoning_format", "sampling_defaults", "special_tokens_in_content",
@@ -35,9 +35,9 @@ OF_THE_SERVER = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The table of models, and what all of them share.
+    """The table of models, and the settings that they share.
 
-    settings: of the server
+    settings: the settings of the server
     explicit: names of the settings that the user gave
     entries: in the order of the table; their flags are settings by name, of the right types
     most_bytes: what all loaded models may take together
@@ -56,7 +56,7 @@ class Plan:
     def worker_settings(self, entry: Entry) -> Settings:
         """Returns the settings of a model's worker. Translates a GGUF file, which may take seconds.
 
-        Raises CliError for a model that is not there, and ConfigError for flags that contradict each other.
+        Raises CliError for a missing model, and ConfigError for flags that contradict each other.
         """
         shared = self.settings
         values: dict[str, Any] = {
@@ -74,7 +74,7 @@ class Plan:
         return with_values(self.settings, {"models": str(file), "models_dir": "", **names})
 
     def write(self) -> Path:
-        """Writes the table for the frontends. One that reads it meanwhile has the old table or the new one."""
+        """Writes the table for the frontends. A frontend that reads meanwhile gets the whole old or new table."""
         file = Path(self.settings.wire.run_dir) / "models.json"
         new = file.with_suffix(".new")
         new.write_bytes(encode_entries(self.entries))
@@ -93,7 +93,7 @@ class Plan:
         return planned
 
     def size_of(self, entry: Entry) -> int:
-        """Returns what the model takes of the account. Raises OSError or ValueError if its files cannot be read."""
+        """Returns the bytes that the model takes. Raises OSError or ValueError if its files cannot be read."""
         worker = with_values(self.settings, entry.flags).worker
         kept = Kept(worker.dtype, worker.quantization, worker.device == "cpu" or not visible_gpus())
         weights = weights_bytes(_weight_files(self.hub.path(entry.model)), kept)
@@ -173,7 +173,7 @@ def _is_of_a_model(flag: Flag) -> bool:
 
 
 def _weight_files(model: str) -> list[Path]:
-    """Raises FileNotFoundError for what is no checkpoint folder and no GGUF file on this machine."""
+    """Returns a model's weight files. Raises FileNotFoundError if it is neither a checkpoint folder nor a GGUF file."""
     if model == SMOLLM2.name:
         return []
     path = DEMO_MODEL if model == DEMO else Path(model).expanduser()

@@ -1,6 +1,6 @@
-"""How much memory a model will take, from the files of its checkpoint: nothing of the weights is read.
+"""How much memory a model will take, from its checkpoint's headers. The weights are not read.
 
-Where a file does not say enough, the larger size counts: too small a number would promise memory that is not there.
+If a file does not say enough, the larger size counts, because too small a size would promise memory that is not there.
 """
 
 import json
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 GIB = 1 << 30
-PROCESS_BYTES = 300 << 20  # of a worker besides weights and K/V: libraries, buffers of a step
-MOST_HEADER_BYTES = 100 << 20  # of a safetensors file; the format's own limit
+PROCESS_BYTES = 300 << 20  # a worker's memory besides weights and K/V: libraries, buffers of a step
+MOST_HEADER_BYTES = 100 << 20  # limit of the safetensors format
 STORED_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 FLAG_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SCALE_BYTES = 4
@@ -36,10 +36,10 @@ class Kept:
         return self.quantization == "none"
 
     def nbytes(self, name: str, stored: str, shape: Sequence[int], nbytes: int) -> int:
-        """Returns what a tensor of a safetensors file takes.
+        """Returns the bytes in memory of a tensor of a safetensors file.
 
         stored: its format in the file
-        nbytes: in the file
+        nbytes: its size in the file
         """
         if stored not in STORED_BYTES:
             codes = nbytes * MOST_CODES.get(stored, 0) * FLAG_BYTES.get(self.dtype, 2)
@@ -56,7 +56,7 @@ class Kept:
         return FLAG_BYTES[self.dtype]
 
     def embedding(self, plain: int, codes: int | None, *, tied: bool) -> int:
-        """Returns what the token embedding takes, and with it the head if this is the same tensor.
+        """Returns the bytes in memory of the token embedding, and of the LM head if both are the same tensor.
 
         The embedding is kept as plain numbers, whatever the file has. A tied head is kept besides: as the codes that
         the file has, or on a CPU as a copy of the numbers in the order in which they are multiplied.
@@ -71,7 +71,7 @@ class Kept:
 def weights_bytes(files: Sequence[Path], kept: Kept) -> int:
     """Returns how many bytes the weights in these files take in memory.
 
-    Raises OSError, and ValueError for a file that is damaged.
+    Raises OSError, and ValueError for a damaged file.
     """
     if files and files[0].suffix != ".safetensors":
         return _gguf(files, kept)
@@ -92,7 +92,7 @@ def weight_files(folder: Path) -> list[Path]:
 def _gguf(files: Sequence[Path], kept: Kept) -> int:
     """Returns the size of GGUF files, whose codes are kept as they are unless flags ask for wider numbers.
 
-    Plain numbers become those that the worker computes with: of a file in float16, float32 on the CPU.
+    Plain numbers take the type that the worker computes with; on the CPU, float16 becomes float32.
     """
     from shared.gguf.config.config import dtype_of
     from shared.gguf.container import Container

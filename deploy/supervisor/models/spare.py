@@ -18,16 +18,16 @@ from deploy.supervisor.child_command import child_environment
 from deploy.supervisor.child_process import start_process
 
 MODULE = "deploy.supervisor.models.spare_process"
-PREFIX = [sys.executable, "-P", "-m"]  # of the commands that a spare process can carry out
-ROOM = " " * 4096  # a last word, so that `ps` has room for the worker's command
-MOST_BYTES = 128 << 10  # of a command with its environment; they must fit into one message
+PREFIX = [sys.executable, "-P", "-m"]  # the start of commands that a spare process can carry out
+ROOM = " " * 4096  # the last argument, so that `ps` has room for the worker's command
+MOST_BYTES = 128 << 10  # limit on a command with its environment, which must fit into one message
 
 
 @dataclass(slots=True)
 class Spare:
     """At most one spare process. Without one, `start` starts workers as usual.
 
-    most_failures: after so many spare processes that ended by themselves, no other is started; with 0, none ever is
+    most_failures: after this many spare processes have ended by themselves, no more are started; 0: none is started
     """
 
     most_failures: int = 3
@@ -37,7 +37,7 @@ class Spare:
     _failures: int = 0
 
     def prepare(self) -> None:
-        """Begins to start a spare process unless there is one."""
+        """Begins to start a spare process if there is none."""
         if self._process is not None and self._process.returncode is not None:
             self._failures += 1
             self._drop()

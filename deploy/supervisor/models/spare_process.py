@@ -1,8 +1,8 @@
 """The spare process of a server with many models: imports what every worker needs, then becomes a worker.
 
 The launcher starts it (spare.py) with its own pid and the number of a socket. When a model is to be loaded, it sends
-one message: what `python -m` would be given, the environment, and the descriptor for stdout and stderr. If the socket
-ends before that, so does the process.
+one message: the arguments for `python -m`, the environment, and the descriptor for stdout and stderr. If the socket is
+closed before that, the process ends.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ from pathlib import Path
 from deploy.supervisor.models.spare import MOST_BYTES
 from deploy.supervisor.parent_death import die_with
 
-# None of these reads an environment variable that the message may change, and none imports prometheus-client, which
-# decides when it is imported where metrics are kept.
+# None of these reads an environment variable that the message may change. None imports prometheus-client, which decides
+# at its import where metrics are kept.
 MODULES = (
     "torch",
     "worker.engine.load_weights",
@@ -34,7 +34,7 @@ MODULES = (
 def show_command(words: Sequence[str]) -> None:
     """Makes `ps` show another command, cut to the length of the one that the process was started with.
 
-    Linux shows what lies where it put the words at the start (arg_start and arg_end in proc_pid_stat(5)).
+    Linux shows the memory where it put the arguments at the start (arg_start and arg_end in proc_pid_stat(5)).
     """
     if sys.platform != "linux":
         return
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     order = json.loads(message)
     os.environ.clear()
     os.environ.update(order["environment"])
-    spin_briefly()  # what the imports set belongs in the new environment, too
+    spin_briefly()  # the new environment also needs the variables that the imports set
     sys.argv = [order["module"], *order["words"]]
     show_command([sys.executable, "-P", "-m", *sys.argv])
     runpy.run_module(order["module"], run_name="__main__", alter_sys=True)

@@ -193,7 +193,7 @@ Messages = Annotated[
     doc("The conversation, oldest first"),
 ]
 System = Annotated[
-    str | Annotated[list[PlainTextBlock], Meta(max_length=MAX_PARTS)] | None, doc("What stands before the conversation")
+    str | Annotated[list[PlainTextBlock], Meta(max_length=MAX_PARTS)] | None, doc("Instructions for the conversation")
 ]
 CacheControl = Annotated[Any, doc("Accepted, no effect: equal beginnings are always found")]
 OutputField = Annotated[

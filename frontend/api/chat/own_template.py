@@ -17,8 +17,8 @@ from frontend.output_parser.tool_choice import Function
 from frontend.text.chat_template import ChatTemplate, TemplateError
 from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Raised
 
-SECONDS = 2.0  # for rendering one template
-MEGABYTES = 256
+SECONDS = 2.0  # time limit for rendering one template
+MEGABYTES = 256  # memory limit of the process that renders it
 SHOWN = "\ue001"  # a private-use character; put around a message's number to find out whether the template shows it
 
 
@@ -26,7 +26,7 @@ def with_template(context: ModelContext, source: str | None, continued: Continue
     """Returns the context for a request with its own chat template. The output is still parsed by the model's format.
 
     source: the request's template; None: it has none
-    continued: the answer that is continued; if it is a receipt, the template sees the receipt's date
+    continued: the answer to continue; if it is given by a receipt, the template gets the receipt's date
 
     Raises Unprocessable if the server does not trust templates of requests.
     """
@@ -52,7 +52,7 @@ def with_template(context: ModelContext, source: str | None, continued: Continue
 
 
 def _in_child(*arguments: Any) -> list[str]:
-    """Renders a template in a child process: Jinja's sandbox limits neither time nor memory."""
+    """Renders a template in a child process, because Jinja's sandbox limits neither time nor memory."""
     try:
         text: list[str] = _child().call(*arguments, seconds=SECONDS)
         return text

@@ -97,9 +97,9 @@ class Options(RequestModel):
     top_k: Annotated[Annotated[int, Meta(ge=-MOST, le=MOST)] | None, doc("0 and less: from all tokens")] = None
     top_p: Annotated[Share | None, doc("Draw from the likeliest tokens that together have this probability")] = None
     min_p: Annotated[Share | None, doc("Draw from tokens at least this share as likely as the likeliest")] = None
-    repeat_penalty: Annotated[Factor | None, doc("Above 1: divides down tokens of the prompt and the answer")] = None
+    repeat_penalty: Annotated[Factor | None, doc("Above 1: makes tokens of prompt and answer less likely")] = None
     repeat_last_n: RepeatLastN = None
-    presence_penalty: Annotated[Penalty | None, doc("Subtracted from the logit of every token in the answer")] = None
+    presence_penalty: Annotated[Penalty | None, doc("Subtracted from the logits of all tokens in the answer")] = None
     frequency_penalty: Annotated[
         Penalty | None, doc("Subtracted from a token's logit for each time it is in the answer")
     ] = None

@@ -122,10 +122,10 @@ Messages = Annotated[
 Template = Annotated[str | None, doc("A chat template in place of the model's; needs `--trust-request-chat-template`")]
 Documents = Annotated[
     Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None,
-    doc("Passed to the chat template; refused if it does not show documents"),
+    doc("Passed to the chat template; refused if the template shows no documents"),
 ]
-AddGenerationPrompt = Annotated[bool | None, doc("false: do not open the assistant's turn; true: also after its own")]
-ContinueFinalMessage = Annotated[bool, doc("Continue the last message, as an assistant's text is in any case")]
+AddGenerationPrompt = Annotated[bool | None, doc("true: open an assistant's turn even after another; false: open none")]
+ContinueFinalMessage = Annotated[bool, doc("Continue the last message, as is the default for an assistant's text")]
 
 
 class ReasoningOptions(RequestModel):
@@ -139,7 +139,7 @@ class ReasoningOptions(RequestModel):
 
 ReasoningField = Annotated[
     ReasoningOptions | None,
-    doc("`effort`: as `reasoning_effort`; `max_tokens`: as `max_thinking_tokens`; `exclude`: do not send it"),
+    doc("`effort`: as `reasoning_effort`; `max_tokens`: as `max_thinking_tokens`; `exclude`: leave it out"),
 ]
 
 

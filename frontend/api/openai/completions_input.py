@@ -57,12 +57,12 @@ class CompletionRequest(TokenDetailFields):
     best_of: Annotated[Positive | None, doc("Must equal `n`")] = None
     logprobs: Annotated[
         _Off | Rivals | None,
-        doc("Log-probabilities of the answer's tokens, and of this many of the likeliest (-1: all); false: none"),
+        doc("Log-probabilities of the answer's tokens, and of this many likeliest tokens (-1: all); false: none"),
     ] = None
     suffix: Annotated[
-        str | None, doc("What follows the answer, for a model that was trained to fill in the middle")
+        str | None, doc("The text after the answer, for a model that was trained to fill in the middle")
     ] = None
-    echo: Annotated[bool, doc("The prompt stands before the answer; with `logprobs` it is scored, too")] = False
+    echo: Annotated[bool, doc("Return the prompt before the answer; `logprobs` then scores it, too")] = False
     continue_from: ContinueFromField = None
     response_format: ResponseFormatField = None
     stream_format: Annotated[

@@ -1,6 +1,6 @@
-"""The parts of a message of OpenAI's chat: texts, pictures, and an assistant's thoughts and refusals.
+"""The parts of a message of OpenAI's chat: texts, pictures, and an assistant's reasoning and refusals.
 
-They come as the clients of other servers send them, too: without `type`, and texts as plain strings.
+Clients of other servers send parts without `type`, and texts as plain strings. These forms are accepted, too.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -29,7 +29,7 @@ class TextPart(_Part, tag="text"):
 
 
 class InputTextPart(TextPart, tag="input_text"):
-    """A text as the Responses API names it; vLLM takes such parts in chats, too."""
+    """A text part with its name in the Responses API. vLLM accepts such parts in chats, too."""
 
     KNOWN_BY: ClassVar = ""
     FROM_TEXT: ClassVar = ""
@@ -43,7 +43,7 @@ class OutputTextPart(InputTextPart, tag="output_text"):
 class ImageURL(RequestModel):
     FROM_TEXT: ClassVar = "url"
 
-    url: Annotated[str, doc("A data: URL in base64; http(s): and file: as far as the server allows it")]
+    url: Annotated[str, doc("A data: URL in base64; http(s): and file: if the server allows them")]
     detail: Annotated[
         Literal["auto", "low", "high", "original"] | None, doc("low: a picture is not cut into tiles")
     ] = None
@@ -55,7 +55,7 @@ class ImagePart(_Part, tag="image_url"):
     image_url: ImageURL
     prompt_cache_breakpoint: Ignored = None
     cache_control: Ignored = None
-    uuid: Ignored = None  # vLLM's name of the picture for its cache
+    uuid: Ignored = None  # vLLM's cache key for the picture
 
     @property
     def source(self) -> Source:
@@ -68,7 +68,7 @@ class ImagePart(_Part, tag="image_url"):
 
 
 class InputImagePart(ImagePart, tag="input_image"):
-    """A picture as the Responses API has it, with `detail` beside the URL."""
+    """A picture in the form of the Responses API, with `detail` beside the URL."""
 
     KNOWN_BY: ClassVar = ""
 
@@ -80,7 +80,7 @@ class InputImagePart(ImagePart, tag="input_image"):
 
 
 class RefusalPart(_Part, tag="refusal"):
-    """What an assistant said instead of an answer: for the model, a text as any."""
+    """An assistant's refusal to answer. The model sees it as an ordinary text."""
 
     KNOWN_BY: ClassVar = "refusal"
 
@@ -92,7 +92,7 @@ class RefusalPart(_Part, tag="refusal"):
 
 
 class ThinkingPart(_Part, tag="thinking"):
-    """An assistant's thought, as vLLM's and (in parts) Mistral's clients send it."""
+    """An assistant's reasoning: a string from vLLM's clients, text parts from Mistral's clients."""
 
     thinking: str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
     closed: Ignored = None
@@ -105,7 +105,7 @@ class ThinkingPart(_Part, tag="thinking"):
 
 
 class ReasoningPart(_Part, tag="reasoning"):
-    """The same as LangChain has it, in `reasoning`, or as Vercel's AI SDK does, in `text`."""
+    """An assistant's reasoning: in `reasoning` from LangChain, in `text` from Vercel's AI SDK."""
 
     SCHEMA: ClassVar = (
         {"anyOf": [{"properties": {name: {"type": "string"}}, "required": [name]} for name in ("reasoning", "text")]},
@@ -130,7 +130,7 @@ Content = str | Annotated[list[Part], Meta(min_length=1, max_length=MAX_PARTS)]
 
 
 def thoughts_in(content: Content | None) -> str | None:
-    """Returns the thoughts among a message's parts; None without such parts."""
+    """Returns the text of the reasoning parts of a message; None if it has no such parts."""
     if content is None or isinstance(content, str):
         return None
     thoughts = [part.thought for part in content if isinstance(part, ThinkingPart | ReasoningPart)]

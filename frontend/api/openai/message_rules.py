@@ -1,11 +1,11 @@
-"""What a message of OpenAI's chat must satisfy beyond the types of its fields, for the API description."""
+"""Rules for a message of OpenAI's chat beyond the types of its fields, for the API description."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 Schema = Mapping[str, Any]  # JSON Schema
 
-INSTEAD_OF_CONTENT = ("reasoning_content", "reasoning", "refusal")  # texts that an assistant's message may have alone
+INSTEAD_OF_CONTENT = ("reasoning_content", "reasoning", "refusal")  # an assistant may send one of these texts alone
 
 
 def _having(name: str, schema: Schema) -> Schema:

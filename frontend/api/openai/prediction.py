@@ -20,7 +20,7 @@ class Prediction(RequestModel):
 
 PredictionField = Annotated[
     Prediction | None,
-    doc("A text that the answer will mostly repeat. It makes the answer faster, and changes nothing of it"),
+    doc("A text that the answer will mostly repeat. It speeds up the answer without changing it"),
 ]
 
 

@@ -69,7 +69,7 @@ class OutputPart(_ContentPart, tag="output_text"):
 
 
 class ImagePart(_ContentPart, tag="input_image"):
-    image_url: Annotated[str, doc("A data: URL in base64; http(s): and file: as far as the server allows it")]
+    image_url: Annotated[str, doc("A data: URL in base64; http(s): and file: if the server allows them")]
     detail: Annotated[
         Literal["auto", "low", "high", "original"] | None, doc("low: a picture is not cut into tiles")
     ] = None
@@ -170,7 +170,7 @@ Input = Annotated[
     | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)],
     doc("A user's text, or all items of the conversation, oldest first"),
 ]
-Instructions = Annotated[str | None, doc("What stands before the conversation")]
+Instructions = Annotated[str | None, doc("Instructions for the conversation")]
 ReasoningField = Annotated[
     ReasoningOptions | None,
     doc(
@@ -227,7 +227,7 @@ class ResponseRequest(OpenAIFields):
     model: ModelName = None
     instructions: Instructions = None
     max_output_tokens: Annotated[
-        Positive | None, doc("Most tokens of the answer, thoughts among them; absent: to the context's end")
+        Positive | None, doc("Most tokens of the answer, reasoning included; absent: to the context's end")
     ] = None
     include: Annotated[
         Annotated[list[Included], Meta(max_length=8)] | None,

@@ -29,7 +29,7 @@ class PoolingFields(RequestModel):
     model: ModelName = None
     cache_salt: SaltField = None
     priority: Annotated[
-        int, Meta(ge=-MOST - 1, le=MOST), doc("Lower goes first, among requests of one API key's name")
+        int, Meta(ge=-MOST - 1, le=MOST), doc("Lower values run first, among requests of one API key's name")
     ] = 0
     deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
     user: Ignored = None

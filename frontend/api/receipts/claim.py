@@ -30,7 +30,7 @@ class VerifyRequest(RequestModel):
     request: Annotated[dict[str, Any], doc("The body of the request that was answered, as it was sent")]
     force: Annotated[bool, doc("Check a receipt of another fingerprint, too")] = False
     priority: Annotated[
-        int, Meta(ge=-MOST - 1, le=MOST), doc("Lower goes first, among requests of one API key's name")
+        int, Meta(ge=-MOST - 1, le=MOST), doc("Lower values run first, among requests of one API key's name")
     ] = 0
     deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
 

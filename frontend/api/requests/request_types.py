@@ -66,12 +66,12 @@ Refused: TypeAlias = None  # a field that is known and not supported: only null 
 
 ModelName = Annotated[str | None, doc("A served name, see `/v1/models`; absent or empty: the served model")]
 TemplateArguments = Annotated[dict[str, Any] | None, doc("Variables that are passed to the model's chat template")]
-IncludeReasoning = Annotated[bool, doc("false: the answer is without its reasoning, which usage counts all the same")]
+IncludeReasoning = Annotated[bool, doc("false: leave the reasoning out of the answer; usage still counts it")]
 SeparateReasoning = Annotated[bool, doc("false: reasoning stays in the text, as the model wrote it")]
 StreamReasoning = Annotated[bool, doc("false: a stream has reasoning in one piece, at its end")]
 TopLogprobs = Annotated[
     Rivals | None,
-    doc("The number of the likeliest tokens with each, up to `--max-logprobs`; -1: all; a chat needs `logprobs`, too"),
+    doc("How many likeliest tokens to report per token, up to `--max-logprobs`; -1: all; chats also need `logprobs`"),
 ]
 ChoiceCount = Annotated[
     int, Meta(ge=1, le=MAX_CHOICES), doc("Answers to each prompt; their seeds are `seed`, `seed` + 1, …")
@@ -107,10 +107,10 @@ class GenerationFields(RequestModel):
     ] = None
     top_k: Annotated[TopK | None, doc("Draw from this many of the likeliest tokens; null, 0 and -1: from all")] = None
     seed: Annotated[
-        _Seed | None, doc("The same seed gives the same bytes; absent: drawn, and reported in the answer")
+        _Seed | None, doc("The same seed gives the same bytes; absent: a random one, reported in the answer")
     ] = None
     min_tokens: Annotated[Count | None, doc("The model may not end its answer before this many tokens")] = None
-    ignore_eos: Annotated[bool | None, doc("Continue until `max_tokens` where the model would end")] = None
+    ignore_eos: Annotated[bool | None, doc("Continue until `max_tokens`, even if the model would end")] = None
     stop_token_ids: Annotated[TokenIds | None, doc("Token ids that end the answer")] = None
     stream: Annotated[bool, doc("Answer in server-sent events")] = False
     stream_options: Annotated[
@@ -123,7 +123,7 @@ class GenerationFields(RequestModel):
     ] = False
     cache_salt: SaltField = None
     priority: Annotated[
-        int, Meta(ge=-MOST - 1, le=MOST), doc("Lower goes first, among requests of one API key's name")
+        int, Meta(ge=-MOST - 1, le=MOST), doc("Lower values run first, among requests of one API key's name")
     ] = 0
     deadline_ms: Annotated[
         Positive | None, doc("Time limit from the request's arrival; then 504, or the stream's error event")
@@ -198,10 +198,8 @@ class OpenAIFields(GenerationFields):
     }  # fmt: skip
 
     min_p: Annotated[Share | None, doc("Draw from tokens at least this share as likely as the likeliest")] = None
-    repetition_penalty: Annotated[Factor | None, doc("Above 1: divides down tokens of the prompt and the answer")] = (
-        None
-    )
-    presence_penalty: Annotated[Penalty | None, doc("Subtracted from the logit of every token in the answer")] = None
+    repetition_penalty: Annotated[Factor | None, doc("Above 1: makes tokens of prompt and answer less likely")] = None
+    presence_penalty: Annotated[Penalty | None, doc("Subtracted from the logits of all tokens in the answer")] = None
     frequency_penalty: Annotated[
         Penalty | None, doc("Subtracted from a token's logit for each time it is in the answer")
     ] = None
@@ -211,16 +209,16 @@ class OpenAIFields(GenerationFields):
     guided_regex: Annotated[Text | None, doc("A regular expression that the whole answer matches")] = None
     guided_choice: Annotated[_Choices | None, doc("The answer is one of these texts")] = None
     guided_grammar: Annotated[Text | None, doc("A grammar (Lark or GBNF) that the answer keeps to")] = None
-    structured_outputs: Annotated[StructuredOutputs | None, doc("The same by vLLM's newer names")] = None
+    structured_outputs: Annotated[StructuredOutputs | None, doc("`guided_…` under vLLM's newer names")] = None
     prompt_cache_key: Ignored = None
     prompt_cache_options: Annotated[
         PromptCacheOptions | None, doc("Accepted, no effect: all prompts are cached, as long as there is room")
     ] = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
-    allowed_token_ids: Annotated[_AllowedIds | None, doc("The answer has no tokens but these")] = None
+    allowed_token_ids: Annotated[_AllowedIds | None, doc("The answer may have only these tokens")] = None
     bad_words: Annotated[
-        _BadWords | None, doc("Texts that the answer does not have, at the start of a word or not")
+        _BadWords | None, doc("Texts that must not be in the answer, at the start of a word or within it")
     ] = None
     include_stop_str_in_output: Annotated[bool, doc("The answer ends with the stop text that ended it")] = False
     no_stop_trim: Annotated[bool, doc("SGLang's name of `include_stop_str_in_output`")] = False
@@ -228,7 +226,7 @@ class OpenAIFields(GenerationFields):
     spaces_between_special_tokens: Annotated[bool, doc("No effect: there are no such spaces")] = True
     truncate_prompt_tokens: Annotated[
         _Kept | None,
-        doc("Keep only this many tokens, the last, of the prompt; -1: as many as leave room for the answer"),
+        doc("Keep only this many of the prompt's last tokens; -1: as many as leave room for the answer"),
     ] = None
     truncation_side: Annotated[
         Literal["left", "right"] | None, doc("`right`: `truncate_prompt_tokens` keeps the first tokens")
@@ -295,7 +293,7 @@ class SamplerFields(OpenAIFields):
 
     n_predict: Annotated[
         Annotated[int, Meta(ge=-2, le=MOST, extra_json_schema={"not": {"const": 0}})] | None,
-        doc("Llama.cpp's name of `max_tokens`, before which it goes; -1 and -2: to the context's end"),
+        doc("Llama.cpp's name of `max_tokens`, which it overrides; -1 and -2: to the context's end"),
     ] = None
     cache_prompt: Annotated[bool, doc("No effect: a prompt that is cached gives the same bytes")] = True
     id_slot: Ignored = None
@@ -350,7 +348,7 @@ class TokenDetailFields(SamplerFields):
     return_tokens_as_token_ids: Annotated[bool, doc("Log-probabilities name tokens as `token_id:ID`")] = False
     prompt_logprobs: Annotated[
         Rivals | None,
-        doc("Those of the prompt's tokens, and of this many of the likeliest, as with `logprobs`; not in streams"),
+        doc("Log-probabilities of the prompt's tokens, and of this many likeliest tokens per token; not in streams"),
     ] = None
     grammar: Annotated[Text | None, doc("Llama.cpp's name of `guided_grammar`")] = None
     json_schema: Annotated[JsonSchemaValue | None, doc("Llama.cpp's name of `guided_json`")] = None

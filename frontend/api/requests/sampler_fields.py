@@ -33,7 +33,7 @@ def _doc(text: str) -> Meta:
 
 DryMultiplier = Annotated[_Amount | None, _doc("Above 0: DRY subtracts this from tokens that extend a repetition")]
 DryBase = Annotated[
-    Annotated[float, Meta(ge=1, le=1e6)] | None, _doc("Times this for each token beyond the allowed length [1.75]")
+    Annotated[float, Meta(ge=1, le=1e6)] | None, _doc("DRY's factor for each token beyond the allowed length [1.75]")
 ]
 DryAllowedLength = Annotated[_Length | None, _doc("Repetitions of fewer tokens cost nothing [2]")]
 DryPenaltyLastN = Annotated[_Window | None, _doc("Look for repetitions in this many last tokens; -1: in all [-1]")]
@@ -41,25 +41,25 @@ DrySequenceBreakers = Annotated[
     Annotated[list[_Breaker], Meta(min_length=1, max_length=MAX_BREAKERS)] | None,
     _doc('Texts that end a repetition [`"\\n"`, `":"`, `"\\""`, `"*"`]'),
 ]
-XtcProbability = Annotated[_Share | None, _doc("How often XTC drops all likely tokens but the least likely of them")]
-XtcThreshold = Annotated[_Share | None, _doc("How likely XTC's likely tokens are [0.1]")]
+XtcProbability = Annotated[_Share | None, _doc("How often XTC drops all likely tokens but the least likely one")]
+XtcThreshold = Annotated[_Share | None, _doc("From which probability on XTC calls a token likely [0.1]")]
 TypicalP = Annotated[
     Annotated[float, Meta(ge=SMALLEST, le=LARGEST)] | None,
-    _doc("Below 1: draw from the tokens whose information is nearest to the entropy, up to this probability"),
+    _doc("Below 1: draw from tokens with information nearest to the entropy, with this probability together"),
 ]
 TopNSigma = Annotated[
     Annotated[float, Meta(ge=-LARGEST, le=LARGEST)] | None,
     _doc("Above 0: draw from tokens within this many standard deviations of the highest logit"),
 ]
-DynatempRange = Annotated[_Amount | None, _doc("The temperature follows the entropy, so far from `temperature`")]
-DynatempExponent = Annotated[_Amount | None, _doc("How it follows: the exponent of the entropy's share [1]")]
+DynatempRange = Annotated[_Amount | None, _doc("The temperature follows the entropy, within this of `temperature`")]
+DynatempExponent = Annotated[_Amount | None, _doc("With `dynatemp_range`: the exponent of the entropy's share [1]")]
 RepeatLastN = Annotated[
     _Window | None,
     _doc("All penalties look at this many last tokens of prompt and answer; 0: no penalties, -1: at all"),
 ]
 Mirostat = Annotated[
     Annotated[int, Meta(ge=0, le=2)] | None,
-    _doc("1 or 2: keep the surprise of tokens near a target; other samplers but the temperature are then off"),
+    _doc("1 or 2: keep the surprise of tokens near a target; all samplers except the temperature are then off"),
 ]
 MirostatTau = Annotated[_Amount | None, _doc("Mirostat's target in bits [5]")]
 MirostatEta = Annotated[_Amount | None, _doc("How fast Mirostat learns [0.1]")]

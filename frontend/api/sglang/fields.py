@@ -1,4 +1,4 @@
-"""The body of /generate: prompts, `sampling_params`, and what the answer shall tell."""
+"""The body of /generate: prompts, `sampling_params`, and which details the answer shall have."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -35,8 +35,8 @@ from frontend.api.requests.request_types import (
 )
 from frontend.errors import BadRequest
 
-MOST_TOKENS = 128  # of an answer to a request without `max_new_tokens`
-SAME = (  # the sampling parameters that OpenAI's routes have by the same names
+MOST_TOKENS = 128  # limit on an answer's tokens if the request has no `max_new_tokens`
+SAME = (  # the sampling parameters that have the same names on OpenAI's routes
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "stop",
     "stop_token_ids", "ignore_eos", "skip_special_tokens", "no_stop_trim", "logit_bias", "json_schema", "regex", "ebnf",
 )  # fmt: skip
@@ -64,14 +64,12 @@ class SamplingParams(RequestModel):
     frequency_penalty: Annotated[
         Penalty | None, doc("Subtracted from a token's logit for each time it is in the answer")
     ] = None
-    presence_penalty: Annotated[Penalty | None, doc("Subtracted from the logit of every token in the answer")] = None
-    repetition_penalty: Annotated[Factor | None, doc("Above 1: divides down tokens of the prompt and the answer")] = (
-        None
-    )
+    presence_penalty: Annotated[Penalty | None, doc("Subtracted from the logits of all tokens in the answer")] = None
+    repetition_penalty: Annotated[Factor | None, doc("Above 1: makes tokens of prompt and answer less likely")] = None
     sampling_seed: Annotated[_Seed | None, doc("The same seed gives the same bytes; absent: a random one")] = None
     stop: Annotated[StopText | StopTexts | None, doc(STOPS)] = None
     stop_token_ids: Annotated[TokenIds | None, doc("Token ids that end the answer")] = None
-    ignore_eos: Annotated[bool | None, doc("Continue until `max_new_tokens` where the model would end")] = None
+    ignore_eos: Annotated[bool | None, doc("Continue until `max_new_tokens`, even if the model would end")] = None
     skip_special_tokens: Annotated[bool, doc("false: the text shows special tokens, but not those that end it")] = True
     spaces_between_special_tokens: Annotated[bool, doc("No effect: there are no such spaces")] = True
     no_stop_trim: Annotated[bool, doc("The answer ends with the stop text that ended it")] = False
@@ -108,27 +106,27 @@ class GenerateRequest(RequestModel):
     ] = None
     input_ids: Annotated[
         Annotated[list[_Token | list[_Token]], Meta(extra_json_schema={"anyOf": [_ids, _several]})] | None,
-        doc("In place of `text`: the token ids of a prompt, or of several"),
+        doc("Token ids of one prompt or several, in place of `text`"),
     ] = None
     sampling_params: Annotated[
         SamplingParams | Annotated[list[SamplingParams], Meta(min_length=1, max_length=MAX_PROMPTS)] | None,
-        doc("How tokens are drawn; of several prompts, those of each have to be equal"),
+        doc("How tokens are drawn; an array must have equal entries, one for each prompt"),
     ] = None
     stream: Annotated[bool, doc("Answer in server-sent events, each of which has all of the answer so far")] = False
     return_logprob: Annotated[bool, doc("Tell the log-probabilities of the answer's tokens")] = False
     logprob_start_len: Annotated[
         Annotated[int, Meta(ge=-1, le=MOST)] | None,
-        doc("Tell those of the prompt's tokens from this one on, too; -1: none; not in streams"),
+        doc("Also tell log-probabilities of the prompt's tokens from this one on; -1: none; not in streams"),
     ] = None
     top_logprobs_num: Annotated[
-        Rivals | None, doc("Tell those of this many of the likeliest tokens in each place, up to `--max-logprobs`")
+        Rivals | None, doc("Tell log-probabilities of this many likeliest tokens in each place, up to `--max-logprobs`")
     ] = None
     return_text_in_logprobs: Annotated[bool, doc("Log-probabilities have the tokens' texts")] = False
     rid: Annotated[str | list[str] | None, doc("The `id` of the answers")] = None
     model: ModelName = None
     cache_salt: SaltField = None
     priority: Annotated[
-        int, Meta(ge=-MOST - 1, le=MOST), doc("Lower goes first, among requests of one API key's name")
+        int, Meta(ge=-MOST - 1, le=MOST), doc("Lower values run first, among requests of one API key's name")
     ] = 0
     deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
     log_metrics: Ignored = None
@@ -194,7 +192,7 @@ class GenerateRequest(RequestModel):
         return self.return_logprob and self.logprob_start_len not in (None, -1)
 
     def fields(self, params: SamplingParams) -> TokenDetailFields:
-        """Returns the fields by OpenAI's names."""
+        """Returns the fields of the request under OpenAI's names."""
         tag = params.structural_tag
         return TokenDetailFields(
             **{name: getattr(params, name) for name in SAME}, seed=params.sampling_seed,

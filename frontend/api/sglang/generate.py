@@ -59,5 +59,5 @@ def stream_writer(context: ResponseContext) -> EventWriter:
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
-    """Encodes the end of a failed stream, which has an end mark all the same."""
+    """Encodes the end of a failed stream: the error, then the same end mark as in other streams."""
     return b"data: " + error(exc, request_id) + b"\n\n" + DONE

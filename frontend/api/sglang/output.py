@@ -1,7 +1,7 @@
-"""Whole answers in SGLang's shape, and the events of a stream, each of which has all of its answer so far.
+"""Answers in SGLang's format, and the events of a stream. Each event repeats all of its answer so far.
 
-SGLang's clients read it so. An event for each token would make the bytes of a stream grow with the square of its
-length, and one long answer would delay all others. So an event waits until the answer has grown by a GROWTHth.
+SGLang's clients expect this repetition. With one event per token, a stream's bytes would grow with the square of its
+length, and one long answer would delay all others. So an event is sent only when the answer has grown by 1/GROWTH.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ GROWTH = 128
 
 
 class Answer:
-    """What is known of one answer so far."""
+    """The data of one answer that has arrived so far."""
 
     def __init__(self, context: ResponseContext, index: int) -> None:
         self._context, self._index = context, index
@@ -31,7 +31,7 @@ class Answer:
         self._ids: list[int] = []
         self._scores: list[TokenLogprob] = []
         self._last: Delta | None = None
-        self._told = 0  # tokens in the last event
+        self._told = 0  # number of tokens in the last event
 
     def add(self, delta: Delta) -> None:
         self._last = delta
@@ -104,11 +104,11 @@ class Answer:
 
 
 def weight_version(fingerprint: str) -> str:
-    return fingerprint or "default"  # SGLang's word for weights that were never replaced
+    return fingerprint or "default"  # SGLang's version name of weights that were never replaced
 
 
 class EventWriter:
-    """Writes a stream."""
+    """Writes the events of a stream."""
 
     def __init__(self, context: ResponseContext) -> None:
         self._answers = answers(context)

@@ -1,4 +1,4 @@
-"""The description of SGLang's routes, for /openapi.json, which has the means to describe a route."""
+"""Describes SGLang's routes for /openapi.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,11 +20,11 @@ Describe = Callable[..., dict[str, Any]]
 def paths(
     post: Describe, get: Describe, ready: dict[str, Any], reset: dict[str, Any], ref: Callable[[str], dict[str, str]]
 ) -> dict[str, Any]:
-    """Returns the routes.
+    """Returns the descriptions of the routes by path.
 
-    post, get: describe a route
-    ready: the description of /ready; reset: that of /reset_prefix_cache
-    ref: refers to a type by its name
+    post, get: functions that describe one route
+    ready, reset: the descriptions of /ready and /reset_prefix_cache
+    ref: returns a reference to a type by its name
     """
     error = ref("OpenAIError")
     events = {"anyOf": [ref("SglangAnswer"), error]}

@@ -11,7 +11,7 @@ from worker.spec import LayerSpec, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of process `rank`. lanes: how many processes have a share of each layer; bounds: see Stage.
+    """The part of process `rank`. lanes: the number of processes that share each layer; bounds: see Stage.
 
     Rank `lanes * s + n` has share n of stage s.
     """
@@ -31,12 +31,12 @@ class Part:
 
     @property
     def before(self) -> int:
-        """The rank with this share of the stage before; before the first stage is the last one."""
+        """The rank with the same share of the stage before this one. The last stage comes before the first one."""
         return (self.rank - self.lanes) % self.count
 
     @property
     def after(self) -> int:
-        """The rank with this share of the stage after this one."""
+        """The rank with the same share of the stage after this one. The first stage comes after the last one."""
         return (self.rank + self.lanes) % self.count
 
     @property
@@ -45,23 +45,24 @@ class Part:
 
     @property
     def share(self) -> Share | None:
-        """The share of each layer; None if it is all of it."""
+        """The share that this process has of each layer; None if it has whole layers."""
         return Share(self.lane, self.lanes) if self.lanes > 1 else None
 
     @property
     def next(self) -> "Part":
-        """The part of the next process; behind the last one is the first."""
+        """The part of the process with the next rank. Rank 0 comes after the last rank."""
         return Part((self.rank + 1) % self.count, self.lanes, self.bounds)
 
     def spec(self, spec: ModelSpec) -> ModelSpec:
-        """Returns the spec of the part: it has fewer heads and layers."""
+        """Returns the spec of this part, which has fewer heads and layers than the model."""
         of_stage = self.stage.spec(spec)
         return of_stage if self.share is None else self.share.spec(of_stage)
 
     def whole_kv(self, nbytes: int, spec: ModelSpec) -> int:
-        """Returns how many bytes the K/V and states of the model may take in all if those of this part take `nbytes`.
+        """Returns how many bytes the K/V and states of the whole model may take if this part has room for `nbytes`.
 
-        The sizes of the pools of K/V and of states are not known yet, so the one that this part has most of decides.
+        The sizes of the pools are not known yet. So the kind of K/V or state of which this part has the largest share
+        sets the limit.
         """
         whole, own = _kept(spec.layers, spec), _kept(self.stage.spec(spec).layers, spec)
         parts = min((whole[kind] / size for kind, size in own.items()), default=1.0)
@@ -73,8 +74,8 @@ def parts_of(
 ) -> tuple[Part, ...]:
     """Returns the parts of all processes. Raises CannotShare.
 
-    sizes: returns how many bytes each layer takes, and the rest of the model, which the first stage has. for_pictures:
-    see bounds_of_stages.
+    sizes: returns the bytes of each layer, and the bytes of the rest of the model, which belongs to the first stage
+    for_pictures: see bounds_of_stages
     """
     lanes, stages = worker.tensor_parallel_size, worker.pipeline_parallel_size
     if lanes > 1:
@@ -84,7 +85,7 @@ def parts_of(
 
 
 def _kept(layers: Iterable[LayerSpec], spec: ModelSpec) -> dict[object, int]:
-    """Returns how much layers keep of a sequence, in some unit, by the window of K/V or the shape of a state."""
+    """Returns how much layers store per sequence, by kind (a window of K/V, or a shape of a state). Units vary."""
     found: dict[object, int] = {}
     for kind, size in _each_kept(layers, spec):
         found[kind] = found.get(kind, 0) + size

@@ -1,8 +1,8 @@
-"""What one of several processes has of a model that they compute together (tensor parallelism).
+"""Splits every layer of a model between several processes (tensor parallelism).
 
-Each has some heads of every layer, and some rows of every linear. No linear is cut along its inputs: they are gathered
-from all processes before each product. So every product adds up the same numbers in the same order as in one process,
-and an answer has the same bits with any number of them.
+Each process has some heads of every layer, and some rows of every linear. No linear is cut along its inputs. Instead,
+the inputs are gathered from all processes before each product. So every product adds up the same numbers in the same
+order as in one process, and an answer has the same bits with any number of processes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,29 +16,29 @@ from worker.kernels.recurrent.short_conv import ShortConvShape
 from worker.model.checkpoint.stacked_linear import StackedLinear
 from worker.spec import LayerSpec, ModelSpec
 
-MOST = 8  # processes
-Section = tuple[int, int]  # rows of a weight in memory, and the number of units that they are dealt out in
-Sections = Callable[[int, ModelSpec, LayerSpec], list[Section]]  # of a weight with so many rows
+MOST = 8  # the most processes that an error message recommends
+Section = tuple[int, int]  # (rows of a weight, the number of units, such as heads, that these rows form)
+Sections = Callable[[int, ModelSpec, LayerSpec], list[Section]]  # called with a weight's number of rows
 
 
 class CannotShare(Exception):
-    """The model cannot be shared by so many processes. The message names what it has, and what would work."""
+    """The model cannot be split between so many processes. The message says why and, if possible, what would work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of process `rank` of `count`."""
+    """The share of process `rank` among `count` processes."""
 
     rank: int
     count: int
 
     @property
     def next(self) -> "Share":
-        """The share of the next process; behind the last one is the first."""
+        """The share of the process with the next rank. Rank 0 comes after the last rank."""
         return Share((self.rank + 1) % self.count, self.count)
 
     def spec(self, spec: ModelSpec) -> ModelSpec:
-        """Returns the spec of the part: it has fewer heads."""
+        """Returns the spec of this share, which has fewer heads than the model."""
         layers = tuple(
             replace(layer, kv_heads=self._units(layer.kv_heads), state=self._state(layer.state))
             for layer in spec.layers
@@ -46,14 +46,14 @@ class Share:
         return replace(spec, heads=spec.heads // self.count, kv_heads=self._units(spec.kv_heads), layers=layers)
 
     def cut(self, field: str, linear: StackedLinear, spec: ModelSpec, layer: LayerSpec) -> StackedLinear:
-        """Returns a linear with the rows of this part. field: its name in the weights of the layer's part."""
+        """Returns the linear with only the rows of this share. field: its name in the weights of the mixer or MLP"""
         if field in WHOLE:
             return linear
         kept = self._kept(_sections(field, sum(linear.rows), spec, layer))
         return replace(linear, kept=tuple(_by_module(kept, linear)), apart=linear.apart // self.count)
 
     def small(self, field: str, weight: torch.Tensor, spec: ModelSpec, layer: LayerSpec) -> torch.Tensor:
-        """Returns what this part needs of a small weight. field: its name in the weights of the layer's part."""
+        """Returns the rows of a small weight that this share needs. field: its name in the weights of the mixer"""
         if (layer.mixer, field) not in SECTIONS:
             return weight
         return weight[self._kept(_sections(field, len(weight), spec, layer)).to(weight.device)]
@@ -77,17 +77,17 @@ class Share:
         return state
 
     def head(self, rows: int) -> slice:
-        """Returns the rows of the head, of which there are `rows` in all."""
+        """Returns which rows of the LM head belong to this share. rows: the number of rows of the whole head"""
         size = rows // self.count
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def _units(self, units: int) -> int:
-        """Returns how many of the units this part has. If there are fewer units than parts, several have the same."""
+        """Returns how many units this share has. If there are fewer units than processes, they share units."""
         return units if not units else max(1, units // self.count)
 
 
 def check(spec: ModelSpec, count: int) -> None:
-    """Raises CannotShare if the model has something that `count` processes cannot share."""
+    """Raises CannotShare if the model cannot be split between `count` processes."""
     if missing := next(_unknown(spec), ""):
         raise CannotShare(f"--tensor-parallel-size {count}: {missing} cannot be shared yet; use 1")
     works = [size for size in range(1, MOST + 1) if not _problem(spec, size)]
@@ -98,13 +98,13 @@ def check(spec: ModelSpec, count: int) -> None:
 
 
 def largest_inner(spec: ModelSpec, layer: LayerSpec) -> int:
-    """Returns the most inputs that the last linear of a layer's feed-forward has for a row."""
+    """Returns the inputs per row of a layer's widest down projection; those of the chosen experts are added up."""
     chosen = spec.experts.chosen * spec.experts.intermediate_size if layer.sparse and spec.experts is not None else 0
     return max(chosen, *_inner(spec, layer))
 
 
 def parts_of_kv(spec: ModelSpec, count: int) -> int:
-    """Returns how many processes it takes to hold all K/V once: fewer than `count` if there are fewer heads."""
+    """Returns how many processes together hold all K/V once: fewer than `count` if there are fewer K/V heads."""
     return min(count, *(spec.kv_shape(layer)[0] for layer in spec.layers))
 
 
@@ -133,7 +133,7 @@ def _inner(spec: ModelSpec, layer: LayerSpec) -> Iterator[int]:
 
 
 def _unknown(spec: ModelSpec) -> Iterator[str]:
-    """Yields what the model has that this module knows no cut of."""
+    """Yields names of the parts of the model that this module cannot split."""
     for layer in spec.layers:
         if layer.mixer not in SHARED_MIXERS:
             yield f"a mixer of the kind {layer.mixer}"
@@ -142,7 +142,7 @@ def _unknown(spec: ModelSpec) -> Iterator[str]:
 
 
 def _sections(field: str, rows: int, spec: ModelSpec, layer: LayerSpec) -> list[Section]:
-    """Returns how the rows of a weight are dealt out. A process gets its share of each section."""
+    """Returns the sections of a weight's rows. A process gets its share of each section."""
     by_kind = SECTIONS.get((layer.mixer, field))
     return by_kind(rows, spec, layer) if by_kind is not None else SECTIONS["", field](rows, spec, layer)
 
@@ -156,7 +156,7 @@ def _attention(rows: int, spec: ModelSpec, layer: LayerSpec) -> list[Section]:
 
 
 def _delta(layer: LayerSpec) -> tuple[DeltaNetShape, Section, Section]:
-    """Returns the shape, and the sections of all keys and of all values. A key head has its value heads with it."""
+    """Returns the shape, and the sections of keys and of values. Value heads stay with the key head that they use."""
     shape = layer.state
     assert isinstance(shape, DeltaNetShape)
     return shape, (shape.key_heads * shape.key_dim, shape.key_heads), (shape.values, shape.key_heads)
@@ -184,7 +184,7 @@ def _gate_up(rows: int, spec: ModelSpec, layer: LayerSpec) -> list[Section]:
     return _equal(1 + spec.gated)(rows, spec, layer)
 
 
-SECTIONS: Mapping[tuple[str, str], Sections] = {  # by the kind of a mixer, or "" for a feed-forward, and the field
+SECTIONS: Mapping[tuple[str, str], Sections] = {  # by (kind of the mixer, or "" for an MLP; name of the weight)
     ("attention", "qkv"): _attention, ("attention", "o"): _equal(1), ("attention", "sinks"): _equal(1),
     ("delta_net", "qkv"): _delta_inputs, ("delta_net", "gates"): _delta_heads, ("delta_net", "o"): _equal(1),
     ("delta_net", "conv"): _delta_channels, ("delta_net", "decay"): _delta_heads,
@@ -193,12 +193,12 @@ SECTIONS: Mapping[tuple[str, str], Sections] = {  # by the kind of a mixer, or "
     ("", "gate_up"): _gate_up, ("", "down"): _equal(1),
     ("", "expert_gate_up"): _gate_up, ("", "expert_down"): _equal(1),
 }  # fmt: skip
-WHOLE = ("router", "shared_gate")  # small linears that every process has
+WHOLE = ("router", "shared_gate")  # small linears that are not split: every process has all rows
 SHARED_MIXERS = {kind for kind, _ in SECTIONS}
 
 
 def _by_module(kept: torch.Tensor, linear: StackedLinear) -> Iterator[torch.Tensor]:
-    """Splits ascending indices of rows in memory into those of each module, counted from its first row."""
+    """Splits ascending row indices of a stacked linear into the indices within each of its modules."""
     begin = 0
     for rows in linear.rows:
         yield kept[(kept >= begin) & (kept < begin + rows)] - begin

@@ -1,7 +1,7 @@
 """Cuts the layers of a model into stages, one for each process or each group of them (pipeline parallelism).
 
-A stage has consecutive layers, with their K/V and states. The first one also has the embedding and the head. What
-stages hand over is the residual stream, so answers have the same bits with any number of them.
+A stage has consecutive layers, with their K/V and states. The first stage also has the embedding and the LM head.
+Stages hand over the residual stream unchanged, so answers have the same bits with any number of stages.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from worker.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The layers bounds[index] .. bounds[index + 1] - 1 of a model. bounds: of all stages."""
+    """The layers bounds[index] .. bounds[index + 1] - 1. bounds: each stage's first layer, and the number of layers"""
 
     index: int
     bounds: tuple[int, ...]
@@ -51,7 +51,7 @@ class Stage:
         return replace(spec, layers=tuple(layers))
 
     def groups(self, groups: Sequence[CacheGroup]) -> tuple[CacheGroup, ...]:
-        """Returns the groups of layers of this stage. There are as many as in the model, and some may be empty."""
+        """Returns the cache groups with only the layers of this stage. A group without such layers is empty."""
         return tuple(
             replace(group, layers=tuple(i - self.first for i in group.layers if self.first <= i < self.end))
             for group in groups
@@ -63,10 +63,11 @@ def bounds_of_stages(
 ) -> tuple[int, ...]:
     """Cuts a model into stages so that the largest one has as few bytes as possible.
 
-    layers: bytes of each layer. beside: bytes of what the first stage has beside its layers. for_pictures: the number
-    of layers that pictures add vectors to.
+    layers: the bytes of each layer
+    beside: the bytes of the embedding and everything else that the first stage has beside its layers
+    for_pictures: how many of the first layers get vectors of pictures; the first stage has all of these layers
 
-    Returns the first layer of each stage, and the number of layers. Raises CannotShare.
+    Returns the first layer of each stage, and then the number of layers. Raises CannotShare.
     """
     flag, total = f"--pipeline-parallel-size {count}", len(layers)
     if count > 1 and spec.layer_inputs is not None:
@@ -85,8 +86,8 @@ def bounds_of_stages(
 def _can_cut(spec: ModelSpec, cut: int) -> bool:
     """Returns whether a stage may begin with layer `cut`.
 
-    Layers that read the same K/V stay together. The first stage has a recurrent layer if there are any: by its states
-    the runner knows that steps need slots for them.
+    Layers that read the same K/V stay together. If the model has recurrent layers, the first stage must have at least
+    one, because the runner looks only there to see whether steps need slots for states.
     """
     if any(layer.shares is not None and layer.shares < cut for layer in spec.layers[cut:]):
         return False
@@ -98,7 +99,7 @@ def _balanced(layers: Sequence[int], beside: int, count: int, cuts: Sequence[int
 
     @cache
     def best(first: int, stages: int) -> tuple[float, tuple[int, ...]]:
-        """Returns the bytes of the largest stage from layer `first` on, and where each of these stages ends."""
+        """Cuts the layers from `first` on. Returns the bytes of the largest stage, and the end of each stage."""
         own = 0 if first else beside
         if stages == 1:
             return own + sum(layers[first:]), (end,)
