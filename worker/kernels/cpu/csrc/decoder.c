@@ -192,8 +192,8 @@ static int mixture(const Model *m, const Step *s, const Layer *l) {
                            l->shared_gate ? (const float *)s->q : NULL, s->h, s->t, s->scratch, s->threads);
 }
 
-/* Replaces h by the normed output of the MLP plus the normed output of the experts. The router and the experts each norm
- * x with a weight of their own. */
+/* Replaces h by the normed output of the MLP plus the normed output of the experts. The router and the experts each
+ * norm x with a weight of their own. */
 static int mlp_beside_experts(const Model *m, const Step *s, const Layer *l) {
     ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.combine, m->is_bf16};
     if (mlp(m, s, l, s->h)) return 1;

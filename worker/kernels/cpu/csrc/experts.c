@@ -130,7 +130,7 @@ static void sort_slots(Call *c) {
     for (long expert = 0, begin = 0; expert < c->e->count; expert++) {
         if (c->e->loads) c->e->loads[expert] += c->ends[expert];
         begin += c->ends[expert];
-        c->ends[expert] = begin - c->ends[expert]; /* where the expert's places begin; the next loop advances it to their end */
+        c->ends[expert] = begin - c->ends[expert]; /* the begin; the next loop advances it to the end */
     }
     for (long slot = 0; slot < c->slots; slot++) {
         long place = c->ends[c->numbers[slot]]++;

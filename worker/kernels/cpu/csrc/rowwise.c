@@ -292,7 +292,7 @@ INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long 
     }
 }
 
-/* Computes the steps between the qkv matmul and attention: norms, rotary embedding, K/V write. Norm weights may be NULL. */
+/* Computes the steps between the qkv matmul and attention: norms, rotary embedding, K/V write. Norms may be NULL. */
 #define QKV_ROPE_WRITE(dtype, is_bf16)                                                                                             \
     EXPORT(qkv_rope_write_##dtype)(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,                     \
                                    const void *k_norm, const void *v_norm, const float *cos, const float *sin,                     \

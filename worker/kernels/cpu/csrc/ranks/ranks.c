@@ -37,8 +37,8 @@ static const char *exchange(Ranks *r, const char *own, long t, long bytes, int t
 }
 
 /* All-gather of columns: writes the `own` [t][bytes] of all ranks, side by side in the order of the ranks, to out
- * [t][count * bytes]. All ranks must call it with the same t and bytes. Returns 0, or 1 if a rank is gone; then `out` is
- * undefined. */
+ * [t][count * bytes]. All ranks must call it with the same t and bytes. Returns 0, or 1 if a rank is gone; then `out`
+ * is undefined. */
 __attribute__((visibility("default"))) int ranks_gather(Ranks *r, const char *own, char *out, long t, long bytes,
                                                         int threads) {
     long row = r->count * bytes, most = r->capacity / row;
