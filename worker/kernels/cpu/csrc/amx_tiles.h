@@ -1,4 +1,4 @@
-/* AMX tile instructions as macros. Tile numbers are literals; each macro clobbers memory. */
+/* AMX tile instructions as macros. Tile numbers must be literals. Each macro has a memory clobber. */
 #pragma once
 #include <stdint.h>
 
@@ -20,5 +20,5 @@ static inline void tiles_configure(const TileConfig *config) {
     __asm__ volatile("ldtilecfg %0" ::"m"(*config) : "memory");
 }
 
-/* Releases the tile state, so a context switch need not save it. */
+/* Releases the tile state, so that a context switch does not have to save it. */
 static inline void tiles_release(void) { __asm__ volatile("tilerelease" ::: "memory"); }

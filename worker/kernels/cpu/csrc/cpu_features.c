@@ -1,4 +1,5 @@
-/* Detects the instruction sets that processor and operating system provide, and advises the kernel on memory. */
+/* Detects which instruction sets the processor and the operating system support. Also advises the operating system on
+ * huge pages and pre-faults memory. */
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -31,7 +32,7 @@ static int has_avx_vnni(void) {
     return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
 }
 
-/* Whether the kernels of an instruction set run here. instruction_set.py has the same order. */
+/* Returns whether this machine can run the kernels of an instruction set. instruction_set.py has the same order. */
 __attribute__((visibility("default"))) int supports(int instruction_set) {
     __builtin_cpu_init();
     switch (instruction_set) {
@@ -54,15 +55,16 @@ __attribute__((visibility("default"))) int supports(int instruction_set) {
 }
 #endif
 
-/* Requests huge pages for memory that is read from end to end. Only speed depends on whether the kernel grants them. */
+/* Requests huge pages for memory that is read from end to end. If the system grants none, only speed suffers. */
 __attribute__((visibility("default"))) void advise_huge_pages(void *start, long bytes) {
     uintptr_t page = 1 << 21, from = ((uintptr_t)start + page - 1) / page * page;
     uintptr_t to = ((uintptr_t)start + bytes) / page * page;
     if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
 }
 
-/* Makes the kernel allocate memory that other threads may be writing: it writes every page and changes no byte.
- * (MADV_POPULATE_WRITE would hold the lock of all mappings of the process, even at low priority.) */
+/* Makes the operating system allocate all pages of a range: it writes to every page without changing a byte, so other
+ * threads may use the memory meanwhile. (MADV_POPULATE_WRITE would hold the lock on all of the process's mappings, even
+ * at low priority.) */
 __attribute__((visibility("default"))) void touch_pages(uintptr_t start, long bytes, long page) {
     for (uintptr_t at = start; at < start + bytes; at += page) __atomic_fetch_or((unsigned *)at, 0, __ATOMIC_RELAXED);
 }

@@ -1,11 +1,12 @@
 /* Runs all layers of the decoder in one call, without returning to Python between them.
  *
- * It computes the same steps as the loop in worker/model/decoder.py and only calls kernels, so it gives the same bits.
- * Every kernel is passed as a function for its dtype and instruction set. All buffers are overwritten: x is the
- * residual stream, h the normed rows; `projected` holds the qkv or the gate and up projections; `q` the query heads;
- * `inner` the output of attention, of a recurrent layer, or of the activation.
+ * It calls the same kernels in the same order as the loop in worker/model/decoder.py, so it computes the same bits.
+ * The caller passes every kernel as a function pointer for the dtype and instruction set. All buffers are overwritten.
+ * x is the residual stream, h its normed rows. `projected` holds the qkv projection, or the gate and up projections.
+ * `q` holds the query heads. `inner` holds the output of attention, of a recurrent layer, or of the activation.
  *
- * Ranks may share a model: each has some heads and some columns of every linear, and gathers what the others have. */
+ * Several processes (ranks) may share a model (tensor parallelism). Each rank has some heads and some columns of every
+ * linear, and gathers the columns of the other ranks. */
 #include "adapters/adapters.h"
 #include "experts.h"
 #include "ranks/ranks.h"
@@ -44,59 +45,60 @@ typedef struct {
 } Kernels;
 
 typedef struct {
-    const void *before_attention, *after_attention, *before_mlp, *after_mlp; /* norms, which may be NULL */
-    const Weight *qkv, *gates, *o; /* gates: of the output, b and a of the gated delta rule, or dt of Mamba-2; may be NULL */
-    Recur *recur; /* of the layer's kind; NULL if the layer has attention */
-    const void *recurrent; /* what `recur` reads */
-    const Weight *gate_up, *down, *shared_gate; /* of the shared expert if there are experts; may be NULL then */
-    const float *activation;                    /* parameters, which may be NULL */
+    const void *before_attention, *after_attention, *before_mlp, *after_mlp; /* weights of the norms; may be NULL */
+    const Weight *qkv, *gates, *o; /* gates: attention's output gates, DeltaNet's b and a, or Mamba-2's dt; or NULL */
+    Recur *recur; /* the kernel of a recurrent layer; NULL if the layer has attention */
+    const void *recurrent; /* the argument `layer` of `recur` */
+    const Weight *gate_up, *down, *shared_gate; /* the MLP; in a layer with experts, the shared expert or NULL */
+    const float *activation;                    /* parameters of the activation; may be NULL */
     const Experts *experts;                     /* may be NULL */
-    /* Norms of an MLP and of experts that are beside it; NULL otherwise. */
+    /* Norms of a layer that adds the outputs of an MLP and of experts; NULL in all other layers. */
     const void *after_dense, *before_router, *before_experts, *after_experts;
-    const Weight *input_gate, *input_out; /* what a layer makes of its vectors in Step.inputs; may be NULL */
-    const void *after_input;              /* the norm of that */
-    const float *scale;                   /* of the layer's output; may be NULL */
-    /* From here on, of attention. */
+    const Weight *input_gate, *input_out; /* linears for the layer's vectors in Step.inputs; may be NULL */
+    const void *after_input;              /* the norm of input_out's output */
+    const float *scale;                   /* factor of the layer's output; may be NULL */
+    /* The fields from here on are for attention. */
     const void *q_norm, *k_norm, *v_norm; /* may be NULL */
     const float *cos, *sin, *sinks; /* sinks may be NULL */
     char *cache_k, *cache_v;
-    long window, group; /* group: which page tables and slots of the step are for this cache */
-    long kv_heads, own_kv_heads, d; /* own: those that the layer writes, none if the cache is another layer's */
-    int normed, kv_format; /* normed: what q_norm and k_norm cover (rowwise.c) */
-    int sees_ahead;        /* whether Step.visible_to holds for the layer */
+    long window, group; /* group: the index of this cache's page tables and slots in the step */
+    long kv_heads, own_kv_heads, d; /* own_kv_heads: heads that the layer writes; 0 if it reads another layer's cache */
+    int normed, kv_format; /* normed: which elements q_norm and k_norm cover (the enum with HEADS in rowwise.c) */
+    int sees_ahead;        /* whether Step.visible_to applies to the layer */
 } Layer;
 
 typedef struct {
     Kernels kernels;
     const Layer *layers;
     const void *last_norm;
-    long num_layers, hidden_size, heads, page_size, element_size, input_size; /* input_size: of a layer's vector */
+    long num_layers, hidden_size, heads, page_size, element_size, input_size; /* input_size: see Step.inputs */
     float eps, offset, scale, softcap, residual_scale;
-    const float *query_scales; /* by position, or NULL */
-    int activation, parallel, is_bf16; /* parallel: the feed-forward reads what attention reads */
-    volatile uint64_t *layers_started; /* counted over all steps; shows that a long step makes progress */
-    Ranks *ranks; /* NULL: this process has all of the model */
+    const float *query_scales; /* a factor of the queries for each position; NULL: no factors */
+    int activation, parallel, is_bf16; /* parallel: attention and feed-forward read the same normed rows */
+    volatile uint64_t *layers_started; /* a counter over all steps, which shows that a long step makes progress */
+    Ranks *ranks; /* NULL: this process has the whole model */
 } Model;
 
 typedef struct {
     char *x, *h, *projected, *gates, *q, *inner;
-    char *gathered, *own_columns; /* with ranks: `inner` of all of them; the own columns of a product */
-    char *scratch;            /* of recurrent layers, and of the experts */
-    char *inputs; /* [t][num_layers][input_size], or NULL */
+    char *gathered, *own_columns; /* with ranks: `inner` of all ranks; this rank's columns of a product */
+    char *scratch;            /* for recurrent layers and for experts */
+    char *inputs; /* [t][num_layers][input_size]: vectors that layers add (add_input), or NULL */
 #include "step_columns.h"
     const int32_t *const *page_tables; /* one for each group of layers */
-    const int32_t *visible_to; /* [t] how many keys each row sees; NULL if those up to its position */
-    const float *cos, *sin;    /* in place of the tables of all layers; NULL: those of the layers */
-    const int64_t *rope_rows;  /* [t] rows of these tables */
-    const int64_t *added_rows; /* [added_count] ascending */
-    const char *const *added;  /* for each of the first num_added layers, what these rows gain after it */
+    const int32_t *visible_to; /* [t] how many keys each row sees; NULL: each sees the keys up to its own position */
+    const float *cos, *sin;    /* rotary tables that replace the tables of all layers; NULL: not replaced */
+    const int64_t *rope_rows;  /* [t] each row's index in the rotary tables; NULL: its position */
+    const int64_t *added_rows; /* [added_count] rows of x to which `added` is added, ascending */
+    const char *const *added;  /* [num_added]: the vectors to add to added_rows after each of the first layers */
     long num_added, added_count;
-    const char *first; /* [t][inputs] what the first layer mixes, in place of h; NULL: h */
-    char *const *tapped; /* for each layer where its outputs of the rows with logits are written, or NULL; may be NULL */
+    const char *first; /* [t][inputs] the input of the first layer's projections; NULL: h */
+    char *const *tapped; /* [num_layers]: where to copy the layer's outputs of the output rows, or NULL; may be NULL */
     long t, seqs, page_table_stride, num_outputs;
-    long layers_of_all; /* the layers that all rows pass; the others write no K/V and no state */
+    long layers_of_all; /* how many layers compute all rows; later layers compute only the output rows, and write no
+                           K/V and no state */
     int threads;
-    const StepAdapters *adapters; /* [2]: of all rows, and of the output rows; NULL if no row has an adapter */
+    const StepAdapters *adapters; /* [2]: for all rows, for the output rows; NULL if no row has an adapter */
 } Step;
 
 static int multiply(const Model *m, const Step *s, const GemmJob *jobs, long count) {
@@ -112,7 +114,8 @@ static long ranks_of(const Model *m) {
     return m->ranks ? m->ranks->count : 1;
 }
 
-/* Multiplies `inner`, of which each rank has some columns, by a weight of which each rank has some columns, too. */
+/* Multiplies `inner` by a weight. Each rank has some columns of `inner` and some columns of the weight, so `inner` is
+ * gathered before the product, and the result after it. */
 static int linear_of_inner(const Model *m, const Step *s, const Weight *weights, char *out) {
     if (!m->ranks) return linear(m, s, s->inner, weights, out);
     long own_inputs = weights->k / m->ranks->count * m->element_size;
@@ -132,7 +135,7 @@ static void add_norm(const Model *m, const Step *s, char *h, const void *weight)
                         s->threads);
 }
 
-/* Computes what the layer mixes: `projected`, and `gates` if there are any. */
+/* Computes the projections of the layer's input: `projected`, and `gates` if the layer has gates. */
 static int project(const Model *m, const Step *s, const Layer *l) {
     const char *rows = s->first && l == m->layers ? s->first : s->h;
     GemmJob jobs[] = {{l->qkv, rows, s->projected, s->t}, {l->gates, rows, s->gates, s->t}};
@@ -163,7 +166,7 @@ static int attention_block(const Model *m, const Step *s, const Layer *l) {
     return 0;
 }
 
-/* Writes to `inner` what the layer mixes from its rows and those before them. */
+/* Runs attention or the recurrent layer, which mix each row with the rows before it. Writes the result to `inner`. */
 static int mix(const Model *m, const Step *s, const Layer *l) {
     return l->recur ? recurrent_block(m, s, l) : attention_block(m, s, l);
 }
@@ -171,7 +174,7 @@ static int mix(const Model *m, const Step *s, const Layer *l) {
 static int mlp(const Model *m, const Step *s, const Layer *l, char *out) {
     if (linear(m, s, s->h, l->gate_up, s->projected)) return 1;
     long n = l->down->k / ranks_of(m);
-    if (count_columns(l->gate_up) == n) /* gate and up may be in several formats, hence in a list */
+    if (count_columns(l->gate_up) == n) /* an MLP without a gate projection */
         m->kernels.activate(s->projected, s->inner, l->activation, s->t, n, m->activation, s->threads);
     else
         m->kernels.act_and_mul(s->projected, s->projected + n * m->element_size, s->inner, s->t, n, 2 * n, 2 * n,
@@ -179,7 +182,8 @@ static int mlp(const Model *m, const Step *s, const Layer *l, char *out) {
     return linear_of_inner(m, s, l->down, out);
 }
 
-/* Replaces h by the sum of its experts. The shared expert's output is in `projected`, the logits of its gate in q. */
+/* Replaces h by the output of its mixture of experts. The shared expert's output goes to `projected`, its gate's logits
+ * to `q`. */
 static int mixture(const Model *m, const Step *s, const Layer *l) {
     ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.combine, m->is_bf16};
     if (l->gate_up && mlp(m, s, l, s->projected)) return 1;
@@ -188,7 +192,8 @@ static int mixture(const Model *m, const Step *s, const Layer *l) {
                            l->shared_gate ? (const float *)s->q : NULL, s->h, s->t, s->scratch, s->threads);
 }
 
-/* Replaces h by the MLP's output plus that of the experts, both normed. Router and experts read x through own norms. */
+/* Replaces h by the normed output of the MLP plus the normed output of the experts. The router and the experts each
+ * norm x with a weight of their own. */
 static int mlp_beside_experts(const Model *m, const Step *s, const Layer *l) {
     ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.combine, m->is_bf16};
     if (mlp(m, s, l, s->h)) return 1;
@@ -204,7 +209,7 @@ static int mlp_beside_experts(const Model *m, const Step *s, const Layer *l) {
     return 0;
 }
 
-/* Adds to x what the layer makes of its vectors, and sets h to the sum, too. */
+/* Gates the layer's vectors in Step.inputs with x, projects them, adds the result to x, and sets h to the sum. */
 static int add_input(const Model *m, const Step *s, const Layer *l) {
     long n = m->input_size;
     const char *inputs = s->inputs + (l - m->layers) * n * m->element_size;
@@ -217,7 +222,7 @@ static int add_input(const Model *m, const Step *s, const Layer *l) {
 }
 
 static int feed_forward_block(const Model *m, const Step *s, const Layer *l, const void *next_norm) {
-    char *mixed = m->parallel ? s->projected : s->h; /* then h stays what both read */
+    char *mixed = m->parallel ? s->projected : s->h; /* if parallel, the feed-forward still needs h as it is */
     if (linear_of_inner(m, s, l->o, mixed)) return 1;
     norm(m, s, mixed, l->after_attention, mixed);
     add_norm(m, s, mixed, l->before_mlp);
@@ -237,13 +242,13 @@ static int feed_forward_block(const Model *m, const Step *s, const Layer *l, con
     return 0;
 }
 
-/* Moves the output rows to the front. They ascend, so no row is overwritten before it has moved. */
+/* Moves the output rows to the front. Their indices ascend, so no row is overwritten before it has been moved. */
 static void move_rows_to_front(char *data, const Step *s, size_t bytes) {
     for (long i = 0; i < s->num_outputs; i++)
         if (s->logits_indices[i] != i) memcpy(data + i * bytes, data + s->logits_indices[i] * bytes, bytes);
 }
 
-/* Keeps only the output rows, of which a layer is computed up to `inner`. */
+/* Drops all rows except the output rows. It is called in the middle of a layer, when `inner` has been computed. */
 static void drop_other_rows(const Model *m, Step *s, const Layer *l) {
     move_rows_to_front(s->inner, s, l->o->k / ranks_of(m) * m->element_size);
     move_rows_to_front(s->x, s, m->hidden_size * m->element_size);
@@ -253,7 +258,7 @@ static void drop_other_rows(const Model *m, Step *s, const Layer *l) {
     if (s->adapters) s->adapters++;
 }
 
-/* Adds vectors to some rows of x, and norms these rows again. */
+/* Adds vectors to the rows added_rows of x, and recomputes the norm of these rows. */
 static void add_vectors(const Model *m, const Step *s, const char *vectors, const void *weight) {
     long bytes = m->hidden_size * m->element_size;
     for (long i = 0, rows; i < s->added_count; i += rows) {
@@ -265,7 +270,7 @@ static void add_vectors(const Model *m, const Step *s, const char *vectors, cons
     }
 }
 
-/* Copies rows of x, the outputs of a layer. indices: which rows; NULL: all rows of the step. */
+/* Copies rows of x, which are the outputs of a layer. indices: the rows to copy; NULL: all rows of the step. */
 static void copy_outputs(const Model *m, const Step *s, char *out, const int64_t *indices) {
     size_t bytes = m->hidden_size * m->element_size;
     if (!indices) memcpy(out, s->x, s->t * bytes);
@@ -273,8 +278,8 @@ static void copy_outputs(const Model *m, const Step *s, char *out, const int64_t
 }
 
 /* Runs all layers. x holds the embedded tokens. Afterwards the first `num_outputs` rows of h are the normed output.
- * outputs: the step of the output rows alone, for the layers that only they pass; NULL if there are none such.
- * Returns 0, or 1 when memory is exhausted or a rank is gone: then K/V and states of some layers have been written, and nothing else. */
+ * outputs: the step with only the output rows, for the layers that compute only those; NULL: no layer needs it.
+ * Returns 0, or 1 when memory is exhausted or a rank is gone; some layers have then written K/V and states. */
 __attribute__((visibility("default"))) int decoder_forward(const Model *m, const Step *args, const Step *outputs) {
     Step step = *args;
     const Step *s = &step;

@@ -1,9 +1,9 @@
-/* The feed-forward network of a mixture of experts: each row is multiplied by the experts that its router chose.
+/* The feed-forward network of a mixture of experts: the router chooses experts for each row, and the row's result is
+ * the weighted sum of their outputs.
  *
- * A slot is one of a row's chosen experts. The slots of all rows are sorted by expert, so that an expert's weights are
- * read once for all rows that chose it, and not at all if none did. All experts' products run in one parallel region.
- * A row's result depends on that row only, because products of a row do not depend on other rows, and because every
- * row adds up its slots in its own order. */
+ * A slot is one (row, chosen expert) pair. The slots of all rows are sorted by expert, so an expert's weights are read
+ * once for all rows that chose it, and not at all if no row did. All experts' products run in one parallel region.
+ * A row's result does not depend on other rows: neither do its products, and its slots are summed in a fixed order. */
 #include "experts.h"
 #include "model_limits.h"
 #include <math.h>
@@ -12,25 +12,25 @@
 #define EXPORT __attribute__((visibility("default")))
 #define MIN_PARALLEL_ROWS 32 /* with fewer rows, a second thread costs more than it saves */
 
-/* One call. Slots are numbered [t][chosen]; a place is an index into the slots when they are sorted by expert. */
+/* The state of one call. Slots are numbered [t][chosen]. A place is the position of a slot after sorting by expert. */
 typedef struct {
     const Experts *e;
     const ExpertKernels *kernels;
     const char *h;
-    long t, slots, hidden, inner, size; /* inner, and below own: those of this rank. size: bytes of a number of h */
-    long own;                           /* columns of the result */
+    long t, slots, hidden, inner, size; /* inner: this rank's share of the experts' width I; size: bytes per element */
+    long own;                           /* this rank's share of the result's columns */
     int threads;
-    float *logits, *weights;          /* [t, count]; [slots] */
-    int32_t *numbers, *places, *rows; /* expert of a slot; place of a slot; row of a place */
+    float *logits, *weights;          /* [t, count] router logits; [slots] routing weights */
+    int32_t *numbers, *places, *rows; /* expert of each slot; place of each slot; row of each place */
     int64_t *ends;                    /* [count]: end of each expert's places */
     GemmJob *jobs;                    /* [count] */
-    char *narrow, *wide;              /* [slots, max(H, I)] numbers; [slots, max(2 I numbers, H floats)] */
-    char *gathered, *mixed, *added;   /* with ranks: [slots, I of all] and [t, own] numbers, and again */
+    char *narrow, *wide;              /* [slots, max(H, inner)] elements; [slots, max(2 inner elements, H floats)] */
+    char *gathered, *mixed, *added;   /* only with ranks: [slots, I], [t, own] and [t, own] elements */
 } Call;
 
 static long max_long(long a, long b) { return a > b ? a : b; }
 
-/* Returns the next `bytes` of the scratch memory, whose end it moves. */
+/* Takes `bytes` bytes (rounded up to cache lines) of scratch memory from *end on, and advances *end past them. */
 static void *carve(char **end, long bytes) {
     char *begin = *end;
     *end += (bytes + 63) / 64 * 64;
@@ -59,13 +59,13 @@ static Call call_in(const Experts *e, int is_bf16, long t, char *scratch, char *
 }
 
 EXPORT long experts_scratch(const Experts *e, int is_bf16, long t) {
-    char *end, *begin = (char *)64; /* only distances are used */
+    char *end, *begin = (char *)64; /* not a real address: only the distance from begin to end is used */
     call_in(e, is_bf16, t, begin, &end);
     return end - begin;
 }
 
-/* Returns a number that is greater for a greater key and, for equal keys, for a lower expert. A NaN is the greatest
- * key, so that it reaches the result. */
+/* Returns an integer that orders (key, expert) pairs. A greater key ranks higher. If keys are equal, the lower expert
+ * number ranks higher. A NaN ranks highest, so that it reaches the result and is not hidden. */
 static uint64_t rank(float key, long expert) {
     uint32_t bits;
     key += 0.0f; /* -0 equals 0 */
@@ -76,7 +76,8 @@ static uint64_t rank(float key, long expert) {
 
 static float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-/* Returns a divisor for the weights, which become exponentials of the logits: the sum makes a softmax of them. */
+/* Sets the weights to exponentials of the chosen experts' logits. The caller divides them by the returned sum to get a
+ * softmax: over the chosen experts if `normalized`, else over all experts. */
 static float exponentials(const Experts *e, const float *logits, const int32_t *numbers, float *weights) {
     float sum = 0;
     for (long i = 0; i < e->chosen; i++) {
@@ -90,9 +91,10 @@ static float exponentials(const Experts *e, const float *logits, const int32_t *
     return sum;
 }
 
-/* Returns a divisor for the weights, which become sigmoids of the logits. */
+/* Sets the weights to sigmoids of the chosen experts' logits. Returns the divisor for the weights: their sum if
+ * `normalized`, else 1. */
 static float sigmoids(const Experts *e, const float *logits, const int32_t *numbers, float *weights) {
-    float sum = 1e-20f; /* all may be zero */
+    float sum = 1e-20f; /* not 0, because all sigmoids may be zero */
     for (long i = 0; i < e->chosen; i++) {
         weights[i] = sigmoid(logits[numbers[i]]);
         sum += weights[i];
@@ -100,9 +102,9 @@ static float sigmoids(const Experts *e, const float *logits, const int32_t *numb
     return e->normalized ? sum : 1.0f;
 }
 
-/* Writes the experts of one row from the most to the least likely, and their weights. */
+/* Writes the chosen experts of one row, the most likely first, and their routing weights. */
 static void choose(const Experts *e, const float *logits, int32_t *numbers, float *weights) {
-    uint64_t best[MAX_CHOSEN]; /* descending */
+    uint64_t best[MAX_CHOSEN]; /* the highest ranks so far, descending */
     for (long expert = 0, found = 0; expert < e->count; expert++) {
         float key = e->choice_bias ? sigmoid(logits[expert]) + e->choice_bias[expert] : logits[expert];
         uint64_t here = rank(key, expert);
@@ -121,14 +123,14 @@ EXPORT void experts_choose(const Experts *e, const float *logits, long t, int32_
         choose(e, logits + row * e->count, numbers + row * e->chosen, weights + row * e->chosen);
 }
 
-/* Sorts the slots by expert. Those of one expert keep their order. */
+/* Sorts the slots by expert. The sort is stable. */
 static void sort_slots(Call *c) {
     memset(c->ends, 0, c->e->count * sizeof(*c->ends));
     for (long slot = 0; slot < c->slots; slot++) c->ends[c->numbers[slot]]++;
     for (long expert = 0, begin = 0; expert < c->e->count; expert++) {
         if (c->e->loads) c->e->loads[expert] += c->ends[expert];
         begin += c->ends[expert];
-        c->ends[expert] = begin - c->ends[expert]; /* the begin: the next loop moves it to the end */
+        c->ends[expert] = begin - c->ends[expert]; /* the begin; the next loop advances it to the end */
     }
     for (long slot = 0; slot < c->slots; slot++) {
         long place = c->ends[c->numbers[slot]]++;
@@ -136,7 +138,7 @@ static void sort_slots(Call *c) {
     }
 }
 
-/* Copies the rows of every place, if an expert has several. */
+/* Copies each place's row to `narrow`, so that the rows of an expert are contiguous. A single row is not copied. */
 static void gather(Call *c) {
     long row = c->hidden * c->size;
     if (c->t == 1) return;
@@ -144,18 +146,19 @@ static void gather(Call *c) {
     for (long place = 0; place < c->slots; place++) memcpy(c->narrow + place * row, c->h + c->rows[place] * row, row);
 }
 
-/* Multiplies the places of every expert by its weight. */
+/* Multiplies the rows of every expert's places by the expert's weight. x: the rows by place, or NULL for the rows of h
+ * itself. Returns 0, or 1 when memory is exhausted. */
 static int multiply(Call *c, const Weight *weights, const char *x, long k, char *out, long row_bytes, int out_bf16) {
     long jobs = 0;
     for (long expert = 0, begin = 0; expert < c->e->count; begin = c->ends[expert++]) {
         long rows = c->ends[expert] - begin;
-        const char *from = x ? x + begin * k * c->size : c->h; /* without x, the one row is in h */
+        const char *from = x ? x + begin * k * c->size : c->h; /* without x, there is a single row, in h */
         if (rows) c->jobs[jobs++] = (GemmJob){&weights[expert], from, out + begin * row_bytes, rows};
     }
     return c->kernels->gemm(c->jobs, jobs, out_bf16, c->threads);
 }
 
-/* Returns this rank's columns of `add` [t, H]; `add` itself if the rank has all. */
+/* Returns this rank's columns of `add` [t, H]. Returns `add` itself if it is NULL or the rank has all columns. */
 static const char *own_columns(Call *c, const char *add) {
     if (!add || c->own == c->hidden) return add;
     long bytes = c->own * c->size, row = c->hidden * c->size, begin = c->e->ranks->rank * bytes;

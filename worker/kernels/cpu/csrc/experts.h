@@ -9,7 +9,7 @@ typedef void ActAndMul(const char *gate, const char *up, char *out, long t, long
 typedef void Combine(const float *results, const int32_t *places, const float *weights, const char *add,
                      const float *add_gate, char *out, long t, long chosen, long n, int threads);
 
-/* For rows of one dtype: is_bf16, or else fp32. */
+/* The kernels for rows of one dtype: bf16 if is_bf16, else fp32. */
 typedef struct {
     Gemm *gemm;
     ActAndMul *act_and_mul;
@@ -18,23 +18,24 @@ typedef struct {
 } ExpertKernels;
 
 typedef struct {
-    const Weight *router, *gate_up, *down; /* gate_up, down: [count], by expert */
-    const float *scales;                   /* [count] or NULL: factors of the experts' weights */
-    const float *choice_bias;              /* [count] or NULL: added to the sigmoids for the choice alone */
-    int64_t *loads;                        /* [count] or NULL: the rows that chose each expert are added */
-    Ranks *ranks; /* which have the other columns of gate_up and down; NULL: this process has all of them */
-    long count, chosen;
-    int sigmoid, normalized, activation;   /* sigmoid: scores are sigmoids of the logits, else their softmax */
+    const Weight *router, *gate_up, *down; /* gate_up and down: [count], one weight for each expert */
+    const float *scales;                   /* [count] or NULL: factors for the routing weights */
+    const float *choice_bias;              /* [count] or NULL: added to the sigmoids only to choose experts */
+    int64_t *loads;                        /* [count] or NULL: counters of how many rows chose each expert */
+    Ranks *ranks;       /* the processes that share gate_up and down by columns; NULL: this process has all columns */
+    long count, chosen; /* count: all experts; chosen: experts of each row */
+    int sigmoid, normalized, activation; /* sigmoid: routing weights are sigmoids of the logits, else their softmax;
+                                            normalized: a row's routing weights are divided by their sum */
 } Experts;
 
-/* Returns the bytes that `experts_forward` needs for t rows. */
+/* Returns how many bytes of scratch memory `experts_forward` needs for t rows. */
 long experts_scratch(const Experts *e, int is_bf16, long t);
 
 /* Computes out [t, H] from h [t, H]: see experts() in worker/kernels/experts.py. router_input [t, H], add [t, H] and
- * add_gate [t] may be NULL, and `out` may be h or `add`. Returns 0, or 1 when memory is exhausted. */
+ * add_gate [t] may be NULL, and `out` may be h or `add`. Returns 0, or 1 when memory is exhausted or a rank is gone. */
 int experts_forward(const Experts *e, const ExpertKernels *kernels, const char *router_input, const char *h,
                     const char *add, const float *add_gate, char *out, long t, char *scratch, int threads);
 
-/* Writes what experts_forward computes from logits [t, count]: the experts of each row [t, chosen] from the most to the
- * least likely, and their weights. */
+/* Chooses the experts of each row from the router's logits [t, count]. numbers [t, chosen]: the experts, the most
+ * likely first; weights [t, chosen]: their routing weights. */
 void experts_choose(const Experts *e, const float *logits, long t, int32_t *numbers, float *weights);

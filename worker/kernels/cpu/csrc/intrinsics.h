@@ -1,8 +1,8 @@
-/* The intrinsics of AVX2, and what else differs between processors.
+/* The AVX2 intrinsics, and helper functions whose implementation differs between processors.
  *
- * On processors other than x86-64, SIMDe (https://github.com/simd-everywhere/simde) has functions with the names of the
- * intrinsics, and makes them of the processor's own instructions: an instruction of AVX2 becomes two of NEON. So the
- * kernels are the same source there, and compute the same bits. */
+ * On processors other than x86-64, SIMDe (https://github.com/simd-everywhere/simde) implements the AVX2 intrinsics with
+ * the processor's own instructions: one AVX2 instruction becomes two NEON instructions. So all processors compile the
+ * same kernel sources, and the kernels compute the same bits. */
 #pragma once
 #include <stdint.h>
 
@@ -17,7 +17,7 @@
 #define USES_AVX2
 #endif
 
-/* Makes this thread take denormals for zeros, in operands and results, until it is switched off. */
+/* Switches on (1) or off (0) whether this thread treats denormal operands and results as zeros. */
 static inline void flush_denormals(int on) {
 #ifdef __x86_64__
     _mm_setcsr(on ? _mm_getcsr() | 0x8040 : _mm_getcsr() & ~0x8040u);
@@ -28,7 +28,7 @@ static inline void flush_denormals(int on) {
 #endif
 }
 
-/* Tells the processor that this thread polls for another one. */
+/* Tells the processor that this thread is waiting in a busy loop. */
 static inline void spin(void) {
 #ifdef __x86_64__
     _mm_pause();

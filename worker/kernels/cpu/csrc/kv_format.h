@@ -1,12 +1,14 @@
-/* How a row of the K/V cache, one head of a token, lies in memory; and how its eight-bit codes are widened.
+/* The memory format of a row of the KV cache, and the conversion of 8-bit codes to fp32. A row is the key or the value
+ * of one head of one token.
  *
- * A row of eight bits is D codes and their float32 scale: element = code * scale. Codes are exact in fp32 and in bf16,
- * so attention multiplies with codes: the scale of a key multiplies its scores, and that of a value multiplies its
- * weights. */
+ * An 8-bit row is D codes and then their fp32 scale: element = code * scale. fp32 and bf16 represent codes exactly, so
+ * attention multiplies the codes themselves. It multiplies the scores of a key by the key's scale, and the softmax
+ * weights of a value by the value's scale. */
 #pragma once
 #include "simd.h"
 
-/* bindings.py has the same numbers. KV_PAIRED: plain, but values of neighbouring tokens alternate (v_is_paired). */
+/* bindings.py has the same numbers. KV_PAIRED: unquantized; the elements of the values of two neighbouring tokens
+ * alternate in memory (v_is_paired). */
 enum { KV_PLAIN, KV_PAIRED, KV_INT8, KV_FP8 };
 
 #define SCALE_BYTES 4
@@ -32,11 +34,11 @@ typedef __m128i Codes;
 INLINE Codes load_codes(const char *from) { return _mm_loadu_si128((const __m128i *)from); }
 #endif
 
-/* An e4m3 number becomes an fp16 number by a shift, and is then too small by this factor. The conversion from fp16 does
- * not flush denormals. */
+/* Shifting the bits of an e4m3 number makes them an fp16 number, which is too small by this factor. The conversion from
+ * fp16 does not flush denormals. */
 #define FP8_FACTOR 256.0f
 
-/* Widens 2 * SIMD_WIDTH codes to fp32. FP8: divided by FP8_FACTOR. */
+/* Converts 2 * SIMD_WIDTH codes to fp32. The result for KV_FP8 is the code's value divided by FP8_FACTOR. */
 INLINE void widen_codes(Codes x, vf out[2], const int kv_format) {
 #if SIMD_WIDTH == 16
     if (kv_format == KV_INT8) {

@@ -1,15 +1,15 @@
-/* The K/V write: plain copies, interleaved values, and rows of eight bits with their scale. */
+/* Writes keys and values to the KV cache: 8-bit quantization of a row, and the interleaving of values. */
 #pragma once
 #include "kv_format.h"
 #include <string.h>
 
-#define TINY_ROW 1e-30f /* a row whose largest element is smaller becomes zeros */
+#define TINY_ROW 1e-30f /* a row whose largest magnitude is smaller becomes zeros */
 
 typedef uint8_t Bytes __attribute__((vector_size(SIMD_WIDTH)));
 
 INLINE vu absolute_bits(vf x) { return as_bits(x) & 0x7fffffffu; }
 
-/* Returns the largest absolute value; NaN or infinity if the row has one. */
+/* Returns the largest absolute value of a row. It is NaN or infinity if the row contains a NaN or an infinity. */
 INLINE float largest_of(const void *x, long d, int is_bf16) {
     vu most = {0};
     uint32_t top = 0;
@@ -23,13 +23,14 @@ INLINE float largest_of(const void *x, long d, int is_bf16) {
     return largest;
 }
 
-/* Rounds |x| < 2^21 to an integer, half to even: the low bits of the result are its two's complement. */
+/* Rounds x, |x| < 2^21, to an integer (half to even). The low bits of the result are the integer's two's complement. */
 INLINE vu round_to_integer(vf x) { return as_bits(x + 12582912.0f); }
 
-/* Returns int8 codes of x, of which larger ones are clamped; a NaN becomes a number. */
+/* Returns the int8 codes of x, clamped to [-127, 127]. A NaN becomes -127 or 127. */
 INLINE vu int8_codes(vf x) { return round_to_integer(simd_max(simd_min(x, broadcast(127)), broadcast(-127))); }
 
-/* Returns e4m3 codes of x, rounded to nearest even. Numbers below 2^-6 are multiples of 2^-9. */
+/* Returns the e4m3 codes of x, clamped to [-448, 448] and rounded to nearest even. Below 2^-6, e4m3 numbers are
+ * multiples of 2^-9. */
 INLINE vu fp8_codes(vf x) {
     x = simd_max(simd_min(x, broadcast(448)), broadcast(-448));
     vu bits = absolute_bits(x), sign = as_bits(x) >> 24 & 0x80;
@@ -38,7 +39,7 @@ INLINE vu fp8_codes(vf x) {
     return sign | (vu)simd_select((vi)(bits < 0x3c800000u), as_float(small), as_float(normal));
 }
 
-/* Quantizes a row to D codes and their scale, as quantize_rows in eight_bit_kv.py defines it. */
+/* Quantizes a row to D codes and their scale, with the same result as quantize_rows in eight_bit_kv.py. */
 INLINE void quantize_row(const void *x, char *row, long d, int is_bf16, const int kv_format) {
     float limit = kv_format == KV_INT8 ? 127 : 448, largest = largest_of(x, d, is_bf16);
     float scale = largest < TINY_ROW ? 0 : largest / limit, inverse = largest < TINY_ROW ? 0 : limit / largest;
@@ -50,7 +51,7 @@ INLINE void quantize_row(const void *x, char *row, long d, int is_bf16, const in
     memcpy(row + d, &scale, sizeof scale);
 }
 
-/* Stores a row of values in its slot. Its elements alternate with those of the neighbouring slot. */
+/* Stores the values of a token in its slot. In memory they alternate with the elements of the neighbouring slot. */
 INLINE void store_alternating_values(const char *v, char *cache_v, int64_t slot, size_t bytes) {
     uint16_t *to = (uint16_t *)(cache_v + (slot & ~1L) * bytes);
     size_t i = 0;

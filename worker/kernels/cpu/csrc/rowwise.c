@@ -1,8 +1,8 @@
-/* Row-wise kernels: RMS norm, layer norm, activate, act_and_mul, output_gate, the sum over a row's experts, rotary embedding, the K/V write,
- * and qkv_rope_write, which fuses three of them.
+/* Row-wise kernels: RMS norm, layer norm, activate, act_and_mul, output_gate, the sum over a row's experts, rotary
+ * embedding, the K/V write, and qkv_rope_write, which fuses norm, rotation and K/V write.
  *
- * Each kernel loops over rows and calls one function per row, so a row has the same bits in every batch, with every
- * chunking and any number of threads. This file knows neither packed weights nor pages. */
+ * Each kernel calls one function per row, so a row has the same bits in every batch, with every chunking of the prompt
+ * and any number of threads. This file does not deal with packed weights or pages. */
 #include "quantize_kv.h"
 #include <math.h>
 
@@ -25,8 +25,8 @@ INLINE float inverse_rms(const void *x, long n, float eps, int is_bf16) {
     return 1.0f / sqrtf(simd_sum((a + b) + (c + d)) / (float)n + eps);
 }
 
-/* Computes one row. offset 0 (Llama): weight * round(x / rms). Otherwise (Gemma): (x / rms) * (offset + weight),
- * rounded once. */
+/* Computes the RMS norm of one row. With offset 0 (Llama): weight * round(x / rms). With another offset (Gemma):
+ * (x / rms) * (offset + weight), rounded once. */
 INLINE void rms_norm_row(const void *x, const void *w, void *out, long n, float eps, float offset, int is_bf16) {
     vf scale = broadcast(inverse_rms(x, n, eps, is_bf16));
     for (long i = 0; i < n; i += SIMD_WIDTH) {
@@ -45,7 +45,8 @@ INLINE vf centred(const void *x, long i, long n, vf mean, int is_bf16) {
     return load(kept, 0, n - i, 0);
 }
 
-/* Computes one row: (x - mean) / sqrt(variance + eps) * weight + bias, rounded once. w: weight [n], then bias [n]. */
+/* Computes the layer norm of one row: (x - mean) / sqrt(variance + eps) * weight + bias, rounded once. w: weight [n],
+ * followed by bias [n]. */
 INLINE void layer_norm_row(const void *x, const void *w, void *out, long n, float eps, int is_bf16) {
     vf sum = {0}, squares = {0};
     for (long i = 0; i < n; i += SIMD_WIDTH) sum += load(x, i, n, is_bf16);
@@ -70,14 +71,15 @@ INLINE void add_row(const void *x, const void *y, void *out, long n, float scale
 
 INLINE vf sigmoid(vf x) { return 1.0f / (1.0f + simd_exp(-x)); }
 
-enum { SILU, GELU_TANH, RELU2, CLAMPED_SWIGLU, XIELU }; /* in the order of ACTIVATIONS in worker/kernels/rowwise/activate.py */
+/* In the order of ACTIVATIONS in worker/kernels/rowwise/activate.py. */
+enum { SILU, GELU_TANH, RELU2, CLAMPED_SWIGLU, XIELU };
 
 /* tanh-GELU is x * sigmoid(2u), since (1 + tanh u) / 2 = sigmoid(2u). xIELU has parameters (activate.py). */
 INLINE vf activated(vf x, int activation, const float *parameters) {
     vf zero = {0};
     if (activation == SILU) return x * sigmoid(x);
     if (activation == GELU_TANH) return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
-    vf positive = simd_select(x < 0.0f, zero, x); /* a NaN stays */
+    vf positive = simd_select(x < 0.0f, zero, x); /* keeps a NaN */
     if (activation == RELU2) return positive * positive;
     float alpha_p = parameters[0], alpha_n = parameters[1], beta = parameters[2], eps = parameters[3];
     vf negative = (simd_expm1(simd_min(broadcast(eps), x)) - x) * alpha_n;
@@ -89,7 +91,7 @@ INLINE void activate_row(const void *x, void *out, long n, int activation, const
         store(out, i, n, activated(load(x, i, n, is_bf16), activation, parameters), is_bf16);
 }
 
-/* Returns act(gate), rounded, times `up`. */
+/* Returns act(gate) * up; act(gate) is rounded before the product. */
 INLINE vf gated(vf gate, vf up, int activation, int is_bf16) {
     if (activation != CLAMPED_SWIGLU) return rounded(activated(gate, activation, NULL), is_bf16) * up;
     vf limit = broadcast(7.0f); /* simd_min and simd_max return their second argument if it is NaN */
@@ -121,7 +123,7 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
     char *high_out = (char *)out + h * element_size(is_bf16);
     for (long i = 0; i < h; i += SIMD_WIDTH) {
         vf a = load(x, i, h, is_bf16), b = load(high, i, h, is_bf16);
-        /* which product is rounded is stated here, because compilers choose differently */
+        /* rounds one product explicitly, because compilers choose differently which product they fuse with the sum */
         vf low = simd_fma(a, load(cos, i, h, 0), -rounded_product(b, load(sin, i, h, 0)));
         vf top = simd_fma(b, load(cos + h, i, h, 0), rounded_product(a, load(sin + h, i, h, 0)));
         store(out, i, h, low, is_bf16);
@@ -129,7 +131,7 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
     }
 }
 
-/* One kind of norm, alone and after adding the residual. */
+/* Defines two kernels for one kind of norm: the norm alone, and the norm after adding the residual. */
 #define NORM(kind, dtype, is_bf16)                                                                                     \
     EXPORT(kind##_##dtype)(const char *x, const void *w, char *out, long t, long heads, long n, long stride,           \
                            float eps, float offset, int threads) {                                                     \
@@ -158,7 +160,7 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
         rms_norm_row(x, w, out, n, eps, offset, is_bf16);                                                                \
     }                                                                                                                    \
     NOINLINE void layer_norm_one_##dtype(const void *x, const void *w, void *out, long n, float eps, float offset) {     \
-        layer_norm_row(x, w, out, n, eps, is_bf16); /* has no offset */                                                  \
+        layer_norm_row(x, w, out, n, eps, is_bf16); /* takes no offset */                                                \
     }                                                                                                                    \
     NOINLINE void rotary_one_##dtype(const void *x, void *out, const float *cos, const float *sin, long d) {             \
         rotary_row(x, out, cos, sin, d, is_bf16);                                                                        \
@@ -196,7 +198,7 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
             else                                                                                                         \
                 activate_row(x + i * step, out + i * step, n, XIELU, parameters, is_bf16);                               \
     }                                                                                                                    \
-    /* Multiplies each row in place by the factor of its position, or all by the only one. */                            \
+    /* Multiplies each row in place by its position's factor. If positions is NULL: all rows by scales[0]. */            \
     EXPORT(scale_rows_##dtype)(char *x, const float *scales, const int64_t *positions, long t, long n, int threads) {    \
         size_t step = n * element_size(is_bf16);                                                                         \
         _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * n >= MIN_PARALLEL_ELEMENTS)")                    \
@@ -207,7 +209,7 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
                 store(x + i * step, j, n, scaled, is_bf16);                                                              \
             }                                                                                                            \
     }                                                                                                                    \
-    /* Multiplies each element by the sigmoid of its gate, rounded. out may be x. */                                     \
+    /* Multiplies each element by the rounded sigmoid of its gate. out may be x. */                                      \
     EXPORT(output_gate_##dtype)(const char *x, const char *gate, char *out, long t, long n, int threads) {               \
         size_t step = n * element_size(is_bf16);                                                                         \
         _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * n >= MIN_PARALLEL_ELEMENTS)")                    \
@@ -245,7 +247,7 @@ ROW_FUNCTIONS(bf16, 1)
         else                                                                                                                     \
             quantize_row(x, row, d, is_bf16, KV_FP8);                                                                            \
     }                                                                                                                            \
-    /* Stores the heads of one token, of keys or of values, in a slot of the cache. */                                           \
+    /* Stores one token's keys or values, of all heads, in a slot of the cache. */                                               \
     NOINLINE void store_token_##dtype(const char *x, char *cache, int64_t slot, long heads, long d, int kv_format,               \
                                       int is_value) {                                                                            \
         size_t step = d * element_size(is_bf16), row = kv_row_bytes(kv_format, d, element_size(is_bf16));                        \
@@ -260,11 +262,11 @@ ROW_FUNCTIONS(bf16, 1)
 STORE_TOKEN(f32, 0)
 STORE_TOKEN(bf16, 1)
 
-/* The elements that a norm of queries or keys covers: each head, before or after the rotation; or all heads, with a
- * weight for each element. */
+/* What the norm of queries or keys covers. HEADS: each head, before the rotary embedding. ROTATED_HEADS: each head,
+ * after it. WHOLE: all heads together, before it, with a weight for each element. */
 enum { HEADS, WHOLE, ROTATED_HEADS };
 
-/* Parameters that all heads of a step share. */
+/* Parameters that are the same for all heads of a step. */
 typedef struct {
     const float *cos, *sin;
     float eps, offset;
@@ -275,7 +277,7 @@ typedef struct {
 typedef void RmsNormOne(const void *, const void *, void *, long, float, float);
 typedef void RotaryOne(const void *, void *, const float *, const float *, long);
 
-/* Applies the norm (unless `norm` is NULL) and the rotation to the query heads or the key heads of one token. */
+/* Applies the norm (if `norm` is not NULL) and the rotary embedding to the query heads or the key heads of a token. */
 INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long heads, const void *norm,
                             int64_t position, RmsNormOne *rms_norm_one, RotaryOne *rotary_one, size_t step) {
     if (norm && p->normed == WHOLE) {
@@ -290,7 +292,7 @@ INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long 
     }
 }
 
-/* Does the work between the qkv matmul and attention. Norm weights may be NULL. */
+/* Computes the steps between the qkv matmul and attention: norms, rotary embedding, K/V write. Norms may be NULL. */
 #define QKV_ROPE_WRITE(dtype, is_bf16)                                                                                             \
     EXPORT(qkv_rope_write_##dtype)(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,                     \
                                    const void *k_norm, const void *v_norm, const float *cos, const float *sin,                     \
@@ -304,7 +306,7 @@ INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long 
             norm_and_rotate(&shared, x, q + i * q_heads * step, q_heads, q_norm, positions[i], rms_norm_one_##dtype,               \
                             rotary_one_##dtype, step);                                                                             \
             if (!kv_heads) continue;                                                                                               \
-            char heads[kv]; /* of one token */                                                                                     \
+            char heads[kv]; /* the key or value heads of one token */                                                              \
             if (in_eight_bits(kv_format)) {                                                                                        \
                 norm_and_rotate(&shared, k, heads, kv_heads, k_norm, positions[i], rms_norm_one_##dtype, rotary_one_##dtype, step);\
                 store_token_##dtype(heads, cache_k, slot_mapping[i], kv_heads, d, kv_format, 0);                                   \

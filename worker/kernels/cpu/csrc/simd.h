@@ -1,8 +1,9 @@
-/* SIMD types and functions that all kernels use. One register holds SIMD_WIDTH floats, which memory holds as fp32 or
+/* SIMD types and functions that all kernels use. One register holds SIMD_WIDTH floats. In memory, numbers are fp32 or
  * bf16.
  *
- * This file is compiled once per instruction set, which SUFFIX names. A tail shorter than a register is copied, filled
- * with zeros and computed the same way, so the bits of a value do not depend on its place in the row. */
+ * This file is compiled once per instruction set; SUFFIX is the name of the instruction set. A tail shorter than a
+ * register is padded with zeros and computed like a whole register, so the bits of a value do not depend on its place
+ * in the row. */
 #pragma once
 #include "intrinsics.h"
 #include <stddef.h>
@@ -60,7 +61,7 @@ INLINE vf rounded_product(vf a, vf b) {
     vf product = a * b;
 #ifdef __x86_64__
     __asm__("" : "+v"(product));
-#else /* a register holds half of it */
+#else /* a NEON register holds half of `product` */
     __asm__("" : "+w"(((float32x4_t *)&product)[0]), "+w"(((float32x4_t *)&product)[1]));
 #endif
     return product;
@@ -81,7 +82,7 @@ INLINE vf load_f32(const float *p) {
 
 INLINE void store_f32(float *p, vf x) { __builtin_memcpy(p, &x, sizeof x); }
 
-/* These functions use intrinsics because gcc compiles __builtin_convertvector to two halves and five instructions. */
+/* widen_u16 uses an intrinsic because gcc would compile __builtin_convertvector to five instructions on two halves. */
 #if SIMD_WIDTH == 16
 INLINE vu widen_u16(vh x) { return (vu)_mm512_cvtepu16_epi32((__m256i)x); }
 #else
@@ -94,7 +95,8 @@ INLINE vf load_bf16(const bf16 *p) {
     return as_float(widen_u16(half) << 16);
 }
 
-/* Rounds to nearest even; a NaN stays a NaN. The instruction flushes denormals to zero, as bf16 products do. */
+/* Converts fp32 to bf16, rounding to nearest even. A NaN stays a NaN. The AVX512-BF16 instruction flushes denormals to
+ * zero, and so do the products of bf16 numbers. */
 #ifdef __AVX512BF16__
 INLINE vh to_bf16(vf x) { return (vh)_mm512_cvtneps_pbh((__m512)x); }
 #else
@@ -112,8 +114,8 @@ INLINE void store_bf16(bf16 *p, vf x) {
     __builtin_memcpy(p, &half, sizeof half);
 }
 
-/* Returns x as it is after a store and a load: unchanged in fp32, rounded in bf16. `is_bf16` is a constant wherever
- * this is inlined. */
+/* Returns the value of x after a store and a load: unchanged for fp32, rounded for bf16. Every caller passes a constant
+ * `is_bf16`. */
 INLINE vf rounded(vf x, int is_bf16) { return is_bf16 ? as_float(widen_u16(to_bf16(x)) << 16) : x; }
 
 /* Loads elements [i, i + SIMD_WIDTH) of a row of n elements, with zeros beyond n. */
@@ -142,7 +144,7 @@ INLINE void store(void *row, long i, long n, vf x, int is_bf16) {
     }
 }
 
-/* Adds all elements of a register: those half a register apart first, then a quarter apart, and so on. */
+/* Returns the sum of all elements of a register. It first adds elements half a register apart, then a quarter, etc. */
 INLINE float simd_sum(vf x) {
 #if SIMD_WIDTH == 16
     __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
@@ -195,5 +197,5 @@ INLINE vf simd_tanh(vf x) {
     return simd_select(size < 0.625f, x + x * (square * p), large);
 }
 
-/* Returns e^x - 1 for x <= 0, with a relative error below 1e-6: it is tanh(x / 2) (e^x + 1). */
+/* Returns e^x - 1 = tanh(x / 2) (e^x + 1) for x <= 0, with a relative error below 1e-6. */
 INLINE vf simd_expm1(vf x) { return simd_tanh(0.5f * x) * (simd_exp(x) + 1.0f); }

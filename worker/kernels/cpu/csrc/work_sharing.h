@@ -1,6 +1,6 @@
-/* Work stealing for matrix products. Units of work are ordered by block of rows, then by panel of weights. Every
- * thread starts with a contiguous range of units, so weights are read in long streams. A thread whose range is empty
- * takes the upper half of another thread's range. */
+/* Work stealing for matrix products. A unit of work is one block of rows times one panel of weights. Units are ordered
+ * by block, then by panel. Every thread starts with a contiguous range of units, so it reads weights in long sequential
+ * streams. A thread whose range is empty takes the upper half of another thread's range. */
 #pragma once
 #include "simd.h"
 
@@ -10,8 +10,9 @@ typedef struct {
 
 INLINE uint64_t pack_range(uint64_t from, uint64_t to) { return to << 32 | from; }
 
-/* Returns the next unit for this thread, or -1 when none is left. Each unit is taken once, so
- * two equal ranges never follow each other here, and a compare-and-swap that succeeds has seen no change between. */
+/* Returns the next unit for this thread, or -1 when none is left. Each unit is taken only once, so a range never has
+ * the same non-empty value twice. A successful compare-and-swap therefore proves that the range has not changed since
+ * it was read (no ABA problem). */
 static long take_unit(WorkRange *ranges, int thread, int threads) {
     for (int i = 0; i < threads;) {
         WorkRange *range = &ranges[(thread + i) % threads];

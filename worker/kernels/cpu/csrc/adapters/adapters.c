@@ -1,34 +1,36 @@
-/* Adds the products of adapters to linears. Rows without an adapter are not touched: adding zero to them would change
- * the sign of a negative zero.
+/* Computes linears and adds the products of adapters to them. Rows without an adapter are not changed, because adding
+ * zero would change the sign of a negative zero.
  *
- * Where an adapter has many rows, its A runs in the parallel region of the linears themselves, whose inputs it reads. All
- * other A, and all B, run in one region behind the linears, and B adds its products at once. Tiles do not: with them, B of
- * many rows is a matmul in a region of its own, and another one adds.
- * Products of a row do not depend on other rows, so neither do the sums.
- * worker/adapters/loaded.py says in PyTorch what is computed. */
+ * If an adapter has many rows, its product with A runs in the linears' parallel region, which reads the same inputs.
+ * All other products with A, and all products with B, run in a second region, which adds the latter to the outputs at
+ * once. With AMX tiles, the products with B of many rows run in a region of their own, and a further region adds them.
+ * A row's products do not depend on other rows, so neither does its result.
+ * worker/adapters/loaded.py has the same computation in PyTorch. */
 #include "adapters.h"
 #include <stdlib.h>
 #include <string.h>
 
 #define MIN_PARALLEL_ELEMENTS 16384 /* with fewer elements, a second thread costs more than it saves */
-#define UNIT_COLUMNS 256            /* of B, that a thread computes at once */
-#define UNIT_ROWS 48
+#define UNIT_COLUMNS 256            /* the most columns of B in a unit of work */
+#define UNIT_ROWS 48                /* the most rows in a unit of work with B */
 
-/* What a thread computes at once: columns [from, to) of A for all rows, or of a part for rows [row, end). */
+/* A unit of work of a thread: columns [from, to) of A for all rows, or columns [from, to) of a part for rows
+ * [row, end). */
 typedef struct {
     const Change *change;
     const ProductPart *part;
     long from, to, row, end;
 } Unit;
 
-/* The work of a call. The adapters with many rows come first in `changes`; tiles multiply B of the first `tiled`. */
+/* The work of a call. In `changes`, the first `many` are of adapters with many rows. For the first `tiled`, AMX tiles
+ * compute the products with B. */
 typedef struct {
     const StepAdapters *step;
     Gemm *gemm;
     Change *changes;
     long changed, many, tiled;
     int is_bf16, threads;
-    size_t size; /* bytes of a number */
+    size_t size; /* bytes per element */
 } Call;
 
 static long min_long(long a, long b) { return a < b ? a : b; }
@@ -68,7 +70,7 @@ static char *take(char **room, size_t bytes) {
     return taken;
 }
 
-/* Returns the inputs of an adapter's rows, which are copied unless the rows are neighbours. */
+/* Returns the inputs of an adapter's rows: in place if the rows are neighbours, else a copy. */
 static const char *gather(const Change *c, char **room, size_t size) {
     size_t bytes = c->job->weights->k * size;
     const int64_t *rows = c->rows->rows;
@@ -79,7 +81,7 @@ static const char *gather(const Change *c, char **room, size_t size) {
     return to;
 }
 
-/* Returns [rows, b->k]: the outputs of A that a part reads, and zeros. */
+/* Returns the inputs of a part [rows, b->k]: the outputs of A that it reads, padded with zeros. */
 static const char *ranks_of_part(const Change *c, const ProductPart *part, char **room, size_t size) {
     size_t all = c->product->a->n * size, bytes = part->ranks * size, wide = part->b->k * size;
     if (all == wide && bytes == all) return c->low;
@@ -130,7 +132,7 @@ static void add_tiled(const Call *call) {
     }
 }
 
-/* Multiplies by B in tiles, and adds the products. jobs: space for them */
+/* Computes the products with B in AMX tiles, and adds them. jobs: space for the jobs of all parts */
 static int multiply_tiled(const Call *call, char **room, GemmJob *jobs) {
     GemmJob *end = jobs;
     for (Change *c = call->changes; c < call->changes + call->tiled; c++) {
@@ -163,7 +165,7 @@ static Unit *cut_part(Unit *to, const Change *c, const ProductPart *part) {
     return to;
 }
 
-/* Returns how many units an adapter has at most. */
+/* Returns the most units of work that a change can have. */
 static long units_of(const Change *c) {
     long units = count_units(c->product->a->n, PANEL), blocks = count_units(c->rows->count, UNIT_ROWS);
     for (const ProductPart *p = c->product->parts; p < c->product->parts + c->product->part_count; p++)
@@ -171,7 +173,8 @@ static long units_of(const Change *c) {
     return units;
 }
 
-/* Multiplies by A where an adapter has few rows, then by B, and adds the products. units: space for all of them */
+/* Multiplies by A for adapters with few rows, then by B unless tiles have done it, and adds the products. units: space
+ * for all units of work */
 static void multiply_narrow(const Call *call, Unit *units) {
     const Change *end = call->changes + call->changed;
     Unit *of_b = units, *last;
@@ -192,7 +195,7 @@ static void multiply_narrow(const Call *call, Unit *units) {
     }
 }
 
-/* jobs: space for those of all linears, of all A and of all B with many rows */
+/* Returns 0, or 1 when memory is exhausted. jobs: space for the jobs of all linears, and of A and B for many rows */
 static int multiply(const Call *call, const GemmJob *linears, long count, char *room, GemmJob *jobs, Unit *units) {
     memcpy(jobs, linears, count * sizeof(GemmJob));
     for (long i = 0; i < call->changed; i++) {

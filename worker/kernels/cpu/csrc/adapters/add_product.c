@@ -1,4 +1,4 @@
-/* Adds the product of an adapter to a row of a linear's output. */
+/* Adds an adapter's product to one row of a linear's output. */
 #include "../simd.h"
 
 INLINE void add_product(char *y, const float *product, const float *factors, long n, float scale, int is_bf16) {

@@ -1,21 +1,21 @@
-/* Products of adapters, whose matrices are narrow: the matmul for large weights (gemm/) would spend much of its time on
- * padding, on beginning anew and on passing results to the addition behind it. Here, a strip of rows has its sums of two
- * registers of columns in registers, padding is not read, and what B gives is added at once.
+/* Products of adapters, whose matrices are narrow. The matmul for large weights (gemm/) would spend much of its time on
+ * padding, on setup, and on storing results that another loop then adds. Here, the sums of a strip of rows and two
+ * registers of columns stay in registers, padding is not read, and the products with B are added at once.
  *
- * Every element is the sum that the matmul of the same instruction set makes: a chain over the inputs in order, over
- * pairs of inputs (vdpbf16ps), or as TDPBF16PS adds up a k-step of 32 inputs (gemm/amx/amx_few_rows.h). So a row has the
- * same bits in any company. */
+ * Every element is summed in the same order as in the matmul of the same instruction set: a chain over the inputs, a
+ * chain over pairs of inputs (vdpbf16ps), or the order of TDPBF16PS in a k-step of 32 inputs (gemm/amx/amx_few_rows.h).
+ * So a row has the same bits in every batch. */
 #include "../simd.h"
 #include "adapters.h"
 #include <string.h>
 
-#define REGISTERS 2 /* of columns, computed together */
+#define REGISTERS 2 /* registers of columns that are computed together */
 #define COLUMNS (REGISTERS * SIMD_WIDTH)
 #define HALF_PANEL (PANEL / 2)
 #define K_STEP 32
-#define PREFETCH_DISTANCE (16L << 10) /* bytes ahead of use; to the L2 cache: the L1 cache awaits few lines at once */
+#define PREFETCH_DISTANCE (16L << 10) /* bytes ahead of use; into the L2 cache, as the L1 cache has few fill buffers */
 
-/* The most rows whose sums stay in registers. Tiles have two more sums of each. */
+/* The most rows whose sums stay in registers. IN_TILES needs two more sums for each row: of even and of odd inputs. */
 #ifdef IN_TILES
 #define STRIP_ROWS 4
 #define FOR_STRIP_ROWS(X) X(1) X(2) X(3) X(4)
@@ -37,7 +37,7 @@ INLINE vu load_words(const char *p) {
     return words;
 }
 
-/* Returns two neighbouring bf16 inputs in every element. */
+/* Returns a register with the same pair of neighbouring bf16 inputs in every 32-bit element. */
 INLINE vu broadcast_pair(const char *p) {
     uint32_t word;
     __builtin_memcpy(&word, p, sizeof word);
@@ -47,13 +47,13 @@ INLINE vu broadcast_pair(const char *p) {
 INLINE vf low_half(vu pairs) { return as_float(pairs << 16); }
 INLINE vf high_half(vu pairs) { return as_float(pairs & 0xffff0000u); }
 
-/* Returns where the pairs of column `column` of a k-step are, in bytes from those of its first column. */
+/* Returns the offset, in bytes, of a column's pairs in a k-step of a panel. */
 INLINE long pairs_at(long column) { return column / HALF_PANEL * K_STEP * HALF_PANEL * 2 + column % HALF_PANEL * 4; }
 
 INLINE void prefetch(const char *p) { __builtin_prefetch(p + PREFETCH_DISTANCE, 0, 2); }
 
-/* Prefetches what is due beside pair `pair` of a k-step, of which `pairs` are read. Lines are asked for in the order of
- * memory, though both halves of a k-step are read in turns: that is twice as fast. */
+/* Prefetches the lines that are due while pair number `pair` of the `pairs` pairs of a k-step is multiplied. Lines are
+ * prefetched in memory order, although the two halves of a k-step are read alternately: this is twice as fast. */
 INLINE void prefetch_pair(const char *step, long pair, long pairs, const int whole_panel) {
     if (!whole_panel) {
         prefetch(step + pair * HALF_PANEL * 4);
@@ -65,8 +65,9 @@ INLINE void prefetch_pair(const char *step, long pair, long pairs, const int who
     prefetch(next + HALF_PANEL * 4);
 }
 
-/* Adds the products of a pair of inputs of each row: to `sums` of pairs, or of the even ones to `sums` and of the odd ones
- * to `odd`, which may be the same. weight: where the pairs of the columns are; at: bytes of x before the pair */
+/* Adds the products of a pair of inputs of each row. vdpbf16ps adds both products to `sums`. Otherwise, the product of
+ * the even input is added to `sums`, and that of the odd input to `odd`; both may be the same object.
+ * weight: the pairs of the columns; at: offset of the inputs in a row of x, in bytes */
 #if defined(__AVX512BF16__) && !defined(IN_TILES)
 INLINE void add_pair(const char *weight, const char *const *x, long at, Sums *sums, Sums *odd, const int rows,
                      const int registers) {
@@ -74,7 +75,7 @@ INLINE void add_pair(const char *weight, const char *const *x, long at, Sums *su
     for (int j = 0; j < registers; j++) numbers[j] = load_words(weight + pairs_at(j * SIMD_WIDTH));
     for (int r = 0; r < rows; r++) {
         vu inputs = broadcast_pair(x[r] + at);
-        __asm__("" : "+v"(inputs)); /* keeps gcc from loading them again for each register */
+        __asm__("" : "+v"(inputs)); /* keeps gcc from reloading the inputs for each register */
         for (int j = 0; j < registers; j++)
             sums->of[r][j] = (vf)_mm512_dpbf16_ps((__m512)sums->of[r][j], (__m512bh)inputs, (__m512bh)numbers[j]);
     }
@@ -83,7 +84,7 @@ INLINE void add_pair(const char *weight, const char *const *x, long at, Sums *su
 #else
 INLINE void add_pair(const char *weight, const char *const *x, long at, Sums *sums, Sums *odd, const int rows,
                      const int registers) {
-    for (int second = 0; second < 2; second++) { /* words are loaded twice: registers are scarce */
+    for (int second = 0; second < 2; second++) { /* words are loaded twice, because registers are scarce */
         vf numbers[REGISTERS];
         Sums *to = second ? odd : sums;
         for (int j = 0; j < registers; j++) {
@@ -99,7 +100,7 @@ INLINE void add_pair(const char *weight, const char *const *x, long at, Sums *su
 }
 #endif
 
-/* Adds the products of a last single input of each row, which has a zero beside it. */
+/* Adds the products of the last input of each row if the number of inputs is odd. It is paired with a zero. */
 INLINE void add_single(const char *weight, const char *const *x, long at, Sums *sums, Sums *odd, const int rows,
                        const int registers) {
     const char *last[STRIP_ROWS];
@@ -111,7 +112,7 @@ INLINE void add_single(const char *weight, const char *const *x, long at, Sums *
     add_pair(weight, last, 0, sums, odd, rows, registers);
 }
 
-/* Adds the products of inputs [from, to) of each row, all in one k-step. step: its panel */
+/* Adds the products of inputs [from, to) of each row, which belong to one k-step. step: the k-step's pairs */
 INLINE void add_step(const char *step, const char *const *x, long from, long to, Sums *sums, Sums *odd, const int rows,
                      const int registers) {
     long pairs = (to - from) / 2;
@@ -122,7 +123,7 @@ INLINE void add_step(const char *step, const char *const *x, long from, long to,
     if ((to - from) % 2) add_single(step + pairs * HALF_PANEL * 4, x, (to - 1) * 2, sums, odd, rows, registers);
 }
 
-/* Adds the products of k inputs: in tiles, those of even and of odd inputs apart in each k-step. */
+/* Adds the products of k inputs. With IN_TILES, each k-step sums even and odd inputs separately, as TDPBF16PS does. */
 INLINE void add_steps(const char *panel, const char *const *x, long k, Sums *sums, const int rows,
                       const int registers) {
     for (long from = 0; from < k; from += K_STEP, panel += K_STEP * PANEL * 2) {
@@ -156,8 +157,8 @@ INLINE void add_inputs(const float *weight, const char *const *x, long inputs, S
     }
 }
 
-/* Computes `registers` registers of columns, from `column` on, from the first k inputs of each row; the others meet
- * zeros. */
+/* Computes the sums of `registers` registers of columns, from `column` on. Only the first k inputs of each row are
+ * read: the others would add only zeros. */
 INLINE void multiply_columns(const Weight *w, long column, const char *const *x, long k, Sums *sums, const int rows,
                              const int registers, const int is_bf16) {
     long depth = is_bf16 ? (w->k + K_STEP - 1) / K_STEP * K_STEP : w->k, panel = column / PANEL;
@@ -171,7 +172,7 @@ INLINE void multiply_columns(const Weight *w, long column, const char *const *x,
     add_steps(at, x, k, sums, rows, registers);
 }
 
-/* Writes outputs of A, `registers` registers from `column` on, for each row. */
+/* Computes `registers` registers of x A, from `column` on, for each row, and stores them in c->low. */
 INLINE void multiply_a(const Change *c, long column, const int rows, const int registers, const int is_bf16) {
     const Weight *a = c->product->a;
     long size = is_bf16 ? 2 : 4;
@@ -192,7 +193,7 @@ INLINE void all_of_a(const Change *c, long from, long to, const int rows, const 
             multiply_a(c, column, rows, 1, is_bf16);
 }
 
-/* Adds columns of a part, from `column` on, to the output of a strip of rows, from `row` on. */
+/* Adds COLUMNS columns of a part, from `column` on, to the outputs of a strip of rows, from `row` on. */
 INLINE void add_strip(const Change *c, const ProductPart *part, long column, long row, const int rows,
                       const int is_bf16) {
     long size = is_bf16 ? 2 : 4, row_bytes = count_columns(c->job->weights) * size, n = part->b->n;
@@ -202,7 +203,7 @@ INLINE void add_strip(const Change *c, const ProductPart *part, long column, lon
     Sums sums;
     for (int r = 0; r < rows; r++) {
         x[r] = c->low + ((row + r) * c->product->a->n + part->first_rank) * size;
-        if (rows > 1) __builtin_prefetch(out + places[r] * row_bytes + column * size, 1, 3); /* each in another line */
+        if (rows > 1) __builtin_prefetch(out + places[r] * row_bytes + column * size, 1, 3); /* rows are in different lines */
     }
     multiply_columns(part->b, column, x, part->ranks, &sums, rows, REGISTERS, is_bf16);
     for (int j = 0; j < REGISTERS && column + j * SIMD_WIDTH < n; j++) {
@@ -219,14 +220,14 @@ INLINE void add_strip(const Change *c, const ProductPart *part, long column, lon
 typedef void AddStrip(const Change *c, const ProductPart *part, long from, long to, long row);
 
 #ifdef IN_TILES
-#define BEGIN unsigned mode = _mm_getcsr(); _mm_setcsr(mode | 0x8040) /* denormals are zeros, as in tiles */
+#define BEGIN unsigned mode = _mm_getcsr(); _mm_setcsr(mode | 0x8040) /* denormals are zeros, as in AMX tiles */
 #define END _mm_setcsr(mode)
 #else
 #define BEGIN
 #define END
 #endif
 
-/* Each count of rows is compiled by itself, so that its sums stay in registers. */
+/* A function is compiled for each count of rows, so that its sums stay in registers. */
 #define STRIP(rows, dtype, is_bf16)                                                                                 \
     static void add_strip_##dtype##_##rows(const Change *c, const ProductPart *part, long from, long to, long row) { \
         for (long column = from; column < to; column += COLUMNS) add_strip(c, part, column, row, rows, is_bf16);     \

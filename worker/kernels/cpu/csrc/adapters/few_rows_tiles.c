@@ -1,4 +1,4 @@
-/* few_rows.c with the sums of AMX tiles. */
+/* Compiles few_rows.c for processors with AMX: the order of additions is that of AMX tiles. */
 #define SUFFIX amx
 #define IN_TILES
 #include "few_rows.c"

@@ -1,9 +1,9 @@
-/* Measures the most that the machine does: products of tiles of bf16 numbers. Python takes the time. */
+/* Measures the machine's peak rate of bf16 multiply-adds on AMX tiles. Python takes the time. */
 #define SUFFIX amx
 #include "../amx_tiles.h"
 #include "../simd.h"
 
-/* Makes `rounds` * 4 products of 16 x 32 by 32 x 16 numbers in every thread. */
+/* Every thread computes `rounds` * 4 matrix products of 16 x 32 by 32 x 16 numbers. */
 EXPORT(floor_bf16)(long rounds, int threads) {
     TileConfig config = {.palette = 1};
     for (int i = 0; i < 8; i++) config.bytes[i] = 64, config.rows[i] = 16;

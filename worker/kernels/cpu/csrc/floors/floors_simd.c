@@ -1,11 +1,11 @@
-/* Measures the most that the machine does: multiply-adds in fp32, and reading memory. Python takes the time. */
+/* Measures the machine's peak rates of fp32 multiply-adds and of memory reads. Python takes the time. */
 #include "../simd.h"
 
-#define CHAINS 12 /* independent sums, enough to hide the latency of a multiply-add; all fit in registers */
+#define CHAINS 12 /* independent sums: enough to hide the latency of a multiply-add; all fit in registers */
 
-static volatile float used; /* keeps the compiler from leaving the work out */
+static volatile float used; /* keeps the compiler from removing the computation */
 
-/* Makes `rounds` * 12 multiply-adds of one register in every thread. */
+/* Every thread computes `rounds` * 12 multiply-adds of whole registers. */
 EXPORT(floor_fp32)(long rounds, int threads) {
 #pragma omp parallel num_threads(threads)
     {
@@ -19,7 +19,7 @@ EXPORT(floor_fp32)(long rounds, int threads) {
     }
 }
 
-/* Reads `bytes` bytes once, a contiguous part in every thread. */
+/* Reads `bytes` bytes once. Every thread reads a contiguous part of them. */
 EXPORT(floor_read)(const char *from, long bytes, int threads) {
     long block = 8 * sizeof(vu);
 #pragma omp parallel num_threads(threads)

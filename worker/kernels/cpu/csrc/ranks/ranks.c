@@ -5,7 +5,7 @@
 
 enum { SPINS = 4096, THREADED_BYTES = 1 << 18 };
 
-/* Waits until all ranks have written the current round. Returns 1 if one is gone. */
+/* Waits until all ranks have written the current round. Returns 0, or 1 if a rank is gone. */
 static int wait_for_all(const Ranks *r) {
     RanksHeader *header = r->header;
     for (long i = 0; i < r->count; i++)
@@ -19,13 +19,14 @@ static int wait_for_all(const Ranks *r) {
     return 0;
 }
 
-/* Copies blocks [t][bytes] between arrays whose rows are longer. */
+/* Copies t pieces of `bytes` bytes between two arrays, whose rows are to_stride and from_stride bytes long. */
 static void copy_rows(char *to, long to_stride, const char *from, long from_stride, long t, long bytes, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && t * bytes > THREADED_BYTES)
     for (long i = 0; i < t; i++) memcpy(to + i * to_stride, from + i * from_stride, bytes);
 }
 
-/* Writes this rank's columns of some rows, and waits for those of all others. Returns NULL if a rank is gone. */
+/* Runs one round: shares this rank's columns of t rows, and waits for the columns of all other ranks. Returns the whole
+ * rows [t][count * bytes], or NULL if a rank is gone. */
 static const char *exchange(Ranks *r, const char *own, long t, long bytes, int threads) {
     long row = r->count * bytes;
     char *shared = r->buffers[r->rounds++ % 2];
@@ -35,8 +36,9 @@ static const char *exchange(Ranks *r, const char *own, long t, long bytes, int t
     return wait_for_all(r) ? NULL : shared;
 }
 
-/* Concatenates the columns of all ranks: out [t][count * bytes] gets own [t][bytes] of every rank, in their order.
- * All ranks call it with the same t and bytes. Returns 1 if a rank is gone; `out` is then undefined. */
+/* All-gather of columns: writes the `own` [t][bytes] of all ranks, side by side in the order of the ranks, to out
+ * [t][count * bytes]. All ranks must call it with the same t and bytes. Returns 0, or 1 if a rank is gone; then `out`
+ * is undefined. */
 __attribute__((visibility("default"))) int ranks_gather(Ranks *r, const char *own, char *out, long t, long bytes,
                                                         int threads) {
     long row = r->count * bytes, most = r->capacity / row;

@@ -1,13 +1,13 @@
-/* Processes that compute a model together, each with its own columns of every weight.
+/* Ranks: processes that compute a model together (tensor parallelism). Each rank has some columns of every weight.
  *
- * Those of one machine exchange rows in memory that all of them have mapped, those of several hosts by TCP (sockets.c).
- * A rank that is gone makes every wait end with an error. */
+ * Ranks on one machine exchange rows through shared memory, ranks on several hosts through TCP (sockets.c). When a rank
+ * has died, every wait for it ends with an error. */
 #pragma once
 #include <stdint.h>
 
-enum { RANKS_MAX = 8, RANKS_LINE = 64 }; /* the line of a processor's cache, so that ranks do not share one */
+enum { RANKS_MAX = 8, RANKS_LINE = 64 }; /* RANKS_LINE: bytes of a cache line; padding to it avoids false sharing */
 
-/* The beginning of the memory. All of it is zero at first. */
+/* The header at the beginning of the shared memory, which is initially zero. */
 typedef struct {
     struct {
         _Atomic uint64_t rounds; /* how many rounds this rank has written */
@@ -19,20 +19,21 @@ typedef struct {
 
 typedef struct {
     RanksHeader *header;
-    char *buffers[2]; /* rounds use them in turn: who writes a round knows that all have read the one before the last */
+    char *buffers[2]; /* used in turn by rounds: when a rank starts a round, all have read the round before last */
     long capacity;    /* bytes of a buffer */
     long rank, count;
-    uint64_t rounds; /* that this rank has written */
-    const int *sockets; /* to the rank of each index, -1 to itself; NULL: all ranks have mapped this memory */
-    long lost, error;   /* the rank whose connection has broken, else the own; and why: errno, or 0 if it has closed */
+    uint64_t rounds;    /* how many rounds this rank has written */
+    const int *sockets; /* [count]: a connection to each rank, -1 for this rank; NULL: ranks use shared memory */
+    long lost, error;   /* lost: the rank whose connection broke, else this rank; error: errno, or 0 if it was closed */
 } Ranks;
 
 int ranks_gather(Ranks *r, const char *own, char *out, long t, long bytes, int threads);
 
-/* Returns what `ranks_gather` writes to `out`. It may be in the shared memory, where it is valid until the end of the
- * second call from here on: it is then not copied again. Returns NULL if a rank is gone. */
+/* Like `ranks_gather`, but avoids a copy if it can: returns the whole rows, either in `out` or in the exchange buffer.
+ * Rows in the exchange buffer must be read before the next exchange. Returns NULL if a rank is gone. */
 const char *ranks_gathered(Ranks *r, const char *own, char *out, long t, long bytes, int threads);
 
-/* Sends this rank's columns own [t][bytes] of a round to all others, and receives theirs into whole [t][count * bytes].
- * Returns 1 if a connection breaks, if a rank has sent rows of another round or shape, or if the ranks have ended. */
+/* Sends this rank's columns own [t][bytes] to all other ranks, and receives the columns of the others into whole
+ * [t][count * bytes]. Returns 0, or 1 if a connection breaks, if a rank sends rows of another round or shape, or if the
+ * exchange has already failed. */
 int swap_by_sockets(Ranks *r, const char *own, char *whole, long t, long bytes);

@@ -1,7 +1,7 @@
-/* The exchange of rows between ranks on several hosts, each with a TCP connection to each other.
+/* The exchange of rows between ranks on several hosts. Every two ranks have a TCP connection.
  *
- * All send and receive at once and never wait for one of both, so that no two ranks wait for each other. Each message
- * begins with the number of its round and its shape: a rank that is at another step is an error, not a wrong sum. */
+ * Every rank sends and receives at the same time and never blocks on only one of the two, so ranks cannot deadlock.
+ * Each message begins with its round and shape, so a rank at another step causes an error and not a wrong result. */
 #include "intrinsics.h"
 #include "ranks.h"
 #include <errno.h>
@@ -9,7 +9,8 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-/* Tries take about 0.5 us each, all together longer than a network needs: who sleeps wakes later than the rows come. */
+/* A rank polls TRIES times before it sleeps. A try takes about 0.5 us, so polling outlasts a usual network delay. If
+ * the rank slept at once, it would wake up later than the rows arrive. */
 enum { TRIES = 400, POLL_MS = 200, MOST_PARTS = 64 };
 
 typedef struct {
@@ -21,14 +22,14 @@ typedef struct {
     const char *own;
     char *whole;
     long t, bytes, row;
-    size_t length; /* of a message */
+    size_t length; /* bytes of a message, with its head */
     Head head;
 } Round;
 
-/* What has passed between this rank and another one in a round. */
+/* The bytes exchanged so far between this rank and one other rank in a round. */
 typedef struct {
     size_t sent, received;
-    Head head; /* as received */
+    Head head; /* the received head */
 } Passed;
 
 static int is_done(const Round *c, const Passed *p) { return p->sent == c->length && p->received == c->length; }
@@ -61,14 +62,15 @@ static int is_another(const Round *c, const Passed *p) {
            (got->round != own->round || got->rows != own->rows || got->bytes != own->bytes);
 }
 
-/* Returns 1, and notes why the exchange ends for all. */
+/* Records which rank was lost and why, which ends the exchange for all ranks. Returns 1. */
 static int lose(Ranks *r, long rank, int error) {
     if (!r->header->gone) r->lost = rank, r->error = error;
     r->header->gone = 1;
     return 1;
 }
 
-/* Adds what a call has moved. Returns how many bytes it has moved, or -1 if the connection is no more. */
+/* Adds the result `bytes` of sendmsg or recvmsg to *sum. Returns the bytes moved, or -1 if the connection is closed or
+ * broken. */
 static ssize_t moved(Ranks *r, long rank, ssize_t bytes, size_t *sum) {
     if (bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
     if (bytes <= 0) return -lose(r, rank, bytes ? errno : 0);
@@ -76,7 +78,8 @@ static ssize_t moved(Ranks *r, long rank, ssize_t bytes, size_t *sum) {
     return bytes;
 }
 
-/* Moves what can be moved at once between this rank and another one. Returns as `moved` does. */
+/* Sends to and receives from another rank as much as is possible without blocking. Returns the bytes moved, or -1 if
+ * the connection is closed or broken. */
 static ssize_t move(Ranks *r, const Round *c, Passed *p, long rank) {
     ssize_t out = 0, in = 0;
     int fd = r->sockets[rank];

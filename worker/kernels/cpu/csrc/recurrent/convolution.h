@@ -1,6 +1,8 @@
-/* Short causal convolutions of each channel of a sequence, with the last inputs of the steps before in `tails`.
+/* Short causal convolutions over the rows of a sequence, for each channel by itself. `tails` keeps the last inputs of
+ * each sequence from step to step.
  *
- * An output depends on the inputs of its row and of the taps - 1 rows before, whichever of them are in this step. */
+ * An output depends on the inputs of its own row and of the taps - 1 rows before it. It does not matter which of these
+ * rows are in this step and which are in `tails`. */
 #pragma once
 #include "../simd.h"
 #include "../model_limits.h"
@@ -8,9 +10,9 @@
 #include <string.h>
 
 typedef struct {
-    const char *rows;  /* the inputs of the step's rows: [T] rows of `stride` bytes, which begin with `bytes` bytes of inputs */
+    const char *rows;  /* [T] rows of `stride` bytes; the first `bytes` bytes of a row are its inputs */
     long stride, bytes;
-    char *tails;       /* [slots, taps - 1] rows of `bytes` bytes: the last inputs */
+    char *tails;       /* [slots, taps - 1] rows of `bytes` bytes: the last inputs, the oldest first */
     const float *conv; /* [taps, width] */
     long taps, width;
     const RecurrentStep *step;
@@ -18,7 +20,7 @@ typedef struct {
 
 INLINE long rows_of(const RecurrentStep *s) { return s->query_start_loc[s->seqs]; }
 
-/* Returns the sequence of a row. */
+/* Returns the index of the sequence to which a row belongs. */
 static long sequence_of(const Convolution *c, long row) {
     long low = 0, high = c->step->seqs - 1;
     while (low < high) {
@@ -31,20 +33,21 @@ static long sequence_of(const Convolution *c, long row) {
     return low;
 }
 
-/* Returns the input `back` rows before a row, or NULL if it is zero. */
+/* Returns the input `back` rows before a row. Returns NULL before the sequence's first row, where inputs are zero. */
 INLINE const char *input_before(const Convolution *c, long seq, long row, long back) {
     long at = row - c->step->query_start_loc[seq] - back, slot = c->step->read_slots[seq];
     if (at >= 0) return c->rows + (row - back) * c->stride;
     return slot < 0 ? NULL : c->tails + (slot * (c->taps - 1) + c->taps - 1 + at) * c->bytes;
 }
 
-/* Finds the inputs that a row is convolved from, the oldest first. */
+/* Finds the inputs for the convolution at a row: one for each tap, the oldest first. */
 INLINE void find_inputs(const Convolution *c, long row, const char *inputs[MAX_TAPS]) {
     long seq = sequence_of(c, row);
     for (long tap = 0; tap < c->taps; tap++) inputs[tap] = input_before(c, seq, row, c->taps - 1 - tap);
 }
 
-/* Returns the sums of the channels [i, i + SIMD_WIDTH). fused: whether products are added without rounding them. */
+/* Returns the convolution's outputs for channels [i, i + SIMD_WIDTH). fused: whether to use fused multiply-adds, which
+ * do not round the products. */
 INLINE vf convolved(const Convolution *c, const char *const inputs[MAX_TAPS], long i, int is_bf16, int fused) {
     vf sum = {0};
     for (long tap = 0; tap < c->taps; tap++) {
@@ -55,7 +58,7 @@ INLINE vf convolved(const Convolution *c, const char *const inputs[MAX_TAPS], lo
     return sum;
 }
 
-/* Keeps the last inputs of a sequence. The two slots may be the same. */
+/* Stores the last inputs of a sequence in its write slot. Its read slot and its write slot may be the same. */
 INLINE void keep_tail(const Convolution *c, long seq) {
     long end = c->step->query_start_loc[seq + 1];
     if (end == c->step->query_start_loc[seq]) return;

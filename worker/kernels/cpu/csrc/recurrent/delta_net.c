@@ -1,15 +1,15 @@
-/* The gated delta rule: a layer that keeps one matrix per value head of a sequence instead of keys and values.
+/* The gated delta rule (Gated DeltaNet): a layer whose state is one matrix per sequence and value head, not a KV cache.
  *
- * worker/kernels/recurrent/delta_net.py says what is computed. The state advances token by token, in one order of additions, so a
- * row has the same bits however the prompt is cut into chunks, and whatever else is in the step. Columns of a state are
- * independent of each other: a thread advances COLUMNS of them through all tokens of a sequence, and they stay in the
- * L1 cache meanwhile. */
+ * worker/kernels/recurrent/delta_net.py has the formulas. The state advances token by token, with a fixed order of
+ * additions. So a row has the same bits with every chunking of the prompt and with any other sequences in the step. The
+ * columns of a state are independent of each other: a thread advances COLUMNS of them through all tokens of a sequence,
+ * and they stay in the L1 cache meanwhile. */
 #include "recurrent/state_columns.h"
 
-/* A row of `projected` is queries, keys, values; output gates. A row of `gates` is b; a. `norm` is [columns].
- * worker/kernels/cpu/recurrent/delta_net.py has the same fields, in the same order. */
+/* A row of `projected` holds queries, keys, values, output gates, in this order. A row of `gates` holds b, then a.
+ * `norm` is [columns]. worker/kernels/cpu/recurrent/delta_net.py has the same fields, in the same order. */
 typedef struct {
-    MatrixLayer layer; /* its heads are value heads */
+    MatrixLayer layer; /* layer.heads: value heads */
     long key_heads;
 } DeltaNet;
 
@@ -25,7 +25,8 @@ static void scale_head(float *head, long d, float factor) {
     for (long i = 0; i < d; i += SIMD_WIDTH) store(head, i, d, load(head, i, d, 0) * scale, 0);
 }
 
-/* Convolves a row, applies SiLU, and scales queries and keys to length 1, queries also by key_dim^-1/2. */
+/* Convolves a row, applies SiLU, and scales each query and key to length 1. Queries are also scaled by key_dim^-1/2.
+ * Also computes the rates of each head (rates_of). */
 INLINE void mix_row(const DeltaNet *n, const Convolution *c, long row, int is_bf16) {
     const MatrixLayer *l = &n->layer;
     const char *inputs[MAX_TAPS], *at = c->step->gates + row * 2 * l->heads * (is_bf16 ? 2 : 4);
@@ -42,7 +43,7 @@ INLINE void mix_row(const DeltaNet *n, const Convolution *c, long row, int is_bf
     }
 }
 
-/* Advances COLUMNS columns of a head's state through the tokens of a sequence. */
+/* Advances COLUMNS columns of a head's state through all tokens of a sequence. */
 static void advance_block(const DeltaNet *n, const RecurrentStep *s, long seq, long head, long block) {
     const MatrixLayer *l = &n->layer;
     Block b = block_of(l, s, seq, head, block);
@@ -59,7 +60,7 @@ static void advance_block(const DeltaNet *n, const RecurrentStep *s, long seq, l
     }
 }
 
-/* Applies the RMS norm to each head of the results, and multiplies by SiLU of the output gates. */
+/* Applies the RMS norm to each head of a row's result, and multiplies it by SiLU of the output gates. */
 INLINE void norm_row(const DeltaNet *n, const RecurrentStep *s, long row, int is_bf16) {
     const MatrixLayer *l = &n->layer;
     long size = is_bf16 ? 2 : 4, d = l->columns;

@@ -1,19 +1,19 @@
-/* Mamba-2: a layer that keeps one matrix per head of a sequence instead of keys and values.
+/* Mamba-2: a layer whose state is one matrix per sequence and head, not a KV cache.
  *
- * worker/kernels/recurrent/mamba2.py says what is computed. As in delta_net.c, the state advances token by token, so a row has
- * the same bits however the prompt is cut into chunks, and whatever else is in the step. */
+ * worker/kernels/recurrent/mamba2.py has the formulas. As in delta_net.c, the state advances token by token, so a row
+ * has the same bits with every chunking of the prompt and with any other sequences in the step. */
 #include "recurrent/state_columns.h"
 
-/* A row of `projected` is output gates; x, b, c. `gates` is dt. `norm` is [heads * columns].
- * worker/kernels/cpu/recurrent/mamba2.py has the same fields, in the same order. */
+/* A row of `projected` holds output gates, x, b, c, in this order. A row of `gates` holds dt. `norm` is
+ * [heads * columns]. worker/kernels/cpu/recurrent/mamba2.py has the same fields, in the same order. */
 typedef struct {
     MatrixLayer layer;
     const float *conv_bias; /* [channels] */
-    const float *skip;      /* [heads] */
-    long groups;
+    const float *skip;      /* [heads]: D in the paper, the factor of x in the output */
+    long groups;            /* heads of a group share b and c */
 } Mamba2;
 
-/* Convolves a row, adds the bias, and applies SiLU. */
+/* Convolves a row, adds the bias, and applies SiLU. Also computes the rates of each head (rates_of). */
 INLINE void mix_row(const Mamba2 *n, const Convolution *c, long row, int is_bf16) {
     const MatrixLayer *l = &n->layer;
     const char *inputs[MAX_TAPS], *steps = c->step->gates + row * l->heads * (is_bf16 ? 2 : 4);
@@ -27,7 +27,7 @@ INLINE void mix_row(const Mamba2 *n, const Convolution *c, long row, int is_bf16
     }
 }
 
-/* Advances COLUMNS columns of a head's state through the tokens of a sequence. */
+/* Advances COLUMNS columns of a head's state through all tokens of a sequence. */
 static void advance_block(const Mamba2 *n, const RecurrentStep *s, long seq, long head, long block) {
     const MatrixLayer *l = &n->layer;
     Block to = block_of(l, s, seq, head, block);
@@ -45,7 +45,7 @@ static void advance_block(const Mamba2 *n, const RecurrentStep *s, long seq, lon
     }
 }
 
-/* Multiplies the results by SiLU of the output gates, and applies the RMS norm to each group of heads. */
+/* Multiplies a row's result by SiLU of the output gates, and applies the RMS norm to each group of heads. */
 INLINE void norm_row(const Mamba2 *n, const RecurrentStep *s, long row, int is_bf16) {
     const MatrixLayer *l = &n->layer;
     long size = is_bf16 ? 2 : 4, all = values_width(l), d = all / n->groups;

@@ -1,15 +1,15 @@
-/* The short convolution of LFM2. worker/kernels/recurrent/short_conv.py says what is computed. */
+/* The short convolution layer of LFM2. worker/kernels/recurrent/short_conv.py has the formulas. */
 #include "recurrent/convolution.h"
 
-/* A row of `projected` is b, c, x; there are no gates. `scratch` has the inputs [T, channels] of the convolution.
- * worker/kernels/cpu/recurrent/short_conv.py has the same fields, in the same order. */
+/* A row of `projected` holds b, c, x, in this order. There are no gates. `scratch` holds the convolution's inputs
+ * [T, channels]. worker/kernels/cpu/recurrent/short_conv.py has the same fields, in the same order. */
 typedef struct {
     const float *conv; /* [taps, channels] */
     char *tails;       /* [slots, taps - 1, channels]: the last inputs */
     long channels, taps;
 } ShortConv;
 
-/* Computes the inputs b * x of a row. */
+/* Computes the convolution's inputs for a row: b * x. */
 INLINE void input_row(const ShortConv *n, const RecurrentStep *s, long row, int is_bf16) {
     long bytes = n->channels * (is_bf16 ? 2 : 4);
     const char *b = s->projected + row * 3 * bytes, *x = b + 2 * bytes;
@@ -18,7 +18,7 @@ INLINE void input_row(const ShortConv *n, const RecurrentStep *s, long row, int 
               load(b, i, n->channels, is_bf16) * load(x, i, n->channels, is_bf16), is_bf16);
 }
 
-/* Computes the outputs of a row. As in the Triton and PyTorch forms, every product is rounded. */
+/* Computes the outputs of a row. Every product is rounded, as in the Triton and PyTorch versions. */
 INLINE void output_row(const Convolution *convolution, long row, int is_bf16) {
     const RecurrentStep *s = convolution->step;
     long bytes = convolution->bytes, channels = convolution->width;

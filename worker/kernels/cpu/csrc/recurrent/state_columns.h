@@ -1,14 +1,14 @@
-/* States of recurrent layers: matrices [keys, values], whose columns are independent of each other.
+/* The states of recurrent layers: matrices [keys, columns], whose columns are independent of each other.
  *
- * COLUMNS columns of a state are next to each other in memory, so that a thread keeps them in its L1 cache while it
- * advances them token by token. Sums over keys have one order of additions, whatever the number of tokens. */
+ * A block of COLUMNS columns is contiguous in memory, so a thread keeps it in its L1 cache while it advances the block
+ * token by token. Sums over keys always have the same order of additions, for any number of tokens. */
 #pragma once
 #include "recurrent/convolution.h"
 #include <math.h>
 
-#define COLUMNS 32 /* columns of a state that are next to each other in memory: also in kernels/recurrent/recurrent_state.py */
+#define COLUMNS 32 /* columns of a block; the same number is in kernels/recurrent/recurrent_state.py */
 #define VECTORS (COLUMNS / SIMD_WIDTH)
-#define PARTS (SIMD_WIDTH / 4) /* as many as the registers hold */
+#define PARTS (SIMD_WIDTH / 4) /* independent chains of a sum: as many as fit in the registers */
 #define UNROLLED _Pragma("GCC unroll 8")
 
 INLINE long min_long(long a, long b) { return a < b ? a : b; }
@@ -33,7 +33,7 @@ INLINE Row scaled_sum(float factor, Row x, Row y) {
     return y;
 }
 
-/* Sums over keys, in PARTS independent chains that hide the latency of multiply-adds. */
+/* The sums over keys of COLUMNS columns, in PARTS independent chains, which hide the latency of multiply-adds. */
 typedef struct {
     Row part[PARTS];
 } Sums;
@@ -85,12 +85,12 @@ INLINE Row advance(const float *from, float *to, float decay, const float *key, 
 INLINE long blocks_of(const MatrixLayer *l) { return (l->columns + COLUMNS - 1) / COLUMNS; }
 INLINE long values_width(const MatrixLayer *l) { return l->heads * l->columns; }
 
-/* Returns [2, heads] of a row: the decay of each head's state, and the factor of the update. */
+/* Returns a row's rates [2, heads]: first the decay of each head's state, then the factor of each head's update. */
 INLINE float *rates_of(const MatrixLayer *l, const RecurrentStep *s, long row) {
     return s->scratch + row * 2 * l->heads;
 }
 
-/* Returns [channels] of a row: the result of the convolution. The layer's results replace the values in it. */
+/* Returns a row's results of the convolution [channels]. The layer later overwrites the values in it by its output. */
 INLINE float *mixed_of(const MatrixLayer *l, const RecurrentStep *s, long row) {
     return s->scratch + rows_of(s) * 2 * l->heads + row * l->channels;
 }
@@ -100,7 +100,8 @@ INLINE Convolution convolution_of(const MatrixLayer *l, const RecurrentStep *s, 
                          l->taps, l->channels, s};
 }
 
-/* COLUMNS columns of the state of a sequence's head, from column `first` on, of which `count` exist. */
+/* A block of COLUMNS columns, from column `first` on, of the state of one sequence and head. Only the first `count`
+ * columns exist; the others are padding. */
 typedef struct {
     const float *from; /* the state before the step */
     float *to;         /* the state after it */
@@ -115,8 +116,8 @@ INLINE Block block_of(const MatrixLayer *l, const RecurrentStep *s, long seq, lo
     return (Block){from, to, first, min_long(COLUMNS, l->columns - first)};
 }
 
-/* Defines the function of a layer, which begins with a MatrixLayer `layer`, from its mix_row, advance_block and
- * norm_row. */
+/* Defines the kernel of a layer from the functions mix_row, advance_block and norm_row. The struct `Layer` must begin
+ * with a MatrixLayer `layer`. */
 #define MATRIX_LAYER(name, Layer, dtype, is_bf16)                                                                  \
     NOINLINE void mix_row_##dtype(const Layer *n, const Convolution *c, long row) { mix_row(n, c, row, is_bf16); }   \
     NOINLINE void norm_row_##dtype(const Layer *n, const RecurrentStep *s, long row) {                               \
