@@ -5,7 +5,7 @@
 
 typedef struct {
     char *chunk;                     /* unpacked weights */
-    float *acc, *total, *input_sums; /* acc: sums over a group, or over K; total: scaled sums of groups; see sum_inputs */
+    float *acc, *total, *input_sums; /* acc: sums over a group or K; total: scaled sums of groups; see sum_inputs */
     char *rows, *ordered;            /* rows: in the kernel's layout; ordered: inputs permuted by weight->input_order */
     Results *results;
     size_t bytes;

@@ -11,7 +11,7 @@
 
 #define MAX_CHUNK_STEPS 40     /* the most k-steps of a chunk; with much fewer, accumulators are stored too often */
 #define CHUNK_BYTES (MAX_CHUNK_STEPS * K_STEP_BYTES)
-#define UNPACKED_STEPS 8       /* k-steps of a chunk when codes are unpacked for a single strip: it stays in the L1 cache */
+#define UNPACKED_STEPS 8       /* k-steps of a chunk of codes unpacked for a single strip: it stays in the L1 cache */
 #define PREFETCH_DISTANCE 8192 /* how many bytes ahead a weight is prefetched when there is one strip */
 #define BLOCK_BYTES (256L << 10) /* the most bytes of a block that has more than 64 rows */
 

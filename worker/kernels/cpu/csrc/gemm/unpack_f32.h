@@ -37,7 +37,7 @@ INLINE vf nibble_values(vu words, int i, Table table) {
     __m256i at = (__m256i)(words >> (4 * i));
     __m256 low = _mm256_permutevar8x32_ps((__m256)table.low, at);
     __m256 high = _mm256_permutevar8x32_ps((__m256)table.high, at);
-    return (vf)_mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32(at, 28)); /* bit 3 of the code selects low or high */
+    return (vf)_mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32(at, 28)); /* bit 3 selects low or high */
 }
 #endif
 
