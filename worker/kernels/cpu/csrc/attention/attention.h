@@ -1,12 +1,12 @@
-/* Attention of packed rows over the paged cache: the division of work and the loops, which all kernels share.
+/* Attention of packed rows over the paged KV cache: the division of work and the loops, which all kernels share.
  *
- * The query heads of a key/value head share its keys, so they become more rows: row r of a sequence is token r / group,
- * head r % group. Rows are processed in tiles. Keys are processed in blocks of BLOCK_KEYS that start at multiples of
- * BLOCK_KEYS, grouped in splits of SPLIT_KEYS that start at multiples of SPLIT_KEYS. Within a split, a row visits its
- * blocks in order (online softmax: running maximum, sum and output); each split starts from an empty state, and splits
- * are merged in order. So the bits of a row depend on its position, window, keys and values only. A block that a row
- * may not see leaves its state unchanged, to the bit. A sink, one more key whose value is zero, enters the sum of a
- * row last, after all splits.
+ * The `group` query heads that share a key/value head are treated as rows: row r of a sequence is token r / group and
+ * query head r % group. Rows are processed in tiles. Keys are processed in blocks of BLOCK_KEYS, which start at
+ * multiples of BLOCK_KEYS. Blocks are grouped in splits of SPLIT_KEYS, which start at multiples of SPLIT_KEYS. Within a
+ * split, a row visits its blocks in order (online softmax: running maximum, sum and output). Each split starts from an
+ * empty state, and splits are merged in order. So the bits of a row depend only on its position, window, keys and
+ * values. A block that is masked for a row leaves the row's state bit-identical. An attention sink, an extra key whose
+ * value is zero, is added to the sum of a row last, after all splits.
  *
  * The file that includes this header defines the functions declared below. */
 #pragma once
@@ -17,9 +17,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BLOCK_KEYS 64   /* keys of a block; it affects the bits of the result */
-#define SPLIT_KEYS 1024 /* keys of a split; it affects the bits of the result */
-#define MAX_HEAD_TILES 16     /* tiles of one head in a work item: they share the work done once per block */
+#define BLOCK_KEYS 64   /* keys of a block; changing this number changes the bits of results */
+#define SPLIT_KEYS 1024 /* keys of a split; changing this number changes the bits of results */
+#define MAX_HEAD_TILES 16     /* tiles of one head in a work item; a block's keys are prepared once for all tiles */
 #define MAX_ITEM_TILES 16     /* tiles of a work item */
 #define MASKED_SCORE (-1e30f) /* the score of a masked key, and the maximum before the first score */
 #ifndef OUT_STEP
@@ -32,19 +32,19 @@
 typedef struct {
     const char *q, *cache_k, *cache_v;
     const int32_t *query_start_loc, *seq_lens, *page_table;
-    const float *sinks;        /* the logit of every query head's sink, or NULL */
-    const int32_t *visible_to; /* how many keys each token sees, never fewer than the token before it in its sequence;
-                                  NULL if each sees those up to its own position */
+    const float *sinks;        /* [heads]: the logit of each query head's sink, or NULL */
+    const int32_t *visible_to; /* [T]: how many keys each token sees, at least as many as the token before it; NULL:
+                                  each token sees the keys up to its own position */
     char *out;
     long seqs, q_stride, heads, kv_heads, d, page_size, page_table_stride, window, element_size;
     int kv_format;
-    float scale, cap_scale; /* a logit is scale * s for a product s of query and key; scale * tanh(cap_scale * s) if
-                               cap_scale is not 0 */
+    float scale, cap_scale; /* the logit of s = q k^T is scale * s, or scale * tanh(cap_scale * s) if cap_scale is not 0
+                               (soft cap) */
 } AttentionArgs;
 
 typedef struct {
-    float max[16], sum[16];       /* of each row, over its scores so far */
-    float out[16 * MAX_HEAD_DIM]; /* not divided by the sum yet */
+    float max[16], sum[16];       /* of each row: the maximum logit so far, and the sum of the weights so far */
+    float out[16 * MAX_HEAD_DIM]; /* the weighted sums of values, not yet divided by `sum` */
 } SoftmaxState;
 
 typedef struct {
@@ -52,24 +52,24 @@ typedef struct {
     SoftmaxState total;
     _Alignas(64) char q[16 * MAX_HEAD_DIM * 4]; /* queries in the kernel's layout */
     float weights[BLOCK_KEYS * 16];
-    int32_t position[16], last[16]; /* last: the last visible key. Entries from `rows` on are copies of the last row's */
+    int32_t position[16], last[16]; /* last: the last visible key; entries from `rows` on copy the last row */
     int head, row, rows;
 } Tile;
 
 typedef struct {
     int seq, head, heads, row, rows; /* rows [row, row + rows) of each of `heads` kv heads */
-    int split, splits; /* the splits of this item; partial results of items with one split each are merged later */
+    int split, splits; /* splits [split, split + splits) */
 } WorkItem;
 
 typedef struct {
-    _Alignas(64) char k[BLOCK_KEYS * MAX_HEAD_DIM * 4]; /* the keys of a block, of one head, in the kernel's layout */
-    char v[BLOCK_KEYS * MAX_HEAD_DIM * 4];              /* the values of that block */
+    _Alignas(64) char k[BLOCK_KEYS * MAX_HEAD_DIM * 4]; /* one head's keys of a block, in the kernel's layout */
+    char v[BLOCK_KEYS * MAX_HEAD_DIM * 4];              /* one head's values of the same block */
     float scores[2][BLOCK_KEYS * 16];
     Tile tiles[MAX_ITEM_TILES];
     const WorkItem *next_item; /* this thread's next item, or NULL */
 } Scratch;
 
-/* Returns the thread's scratch. Hides that it is thread-local, or gcc looks its address up again in inner loops. */
+/* Returns s. Hides from gcc that s is thread-local; otherwise gcc would compute its address again in inner loops. */
 INLINE Scratch *hide_origin(Scratch *s) {
     __asm__("" : "+r"(s));
     return s;
@@ -78,7 +78,7 @@ INLINE Scratch *hide_origin(Scratch *s) {
 static void begin_work(void); /* sets up the thread's state before an item */
 static void end_work(void);   /* restores the thread's state after an item */
 static Scratch *thread_scratch(void);
-/* Finds keys and values [from, to) in the pages; to - from is at most BLOCK_KEYS. */
+/* Finds keys and values [from, to) of the block in the pages. */
 static void load_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, long block, long from, long to);
 static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item);
 static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block);
@@ -101,7 +101,7 @@ INLINE long first_visible_key(const AttentionArgs *a, long position) {
     return a->window ? max_long(0, position - a->window + 1) : 0;
 }
 
-/* Returns the slot of `position` in the cache. Sets *contiguous to the number of positions from there to the end of the
+/* Returns the cache slot of a position. Sets *contiguous to the number of positions from this one to the end of its
  * page. */
 INLINE size_t cache_slot(const AttentionArgs *a, int seq, long position, long *contiguous) {
     long page = position / a->page_size, offset = position - page * a->page_size;
@@ -109,11 +109,12 @@ INLINE size_t cache_slot(const AttentionArgs *a, int seq, long position, long *c
     return (size_t)a->page_table[seq * a->page_table_stride + page] * a->page_size + offset;
 }
 
-/* Bytes of a cached head, and of all heads of a token. */
+/* The bytes of one cached head of a token, and of all its cached heads. */
 INLINE long head_bytes(const AttentionArgs *a) { return kv_row_bytes(a->kv_format, a->d, a->element_size); }
 INLINE long token_bytes(const AttentionArgs *a) { return a->kv_heads * head_bytes(a); }
 
-/* The scales of the keys and values of a block, of one head; 0 outside [from, to), where nothing may be written. */
+/* One head's scales for the keys and values of a block. They are 0 outside [from, to), where the cache may not have
+ * been written. */
 typedef struct {
     _Alignas(64) float k[BLOCK_KEYS], v[BLOCK_KEYS];
 } Scales;
@@ -137,7 +138,7 @@ INLINE void reset_state(const AttentionArgs *a, SoftmaxState *state) {
     memset(state->out, 0, 16 * out_stride(a) * sizeof(float));
 }
 
-/* Copies a state without the rest of its output that heads of this size do not use. */
+/* Copies a state, but of `out` only the elements that this head dimension uses. */
 INLINE void copy_state(const AttentionArgs *a, SoftmaxState *to, const SoftmaxState *from) {
     memcpy(to, from, offsetof(SoftmaxState, out) + 16 * out_stride(a) * sizeof(float));
 }
@@ -192,7 +193,8 @@ INLINE void finish_tile(const AttentionArgs *a, const Tile *tile, SoftmaxState *
     store_rows(a, tile, state, item);
 }
 
-/* Computes all splits of an item, or one split, whose state it stores in `partial` for the merge. */
+/* Computes a work item. If `partial` is NULL, stores the final output. Otherwise, the item has a single split, whose
+ * state is stored in `partial` for a later merge. */
 static void process_item(const AttentionArgs *a, Scratch *s, const WorkItem *item, SoftmaxState *partial) {
     begin_work();
     int tiles = load_tiles(a, s, item);
@@ -212,7 +214,7 @@ static void process_item(const AttentionArgs *a, Scratch *s, const WorkItem *ite
     end_work();
 }
 
-/* Merges the splits of the same rows, items[0 .. n). `partials` holds MAX_ITEM_TILES states per item. */
+/* Merges items[0 .. n), which are the splits of the same rows. `partials` holds MAX_ITEM_TILES states for each item. */
 static void merge_partials(const AttentionArgs *a, Scratch *s, const WorkItem *items, const SoftmaxState *partials,
                            int n) {
     begin_work();
@@ -228,10 +230,10 @@ static void merge_partials(const AttentionArgs *a, Scratch *s, const WorkItem *i
 typedef struct {
     WorkItem *items;
     long n;
-    int per_split; /* whether every item is one split */
+    int per_split; /* whether every item has only one split; partial results are then merged at the end */
 } WorkList;
 
-/* Returns the number of splits of one head, of all sequences. */
+/* Returns the number of splits per head, summed over all sequences. */
 static long count_splits(const AttentionArgs *a) {
     long n = 0;
     for (int seq = 0; seq < a->seqs; seq++)
@@ -239,14 +241,14 @@ static long count_splits(const AttentionArgs *a) {
     return n;
 }
 
-/* Returns the heads of one item: all heads when there are enough sequences, so that the cache is read in one stream. */
+/* Returns the number of heads of an item: all heads if there are enough sequences, to read the cache sequentially. */
 INLINE long heads_per_item(const AttentionArgs *a, long rows, int threads) {
     long tiles = max_long(1, min_long(MAX_HEAD_TILES, (rows + TILE_ROWS - 1) / TILE_ROWS));
     return a->seqs < 4 * threads ? MIN_ITEM_HEADS : max_long(1, min_long(a->kv_heads, MAX_ITEM_TILES / tiles));
 }
 
-/* Fills `items` (unless NULL) and returns their number. Later rows see more keys, so they come first, and threads
- * finish at about the same time. */
+/* Fills `items` (if it is not NULL) and returns the number of items. Later rows see more keys and take longer, so they
+ * come first. Threads then finish at about the same time. */
 static long list_items(const AttentionArgs *a, WorkItem *items, int threads, int per_split) {
     long n = 0;
     for (int seq = 0; seq < a->seqs; seq++) {
@@ -268,8 +270,8 @@ static long list_items(const AttentionArgs *a, WorkItem *items, int threads, int
     return n;
 }
 
-/* Processes all items. A thread takes its next item before it starts the current one, so that it can prefetch the next
- * item's keys. */
+/* Processes all items. A thread reserves its next item before it starts the current item, so that it can prefetch the
+ * next item's keys. */
 static void process_items(const AttentionArgs *a, const WorkList *work, SoftmaxState *partials, int threads) {
     long next = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -296,7 +298,7 @@ static void process_and_merge(const AttentionArgs *a, const WorkList *work, Soft
     }
 }
 
-/* Whether there are so few multiplications that a second thread costs more than it saves. */
+/* Returns whether there are so few multiplications that a second thread costs more than it saves. */
 static int is_small(const AttentionArgs *a) {
     long work = 0;
     for (int seq = 0; seq < a->seqs; seq++) work += query_len(a, seq) * a->seq_lens[seq];

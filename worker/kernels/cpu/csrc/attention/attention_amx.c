@@ -1,13 +1,13 @@
-/* bf16 attention on AMX tiles. Scores are computed transposed (keys down, 16 rows of q across), so the maximum and the
- * sum of a row are element-wise over registers. The softmax weights are rounded to bf16, transposed back and
- * multiplied by the values. */
+/* bf16 attention on AMX tiles. Scores are computed transposed: [keys][16 rows of q]. So each element of a register is
+ * another row, and the maximum and sum of rows need no operation across a register. The softmax weights are rounded to
+ * bf16, transposed back and multiplied by the values. */
 #define PREFETCH_LOCALITY 2 /* the L1 cache has no room for a block of all heads */
 #include "attention/bf16_rows.h"
 #include "attention/key_addresses.h"
 #include "../amx_tiles.h"
 
-/* k: [BLOCK_KEYS][D padded to 32]; v: [BLOCK_KEYS / 32][D / 16 tiles][16 pairs of keys][16][2];
- * q: [D / 32][16 pairs][16 rows][2] */
+/* s->k: [BLOCK_KEYS][D padded to 32]; s->v: [BLOCK_KEYS / 32][D / 16 tiles][16 pairs of keys][16][2];
+ * tile->q: [D / 32][16 pairs][16 rows][2] */
 
 static void begin_work(void) {
     TileConfig config = {.palette = 1};
@@ -42,7 +42,7 @@ INLINE void copy_keys(const char *from, char *to, long d, const int kv_format) {
     for (long i = 0; i < d; i += 32) _mm512_store_si512(to + i * 2, load_32(from, d, i, kv_format));
 }
 
-/* Interleaves two rows of values into one row of the value tiles; a missing row (NULL) becomes zeros. */
+/* Interleaves the values of two keys into one row of the value tiles. A missing key (NULL) becomes zeros. */
 INLINE void interleave_values(const char *even, const char *odd, char *tiles, long d, const int kv_format) {
     for (long i = 0; i < d; i += 32, tiles += 2048) {
         __m512i out[2];
@@ -52,12 +52,12 @@ INLINE void interleave_values(const char *even, const char *odd, char *tiles, lo
     }
 }
 
-/* Returns the values of key i at head 0, as if they were not interleaved, or NULL if the key is not in the block. */
+/* Returns where the values of key i would be, at head 0, if they were not interleaved. NULL: the key is missing. */
 INLINE const char *value_row(const AttentionArgs *a, const KeyAddresses *p, long i) {
     return i >= p->from && i < p->to ? p->keys[i] + (a->cache_v - a->cache_k) : NULL;
 }
 
-/* Copies values that are stored interleaved; missing rows become zeros. */
+/* Copies a head's values, which are stored interleaved. Missing keys become zeros. */
 static void copy_value_pairs(const AttentionArgs *a, const KeyAddresses *p, char *to, long head) {
     for (long i = 0; i < BLOCK_KEYS; i += 2) {
         const char *even = value_row(a, p, i), *odd = value_row(a, p, i + 1);
@@ -70,7 +70,7 @@ static void copy_value_pairs(const AttentionArgs *a, const KeyAddresses *p, char
     }
 }
 
-/* Copies the keys of a head, and its values if they are not stored interleaved. */
+/* Copies the keys of a head. Also copies its values if they are not stored interleaved. */
 INLINE void copy_rows(const AttentionArgs *a, Scratch *s, const KeyAddresses *p, long head, const int kv_format) {
     long offset = head * head_bytes(a), stride = head_dim_steps(a) * 64;
     for (long i = p->from; i < p->to; i++) copy_keys(p->keys[i] + offset, s->k + i * stride, a->d, kv_format);
@@ -81,24 +81,24 @@ INLINE void copy_rows(const AttentionArgs *a, Scratch *s, const KeyAddresses *p,
     }
 }
 
-/* Copies a head of the block to s->k and s->v, which then stay in the core's cache. */
+/* Copies one head's keys and values of the block to s->k and s->v, which then stay in the core's cache. */
 static void copy_head(const AttentionArgs *a, Scratch *s, const KeyAddresses *p, long head) {
     WITH_KV_FORMAT(copy_rows, a, s, p, head)
     if (a->kv_format == KV_PAIRED) copy_value_pairs(a, p, s->v, head);
 }
 
-/* Whether a block is copied. A single tile per head reads a whole block just once, directly from its pages. An
- * incomplete block is copied, because its missing keys must be zeros. */
+/* Returns whether a block is copied. With a single tile per head, a complete block is read only once, directly from its
+ * pages. An incomplete block is copied, because its missing keys must be zeros. */
 static int is_copied(const AttentionArgs *a, const KeyAddresses *p, const WorkItem *item) {
     return a->kv_format != KV_PAIRED || p->to - p->from < BLOCK_KEYS || item->rows > TILE_ROWS;
 }
 
-/* Where a tile's block lies: copied head by head, or whole in its pages, from which tiles can be loaded. */
+/* The addresses from which AMX tiles of a block are loaded: either in a copy of one head, or in the pages. */
 typedef struct {
-    const char *k[4];        /* the keys, by 16 */
-    const char *v[2];        /* the values, by 32 keys */
-    long k_stride, v_stride; /* from key to key, from pair to pair */
-    long v_column;           /* from 16 columns of the values to the next */
+    const char *k[4];        /* the keys: one address for each 16 keys */
+    const char *v[2];        /* the values: one address for each 32 keys */
+    long k_stride, v_stride; /* bytes from key to key, and from pair of values to pair of values */
+    long v_column;           /* bytes from 16 columns of the values to the next 16 */
 } TileAddresses;
 
 static TileAddresses copied_block(const AttentionArgs *a, const Scratch *s) {
@@ -121,8 +121,8 @@ static TileAddresses block_in_pages(const AttentionArgs *a, const WorkItem *item
     return p;
 }
 
-/* Prefetches the share of a load of a tile, or of two keys in the softmax: 4 quarters of plan_prefetch are a quarter of
- * the scores, two of the softmax and one of the output. */
+/* Prefetches the lines that are due with each load of an AMX tile, or with two keys of the softmax. Of the four
+ * quarters that a head prefetches, one is prefetched with the scores, two with the softmax and one with the output. */
 INLINE void prefetch_share(const AttentionArgs *a, Prefetch *prefetch) {
     if (prefetch) prefetch_lines(prefetch, (head_bytes(a) + 31) / 32);
 }
@@ -179,15 +179,15 @@ INLINE __m512 row_max(const float *scores, const VisibleKeys *visible, long bloc
     return _mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3]));
 }
 
-/* Rounds the weights of two keys to bf16 and interleaves them. */
+/* Rounds the weights of two keys, for 16 rows, to bf16 and interleaves them. */
 INLINE __m512i interleave_weights(__m512 even, __m512 odd) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                                            21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
 }
 
-/* Online softmax: turns the scores into weights, [BLOCK_KEYS / 32][16 rows][32 keys] bf16, and returns the factors for
- * the previous output. */
+/* Online softmax: turns scores into bf16 weights [BLOCK_KEYS / 32][16 rows][32 keys]. Returns the factor of each row
+ * for its output so far. */
 INLINE __m512 softmax(const AttentionArgs *a, const float *scores, Tile *tile, const VisibleKeys *visible, long block,
                       const Scales *scales, Prefetch *prefetch, const int hide, const int scaled) {
     SoftmaxState *state = &tile->split;
@@ -257,7 +257,7 @@ static void accumulate_values(const AttentionArgs *a, const TileAddresses *p, Ti
     }
 }
 
-/* Multiplies scores[BLOCK_KEYS][16] with the scales of the keys. */
+/* Multiplies scores[BLOCK_KEYS][16] by the scales of the keys. */
 static void scale_scores(float *scores, const Scales *scales) {
     for (long i = 0; i < BLOCK_KEYS; i++) {
         __m512 scaled = _mm512_mul_ps(_mm512_load_ps(scores + i * 16), _mm512_set1_ps(scales->k[i]));
@@ -286,8 +286,8 @@ static __m512 softmax_tile(const AttentionArgs *a, float *scores, Tile *tile, lo
                     : softmax(a, scores, tile, &visible, block, scales, prefetch, 1, 0);
 }
 
-/* Computes the weights of all tiles first and their outputs second, so that first the keys and then the values stay in
- * the L1 cache. While the softmax of one tile runs in SIMD registers, AMX multiplies the scores of the next. */
+/* Computes the weights of all tiles first, then their outputs. So first the keys and then the values stay in the L1
+ * cache. AMX computes the scores of the next tile while the softmax of the current tile runs in SIMD registers. */
 static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block) {
     const KeyAddresses *here = &address_scratch(s)->here;
     __m512 rescale[MAX_ITEM_TILES];

@@ -1,14 +1,15 @@
-/* bf16 attention with vdpbf16ps. The keys of a block are transposed (pairs of d down, keys across), so each score is
- * one chain over the pairs of d in its own register element. The weights are rounded to bf16 in pairs of keys and
- * multiplied by values interleaved in pairs of keys, so each output is one chain over the pairs of a block. Missing
- * rows of a tile are skipped: a decode computes only the heads of its group. */
+/* bf16 attention with vdpbf16ps. The keys of a block are transposed to [pairs of d][keys], so each score is one chain
+ * over the pairs of d, in a register element of its own. The weights are rounded to bf16. Pairs of weights are
+ * multiplied by values that are interleaved in pairs of keys, so each output is one chain over the key pairs of a
+ * block. Missing rows of a tile are skipped: a decode step computes only the query heads that share a key/value
+ * head. */
 #include "attention/bf16_rows.h"
 #include "attention/key_addresses.h"
 
-/* s->k: [D / 2 padded to 16][BLOCK_KEYS][2] of one head; s->v: [BLOCK_KEYS / 2][D padded to 16][2] of one head;
+/* For one head, s->k: [D / 2 padded to 16][BLOCK_KEYS][2]; s->v: [BLOCK_KEYS / 2][D padded to 16][2];
  * tile->q: [16][D padded to 32]; s->scores: [16][BLOCK_KEYS]; tile->weights: [16][BLOCK_KEYS] bf16 */
 
-#define MAX_ROWS_AT_ONCE 6 /* with 4 registers of scores or outputs each; 3 rows with 8 registers of outputs each */
+#define MAX_ROWS_AT_ONCE 6 /* rows with 4 registers of scores or outputs each; with 8 registers each: at most 3 rows */
 
 static void begin_work(void) { flush_denormals(1); }
 static void end_work(void) { flush_denormals(0); }
@@ -37,7 +38,7 @@ INLINE void transpose_keys(const AttentionArgs *a, const KeyAddresses *p, long o
         }
 }
 
-/* Interleaves two rows of values; a missing row (NULL) becomes zeros. */
+/* Interleaves the values of two keys. A missing key (NULL) becomes zeros. */
 INLINE void interleave_values(const char *even, const char *odd, char *to, long d, const int kv_format) {
     for (long i = 0; i < d; i += 32) {
         __m512i out[2];
@@ -47,14 +48,14 @@ INLINE void interleave_values(const char *even, const char *odd, char *to, long 
     }
 }
 
-/* Copies a pair with one missing key, whose elements become zeros. */
+/* Copies an interleaved pair of values of which one key is missing. The missing key's elements become zeros. */
 static void mask_pair(const char *pair, int odd, char *to, long d) {
     __mmask32 there = odd ? 0xaaaaaaaau : 0x55555555u;
     for (long i = 0; i < d; i += 16) _mm512_store_si512(to + i * 4, _mm512_maskz_loadu_epi16(there, pair + i * 4));
 }
 
-/* Finds the value pairs of a head: in their pages if they are stored interleaved and read only once, else copied to
- * `buffer`. */
+/* Finds the interleaved value pairs of a head. They are used in their pages if they are stored interleaved and read
+ * only once (not `reused`). Otherwise they are copied to `buffer`. */
 static void locate_value_pairs(const AttentionArgs *a, const KeyAddresses *p, long head, char *buffer, int reused,
                                const char **pairs) {
     long row = token_bytes(a), bytes = pad_to_16(a->d) * 4;
@@ -116,7 +117,7 @@ static void score_tile(const AttentionArgs *a, const char *keys, const Tile *til
     }
 }
 
-/* Online softmax of one row: turns its scores into bf16 weights and returns the factor for the previous output. */
+/* Online softmax of one row: turns its scores into bf16 weights. Returns the factor for the row's output so far. */
 INLINE float softmax_row(const AttentionArgs *a, const float *scores, Tile *tile, int row, long block,
                          const Scales *scales, const int hide, const int scaled, const int capped) {
     SoftmaxState *state = &tile->split;
@@ -166,9 +167,9 @@ static void softmax_tile(const AttentionArgs *a, const float *scores, Tile *tile
 }
 
 typedef struct {
-    const char *const *pairs; /* pairs of values */
-    long from, to;            /* pairs that any row of the tile sees */
-    long row_stride;          /* stride of output rows, in elements */
+    const char *const *pairs; /* interleaved pairs of values */
+    long from, to;            /* the range of pairs that any row of the tile sees */
+    long row_stride;          /* elements from one output row to the next */
     Prefetch *prefetch;
 } Values;
 
@@ -218,8 +219,8 @@ static void accumulate_values(const Values *v, Tile *tile, const float *rescale)
     }
 }
 
-/* Computes the weights of all tiles first and their outputs second, so that first the keys and then the values stay in
- * the L1 cache. */
+/* Computes the weights of all tiles first, then their outputs. So first the keys and then the values stay in the L1
+ * cache. */
 static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block) {
     const KeyAddresses *p = &address_scratch(s)->here;
     const char *pairs[BLOCK_KEYS / 2];

@@ -1,17 +1,17 @@
 /* Attention in SIMD registers, computed in fp32.
  *
- * A score is four chains of multiply-adds over d, each over every fourth pair of elements, which are then added in a
- * fixed order. Registers hold 4 elements of SIMD_WIDTH / 4 keys, so keys need no transposition and few additions
- * across. An output is one chain over the keys of a block, with consecutive d in a register. Decodes read keys and
- * values in place; for more rows a block is widened and packed once. Both give the same bits. */
+ * A score is the sum of four chains of multiply-adds over d, which are added in a fixed order. A register holds 4
+ * elements of each of SIMD_WIDTH / 4 keys, so keys need no transposition and few additions across a register. An output
+ * is one chain over the keys of a block, with consecutive d in a register. Decode steps read keys and values in place.
+ * For more rows, a block is converted to fp32 and packed once. Both ways give the same bits. */
 #include "../simd.h"
 #define OUT_STEP (2 * SIMD_WIDTH)
 #include "attention/attention_rows.h"
 #include "attention/fp32_products.h"
 
-/* s->k, s->v: a packed block of one head; tile->q: [16][chunks][CHUNK]; tile->weights: [16][BLOCK_KEYS] */
+/* s->k, s->v: one head's packed block; tile->q: [16][chunks][CHUNK]; tile->weights: [16][BLOCK_KEYS] */
 
-/* Flushes denormals to zero, as AMX does, so a block that adds nothing changes nothing. */
+/* Flushes denormals to zero, as AMX does, so that a fully masked block leaves the state bit-identical. */
 static void begin_work(void) { flush_denormals(1); }
 static void end_work(void) { flush_denormals(0); }
 
@@ -23,7 +23,7 @@ INLINE int format_of(const AttentionArgs *a) {
     return a->element_size == 2 ? BF16 : F32;
 }
 
-/* Whether the elements of q and out are in the order of widened pairs. */
+/* Returns whether q and out hold even and odd elements separately, as widen_pairs does with bf16 pairs. */
 INLINE int alternating(const AttentionArgs *a) { return format_of(a) == BF16; }
 
 INLINE long token_head(const AttentionArgs *a, const Tile *tile, const WorkItem *item, int i, long *head) {
@@ -43,7 +43,7 @@ static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item) {
     }
 }
 
-/* Online softmax of one row: turns its scores into weights in place and returns the factor for the previous output. */
+/* Online softmax of one row: turns its scores into weights in place. Returns the factor for the row's output so far. */
 INLINE float softmax_row(const AttentionArgs *a, Tile *tile, int row, long block, const Scales *scales, const int hide,
                          const int scaled, const int capped) {
     SoftmaxState *state = &tile->split;
@@ -88,7 +88,7 @@ static void softmax_tile(const AttentionArgs *a, Tile *tile, long block, const S
         }
 }
 
-/* The keys of a block that any row of the tile sees, relative to the block. */
+/* The first and the end of the keys that any row of the tile sees, relative to the block's first key. */
 INLINE long first_seen(const AttentionArgs *a, const KeyAddresses *p, const Tile *tile, long block) {
     return max_long(p->from, first_visible_key(a, tile->position[0]) - block);
 }
@@ -96,7 +96,7 @@ INLINE long end_seen(const KeyAddresses *p, const Tile *tile, long block) {
     return min_long(p->to, tile->last[TILE_ROWS - 1] + 1 - block);
 }
 
-/* Computes one tile from the pages. */
+/* Computes attention of one tile to a block, reading keys and values in their pages. */
 INLINE void attend_in_place(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tile, long block,
                             const int format) {
     const KeyAddresses *p = &address_scratch(s)->here;
@@ -117,8 +117,8 @@ INLINE void attend_in_place(const AttentionArgs *a, Scratch *s, const WorkItem *
     accumulate_values(a, &v, tile, rescale, format);
 }
 
-/* Computes the tiles of a head from packed keys and values: the weights of all tiles first and their outputs second, so
- * that first the keys and then the values stay in the cache. */
+/* Computes attention of a head's tiles to a block, with packed keys and values. It computes the weights of all tiles
+ * first, then their outputs, so first the keys and then the values stay in the cache. */
 INLINE void attend_packed(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block,
                           const int format) {
     const KeyAddresses *p = &address_scratch(s)->here;
@@ -161,7 +161,7 @@ static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *ite
     }
 }
 
-/* Stores a row of bf16 whose steps hold the even elements first, then the odd ones. */
+/* Stores an output row as bf16. In each STEP elements of `row`, the even elements come first, then the odd elements. */
 INLINE void store_alternating(const float *row, float inverse, char *out, long d) {
     uint32_t pairs[MAX_HEAD_DIM / 2 + SIMD_WIDTH];
     for (long i = 0; i < d; i += STEP) {

@@ -1,4 +1,4 @@
-/* Functions of the bf16 attention kernels, which work on 512-bit registers. */
+/* Functions that the two bf16 attention kernels share. They use 512-bit registers. */
 #pragma once
 #include "attention/attention_rows.h"
 
@@ -10,8 +10,8 @@ INLINE __mmask32 column_mask(long d, long from) {
     return d - from >= 32 ? 0xffffffffu : d <= from ? 0 : (1u << (d - from)) - 1;
 }
 
-/* Loads elements [from, from + 32) of a cached head, with zeros beyond d. Codes become bf16, FP8 divided by
- * FP8_FACTOR. */
+/* Loads elements [from, from + 32) of a cached head as bf16, with zeros beyond d. 8-bit codes are converted; FP8 codes
+ * come out divided by FP8_FACTOR. */
 INLINE __m512i load_32(const char *row, long d, long from, const int kv_format) {
     __mmask32 mask = column_mask(d, from);
     if (!in_eight_bits(kv_format)) return _mm512_maskz_loadu_epi16(mask, row + from * 2);
@@ -21,7 +21,7 @@ INLINE __m512i load_32(const char *row, long d, long from, const int kv_format) 
     return (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
 }
 
-/* Calls an inlined function with the format of the cache as a constant. */
+/* Calls an inlined function with the cache's format as a compile-time constant. */
 #define WITH_KV_FORMAT(function, ...)                                   \
     switch (a->kv_format) {                                             \
         case KV_INT8: function(__VA_ARGS__, KV_INT8); break;            \
@@ -31,7 +31,8 @@ INLINE __m512i load_32(const char *row, long d, long from, const int kv_format) 
 
 INLINE float scale_factor(const AttentionArgs *a) { return a->kv_format == KV_FP8 ? FP8_FACTOR : 1; }
 
-/* Interleaves elements [from, from + 32) of two rows of values: pairs of the first 16 columns, then of the others. */
+/* Interleaves elements [from, from + 32) of the values of two keys. out[0] has the pairs of the first 16 columns,
+ * out[1] those of the other 16. */
 INLINE void interleave_32(const char *even, const char *odd, long d, long from, __m512i out[2], const int kv_format) {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
                                          5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
@@ -41,7 +42,7 @@ INLINE void interleave_32(const char *even, const char *odd, long d, long from, 
     out[0] = _mm512_permutex2var_epi16(x, low, y), out[1] = _mm512_permutex2var_epi16(x, high, y);
 }
 
-/* Swaps element j of row i with element i of row j. */
+/* Transposes a 16 x 16 matrix of 32-bit elements. */
 INLINE void transpose_16x16(__m512i r[16]) {
     __m512i t[16];
     for (int i = 0; i < 16; i += 2) {
@@ -81,7 +82,7 @@ INLINE __m512 simd_exp2(__m512 x) {
 /* Returns tanh(x) = 1 - 2 / (e^2x + 1) with an absolute error below 3e-6, without a division. */
 INLINE __m512 bf16_tanh(__m512 x) {
     const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f);
-    x = _mm512_min_ps(_mm512_set1_ps(30.0f), x); /* tanh(30) is 1, and its power is finite */
+    x = _mm512_min_ps(_mm512_set1_ps(30.0f), x); /* tanh(30) rounds to 1, and e^60 is finite */
     __m512 below = _mm512_add_ps(simd_exp2(_mm512_mul_ps(x, _mm512_set1_ps(2 * LOG2_E))), one);
     __m512 inverse = _mm512_rcp14_ps(below);
     inverse = _mm512_mul_ps(inverse, _mm512_fnmadd_ps(below, inverse, two));

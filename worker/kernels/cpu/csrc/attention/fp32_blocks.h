@@ -1,17 +1,17 @@
-/* How the fp32 kernel reads keys and values: in place, or packed into scratch memory when several strips of rows read
+/* Loads keys and values for the fp32 kernel: in place, or packed into scratch memory if several strips of rows read
  * them.
  *
- * Elements are loaded as pairs of registers, which hold consecutive elements. But bf16 is widened without a shuffle:
- * the first register takes the even elements, the second one the odd ones. Rows of q and of the output have the same order
- * in memory, so every dot product pairs the right elements. */
+ * Elements are loaded into pairs of registers. The two registers usually hold consecutive elements. But bf16 is
+ * converted without a shuffle, so the first register holds the even elements and the second the odd elements. The rows
+ * of q and of the output are kept in the same order, so every dot product pairs the right elements. */
 #pragma once
 #include "attention/key_addresses.h"
 
-/* How elements lie in memory. PACKED: fp32, packed by pack_keys or pack_values. INT8, FP8: codes (kv_format.h). */
+/* Formats of elements in memory. PACKED: fp32, packed by pack_keys or pack_values. INT8, FP8: codes (kv_format.h). */
 enum { PACKED, F32, BF16, INT8, FP8 };
 
 #define STEP (2 * SIMD_WIDTH) /* elements of a pair of registers */
-#define CHUNK 8               /* elements of a key in a pair of registers, which hold SIMD_WIDTH / 4 keys */
+#define CHUNK 8               /* elements of each key in a pair of registers, which holds SIMD_WIDTH / 4 keys */
 
 INLINE int is_codes(const int format) { return format >= INT8; }
 INLINE long bytes_of(const int format) { return is_codes(format) ? 1 : format == BF16 ? 2 : 4; }
@@ -50,7 +50,8 @@ INLINE vu gather_16_bytes(const char *from, long stride) {
 
 INLINE __m128i load_8_bytes(const char *from) { return _mm_loadl_epi64((const __m128i *)from); }
 
-/* Loads 8 codes from each of SIMD_WIDTH / 4 addresses: first the first 4 codes of each, then the others. */
+/* Loads 8 codes from each of SIMD_WIDTH / 4 addresses. The result has the first 4 codes of each address, and then the
+ * other 4 codes of each. */
 INLINE Codes gather_codes(const char *from, long stride) {
     __m128i x = _mm_unpacklo_epi32(load_8_bytes(from), load_8_bytes(from + stride));
 #if SIMD_WIDTH == 16
@@ -73,7 +74,7 @@ INLINE void load_keys(const char *from, long stride, vf out[2], const int format
 
 INLINE long chunks_of(const AttentionArgs *a) { return (a->d + CHUNK - 1) / CHUNK; }
 
-/* Packs the keys of a head to [BLOCK_KEYS / SIMD_WIDTH][chunks][2][4][SIMD_WIDTH]: what score_keys reads in order. */
+/* Packs a head's keys to [BLOCK_KEYS / SIMD_WIDTH][chunks][2][4][SIMD_WIDTH], which score_packed reads sequentially. */
 INLINE void pack_keys(const AttentionArgs *a, const KeyAddresses *p, ptrdiff_t offset, float *to,
                       Prefetch *prefetch, const int format) {
     const long size = bytes_of(format), chunks = chunks_of(a);
@@ -98,7 +99,7 @@ INLINE void pack_keys(const AttentionArgs *a, const KeyAddresses *p, ptrdiff_t o
         }
 }
 
-/* Packs the values of a head to [out_stride / STEP][BLOCK_KEYS][STEP]. */
+/* Packs a head's values to [out_stride / STEP][BLOCK_KEYS][STEP]. */
 INLINE void pack_values(const AttentionArgs *a, const KeyAddresses *p, ptrdiff_t offset, float *to,
                         Prefetch *prefetch, const int format) {
     const long size = bytes_of(format);

@@ -1,4 +1,4 @@
-/* The products of the fp32 kernel: scores, q times keys, and outputs, weights times values. */
+/* The two products of the fp32 kernel: scores (q times keys) and outputs (weights times values). */
 #pragma once
 #include "attention/attention_rows.h"
 #include "attention/fp32_blocks.h"
@@ -6,8 +6,8 @@
 #define MAX_ROWS_IN_PLACE 4 /* with more rows, a block is packed */
 #if SIMD_WIDTH == 16
 #define MAX_SCORE_ROWS 6 /* rows of scores in registers, 4 registers each */
-#define MAX_SUMS 16      /* registers for sums; widening takes others */
-#define MAX_STEPS 4      /* pairs of output registers per row, for up to FEW_ROWS; for more, half as many */
+#define MAX_SUMS 16      /* registers for sums; the other registers are needed to convert keys */
+#define MAX_STEPS 4      /* pairs of output registers per row, for up to FEW_ROWS rows; half as many for more rows */
 #define FEW_ROWS 3
 #else
 #define MAX_SCORE_ROWS 2
@@ -17,7 +17,7 @@
 #endif
 #define MAX_VALUE_ROWS 6
 
-/* Adds the elements of every quarter of four registers: element 4 * i + j is the sum of quarter i of x[j]. */
+/* Adds up groups of 4 elements of four registers: element 4 * i + j of the result is the sum of group i of x[j]. */
 INLINE vf add_quarters(const vf x[4]) {
 #if SIMD_WIDTH == 16
 #define UNPACK(type, half, a, b) (vf) _mm512_unpack##half##_##type((__m512##type)(a), (__m512##type)(b))
@@ -33,7 +33,7 @@ INLINE vf add_quarters(const vf x[4]) {
     return UNPACK(pd, lo, a, b) + UNPACK(pd, hi, a, b);
 }
 
-/* Repeats 4 floats in every quarter of a register. */
+/* Returns a register that repeats 4 floats. */
 INLINE vf repeat_quad(const float *p) {
 #if SIMD_WIDTH == 16
     return (vf)_mm512_broadcast_f32x4(_mm_loadu_ps(p));
@@ -42,10 +42,10 @@ INLINE vf repeat_quad(const float *p) {
 #endif
 }
 
-/* The keys of a block, of one head. */
+/* One head's keys of a block. */
 typedef struct {
-    const char *first; /* the first key, which may not exist */
-    long stride;       /* from key to key */
+    const char *first; /* the address of key 0 of the block, even if this key does not exist */
+    long stride;       /* bytes from key to key */
     long chunks;
     Prefetch *prefetch;
 } Keys;
@@ -65,7 +65,8 @@ INLINE void score_packed(const float *q, const Keys *keys, long first, float *sc
     for (int r = 0; r < rows; r++) store_f32(scores + r * BLOCK_KEYS + first, add_quarters(sum[r]));
 }
 
-/* Computes the scores from the pages, for as many quarters of the keys at a time as registers allow. */
+/* Computes the scores of SIMD_WIDTH keys, from `first` on, from keys in their page. It computes all of these keys at a
+ * time, or half of them if the sums of so many rows do not fit in registers. */
 INLINE void score_in_place(const float *q, const Keys *keys, long first, float *scores, const int rows,
                            const int format) {
     const int groups = rows <= MAX_SUMS / 4 ? 4 : 2;
@@ -89,7 +90,8 @@ INLINE void score_in_place(const float *q, const Keys *keys, long first, float *
     for (int r = 0; r < rows; r++) store_f32(scores + r * BLOCK_KEYS + first, add_quarters(sum[r]));
 }
 
-/* Computes the scores of keys [from, to) of all rows. Each SIMD_WIDTH keys stay in the L1 cache for all rows. */
+/* Computes the scores of packed keys [from, to) for all rows. Each group of SIMD_WIDTH keys stays in the L1 cache while
+ * all rows use it. */
 static void score_tile(const Keys *keys, Tile *tile, long from, long to) {
     int parts = (tile->rows + MAX_SCORE_ROWS - 1) / MAX_SCORE_ROWS;
     for (long first = from / SIMD_WIDTH * SIMD_WIDTH; first < to; first += SIMD_WIDTH)
@@ -106,7 +108,7 @@ static void score_tile(const Keys *keys, Tile *tile, long from, long to) {
         }
 }
 
-/* Computes the scores of SIMD_WIDTH keys of all rows from the pages. */
+/* Computes the scores of SIMD_WIDTH keys for all rows from keys in their page. */
 INLINE void score_tile_in_place(const Keys *keys, Tile *tile, long first, const int format) {
     switch (tile->rows) {
 #define CASE(r) \
@@ -116,11 +118,11 @@ INLINE void score_tile_in_place(const Keys *keys, Tile *tile, long first, const 
     }
 }
 
-/* The values of a block, of one head. */
+/* One head's values of a block. */
 typedef struct {
     const char *rows[BLOCK_KEYS];
-    long from, to;  /* the keys that any row of the tile sees */
-    long step_size; /* bytes from one step to the next */
+    long from, to;  /* the range of keys that any row of the tile sees */
+    long step_size; /* bytes from STEP elements of a value to the next STEP elements */
     Prefetch *prefetch;
 } Values;
 

@@ -1,12 +1,12 @@
-/* The addresses of a block's keys, for kernels that read pages head by head, and the prefetch of the next block. */
+/* The addresses of a block's keys, for kernels that read pages head by head. Also the prefetch of the next block. */
 #pragma once
 #include "attention/attention.h"
 
 #ifndef PREFETCH_LOCALITY
-#define PREFETCH_LOCALITY 3 /* how near the next block is brought: the last argument of __builtin_prefetch */
+#define PREFETCH_LOCALITY 3 /* into which cache the next block is prefetched (__builtin_prefetch): 3 is L1 */
 #endif
 
-/* Addresses of a block's keys, at head 0. Entries outside [from, to) point to another key, whose score is ignored. */
+/* The addresses of a block's keys at head 0. Entries outside [from, to) point to key `from` and are ignored. */
 typedef struct {
     const char *keys[BLOCK_KEYS];
     long from, to; /* relative to the block's first key */
@@ -14,7 +14,7 @@ typedef struct {
 
 typedef struct {
     Scratch common;
-    KeyAddresses here, next; /* here: the current block; next: the block that is read after it */
+    KeyAddresses here, next; /* here: the current block; next: the block after it */
     int next_head;           /* the first head of the next block */
     Scales scales;           /* the scales of the current head, if the cache has eight bits */
 } AddressScratch;
@@ -38,7 +38,7 @@ static void locate_keys(const AttentionArgs *a, KeyAddresses *p, int seq, long b
     for (long i = p->to; i < BLOCK_KEYS; i++) p->keys[i] = p->keys[p->from];
 }
 
-/* Records addresses only: the keys are read later, head by head, into the L1 cache. */
+/* Records only the addresses of keys. The keys themselves are read later, head by head, into the L1 cache. */
 static void load_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, long block, long from, long to) {
     AddressScratch *own = address_scratch(s);
     long next = block + BLOCK_KEYS, end = min_long(end_key(a, item), (item->split + item->splits) * SPLIT_KEYS);
@@ -54,7 +54,8 @@ static void load_block(const AttentionArgs *a, Scratch *s, const WorkItem *item,
         own->next = own->here;
 }
 
-/* Returns the scales of the current block, of the head `offset` bytes from head 0. */
+/* Returns the current block's scales for the head that is `offset` bytes after head 0. Sets them only if the cache has
+ * 8-bit codes. */
 static const Scales *head_scales(const AttentionArgs *a, Scratch *s, ptrdiff_t offset, float factor) {
     AddressScratch *own = address_scratch(s);
     const KeyAddresses *p = &own->here;
@@ -62,18 +63,20 @@ static const Scales *head_scales(const AttentionArgs *a, Scratch *s, ptrdiff_t o
     return &own->scales;
 }
 
-/* While a head is computed, a share of the next block is prefetched: some keys, with all heads of a key together. Then
- * the processor sees sequential reads at an even pace, and its hardware prefetcher runs further ahead. */
+/* While a head of the current block is computed, a part of the next block is prefetched: some of its keys, with all
+ * heads of each key. The processor then sees sequential reads at an even pace, and its hardware prefetcher runs further
+ * ahead. */
 typedef struct {
-    const char *at;  /* the next line */
-    long left;       /* lines of this key from there on */
+    const char *at;  /* the next cache line to prefetch */
+    long left;       /* cache lines of the current key from `at` on */
     const char *const *keys;
-    long key, lines; /* the key's index; lines of every key */
-    ptrdiff_t offset; /* from a key to the data to prefetch */
-    long line; /* bytes from one line to the next */
+    long key, lines; /* key: index of the current key; lines: cache lines of every key */
+    ptrdiff_t offset; /* bytes from a key's address to the data to prefetch */
+    long line; /* bytes from one cache line to the next */
 } Prefetch;
 
-/* Every head prefetches 4 quarters: first the keys of all heads, then the values. */
+/* Plans the prefetch from part `quarter` of the next block on. A block has 4 parts for each head of the item: the first
+ * half of the parts are keys, the second half values. Each head prefetches 4 parts. */
 INLINE Prefetch plan_prefetch(const AttentionArgs *a, Scratch *s, const WorkItem *item, long quarter) {
     long half = item->heads * 2;
     Prefetch p = {.keys = address_scratch(s)->next.keys, .lines = (item->heads * head_bytes(a) + 63) / 64, .line = 64};
@@ -84,7 +87,7 @@ INLINE Prefetch plan_prefetch(const AttentionArgs *a, Scratch *s, const WorkItem
     return p;
 }
 
-/* Prefetches the next `n` lines of the plan. */
+/* Prefetches the next `n` cache lines of the plan. */
 INLINE void prefetch_lines(Prefetch *p, long n) {
     for (long i = 0; i < n; i++, p->at += p->line) __builtin_prefetch(p->at, 0, PREFETCH_LOCALITY);
     p->left -= n;
@@ -93,7 +96,7 @@ INLINE void prefetch_lines(Prefetch *p, long n) {
     p->at = p->keys[p->key] + p->offset, p->left = p->lines;
 }
 
-/* Repeats one prefetch for ever: for parts that have nothing to prefetch. */
+/* Returns a plan that prefetches the same line forever, for tiles that have nothing to prefetch. */
 INLINE Prefetch no_prefetch(const KeyAddresses *p) {
     return (Prefetch){.keys = p->keys, .at = p->keys[0], .left = INT64_MAX};
 }

@@ -1,18 +1,18 @@
-/* The buffers in which a thread keeps the block of rows that it works on. */
+/* The buffers of a thread for its current block of rows. */
 #pragma once
 #include "gemm/groups.h"
 #include "gemm/results.h"
 
 typedef struct {
     char *chunk;                     /* unpacked weights */
-    float *acc, *total, *input_sums; /* acc: of a group or of all of K; total: of whole groups; one for each column */
-    char *rows, *ordered;            /* the rows in the kernel's layout; their inputs in the order of the weight */
+    float *acc, *total, *input_sums; /* acc: sums over a group or K; total: scaled sums of groups; see sum_inputs */
+    char *rows, *ordered;            /* rows: in the kernel's layout; ordered: inputs permuted by weight->input_order */
     Results *results;
     size_t bytes;
 } ThreadBuffers;
 
-/* Returns this thread's buffers, which are kept for the next matmul, or NULL when memory is exhausted. chunk_bytes is a
- * multiple of 64. acc and total have whole tiles of rows. */
+/* Returns this thread's buffers, or NULL when memory is exhausted. Later matmuls reuse them. chunk_bytes must be a
+ * multiple of 64. acc and total have space for rows up to a multiple of 32. */
 static ThreadBuffers *thread_buffers(const Gemm *g, long rows, size_t chunk_bytes, size_t rows_bytes) {
     static _Thread_local ThreadBuffers buffers;
     size_t sums = ceil_div(rows, 32) * 32 * PANEL, inputs = input_sums_size(g, rows);
@@ -33,7 +33,8 @@ static ThreadBuffers *thread_buffers(const Gemm *g, long rows, size_t chunk_byte
     return &buffers;
 }
 
-/* Returns rows [row, row + rows) of the inputs, in the order of the weight: in place, or copied. */
+/* Returns rows [row, row + rows) of the inputs, permuted by weight->input_order. Without an order, returns g->x in
+ * place. */
 static const char *ordered_rows(const Gemm *g, long row, long rows, const ThreadBuffers *buffers) {
     const int64_t *order = g->weight->input_order;
     const char *x = g->x + row * row_bytes(g);

@@ -1,6 +1,6 @@
-/* Multiplies a few rows by a panel of codes without unpacking it to memory first: pairs go from their stored form to a
- * register and are multiplied there. Each element is the same chain of dot products as in gemm_bf16.c, so it has the
- * same bits.
+/* Multiplies a few rows by a panel of codes without unpacking the panel to memory: codes are converted to bf16 pairs in
+ * registers and multiplied there. Each element is the same chain of dot products as in gemm_bf16.c, so it has the same
+ * bits.
  *
  * x is [K / 32][rows][32], padded with zeros. */
 #pragma once
@@ -8,12 +8,12 @@
 
 #define FEW_ROWS 4 /* from 5 rows on, it is faster to unpack pairs of weights once for all rows */
 
-/* The sums of every row, in half of the columns of a panel. */
+/* The sums of every row: of[row][half of the panel's columns]. */
 typedef struct {
     __m512 of[FEW_ROWS][2];
 } Sums;
 
-/* Adds the products of one block of 16 inputs. `kind` and `rows` are constants wherever this is inlined. */
+/* Adds the products of one block of 16 inputs. Callers pass constants for `kind` and `rows`. */
 INLINE void multiply_block(const char *codes, const char *x, Sums *sums, __m512i table, int kind, const int rows) {
 #pragma GCC unroll 8
     for (int pair = 0; pair < CODE_BLOCK / 2; pair++)
@@ -63,8 +63,8 @@ FEW_ROWS_KERNELS(2)
 FEW_ROWS_KERNELS(3)
 FEW_ROWS_KERNELS(4)
 
-/* The functions, by number of rows and then by kind of numbers. Plain numbers are multiplied in strips, and integers by
- * integer_few_rows.h. */
+/* The functions, indexed by number of rows - 1 and by kind. PLAIN has none, because strips multiply plain numbers. INT8
+ * has none here. integer_few_rows.h multiplies the integer kinds. */
 #define FEW_ROWS_ENTRY(rows) {NULL, few_table4_##rows, NULL, few_e4m3_##rows}
 static FewRows *const few_rows_kernels[FEW_ROWS][4] = {
     FEW_ROWS_ENTRY(1), FEW_ROWS_ENTRY(2), FEW_ROWS_ENTRY(3), FEW_ROWS_ENTRY(4),

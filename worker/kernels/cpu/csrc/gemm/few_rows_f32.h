@@ -1,5 +1,6 @@
-/* Multiplies a few rows by a panel of codes without unpacking it to memory first: numbers go from their codes to a
- * register and are multiplied there. Each element is the same chain of multiply-adds as in gemm_simd.c, so it has the same bits.
+/* Multiplies a few rows by a panel of codes without unpacking the panel to memory: codes are converted to fp32 in
+ * registers and multiplied there. Each element is the same chain of multiply-adds as in gemm_simd.c, so it has the same
+ * bits.
  *
  * x is [K / SIMD_WIDTH][rows][SIMD_WIDTH], padded with zeros to a multiple of CODE_BLOCK inputs. */
 #pragma once
@@ -16,7 +17,7 @@ typedef struct {
     vf of[FEW_ROWS][PANEL_REGISTERS];
 } Sums;
 
-/* Adds the products of one input, whose numbers are in `numbers`. */
+/* Adds the products of one input of each row. numbers: the weight's numbers for this input, in all columns. */
 INLINE void add_products(Sums *sums, const float *x, int input, const vf *numbers, const int rows) {
     const float *at = x + input / SIMD_WIDTH * rows * SIMD_WIDTH + input % SIMD_WIDTH;
     for (int r = 0; r < rows; r++) {
@@ -25,7 +26,7 @@ INLINE void add_products(Sums *sums, const float *x, int input, const vf *number
     }
 }
 
-/* Multiplies by one block of 16 inputs. `kind` and `rows` are constants wherever this is inlined. */
+/* Adds the products of one block of 16 inputs. Callers pass constants for `kind` and `rows`. */
 INLINE void multiply_block(const char *block, const float *x, Sums *sums, Table table, int kind, const int rows) {
     vu words[PANEL_REGISTERS];
     vf numbers[PANEL_REGISTERS];
@@ -81,7 +82,7 @@ typedef void FewRows(const Weight *w, long panel, const float *x, const float *i
     FEW_ROWS_KIND(table4, TABLE4, rows)   \
     FEW_ROWS_KIND(int8, INT8, rows)       \
     FEW_ROWS_KIND(e4m3, E4M3, rows)
-/* In the order of the kinds of codes, from TABLE4 on. */
+/* The functions for one number of rows, in the order of the kinds from TABLE4 on. */
 #define FEW_ROWS_ENTRY(rows) {few_table4_##rows, few_int8_##rows, few_e4m3_##rows}
 
 FEW_ROWS_KERNELS(1)
@@ -91,7 +92,7 @@ FEW_ROWS_KERNELS(3)
 FEW_ROWS_KERNELS(4)
 #endif
 
-/* The functions, by number of rows and then by kind of codes. */
+/* The functions, indexed by number of rows - 1 and by kind - TABLE4. */
 static FewRows *const few_rows_kernels[FEW_ROWS][3] = {
     FEW_ROWS_ENTRY(1),
     FEW_ROWS_ENTRY(2),

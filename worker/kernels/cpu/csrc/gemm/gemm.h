@@ -1,7 +1,7 @@
-/* Definitions shared by all matmul kernels, which compute y[T, N] = x[T, K] times a packed weight, plus a bias.
+/* Definitions for all matmul kernels. They compute y[T, N] = x[T, K] times a packed weight, plus a bias.
  *
- * Work is divided into blocks of rows times panels of 32 columns (jobs.h). The division affects speed only: every
- * element is one accumulation over K in one order, whichever thread computes it. */
+ * A unit of work is a block of rows times a panel of 32 columns (jobs.h). The division of work affects only speed: each
+ * element is accumulated over K in a fixed order, whichever thread computes it. */
 #pragma once
 #include "gemm/weight.h"
 #include "../simd.h"
@@ -23,10 +23,10 @@ typedef struct {
     char *out;     /* [T, N] in rows of ldo elements */
     long t, n, k, ldo;
     int x_bf16, out_bf16;
-    long block_rows, panels, first_unit, end_unit; /* units of work are blocks of rows times panels (jobs.h) */
+    long block_rows, panels, first_unit, end_unit; /* block_rows: rows of a block; units of work: see jobs.h */
 } Gemm;
 
-/* Stores one row of results. `columns` is PANEL except in the last panel. */
+/* Adds the bias to one row of results of a panel, and stores it. `columns` is PANEL except in the last panel. */
 INLINE void store_row(const float *acc, const float *bias, char *out, long columns, int out_bf16) {
     for (long j = 0; j < columns; j += SIMD_WIDTH) {
         vf y = load_f32(acc + j);
@@ -35,8 +35,8 @@ INLINE void store_row(const float *acc, const float *bias, char *out, long colum
     }
 }
 
-/* Stores `rows` rows of one panel from an fp32 buffer with row length PANEL. out: where
- * the first column of the first row goes; rows are `stride` bytes apart. */
+/* Stores `rows` rows of one panel from an fp32 buffer with row length PANEL. out: the address of the first row's first
+ * column; stride: bytes from row to row of `out`. */
 INLINE void store_columns(const Gemm *g, const float *acc, long rows, long panel, char *out, long stride) {
     long column = panel * PANEL, columns = g->n - column < PANEL ? g->n - column : PANEL;
     const float *bias = g->weight->bias ? g->weight->bias + column : NULL;
@@ -50,7 +50,7 @@ INLINE void store_columns(const Gemm *g, const float *acc, long rows, long panel
     }
 }
 
-/* Returns where the result of a row of one panel begins. */
+/* Returns the address in the output of a row's first column of a panel. */
 INLINE char *result_at(const Gemm *g, long row, long panel) {
     return g->out + (row * g->ldo + panel * PANEL) * (g->out_bf16 ? 2 : 4);
 }
@@ -64,11 +64,11 @@ INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }
 INLINE long min_long(long a, long b) { return a < b ? a : b; }
 INLINE long max_long(long a, long b) { return a > b ? a : b; }
 
-/* Returns the length of a row of inputs. */
+/* Returns the bytes of a row of inputs. */
 INLINE long row_bytes(const Gemm *g) { return g->k * (g->x_bf16 ? 2 : 4); }
 
-/* Cuts t rows into blocks that have at most about `most` rows each, and evenly many: a multiple of `step`, except for
- * the last. Returns the rows of a block. */
+/* Divides t rows evenly into blocks of at most about `most` rows. Returns the rows of a block, a multiple of `step`;
+ * the last block may have fewer. */
 INLINE long even_blocks(long t, long most, long step) {
     return ceil_div(ceil_div(t, ceil_div(t, most)), step) * step;
 }

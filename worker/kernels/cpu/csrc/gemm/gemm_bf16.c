@@ -1,43 +1,44 @@
-/* bf16 matmul. Codes that stand for small integers are multiplied as integers (integer_strips.h), all other weights with
- * vdpbf16ps, which adds the products of two neighbouring k to each fp32 element. Panels of plain weights are the same as
- * for AMX, so a packed weight serves every processor: [N/32][K/32][2 halves][16 pairs][16 columns][2].
+/* bf16 matmul. Codes that stand for small integers are multiplied as integers (integer_strips.h). All other weights are
+ * multiplied by vdpbf16ps, which adds the products of two neighbouring k to each fp32 element. Panels of plain weights
+ * have the same layout as for AMX: [N/32][K/32][2 halves][16 pairs][16 columns][2].
  *
- * Every element is one chain over the pairs of k in order. Accumulators for a strip of up to 12 rows x 32 columns stay
- * in registers; a single strip goes through all of K at once. With several strips, K is cut into chunks whose weights
- * fit in the L2 cache: all strips use one chunk before the next, and accumulators are stored in fp32 in between, which
- * changes no bit. */
+ * Every element is one chain over the pairs of k in order. The accumulators of a strip of up to 12 rows x 32 columns
+ * stay in registers. A single strip goes through all of K at once. With several strips, K is cut into chunks whose
+ * weights fit in the L2 cache, and all strips use a chunk before the next one. Between chunks, accumulators are stored
+ * in fp32, which changes no bit. */
 #include "gemm/few_rows_bf16.h"
 #include "gemm/integer/integer_strips.h"
 
-#define MAX_CHUNK_STEPS 40     /* k-steps of a chunk; with fewer, accumulators are stored too often */
+#define MAX_CHUNK_STEPS 40     /* the most k-steps of a chunk; with much fewer, accumulators are stored too often */
 #define CHUNK_BYTES (MAX_CHUNK_STEPS * K_STEP_BYTES)
-#define UNPACKED_STEPS 8       /* k-steps of a chunk that is unpacked for a single strip: it stays in the L1 cache */
-#define PREFETCH_DISTANCE 8192 /* bytes ahead of use at which a weight is prefetched when there is one strip */
+#define UNPACKED_STEPS 8       /* k-steps of a chunk of codes unpacked for a single strip: it stays in the L1 cache */
+#define PREFETCH_DISTANCE 8192 /* how many bytes ahead a weight is prefetched when there is one strip */
 #define BLOCK_BYTES (256L << 10) /* the most bytes of a block that has more than 64 rows */
 
-/* Prefetches two cache lines with every pair of k, `second` bytes apart. Then `next` advances by `advance`. */
+/* With every pair of k, the cache lines at `next` and `next + second` are prefetched. Then `next` advances by `advance`
+ * bytes. */
 typedef struct {
     const char *next;
     long advance, second;
 } Prefetch;
 
-/* Multiplies a strip of rows by some pairs of k of a panel. x: [k-steps][rows][32], from the first pair on. The sums are
- * stored in acc [rows][32]. If `end` is given, a group is complete: its sums are added to `total` [rows][32] instead.
- * `first`: whether to start from zero. */
+/* Multiplies a strip of rows by some pairs of k of a panel. x: [k-steps][rows][32], from the first pair on. first:
+ * whether sums start from zero and not from acc [rows][32]. If `end` is NULL, sums are stored in acc. Otherwise a group
+ * is complete, and its sums are scaled and added to total [rows][32]. */
 typedef void StripKernel(const char *x, const char *weight, long pairs, float *acc, int first, const Prefetch *prefetch,
                          const GroupEnd *end, float *total);
 
-/* How a block of rows is kept: each strip as [K/32][its rows][32]. */
+/* The layout of a copied block of rows: each strip is [K/32][rows of the strip][32]. */
 typedef struct {
     Strips strips;
-    long steps, chunk; /* k-steps; k-steps of a chunk */
+    long steps, chunk; /* steps: k-steps of K; chunk: k-steps of a chunk */
 } Layout;
 
 static size_t copied_bytes(const Gemm *g, long rows) {
     return multiplies_integers(g) ? integer_rows_bytes(g, rows) : rows * ceil_div(g->k, 32) * 64;
 }
 
-/* Blocks of rows leave space for the weights in the L2 cache. */
+/* Returns the rows of a block: few enough to leave space for the weights in the L2 cache. */
 static long block_rows(const Gemm *g) {
     if (multiplies_integers(g)) return rows_of_block(g, copied_bytes(g, 1));
     long most = min_long(BLOCK_BYTES / copied_bytes(g, 1) / 32 * 32, MAX_BLOCK_ROWS);
@@ -86,7 +87,7 @@ INLINE void multiply_strip(const char *x, const char *weight, long pairs, float 
         __m512bh left = (__m512bh)_mm512_load_si512(w), right = (__m512bh)_mm512_load_si512(w + 1024);
         for (int r = 0; r < rows; r++) {
             __m512i pair = _mm512_set1_epi32(*(const int32_t *)(at + r * 64));
-            __asm__("" : "+v"(pair)); /* keeps gcc from loading twice: one load serves both */
+            __asm__("" : "+v"(pair)); /* keeps gcc from loading the pair twice */
             sum[r][0] = _mm512_dpbf16_ps(sum[r][0], (__m512bh)pair, left);
             sum[r][1] = _mm512_dpbf16_ps(sum[r][1], (__m512bh)pair, right);
         }
@@ -104,7 +105,7 @@ FOR_STRIP_ROWS(STRIP_KERNEL)
 #define STRIP_ENTRY(rows) strip_##rows,
 static StripKernel *const strip_kernels[] = {FOR_STRIP_ROWS(STRIP_ENTRY)};
 
-/* With several strips, all of them together prefetch the next chunk; a single strip prefetches its own next weights. */
+/* With several strips, each prefetches a part of the next chunk. A single strip prefetches its own next weights. */
 INLINE Prefetch plan_prefetch(const Layout *s, const char *weight) {
     if (s->strips.count == 1) return (Prefetch){weight + PREFETCH_DISTANCE, 128, 64};
     return (Prefetch){weight + s->chunk * K_STEP_BYTES, ceil_div(128, s->strips.count), 0};

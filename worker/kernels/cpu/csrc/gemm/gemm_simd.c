@@ -1,10 +1,9 @@
-/* Matmul in SIMD registers: for fp32 on all processors, and for bf16 on those without a bf16 dot product.
+/* Matmul in SIMD registers: for fp32 on all processors, and for bf16 on processors without a bf16 dot product.
  *
  * Codes that stand for small integers are multiplied as integers if inputs are bf16 (integer_strips.h). Other codes are
- * unpacked to fp32, one chunk of a panel at a time, once for a block of rows; so are numbers in bf16 where registers are
- * too small to widen them there (pair_strips.h). Every element is then one
- * chain of fused multiply-adds over k = 0, 1, ...; between chunks it waits in fp32, which changes no bit. Plain fp32
- * panels are [N/32][K][32]. */
+ * unpacked to fp32, one chunk of a panel at a time, once for a block of rows. bf16 numbers are unpacked in the same way
+ * if there are more rows than pair_strips.h is fast for. Every element is one chain of fused multiply-adds over
+ * k = 0, 1, ... Between chunks it is stored in fp32, which changes no bit. Plain fp32 panels are [N/32][K][32]. */
 #include "gemm/few_rows_f32.h"
 #include "gemm/integer/integer_strips.h"
 #include "gemm/pair_strips.h"
@@ -12,15 +11,15 @@
 #define CHUNK 128 /* inputs of a panel that are unpacked at once: their fp32 numbers (16 KB) stay in the L1 cache */
 #define CHUNK_BYTES (CHUNK * PANEL * sizeof(float))
 
-/* Cache lines [at, end) that are prefetched while a strip is multiplied: `each` of them at a time. */
+/* The cache lines [at, end) to prefetch while a strip is multiplied: `each` lines in every step. */
 typedef struct {
     const char *at, *end;
     long each;
 } Ahead;
 
-/* Multiplies a strip of rows by some inputs of a panel. x: [k / SIMD_WIDTH][rows][SIMD_WIDTH]; numbers: [k][32]. The
- * sums are stored in acc [rows][32]. If `end` is given, a group is complete: its sums are added to `total` [rows][32]
- * instead. `first`: whether to start from zero. */
+/* Multiplies a strip of rows by some inputs of a panel. x: [k / SIMD_WIDTH][rows][SIMD_WIDTH]; numbers: [k][32]; first:
+ * whether sums start from zero and not from acc [rows][32]. If `end` is NULL, sums are stored in acc. Otherwise a group
+ * is complete, and its sums are scaled and added to total [rows][32]. */
 typedef void StripKernel(const float *x, const float *numbers, long k, float *acc, int first, const GroupEnd *end,
                          float *total, Ahead ahead);
 
@@ -28,12 +27,12 @@ typedef Strips Layout;
 
 INLINE float *fp32_rows(const ThreadBuffers *buffers) { return (float *)buffers->rows; }
 
-/* Returns K as the rows are stored: padded with zeros to whole blocks of codes, unless the weight is not padded. */
+/* Returns K, padded to whole blocks of codes. For plain fp32 weights, which are not padded, returns K. */
 INLINE long padded_depth(const Gemm *g) {
     return g->x_bf16 || g->weight->kind != PLAIN ? ceil_div(g->k, CODE_BLOCK) * CODE_BLOCK : g->k;
 }
 
-/* Returns the length of a row in a thread's copy. */
+/* Returns the elements of a row in a thread's copy: K padded to whole registers. */
 INLINE long stored_depth(const Gemm *g) { return ceil_div(padded_depth(g), SIMD_WIDTH) * SIMD_WIDTH; }
 
 static size_t copied_bytes(const Gemm *g, long rows) {
@@ -42,7 +41,7 @@ static size_t copied_bytes(const Gemm *g, long rows) {
 
 static long block_rows(const Gemm *g) { return rows_of_block(g, copied_bytes(g, 1)); }
 
-/* Copies a block of rows in fp32: each strip as [K / SIMD_WIDTH][its rows][SIMD_WIDTH], padded with zeros. */
+/* Copies a block of rows as fp32. Each strip becomes [K / SIMD_WIDTH][rows of the strip][SIMD_WIDTH], zero-padded. */
 static void repack_rows(const Gemm *g, const char *x, const Layout *s, float *to) {
     for (long i = 0; i < s->count; i++) {
         long rows = s->strip[i].rows;
@@ -57,7 +56,7 @@ static void repack_rows(const Gemm *g, const char *x, const Layout *s, float *to
     }
 }
 
-/* Adds the products of `count` inputs, which are neighbours within x's blocks of SIMD_WIDTH inputs. */
+/* Adds the products of `count` neighbouring inputs, which are in the same block of SIMD_WIDTH inputs of x. */
 INLINE void multiply_inputs(const float *x, const float *weight, vf sum[][PANEL_REGISTERS], const int count,
                             const int rows, const int registers) {
     for (int i = 0; i < count; i++, weight += PANEL) {
@@ -75,7 +74,8 @@ INLINE void prefetch_ahead(Ahead *ahead) {
         __builtin_prefetch(ahead->at, 0, 3);
 }
 
-/* Multiplies by `registers` neighbouring registers of columns, so that all accumulators stay in registers. */
+/* Multiplies a strip by `registers` registers of columns, from `column` on: few enough for the sums to stay in
+ * registers. */
 INLINE void multiply_columns(const float *x, const float *numbers, long k, float *acc, int first, const GroupEnd *end,
                              float *total, Ahead *ahead, int column, const int rows, const int registers) {
     vf sum[MAX_STRIP_ROWS][PANEL_REGISTERS];
@@ -131,8 +131,8 @@ static void multiply_groups(const Gemm *g, const Layout *s, const ThreadBuffers 
         }
 }
 
-/* Returns what strip i prefetches of the chunk of pairs at `next`: each strip prefetches its share, in every step of
- * SIMD_WIDTH inputs. So memory is read while a chunk is multiplied, and not only while one is unpacked. */
+/* Returns strip i's share of the chunk of pairs at `next` to prefetch. A strip prefetches some lines in every step of
+ * SIMD_WIDTH inputs. So memory is read while a chunk is multiplied, and not only while a chunk is unpacked. */
 INLINE Ahead share_of_chunk(const char *next, const Strips *s, long i, long count) {
     long lines = CHUNK * PANEL * sizeof(bf16) / 64, rows = s->strip[i].rows;
     long steps = max_long(count / SIMD_WIDTH * (PANEL_REGISTERS / registers_at_once(rows)), 1);
@@ -140,7 +140,8 @@ INLINE Ahead share_of_chunk(const char *next, const Strips *s, long i, long coun
     return (Ahead){next + begin * 64, next + end * 64, ceil_div(end - begin, steps)};
 }
 
-/* next: the chunk that follows, if it will be unpacked from pairs; else NULL. */
+/* Multiplies all strips by inputs [from, from + count) of a plain panel. next: the next chunk if it is bf16 pairs, to
+ * be prefetched; else NULL. */
 static void multiply_plain(const Gemm *g, const Layout *s, const ThreadBuffers *buffers, long from, long count,
                            const float *numbers, const char *next) {
     for (long i = 0; i < s->count; i++) {

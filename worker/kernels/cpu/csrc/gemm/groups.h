@@ -2,18 +2,18 @@
  *
  *     sum over groups of  scale * (sum over the group of value(code) * x)  +  minimum * (sum over the group of x)
  *
- * or, where x is turned into integers, in the order of integer_few_rows.h. Values of codes are exact in bf16 (NF4's are
- * rounded to it by kernels that multiply bf16), so no rounding depends on the scale. Every sum has one order, whatever
- * the number of rows. */
+ * If x is converted to integers, the order of operations is that of integer_few_rows.h. The values of codes are exact
+ * in bf16, except that kernels that multiply bf16 round NF4's values. So no rounding depends on the scale. Every sum
+ * has the same order for any number of rows. */
 #pragma once
 #include "gemm/gemm.h"
 
-/* How far ahead of use codes are prefetched, in bytes: the L1 cache has room for few lines that are on their way, so they
- * come to the L2 cache first. */
+/* How many bytes ahead codes are prefetched into the L2 and the L1 cache. Codes go to the L2 cache first, because the
+ * L1 cache can wait for only a few lines at once. */
 #define PREFETCH_L2 4096
 #define PREFETCH_L1 2048
 
-/* The end of a group, whose sums are then multiplied by its scale. */
+/* What is needed at the end of a group to scale its sums. */
 typedef struct {
     const Weight *weight;
     const char *head;        /* the group's scales and minimums */
@@ -26,7 +26,7 @@ INLINE vf load_f16(const uint16_t *p) { return (vf)_mm512_cvtph_ps(_mm256_loadu_
 INLINE vf load_f16(const uint16_t *p) { return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 #endif
 
-/* Loads the scales of the columns from `column` on. */
+/* Loads the scales of SIMD_WIDTH columns, from `column` on. head: the group's scales and minimums. */
 INLINE vf load_scales(const Weight *w, const char *head, long column) {
     vf number = w->scale_bytes == 4 ? load_f32((const float *)head + column) : load_f16((const uint16_t *)head + column);
     return number * w->factor;
@@ -36,21 +36,21 @@ INLINE vf load_minimums(const Weight *w, const char *head, long column) {
     return load_scales(w, head + PANEL * w->scale_bytes, column);
 }
 
-/* Returns `total` with one row's sums of a group added. (Multiply-adds are explicit because every caller must get the
- * same bits: gcc may or may not fuse a product and a sum.) */
+/* Scales one row's sums of a group and adds them to `total`. (The fused multiply-adds are explicit, because gcc may or
+ * may not fuse a product and a sum, and all callers must get the same bits.) */
 INLINE vf add_group(vf total, vf sum, vf scale, vf minimum, const GroupEnd *end, int row) {
     total = simd_fma(sum, scale, total);
     return end->weight->has_minimum ? simd_fma(broadcast(end->input_sums[row]), minimum, total) : total;
 }
 
-/* Returns the unit of a weight's integers, 1 or 0.5: four-bit codes may stand for halves. */
+/* Returns the number that integer 1 of a weight's codes stands for: 1, or 0.5 if 4-bit codes stand for halves. */
 INLINE float integer_unit(const Weight *w) {
     int halves = 0;
     for (int i = 0; i < 16; i++) halves |= w->values[i] != (float)(int)w->values[i];
     return w->kind == INTEGER4 && halves ? 0.5f : 1.0f;
 }
 
-/* Adds up the inputs of each group of rows x [rows, K]: sums is [groups][rows]. */
+/* Sums the inputs of each group of each row of x [rows, K]. sums: [groups][rows]. */
 static void sum_inputs(const Gemm *g, const char *x, long rows, float *sums) {
     for (long r = 0; r < rows; r++, x += row_bytes(g)) {
         for (long i = 0; i < group_count(g->weight); i++) {
@@ -75,13 +75,13 @@ INLINE void prefetch_codes(const char *codes, long bytes) {
     }
 }
 
-/* Reads the blocks of codes of a panel one after another. */
+/* An iterator over the blocks of codes of a panel. */
 typedef struct {
     const char *block;
     long left, group_blocks, block_bytes, head_bytes; /* left: blocks of this group from `block` on */
 } CodeReader;
 
-/* Begins with the block at input k. */
+/* Returns a reader that begins at the block of input k. */
 INLINE CodeReader read_codes(const Weight *w, long panel, long k) {
     long group = k / w->group, blocks = w->group / CODE_BLOCK, done = (k - group * w->group) / CODE_BLOCK;
     CodeReader r = {NULL, blocks - done, blocks, code_block_bytes(w), group_head_bytes(w)};
@@ -89,7 +89,7 @@ INLINE CodeReader read_codes(const Weight *w, long panel, long k) {
     return r;
 }
 
-/* Returns the next block. */
+/* Returns the next block, and advances the reader. */
 INLINE const char *read_block(CodeReader *r) {
     const char *block = r->block;
     r->block += r->block_bytes;
@@ -98,7 +98,7 @@ INLINE const char *read_block(CodeReader *r) {
     return block;
 }
 
-/* Returns the next block, and prefetches later ones. */
+/* Returns the next block, advances the reader, and prefetches later blocks. */
 INLINE const char *next_block(CodeReader *r) {
     prefetch_codes(r->block, r->block_bytes);
     if (r->left == 1) prefetch_codes(r->block + r->block_bytes, r->head_bytes);

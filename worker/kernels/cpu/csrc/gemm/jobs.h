@@ -1,11 +1,11 @@
-/* Runs all products of a call in one parallel region. A product is one weight of one job: columns in several formats
- * have several. Units of work are numbered over all products, so threads share many small products as they share one
- * large product.
+/* Runs all products of a call in one parallel region. A product is one weight of one job; a job whose columns have
+ * several formats has several weights. Units of work are numbered over all products, so threads share many small
+ * products in the same way as one large product.
  *
- * A kernel includes this file last. Before, it defines
+ * A kernel includes this file last. It must define these names before:
  *
  *     Layout                                                     how a thread keeps a block of rows
- *     CHUNK_BYTES                                                the most bytes of weights that it unpacks at once
+ *     CHUNK_BYTES                                                the most bytes of weights that are unpacked at once
  *     long block_rows(g)                                         the rows of a block
  *     size_t copied_bytes(g, rows)                               the size of ThreadBuffers.rows
  *     void load_rows(g, x, rows, buffers, layout)                prepares the block of rows x [rows, K]
@@ -17,13 +17,13 @@
 #define MIN_PARALLEL_BYTES (96L << 10) /* with smaller weights, a second thread costs more than it saves */
 #define MIN_PARALLEL_PRODUCTS (1L << 21)
 
-/* Computes units until none is left. Returns whether memory for this thread's buffers was exhausted. */
+/* Computes units until none is left. Returns 0, or 1 when memory for this thread's buffers is exhausted. */
 static int multiply_units(const Gemm *products, WorkRange *ranges, int threads) {
     const Gemm *g = products, *loaded = NULL;
     ThreadBuffers *buffers = NULL;
     Results *results = thread_results();
     Layout layout = {0};
-    long unit, loaded_row = 0; /* first row of the block in the buffers, of the product `loaded` */
+    long unit, loaded_row = 0; /* the block in the buffers begins at this row of the product `loaded` */
     results->count = 0; /* drops the results of a call that failed */
     while ((unit = take_unit(ranges, omp_get_thread_num(), threads)) >= 0) {
         while (unit < g->first_unit) g--;
@@ -44,7 +44,7 @@ static int multiply_units(const Gemm *products, WorkRange *ranges, int threads) 
     return 0;
 }
 
-/* Writes the products of a job to `to`, numbers their work units from `unit` on, and returns how many products. */
+/* Writes the products of a job to `to`, and numbers their work units from `unit` on. Returns the number of products. */
 static long plan_job(const GemmJob *job, int x_bf16, int out_bf16, long unit, Gemm *to) {
     long ldo = count_columns(job->weights), column = 0, count = 0;
     for (const Weight *w = job->weights; job->t && w; column += w->n, w = w->next) {
@@ -66,10 +66,10 @@ static int threads_for(const Gemm *products, long count, int threads) {
     return bytes < MIN_PARALLEL_BYTES && multiplied < MIN_PARALLEL_PRODUCTS ? 1 : threads;
 }
 
-/* The work of every thread: multiply_units, or a function that calls it. */
+/* The function that every thread runs: multiply_units, or a function that calls it. */
 typedef int Work(const Gemm *products, WorkRange *ranges, int threads);
 
-/* Returns 0, or 1 when memory is exhausted. */
+/* Computes all jobs. Returns 0, or 1 when memory is exhausted. */
 INLINE int multiply_jobs(const GemmJob *jobs, long job_count, int x_bf16, int out_bf16, int threads, Work *work) {
     long most = 0, count = 0;
     int failed = 0;

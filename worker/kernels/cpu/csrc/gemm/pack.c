@@ -1,6 +1,7 @@
 /* Packs weights [N, K] in the order in which the matmuls read them: panels of 32 rows, padded with zeros in N and K.
  *
- * A square of 16 rows is transposed at a time, whose cache lines are few: bf16 as pairs, which are words like fp32. */
+ * It transposes a square of 16 rows x 16 32-bit words at a time, which touches only a few cache lines. A word is an
+ * fp32 number or a pair of bf16 numbers. */
 #include <stdint.h>
 #include <string.h>
 
@@ -8,7 +9,8 @@ enum { PANEL = 32, STEP = 32, TILE = 16 };
 
 typedef uint32_t Tile[TILE][TILE]; /* [rows][words]: the words of 64 bytes of each row, zeros outside of the weight */
 
-/* rows, bytes: how many of both are inside the weight; stride: the bytes of a row. */
+/* Copies a tile of a weight. rows, bytes: how many rows, and bytes of each, are inside the weight; stride: bytes of a
+ * row. */
 static void copy_tile(Tile tile, const char *weight, long rows, long bytes, long stride) {
     bytes = bytes < (long)sizeof(tile[0]) ? bytes : (long)sizeof(tile[0]);
     if (rows < TILE || bytes < (long)sizeof(tile[0])) memset(tile, 0, sizeof(Tile));
@@ -20,13 +22,14 @@ static void copy_tile(Tile tile, const char *weight, long rows, long bytes, long
             memcpy(tile[r], weight + r * stride, bytes);
 }
 
-/* Stores `words` columns of the tile, each as 16 neighbouring words, `stride` words apart. */
+/* Stores the first `words` columns of a tile. Each column becomes 16 neighbouring words; columns are `stride` words
+ * apart. */
 static void store_transposed(Tile tile, uint32_t *to, long words, long stride) {
     for (long i = 0; i < words; i++)
         for (long r = 0; r < TILE; r++) to[i * stride + r] = tile[r][i];
 }
 
-/* [N/32][K/32][2 tiles][16 pairs][16 rows][2] */
+/* Packs to [N/32][K/32][2 tiles][16 pairs][16 rows][2]. */
 __attribute__((visibility("default"))) void pack_bf16(const uint16_t *weight, uint16_t *to, long n, long k,
                                                       int threads) {
     long panels = (n + PANEL - 1) / PANEL, steps = (k + STEP - 1) / STEP;
@@ -41,7 +44,7 @@ __attribute__((visibility("default"))) void pack_bf16(const uint16_t *weight, ui
             }
 }
 
-/* [N/32][K][32] */
+/* Packs to [N/32][K][32]. */
 __attribute__((visibility("default"))) void pack_f32(const float *weight, float *to, long n, long k, int threads) {
     long panels = (n + PANEL - 1) / PANEL;
 #pragma omp parallel for num_threads(threads)

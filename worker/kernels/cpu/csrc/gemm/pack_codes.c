@@ -1,15 +1,16 @@
 /* Packs codes [n, k] with their scales and minimums in the order in which the matmuls read them (see weight.h).
  *
- * Kernels that multiply fp32 numbers or integers read four-bit codes from 32-bit words, which hold 8 inputs of a column,
- * lowest first: [2 octets][32 columns]. Kernels that multiply pairs of bf16 read them from 16-bit words, which hold every
- * other of 8 inputs, so that neighbouring words give pairs: [2 halves][2 octets][16 columns][even inputs, odd inputs].
- * Eight-bit codes are bytes: [16 inputs][32 columns] for fp32, [2 halves][8 pairs][even inputs, odd inputs][16 columns]
- * for pairs of bf16, and for integers [2 octets][i = 0 to 3][32 columns][input i, input i + 4].
+ * Kernels that multiply fp32 numbers or integers read 4-bit codes from 32-bit words. A word holds 8 inputs of a column,
+ * the first in the lowest bits: [2 octets][32 columns]. Kernels that multiply pairs of bf16 read 4-bit codes from
+ * 16-bit words. A word holds the 4 even or the 4 odd inputs of an octet, so neighbouring words give pairs: [2 halves][2
+ * octets] [16 columns][even inputs, odd inputs]. 8-bit codes are bytes: [16 inputs][32 columns] for fp32, [2 halves][8
+ * pairs] [even input, odd input][16 columns] for bf16 pairs, and [2 octets][i = 0 to 3][32 columns][input i, input i +
+ * 4] for integers.
  *
- * `flip`: bits that change in every four-bit code. 8 turns codes in two's complement into codes whose order is that of
- * their values; kernels that multiply integers then need no table.
+ * `flip` is a mask of bits to invert in every 4-bit code. 8 turns two's complement into codes that increase with their
+ * values, for which kernels that multiply integers need no table.
  *
- * A strip of 4 blocks is copied first, because a column's codes of these blocks lie in one cache line. */
+ * A strip of 4 blocks is copied first, because a column's codes of these 4 blocks fill one cache line. */
 #include "gemm/weight.h"
 #include "intrinsics.h"
 #include <string.h>
@@ -31,7 +32,7 @@ static void copy_strip(Strip strip, const Weight *w, const uint8_t *codes, long 
     }
 }
 
-/* The 16 codes of a column become two 32-bit words, one for each octet of inputs. */
+/* Packs a block of 4-bit codes. The 16 codes of each column become two 32-bit words, one for each octet of inputs. */
 USES_AVX2 static inline void pack_four_bits(Strip strip, long input, char *to, int flip, int pairs) {
     const __m128i even_then_odd = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
     const __m128i low_and_high = _mm_set1_epi16(16 << 8 | 1); /* every other code is shifted by four bits */
@@ -61,7 +62,7 @@ USES_AVX2 static inline void transpose_bytes(Strip strip, long column, long inpu
     }
 }
 
-/* Packs the codes of 16 columns. */
+/* Packs a block of 8-bit codes, for one half (16 columns) of the panel. */
 USES_AVX2 static inline void pack_eight_bits(Strip strip, long half, long input, char *to, CodeOrder order) {
     __m128i rows[16];
     transpose_bytes(strip, half * HALF, input, rows);
@@ -86,7 +87,8 @@ USES_AVX2 static void pack_block(const Weight *w, Strip strip, long input, char 
     for (long half = 0; half < 2; half++) pack_eight_bits(strip, half, input, to, order);
 }
 
-/* Stores one number per column, divided by the weight's factor (a power of two); zeros beyond the last column. */
+/* Stores a group's scales or minimums, one for each column, divided by the weight's factor (a power of two). Stores
+ * zeros beyond the last column. */
 USES_AVX2 static void pack_numbers(const Weight *w, const float *numbers, char *to, long column, long group) {
     float panel[PANEL] = {0};
     for (long c = 0; c < PANEL && column + c < w->n; c++) panel[c] = numbers[(column + c) * group_count(w) + group];

@@ -1,6 +1,6 @@
-/* Multiplies strips of rows by bf16 numbers that are widened in registers, again for each strip: memory is read while
- * the strip is computed, and no unpacked numbers are stored. Each element is the chain of multiply-adds of gemm_simd.c,
- * so it has the same bits. */
+/* Multiplies strips of rows by bf16 numbers, which are converted to fp32 in registers, for each strip again. So memory
+ * is read while a strip is computed, and no converted numbers are stored. Each element is the same chain of
+ * multiply-adds as in gemm_simd.c, so it has the same bits. */
 #pragma once
 #include "gemm/strips.h"
 #include "gemm/unpack_f32.h"
@@ -11,7 +11,7 @@
 #if SIMD_WIDTH == 16
 #define MOST_PAIR_ROWS LONG_MAX
 #else
-#define MOST_PAIR_ROWS 8 /* more rows, in strips of 6 at most, are faster with numbers that are unpacked once */
+#define MOST_PAIR_ROWS 8 /* with more rows, it is faster to unpack numbers once for all strips */
 #endif
 
 /* Multiplies a strip by `count` inputs, a multiple of SIMD_WIDTH, from input `from` on. x: [count / SIMD_WIDTH][rows]
@@ -25,7 +25,7 @@ INLINE void multiply_pair_columns(const float *x, const char *pairs, long from, 
     for (long k = from; k < from + count; k += SIMD_WIDTH, x += rows * SIMD_WIDTH)
         for (int i = 0; i < SIMD_WIDTH; i += 2) {
             const char *line = pairs + (k + i) / 32 * 2048 + (k + i) / 2 % 16 * 64;
-            for (int odd = 0; odd < 2; odd++) { /* words are loaded twice: registers are scarce */
+            for (int odd = 0; odd < 2; odd++) { /* words are loaded twice, because registers are scarce */
                 vf numbers[PANEL_REGISTERS];
                 for (int j = 0; j < registers; j++) {
                     int at = column + j * SIMD_WIDTH;

@@ -1,8 +1,8 @@
 /* Writes the results of a few rows for several panels together.
  *
- * In every row, a panel's results are one line of the cache, and the lines of the rows lie far apart. The weights that
- * were read since the last product have pushed these lines out of the core's own caches. Writing them one by one while
- * weights are read costs a tenth of the time of 8 rows; writing longer pieces of each row costs a third of that. */
+ * A panel's results are one cache line or two in each row, and the lines of different rows are far apart. The weights
+ * read since the last product have evicted these lines from the core's own caches. With 8 rows, writing them one by one
+ * while weights are read takes a tenth of the time. Writing longer pieces of each row takes only a third of that. */
 #pragma once
 #include "gemm/gemm.h"
 
@@ -32,9 +32,9 @@ static void write_results(Results *results) {
     results->count = 0;
 }
 
-/* Stores a block of rows of one panel from an fp32 buffer with row length PANEL. A few rows wait for other panels: a
- * later call or write_results writes them together. One row, or many, are written at once; so are all with AVX2, where
- * multiplying takes longer than reading and waiting would gain nothing. */
+/* Stores a block of rows of one panel from an fp32 buffer with row length PANEL. The results of 2 to MAX_KEPT_ROWS rows
+ * are kept, and a later call or write_results writes several panels together. A single row or more rows are written at
+ * once. With AVX2 all rows are: multiplying takes longer than reading there, so keeping results would gain nothing. */
 static void keep_block(const Gemm *g, Results *results, const float *acc, long row, long rows, long panel) {
     if (SIMD_WIDTH == 8 || rows == 1 || rows > MAX_KEPT_ROWS) {
         store_block(g, acc, row, rows, panel);

@@ -4,7 +4,7 @@
 
 #define MAX_BLOCK_ROWS 512 /* the most rows of a block */
 
-/* Rows whose sums (two registers each) fit in the register file. FOR_STRIP_ROWS(X) is X(1) ... X(MAX_STRIP_ROWS). */
+/* The most rows whose sums (two registers each) fit in registers. FOR_STRIP_ROWS(X) is X(1) ... X(MAX_STRIP_ROWS). */
 #if SIMD_WIDTH == 16
 #define MAX_STRIP_ROWS 12
 #define FOR_STRIP_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
@@ -29,11 +29,11 @@ static void cut_strips(Strips *s, long rows) {
     }
 }
 
-/* Returns how many registers of columns a strip computes together. With few rows these are all of the panel, because
- * there must be enough independent sums to hide latencies. */
+/* Returns how many registers of columns a strip computes together. With few rows it is all columns of the panel, to
+ * have enough independent sums to hide the latency of multiply-adds. */
 #define registers_at_once(rows) ((rows) * PANEL_REGISTERS <= 12 ? PANEL_REGISTERS : 2)
 
-/* Returns the rows of a block: at most 192, and not more than fit in 768 KB if these are at least 48. */
+/* Returns the rows of a block: about as many as fit in 768 KB, but at most 192 and at least 48. */
 INLINE long rows_of_block(const Gemm *g, size_t row_bytes) {
     long most = min_long((768L << 10) / row_bytes / MAX_STRIP_ROWS * MAX_STRIP_ROWS, 192);
     return even_blocks(g->t, max_long(most, 48), MAX_STRIP_ROWS);

@@ -1,11 +1,11 @@
-/* Unpacks a panel's numbers to pairs of bf16, for kernels that multiply those: k-steps of 32 inputs, each
+/* Unpacks a panel's codes to pairs of bf16, for the kernels that multiply bf16. A k-step has 32 inputs:
  * [2 halves][16 pairs][16 columns][2]. */
 #pragma once
 #include "gemm/groups.h"
 
 #define K_STEP_BYTES 2048 /* one k-step of a panel of bf16 pairs */
 
-INLINE __m512 e4m3_values(const char *p) { /* as fp16, whose exponent means less: packed_weight.py corrects the factor */
+INLINE __m512 e4m3_values(const char *p) { /* read as fp16, 2^8 times too small: packed_weight.py corrects the factor */
     __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
     __m256i sign = _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16((short)0x8000));
     __m256i rest = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(0x3f80));
@@ -16,8 +16,8 @@ INLINE __m512 int8_values(const char *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
-/* Returns the values of 4-bit codes, times `factor`, twice, as bf16: a look-up takes five bits, and the fifth belongs to
- * another code. */
+/* Returns the table of the 16 values of 4-bit codes, times `factor`, as bf16. The table is repeated, because a look-up
+ * uses five bits, and the fifth belongs to another code. */
 INLINE __m512i load_table_bf16(const Weight *w, float factor) {
     __m256i once = (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(w->values), _mm512_set1_ps(factor)));
     return _mm512_inserti64x4(_mm512_castsi256_si512(once), once, 1);
@@ -28,8 +28,8 @@ INLINE __m512i pairs_of(__m512 even, __m512 odd) {
     return _mm512_or_si512(_mm512_srli_epi32((__m512i)even, 16), (__m512i)odd);
 }
 
-/* Returns the numbers of two inputs and 16 columns of a block: of neighbours, or of inputs i and i + 4 of an octet if
- * codes lie in the order for integers. `kind` is a constant wherever this is inlined. */
+/* Returns the pairs of numbers of two inputs, for 16 columns of a block. The inputs are neighbours, or inputs i and i +
+ * 4 of an octet if codes are in the order for integers. Callers pass a constant `kind`. */
 INLINE __m512i block_pairs(const char *codes, int half, int pair, __m512i table, int kind) {
     if (kind == TABLE4 || kind == INTEGER4) {
         __m512i words = _mm512_loadu_si512(codes + (kind == TABLE4 ? half * 2 + pair / 4 : pair / 4 * 2 + half) * 64);
@@ -52,8 +52,8 @@ INLINE void unpack_block_bf16(const char *codes, char *to, __m512i table, int ki
             _mm512_store_si512(to + pair * 64, block_pairs(codes, half, pair, table, kind));
 }
 
-/* Unpacks `steps` k-steps. With `spread`, each block of 16 inputs fills a k-step of its own, whose other half is zero:
- * AMX tiles hold 32 inputs, and groups may have 16. */
+/* Unpacks `steps` k-steps. With `spread`, each block of 16 inputs gets a k-step of its own, whose other half is zero.
+ * This serves groups of 16 inputs, because AMX tiles hold 32 inputs. */
 INLINE void unpack_codes_bf16(const Weight *w, long panel, long step, long steps, char *to, int spread, int kind) {
     __m512i table = load_table_bf16(w, kind == INTEGER4 ? 1 / integer_unit(w) : 1);
     CodeReader reader = read_codes(w, panel, step * 32);
@@ -69,7 +69,8 @@ INLINE void unpack_codes_bf16(const Weight *w, long panel, long step, long steps
     }
 }
 
-/* Returns the pairs of `steps` k-steps of a panel: in place, or unpacked to `buffer` (see unpack_codes_bf16). */
+/* Returns the bf16 pairs of `steps` k-steps of a panel. Plain panels are used in place. Codes are unpacked to `buffer`
+ * (see unpack_codes_bf16). */
 static const char *panel_pairs(const Weight *w, long panel, long step, long steps, char *buffer, int spread) {
     switch (w->kind) {
         case INTEGER4: unpack_codes_bf16(w, panel, step, steps, buffer, spread, INTEGER4); return buffer;

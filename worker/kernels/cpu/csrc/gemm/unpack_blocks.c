@@ -1,7 +1,7 @@
 /* Unpacks GGUF's block formats to codes, scales and minimums, as worker/model/gguf/blocks.py defines them.
  *
- * A row consists of blocks. Codes are one byte each; four-bit codes are in two's complement where they stand for integers.
- * Compiled without fused multiply-add, so that the scales and minimums have the bits of PyTorch's. */
+ * A row consists of blocks. Each code becomes one byte. 4-bit codes that stand for integers are in two's complement.
+ * Compiled without fused multiply-add, so that scales and minimums have the same bits as PyTorch computes. */
 #include "intrinsics.h"
 #include <string.h>
 
@@ -14,7 +14,8 @@ USES_AVX2 static inline float half_at(const uint8_t *bytes) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
 }
 
-/* Each run of `width` bytes holds the low halves of its bytes first, then the high halves. */
+/* Unpacks 4-bit codes from `count` bytes. For each run of `width` bytes, the codes in the low halves of the bytes come
+ * first, then the codes in the high halves. flip: bits to invert in each code. */
 USES_AVX2 static inline void nibbles(const uint8_t *bytes, int count, int width, int flip, uint8_t *codes) {
     for (int run = 0; run < count; run += width, bytes += width, codes += 2 * width)
         for (int i = 0; i < width; i++) {
@@ -50,8 +51,9 @@ USES_AVX2 static void q5_0(const uint8_t *block, uint8_t *codes, float *scale, f
     for (int i = 0; i < 32; i++) codes[i] = (codes[i] | (high >> i & 1) << 4) - 16;
 }
 
-/* The eight scales and minimums of Q4_K and Q5_K have six bits each, in 12 bytes: the first four in the low bits of bytes 0
- * to 3 and 4 to 7, whose two high bits belong to the other four, with the halves of bytes 8 to 11. */
+/* Q4_K and Q5_K have eight scales and eight minimums of six bits each, in 12 bytes. The first four scales are the low
+ * six bits of bytes 0 to 3, and the first four minimums those of bytes 4 to 7. The two high bits of these bytes are the
+ * high bits of the other scales and minimums; their low four bits are the halves of bytes 8 to 11. */
 USES_AVX2 static inline void k_scales(const uint8_t *block, float *scale, float *minimum) {
     const uint8_t *bytes = block + 4;
     float factor = half_at(block), below = -half_at(block + 2);
@@ -88,7 +90,8 @@ USES_AVX2 static void q6_k(const uint8_t *block, uint8_t *codes, float *scale, f
         }
 }
 
-/* The scale is a power of two. The block stores its exponent as fp32 does; 0 means 2^-127, which is denormal. */
+/* The scale is a power of two. The block stores its exponent with the bias of fp32. 0 means 2^-127, a denormal
+ * number. */
 USES_AVX2 static void mxfp4(const uint8_t *block, uint8_t *codes, float *scale, float *minimum) {
     (void)minimum;
     uint32_t bits = *block ? (uint32_t)*block << 23 : 1u << 22;
@@ -98,13 +101,14 @@ USES_AVX2 static void mxfp4(const uint8_t *block, uint8_t *codes, float *scale, 
 
 static const struct {
     Unpack *unpack;
-    int numbers, bytes, groups, has_minimum; /* of a block */
+    int numbers, bytes, groups, has_minimum; /* all of them for one block */
 } FORMATS[] = {
     {q8_0, 32, 34, 1, 0},   {q4_0, 32, 18, 1, 0},   {q4_1, 32, 20, 1, 1},    {q5_0, 32, 22, 1, 0},
     {q4_k, 256, 144, 8, 1}, {q5_k, 256, 176, 8, 1}, {q6_k, 256, 210, 16, 0}, {mxfp4, 32, 17, 1, 0},
 };
 
-/* format: a position in FORMATS. rows: n rows of so many blocks; codes [n, numbers], scale and minimum [n, groups]. */
+/* Unpacks n rows of `blocks` blocks each. format: an index into FORMATS; codes: [n, blocks * numbers]; scale and
+ * minimum: [n, blocks * groups]. */
 __attribute__((visibility("default"))) void unpack_blocks(int format, const uint8_t *rows, long n, long blocks, uint8_t *codes,
                                                           float *scale, float *minimum, int threads) {
     long numbers = FORMATS[format].numbers, bytes = FORMATS[format].bytes, groups = FORMATS[format].groups;

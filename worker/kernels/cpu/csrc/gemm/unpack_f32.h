@@ -22,14 +22,14 @@ INLINE vf nibble_values(vu words, int i, Table table) {
 INLINE vf int8_values(const char *p) {
     return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
-INLINE vf e4m3_values(const char *p) { /* as fp16, whose exponent means less: packed_weight.py corrects the factor */
+INLINE vf e4m3_values(const char *p) { /* read as fp16, 2^8 times too small: packed_weight.py corrects the factor */
     __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p));
     __m128i sign = _mm_and_si128(_mm_slli_epi16(wide, 8), _mm_set1_epi16((short)0x8000));
     __m128i rest = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3f80));
     return (vf)_mm256_cvtph_ps(_mm_or_si128(sign, rest));
 }
 typedef struct {
-    vf low, high; /* the numbers of the codes 0 to 7, and 8 to 15 */
+    vf low, high; /* low: the numbers of codes 0 to 7; high: of codes 8 to 15 */
 } Table;
 INLINE Table load_table(const Weight *w) { return (Table){load_f32(w->values), load_f32(w->values + 8)}; }
 /* Returns the values of nibble i of 32-bit words. */
@@ -37,11 +37,11 @@ INLINE vf nibble_values(vu words, int i, Table table) {
     __m256i at = (__m256i)(words >> (4 * i));
     __m256 low = _mm256_permutevar8x32_ps((__m256)table.low, at);
     __m256 high = _mm256_permutevar8x32_ps((__m256)table.high, at);
-    return (vf)_mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32(at, 28)); /* bit 3 decides */
+    return (vf)_mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32(at, 28)); /* bit 3 selects low or high */
 }
 #endif
 
-/* Unpacks one block of 16 inputs. `kind` is a constant wherever this is inlined. */
+/* Unpacks one block of 16 inputs. Callers pass a constant `kind`. */
 INLINE void unpack_block_f32(const char *codes, float *to, Table table, int kind) {
     if (kind == INT8 || kind == E4M3) {
         for (int i = 0; i < CODE_BLOCK * PANEL; i += SIMD_WIDTH)
@@ -55,7 +55,7 @@ INLINE void unpack_block_f32(const char *codes, float *to, Table table, int kind
         }
 }
 
-/* Unpacks the blocks of `count` inputs from `from` on, a multiple of CODE_BLOCK. */
+/* Unpacks the codes of `count` inputs from input `from` on. `from` is a multiple of CODE_BLOCK. */
 INLINE void unpack_codes_f32(const Weight *w, long panel, long from, long count, float *to, int kind) {
     Table table = load_table(w);
     CodeReader reader = read_codes(w, panel, from);
@@ -66,12 +66,12 @@ INLINE void unpack_codes_f32(const Weight *w, long panel, long from, long count,
 INLINE vf even_floats(vu pairs) { return as_float(pairs << 16); }
 INLINE vf odd_floats(vu pairs) { return as_float(pairs & 0xffff0000u); }
 
-/* Returns the pairs of bf16 numbers of a panel from input k on, a multiple of 32. */
+/* Returns the bf16 pairs of a panel from input k on. k is a multiple of 32. */
 INLINE const char *pairs_at(const Weight *w, long panel, long k) {
     return w->panels + (panel * ceil_div(w->k, 32) + k / 32) * 2048;
 }
 
-/* Unpacks pairs of bf16 numbers, which the products of the chunk before have prefetched. `from` is a multiple of 32. */
+/* Unpacks bf16 pairs, which were prefetched during the products of the previous chunk. `from` is a multiple of 32. */
 INLINE void unpack_pairs_f32(const Weight *w, long panel, long from, long count, float *to) {
     const char *chunk = pairs_at(w, panel, from);
     for (long i = 0; i < (count + 1) / 2; i++, to += 2 * PANEL) {
@@ -84,7 +84,7 @@ INLINE void unpack_pairs_f32(const Weight *w, long panel, long from, long count,
     }
 }
 
-/* Returns the numbers [count][32] of a chunk of a panel: in place, or unpacked to `buffer`. */
+/* Returns the fp32 numbers [count][32] of a chunk of a panel: in place if they are fp32, else unpacked to `buffer`. */
 static const float *panel_numbers(const Gemm *g, long panel, long from, long count, float *buffer) {
     const Weight *w = g->weight;
     switch (w->kind) {

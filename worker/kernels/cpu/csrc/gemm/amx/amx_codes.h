@@ -1,8 +1,10 @@
-/* The AMX matmul with codes: chunks are unpacked to bf16 pairs, and the sums of a group leave the tiles when it ends. */
+/* The AMX matmul with codes. Chunks are unpacked to bf16 pairs. At the end of a group, its sums are stored from the
+ * tiles and scaled. */
 #pragma once
 #include "gemm/amx/amx_rows.h"
 
-/* The unpacked k-steps of one chunk, and where its groups are. A step holds 32 inputs, or 16 if groups have 16. */
+/* The division of K into unpacked k-steps. A step has 32 inputs, or 16 if groups have 16. group_steps: steps of a
+ * group. */
 typedef struct {
     long inputs_per_step, group_steps, count; /* count: steps of the whole panel */
 } CodeSteps;
@@ -12,18 +14,18 @@ INLINE CodeSteps code_steps(const Gemm *g) {
     return (CodeSteps){inputs, g->weight->group / inputs, ceil_div(g->k, inputs)};
 }
 
-/* Unpacks `steps` steps from `step` on, and one more if an odd number of steps holds 16 inputs each. */
+/* Unpacks `steps` steps from `step` on. If steps have 16 inputs, an odd number of steps is rounded up. */
 INLINE void unpack_steps(const Gemm *g, const CodeSteps *c, long panel, long step, long steps, char *to) {
     panel_pairs(g->weight, panel, step * c->inputs_per_step / 32, ceil_div(steps * c->inputs_per_step, 32), to,
                 c->inputs_per_step == CODE_BLOCK);
 }
 
-/* Returns the rows that a step is multiplied with. */
+/* Returns the address of the rows' inputs for a step. */
 INLINE const char *rows_of_step(const RowLayout *x, const CodeSteps *c, long step) {
     return x->base + step * c->inputs_per_step / 32 * x->step_stride;
 }
 
-/* A piece of a group: the steps of the group that one chunk holds. */
+/* The steps of a group that are in one chunk. begins, ends: whether the group begins or ends in this chunk. */
 typedef struct {
     long group, steps;
     int begins, ends;
@@ -35,7 +37,7 @@ INLINE GroupPart group_part(const Gemm *g, const CodeSteps *c, long step, long c
     return (GroupPart){group, min_long(end, chunk_end) - step, step == group * c->group_steps, end <= chunk_end};
 }
 
-/* Adds the sums of a group in acc [rows][32] to the total. */
+/* Scales the sums of a group in acc [rows][32], and adds them to the total. */
 static void add_group_rows(const GroupEnd *end, const float *acc, float *total, long rows) {
     for (int j = 0; j < 2; j++) {
         vf scale = load_scales(end->weight, end->head, j * 16), minimum = broadcast(0);
@@ -47,8 +49,9 @@ static void add_group_rows(const GroupEnd *end, const float *acc, float *total, 
     }
 }
 
-/* Computes one panel of codes for a few rows. The accumulators stay in tiles over a group. The sums of a group are added
- * while the tiles compute the next one: what tiles store cannot be read at once. */
+/* Computes one panel of codes for up to MAX_STREAMED_ROWS rows. Accumulators stay in tiles over a group. A group's sums
+ * are added to the total while the tiles compute the next group, because data that tiles stored cannot be read at
+ * once. */
 static void multiply_streamed_codes(const Gemm *g, const RowLayout *x, const ThreadBuffers *buffers, long panel) {
     CodeSteps c = code_steps(g);
     _Alignas(64) float sums[2][32 * PANEL], total[32 * PANEL];
@@ -81,7 +84,7 @@ static void multiply_streamed_codes(const Gemm *g, const RowLayout *x, const Thr
     keep_block(g, buffers->results, total, 0, g->t, panel);
 }
 
-/* Adds the sums of a group in acc [4 tiles] to the total. */
+/* Scales the sums of a group in acc [4 tiles], and adds them to the total. */
 static void add_group_tiles(const GroupEnd *end, const float *acc, float *total, long rows) {
     for (int tile = 0; tile < (rows > 16 ? 4 : 2); tile++) {
         vf scale = load_scales(end->weight, end->head, tile % 2 * 16), minimum = broadcast(0);
@@ -94,8 +97,8 @@ static void add_group_tiles(const GroupEnd *end, const float *acc, float *total,
     }
 }
 
-/* Multiplies 32 rows, or fewer, by the unpacked steps [s, chunk_end) of a panel, group by group. The sums of a group are
- * added while the tiles compute the next one: what tiles store cannot be read at once. */
+/* Multiplies up to 32 rows by the unpacked steps [s, chunk_end) of a panel, group by group. A group's sums are added to
+ * the total while the tiles compute the next group, because data that tiles stored cannot be read at once. */
 static void multiply_code_chunk(const Gemm *g, const CodeSteps *c, const RowLayout *x, const ThreadBuffers *buffers,
                                 long panel, long s, long chunk_end, long r, long rows) {
     long here = min_long(32, rows - r * 32), complete = 0; /* complete: groups that ended in this chunk */

@@ -1,19 +1,19 @@
-/* Products of a few rows with codes, without tiles: storing a tile takes as long for one row as for sixteen, and every
- * group must leave the tiles. Each element is what the tiles compute: in a k-step of 32 inputs, TDPBF16PS adds up the
- * products of even and of odd inputs in two chains of fused multiply-adds from zero, and then adds both to the sum.
- * Denormals are flushed to zero there, so gemm_amx.c sets that mode for all its products. */
+/* Products of a few rows with codes, without tiles. With tiles, the sums of every group would have to be stored, which
+ * takes as long for one row as for sixteen. Each element has the same bits as with tiles: in a k-step of 32 inputs,
+ * TDPBF16PS sums the products of even and of odd inputs in two chains of fused multiply-adds from zero, and then adds
+ * both to the sum. TDPBF16PS flushes denormals to zero, so gemm_amx.c sets this mode for all its products. */
 #pragma once
 #include "gemm/unpack_bf16.h"
 
 #define FEW_ROWS 2
-#define FEW_ROWS_GROUP 64 /* with groups of so many inputs, tiles are faster for two rows */
+#define FEW_ROWS_GROUP 64 /* with groups of this many inputs or more, tiles are faster for two rows */
 
-/* The sums of 2 x 16 columns. */
+/* The sums of each row, for 2 x 16 columns. */
 typedef struct {
     vf half[FEW_ROWS][2];
 } RowSums;
 
-/* Copies rows to fp32, padded with zeros to whole k-steps: to [t][32 * steps]. */
+/* Copies rows as fp32, zero-padded to whole k-steps: to [t][32 * steps]. */
 static void widen_rows(const Gemm *g, const char *x, float *to) {
     long depth = ceil_div(g->k, 32) * 32;
     for (long r = 0; r < g->t; r++)
@@ -21,8 +21,8 @@ static void widen_rows(const Gemm *g, const char *x, float *to) {
             store_f32(to + r * depth + k, k < g->k ? load(x + r * row_bytes(g), k, g->k, 1) : broadcast(0));
 }
 
-/* Adds the products of a block of 16 inputs. The chains of both halves alternate, which hides the latency of additions.
- * `kind` and `rows` are constants wherever this is inlined. */
+/* Adds the products of a block of 16 inputs. The chains of the two halves of the columns alternate, which hides the
+ * latency of additions. Callers pass constants for `kind` and `rows`. */
 INLINE void add_block(const char *codes, const float *x, long depth, __m512 table, RowSums *evens, RowSums *odds,
                       int kind, const int rows) {
 #pragma GCC unroll 8
@@ -46,7 +46,7 @@ INLINE void add_block(const char *codes, const float *x, long depth, __m512 tabl
         }
 }
 
-/* Adds the products of a whole group: inputs [begin, end), the end being a multiple of CODE_BLOCK. */
+/* Adds the products of a whole group: inputs [begin, end). `end` is a multiple of CODE_BLOCK. */
 INLINE void add_inputs(CodeReader *reader, const float *x, long begin, long end, long depth, __m512 table,
                        RowSums *sums, int kind, const int rows) {
     long step = reader->group_blocks == 1 ? CODE_BLOCK : 32;
@@ -63,7 +63,7 @@ INLINE void add_inputs(CodeReader *reader, const float *x, long begin, long end,
 /* Computes one panel: total [rows][32]. x: [rows][depth]. */
 INLINE void few_rows_panel(const Weight *w, long panel, const float *x, const float *input_sums, float *total, int kind,
                            const int rows) {
-    /* bf16 holds the values of tiles */
+    /* rounds the values to bf16, because tiles multiply bf16 */
     __m512 table = _mm512_castsi512_ps(_mm512_slli_epi32(
         _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(w->values))), 16));
     long depth = ceil_div(w->k, 32) * 32, padded = ceil_div(w->k, CODE_BLOCK) * CODE_BLOCK;
@@ -97,7 +97,7 @@ FEW_ROWS_KERNEL(int8, INT8, 2)
 FEW_ROWS_KERNEL(e4m3, E4M3, 1)
 FEW_ROWS_KERNEL(e4m3, E4M3, 2)
 
-/* The functions, by number of rows and then by kind of numbers. Plain numbers use tiles, and integers amx_integers.h. */
+/* The functions, indexed by number of rows - 1 and by kind. Plain numbers use tiles; integers use amx_integers.h. */
 static FewRows *const few_rows_kernels[FEW_ROWS][4] = {
     {NULL, few_table4_1, few_int8_1, few_e4m3_1},
     {NULL, few_table4_2, few_int8_2, few_e4m3_2},

@@ -1,14 +1,15 @@
-/* Products with codes that stand for integers, in tiles. Inputs become integers as in integer_rows.h, which bf16 holds
- * exactly. The sums of a group are less than 2^24 (packed_weight.py sees to it), so tiles add exactly, and every element
- * has the bits of integer_few_rows.h.
+/* Products in AMX tiles with codes that stand for integers. Inputs are converted to integers as in integer_rows.h; bf16
+ * represents these integers exactly. The sums of a group are less than 2^24 (packed_weight.py makes sure of that), so
+ * tiles add exactly, and every element has the same bits as in integer_few_rows.h.
  *
- * The sums of every group must leave the tiles. They wait in the L1 cache until all groups of a block of inputs are there:
- * adding them up together loads and stores the total once, and what tiles store cannot be read at once. */
+ * The sums of every group are stored from the tiles. They stay in the L1 cache until all groups of a block of inputs
+ * are computed. Adding them together loads and stores the total only once, and data that tiles stored cannot be read at
+ * once. */
 #pragma once
 #include "gemm/amx/amx_rows.h"
 #include "gemm/integer/integer_few_rows.h"
 
-/* A block of rows as integers, tiles [rows / 32][k-steps][32 rows][32], with their scales [blocks of inputs][rows]. */
+/* A block of rows as integers. tiles: [rows / 32][k-steps][32 rows][32]; scales: [blocks of inputs][rows]. */
 typedef struct {
     char *tiles;
     float *scales;
@@ -19,9 +20,9 @@ typedef struct {
 typedef struct {
     _Alignas(64) float of[MAX_PARTS][32 * PANEL];
     const Weight *weight;
-    const char *head;        /* of the first group */
-    const float *input_sums; /* of each row in the first group; the next group's begin `stride` later */
-    const float *scales;     /* of the rows, in this block of inputs */
+    const char *head;        /* the scales and minimums of the first group */
+    const float *input_sums; /* the sum of each row's inputs in the first group; groups are `stride` floats apart */
+    const float *scales;     /* the scale of each row in this block of inputs */
     float *total;            /* [4 tiles] */
     long groups, stride, rows;
 } BlockSums;
@@ -35,7 +36,7 @@ static size_t integer_tiles_bytes(const Gemm *g, long rows) {
     return ceil_div(rows, 32) * ceil_div(g->k, 32) * K_STEP_BYTES + rows * count_parts(g->weight) * sizeof(float);
 }
 
-/* Returns 32 inputs as integers in bf16: the pairs of each octet, inputs i and i + 4. */
+/* Returns 32 inputs as integers in bf16, in pairs of the inputs i and i + 4 of each octet. */
 INLINE __m512i integers_of_step(const bf16 *x, float factor) {
     const __m512i numbers_of_pairs = _mm512_set_epi16(31, 27, 30, 26, 29, 25, 28, 24, 23, 19, 22, 18, 21, 17, 20, 16, 15,
                                                       11, 14, 10, 13, 9, 12, 8, 7, 3, 6, 2, 5, 1, 4, 0);
@@ -47,7 +48,7 @@ INLINE __m512i integers_of_step(const bf16 *x, float factor) {
     return _mm512_permutexvar_epi16(numbers_of_pairs, (__m512i)_mm512_cvtne2ps_pbh(halves[1], halves[0]));
 }
 
-/* Converts a block of rows x [rows, K], with zeros beyond the rows and beyond K. */
+/* Converts a block of rows x [rows, K] to integers in tiles, with zeros beyond the last row and beyond K. */
 static void convert_to_tiles(const Gemm *g, const bf16 *x, IntegerTiles to) {
     const Weight *w = g->weight;
     float unit = integer_unit(w), factor;
@@ -65,7 +66,7 @@ static void convert_to_tiles(const Gemm *g, const bf16 *x, IntegerTiles to) {
     }
 }
 
-/* Adds the sums of one tile to the total. `groups` and `has_minimum` are constants wherever this is inlined. */
+/* Scales the sums of all groups in one tile, and adds them to the total. */
 INLINE void add_tile(const BlockSums *b, long tile, const long groups, const int has_minimum) {
     vf scale[MAX_PARTS], minimum[MAX_PARTS];
     for (long i = 0; i < groups; i++) {
@@ -95,11 +96,11 @@ static void add_sums(const BlockSums *b) {
             has_minimum ? add_tile(b, tile, b->groups, 1) : add_tile(b, tile, b->groups, 0);
 }
 
-/* Computes the sums of a block of inputs for 32 rows or fewer. weight: its `steps` unpacked steps, `each` of them for a
- * group. */
+/* Computes the sums of a block of inputs for up to 32 rows. weight: the block's `steps` unpacked steps; each: steps of
+ * a group. */
 INLINE void multiply_groups(const RowLayout *x, const char *from, const char *weight, long steps, long each,
                             BlockSums *sums, const int two_tiles) {
-    long half_steps = sums->weight->group / CODE_BLOCK; /* of the rows, for each group */
+    long half_steps = sums->weight->group / CODE_BLOCK; /* half k-steps of the rows in each group */
     for (long i = 0; i < sums->groups; i++, steps -= each, weight += each * K_STEP_BYTES)
         multiply_chunk(x, from + i * half_steps / 2 * x->step_stride, weight, min_long(each, steps), NULL, sums->of[i], 1,
                        weight, 0, two_tiles);

@@ -6,7 +6,7 @@
 #include "gemm/unpack_bf16.h"
 #include "../../amx_tiles.h"
 
-#define PREFETCH_DISTANCE 1024 /* bytes ahead of use at which a weight is prefetched when it is streamed */
+#define PREFETCH_DISTANCE 1024 /* how many bytes ahead a streamed weight is prefetched */
 #define CHUNK_STEPS 8          /* k-steps of a chunk: their weights stay in the L1 cache */
 #define CHUNK_BYTES (CHUNK_STEPS * K_STEP_BYTES)
 #define MAX_STREAMED_ROWS 32   /* with more rows, weights are not streamed */
@@ -33,7 +33,7 @@ INLINE void prefetch_weights(const char *weight, long bytes) {
     } while (0)
 #define ZERO_TILE(tile, p, stride) TILE_ZERO(tile)
 
-/* Computes one k-step of 32 columns for 32 rows (`two_tiles`), or for the upper 16 of them. */
+/* Computes one k-step of 32 columns for 32 rows (`two_tiles`), or for only the first 16 rows. */
 INLINE void step(const char *top, const char *bottom, const char *weight, long stride, const int two_tiles) {
     TILE_LOAD(6, weight, 64);
     TILE_LOAD(4, top, stride);
@@ -45,7 +45,8 @@ INLINE void step(const char *top, const char *bottom, const char *weight, long s
     if (two_tiles) TILE_DOT(3, 5, 7);
 }
 
-/* Where the rows of a block are in memory. The strides are bytes: of 32 rows, of one row, of one k-step. */
+/* The addresses of a block of rows. The strides are bytes from 32 rows to the next 32, from row to row, and from k-step
+ * to k-step. */
 typedef struct {
     const char *base;
     long block_stride, row_stride, step_stride;
@@ -77,8 +78,9 @@ INLINE void stream_16_rows(const RowLayout *x, const char *at, const char *weigh
         if (two_tiles) what(3, tiles + 768, 64); \
     } while (0)
 
-/* Multiplies 32 rows (`two_tiles`), or the upper 16, by one chunk of K. It adds to zero (`first`) or to `acc`, and stores
- * the result in `to`. Every step prefetches `prefetch_bytes` of `next`, the weights of the next chunk. */
+/* Multiplies 32 rows (`two_tiles`), or only the first 16, by one chunk of K. Sums start from zero (`first`) or from
+ * `acc` and are stored in `to`. Every step prefetches `prefetch_bytes` bytes of `next`, the weights of the next
+ * chunk. */
 INLINE void multiply_chunk(const RowLayout *x, const char *at, const char *weight, long steps, float *acc, float *to,
                            int first, const char *next, long prefetch_bytes, const int two_tiles) {
     if (first)
@@ -92,8 +94,8 @@ INLINE void multiply_chunk(const RowLayout *x, const char *at, const char *weigh
     EACH_TILE(TILE_STORE, to, two_tiles);
 }
 
-/* Stores whole cache lines directly to memory: nothing reads them soon, and fetching them into the caches would double
- * the traffic. */
+/* Stores whole cache lines directly to memory. Nothing reads them soon, and fetching them into the caches first would
+ * double the memory traffic. */
 static void store_past_caches(const Gemm *g, const float *acc, long row, long rows, long panel) {
     for (long r = 0; r < rows; r++) {
         const float *at = acc + r / 16 * 512 + r % 16 * 16;
@@ -102,7 +104,7 @@ static void store_past_caches(const Gemm *g, const float *acc, long row, long ro
     }
 }
 
-/* Returns where the sums of a row are among four tiles, in half of a panel. */
+/* Returns the index, in the floats of four stored tiles, of a row's sums for one half of a panel. */
 INLINE long place_in_tiles(long row, long half) { return row / 16 * 512 + half * 256 + row % 16 * 16; }
 
 static void copy_from_tiles(const float *acc, long rows, float *lines) {

@@ -10,13 +10,13 @@
 
 #define MAX_BLOCK_ROWS 512     /* the most rows of a block */
 #define BLOCK_BYTES (1L << 20) /* the most bytes of a block that has more than 64 rows */
-#define MIN_REPACK_COLUMNS 2048           /* rows are repacked as tiles if there are so many columns or more */
+#define MIN_REPACK_COLUMNS 2048           /* with fewer columns, repacking rows as tiles is not worth it */
 
 /* How a thread keeps a block of rows. */
 typedef struct {
     RowLayout x;  /* the layout for tiles */
-    int few_rows; /* whether tiles are not used, but vectors */
-    Strips strips; /* with a few rows of integers: a single strip */
+    int few_rows; /* whether SIMD registers are used and not tiles */
+    Strips strips; /* only for a few rows of integers, as a single strip */
 } Layout;
 
 INLINE int is_many(const Gemm *g) { return g->t > MAX_STREAMED_ROWS; }
@@ -26,8 +26,8 @@ INLINE int uses_vectors(const Gemm *g) {
     return g->weight->kind != PLAIN && g->t <= (g->weight->group < FEW_ROWS_GROUP ? FEW_ROWS : 1);
 }
 
-/* Whether to repack rows as tiles. Repacking pays for itself when many panels read more than one tile of rows, and is
- * needed when many rows do not fill whole tiles or K is not a multiple of 32. */
+/* Returns whether to repack rows as tiles. Repacking saves time if many panels read more than one tile of rows. It is
+ * required if many rows do not fill whole tiles, or if K is not a multiple of 32. */
 static int repacks(const Gemm *g, long rows) {
     if (g->k % 32 || (is_many(g) && rows % 16)) return 1;
     return g->t > 16 && g->n >= MIN_REPACK_COLUMNS;
@@ -38,7 +38,7 @@ static size_t copied_bytes(const Gemm *g, long rows) {
     return ceil_div(rows, 32) * ceil_div(g->k, 32) * K_STEP_BYTES;
 }
 
-/* Large blocks of rows leave space for the weights in the L2 cache. */
+/* Returns the rows of a block. Large blocks leave space for the weights in the L2 cache. */
 static long block_rows(const Gemm *g) {
     if (!is_many(g)) return MAX_STREAMED_ROWS;
     long most = min_long(BLOCK_BYTES / (ceil_div(g->k, 32) * 64) / 32 * 32, MAX_BLOCK_ROWS);

@@ -1,6 +1,6 @@
-/* Instructions that add the products of four neighbouring bytes to a sum, of processors that have them.
+/* The instructions that add the products of four neighbouring bytes to a sum, for processors that have them.
  *
- * dot_signed multiplies codes from 0 to 15 with signed bytes, dot_unsigned with unsigned ones. */
+ * dot_signed multiplies codes from 0 to 15 by signed bytes, dot_unsigned by unsigned bytes. */
 #pragma once
 #include "simd.h"
 
@@ -18,7 +18,7 @@ INLINE vi dot_unsigned(vi sum, vu codes, vi x) {
 }
 #elif defined(__ARM_FEATURE_DOTPROD)
 #define HAS_DOT_BYTES
-typedef union { /* a register of NEON is half of one here */
+typedef union { /* a NEON register is half of a vi */
     vi all;
     int32x4_t sums[2];
     uint32x4_t unsigned_sums[2];

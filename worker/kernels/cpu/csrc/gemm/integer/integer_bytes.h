@@ -1,6 +1,6 @@
-/* Products of four-bit codes from 0 to 15 with integers of 16 bits, a byte of an integer at a time: an instruction
- * multiplies twice as many bytes as it multiplies pairs, and codes need not be widened. The upper byte of an integer has
- * its sign, the lower is positive: so the sums of products are 256 * those of upper bytes + those of lower bytes. */
+/* Products of 4-bit codes from 0 to 15 with 16-bit integers, one byte of the integer at a time. An instruction
+ * multiplies twice as many bytes as 16-bit numbers, and codes need not be widened. The upper byte of an integer is
+ * signed, the lower byte unsigned. So a sum of products is 256 * (sum over upper bytes) + (sum over lower bytes). */
 #pragma once
 #include "gemm/integer/dot_bytes.h"
 #include "gemm/integer/integer_codes.h"
@@ -16,8 +16,8 @@
 #define WIDEN_16(a) (vi)_mm256_madd_epi16(a, _mm256_set1_epi16(1))
 #endif
 
-/* Adds the products of a block of 16 inputs for one register of columns and one row. codes: of even and odd inputs of
- * each octet. x: the octets' bytes (see IntegerRows), of `rows` rows. */
+/* Adds the products of a block of 16 inputs for one register of columns and one row. codes: for each octet, the codes
+ * of its even and of its odd inputs. x: the bytes of the octets (see IntegerRows) in a strip of `rows` rows. */
 INLINE void add_bytes(vi *lower, vi *upper, const vu *codes, const int32_t *x, const int rows) {
 #ifdef HAS_DOT_BYTES
     for (int i = 0; i < 4; i++, x += (i == 2 ? 3 : 1) * rows) {
@@ -34,7 +34,7 @@ INLINE void add_bytes(vi *lower, vi *upper, const vu *codes, const int32_t *x, c
 #endif
 }
 
-/* The blocks of a part, which are read with its first columns. */
+/* Reads the blocks of a part. The first register of columns reads and keeps them for the other columns. */
 typedef struct {
     CodeReader codes;
     const char *blocks[MAX_PARTS];
@@ -45,7 +45,7 @@ INLINE const char *block_of_part(PartReader *part, long i, int column) {
     return part->blocks[i];
 }
 
-/* Reads the codes of a block of 16 inputs: of even and odd inputs of each octet, for a register of columns. */
+/* Reads the codes of a block of 16 inputs for a register of columns: for each octet, the even inputs, then the odd. */
 INLINE void read_bytes(const char *block, int column, vu *codes) {
     for (int octet = 0; octet < 2; octet++) {
         vu words = load_words(block + (octet * PANEL + column) * 4);
@@ -53,9 +53,9 @@ INLINE void read_bytes(const char *block, int column, vu *codes) {
     }
 }
 
-/* Computes the sums of products of a part for `rows` rows and `registers` registers of columns, from `column` on. The part
- * has `count` blocks of 16 inputs. They are read with the first columns, one by one, so that they are prefetched in the
- * course of the work. `rows` and `registers` are constants wherever this is inlined. */
+/* Computes the sums of products of a part for `rows` rows and `registers` registers of columns, from `column` on. The
+ * part has `count` blocks of 16 inputs. The first columns read the blocks one by one, so that prefetches are spread
+ * over the work. Callers pass constants for `rows` and `registers`. */
 INLINE void sum_bytes(PartReader *part, long count, int column, const int32_t *x, const int32_t *starts,
                       vi sum[][PANEL_REGISTERS], const int rows, const int registers) {
     vi lower[FEW_BYTE_ROWS][PANEL_REGISTERS], upper[FEW_BYTE_ROWS][PANEL_REGISTERS];

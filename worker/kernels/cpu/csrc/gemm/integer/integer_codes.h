@@ -1,8 +1,8 @@
-/* Reads codes as integers of 16 bits: pairs of the inputs i and i + 4 of an octet, i = 0 to 3, for each column. */
+/* Reads codes as 16-bit integers, in pairs of the inputs i and i + 4 of an octet (i = 0 to 3) for each column. */
 #pragma once
 #include "gemm/integer/integer_rows.h"
 
-/* IntegerRows.table in each 16 bytes of a register. */
+/* A register that repeats IntegerRows.table in every 16 bytes. */
 typedef vu CodeTable;
 
 #if SIMD_WIDTH == 16
@@ -37,8 +37,8 @@ INLINE CodeTable load_code_table(const uint8_t *table) {
 #endif
 }
 
-/* Reads the four pairs of an octet of inputs, for the columns from `column` on. `kind` is a constant wherever this is
- * inlined. */
+/* Reads the four pairs of an octet of inputs, for a register of columns from `column` on. Callers pass a constant
+ * `kind`. */
 INLINE void read_pairs(const char *block, int octet, int column, CodeTable table, int kind, vu *pairs) {
     if (kind == INTEGER8) {
         for (int p = 0; p < 4; p++) pairs[p] = sign_extended(block + ((octet * 4 + p) * PANEL + column) * 2);

@@ -1,10 +1,10 @@
-/* Multiplies a few rows of integers by a panel of codes, which go from memory to registers. */
+/* Multiplies a few rows of integers by a panel of codes, which are not unpacked to memory but read into registers. */
 #pragma once
 #include "gemm/integer/integer_bytes.h"
 
 enum { BYTES4 = INTEGER8 + 1 }; /* four-bit codes from 0 to 15, which are multiplied byte by byte; see multiplies_bytes */
 
-/* The same for pairs. `kind` is a constant wherever this is inlined. */
+/* Does the same as sum_bytes, but multiplies pairs of 16-bit integers. Callers pass a constant `kind`. */
 INLINE void sum_pairs(PartReader *part, long count, int column, const int32_t *x, const int32_t *starts,
                       CodeTable table, vi sum[][PANEL_REGISTERS], int kind, const int rows, const int registers) {
     for (int r = 0; r < rows; r++)
@@ -90,7 +90,7 @@ FEW_PAIRS_KERNELS(4)
 FOR_MORE_BYTE_ROWS(FEW_BYTES_KERNEL)
 #endif
 
-/* The functions, by number of rows and then by codes: four bits with a table, eight bits, four bits as they are. */
+/* The functions, indexed by number of rows - 1 and by codes: 4 bits with a table, 8 bits, 4 bits without a table. */
 #define FEW_PAIRS_ENTRY(rows) {few_integer4_##rows, few_integer8_##rows, few_bytes4_##rows},
 #define FEW_BYTES_ENTRY(rows) {NULL, NULL, few_bytes4_##rows},
 static FewIntegerRows *const few_integer_rows_kernels[FEW_BYTE_ROWS][3] = {
@@ -103,12 +103,12 @@ static FewIntegerRows *const few_integer_rows_kernels[FEW_BYTE_ROWS][3] = {
 #endif
 };
 
-/* Whether a product of integers has few rows, whose codes are not unpacked to memory. */
+/* Returns whether a product of integers has so few rows that its codes are not unpacked to memory. */
 INLINE int has_few_integer_rows(const Gemm *g, const uint8_t *table) {
     return g->t <= FEW_INTEGER_ROWS || multiplies_bytes(g, table);
 }
 
-/* Computes one panel for such a product: buffers->total [rows][32]. */
+/* Computes one panel of a product with few rows (has_few_integer_rows): buffers->total [rows][32]. */
 static void multiply_few_integer_rows(const Gemm *g, const ThreadBuffers *buffers, long panel) {
     IntegerRows x = integer_rows(g, buffers->rows, g->t);
     int codes = multiplies_bytes(g, x.table) ? 2 : g->weight->kind == INTEGER8;

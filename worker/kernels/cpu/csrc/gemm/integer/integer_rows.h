@@ -1,10 +1,11 @@
-/* Turns bf16 inputs into integers of 16 bits, for products with codes that stand for small integers.
+/* Converts bf16 inputs to 16-bit integers, for products with codes that stand for small integers.
  *
- * A block of inputs shares a power of two. A number keeps all of its 8 bits unless it is more than 2^7 times smaller
- * than the largest of its block. The rest loses less than the largest number lost when it was rounded to bf16.
+ * The inputs of a block share a scale, a power of two. A number keeps all of its 8 bits unless it is more than 2^7
+ * times smaller than the largest number of its block. Smaller numbers lose less than the largest lost when rounded to
+ * bf16.
  *
- * A block consists of parts, each of inputs whose codes share a scale: of whole groups, or of a part of one that is
- * longer than a block. The sum of a part's products is an integer of 32 bits, hence exact in any order. */
+ * A block consists of parts. The codes of a part share a scale: a part is a group, or a piece of a group that is longer
+ * than a block. The sum of a part's products is a 32-bit integer, so it is exact in any order. */
 #pragma once
 #include "gemm/strips.h"
 
@@ -17,7 +18,7 @@
 #define FEW_INTEGER_ROWS 2
 #endif
 #if SIMD_WIDTH == 16 && defined(__AVX512VNNI__) && !defined(HAS_TILES)
-#define FEW_BYTE_ROWS 12 /* the same for products byte by byte */
+#define FEW_BYTE_ROWS 12 /* the most rows for products byte by byte */
 #else
 #define FEW_BYTE_ROWS FEW_INTEGER_ROWS
 #endif
@@ -28,7 +29,7 @@ typedef struct {
                         rows and codes from 0 to 15, the bytes of an octet: upper bytes of its even inputs, of its odd
                         inputs, and lower bytes of both */
     int32_t *starts; /* [parts][rows]: the first value of the sum of products, for codes that have an offset */
-    float *scales;   /* [blocks][rows]: the number for which 1 stands; NaN if the block has an infinity or a NaN */
+    float *scales;   /* [blocks][rows]: the value of integer 1; NaN if the block has an infinity or a NaN */
     uint8_t *table;  /* [16]: the integers, none of them negative, that the weight's four-bit codes stand for */
 } IntegerRows;
 
@@ -44,8 +45,8 @@ INLINE int multiplies_integers(const Gemm *g) {
     return g->x_bf16 && (g->weight->kind == INTEGER4 || g->weight->kind == INTEGER8);
 }
 
-/* Returns how many bits fewer than 16 the integers have that inputs become: tiles add up exactly only less than 2^24, and
- * codes have up to eight bits in groups of up to 32. */
+/* Returns how many bits fewer than 16 the converted inputs have. AMX tiles need this with 8-bit codes: their fp32 sums
+ * are exact only below 2^24. */
 INLINE int dropped_bits(const Weight *w) {
 #ifdef HAS_TILES
     if (w->kind == INTEGER8) return w->group == CODE_BLOCK ? 2 : 3;
@@ -54,7 +55,7 @@ INLINE int dropped_bits(const Weight *w) {
     return 0;
 }
 
-/* Returns K with zeros up to a whole block of codes. */
+/* Returns K, padded to whole blocks of codes. */
 INLINE long integer_depth(const Weight *w) { return ceil_div(w->k, CODE_BLOCK) * CODE_BLOCK; }
 
 /* Returns the block that begins at input `from`; it is empty at the end. part: the number of its first part. */
@@ -72,12 +73,12 @@ INLINE IntegerBlock block_after(const Weight *w, IntegerBlock b) {
     return block_at(w, b.from + b.count, b.part + b.parts);
 }
 
-/* Returns how many groups end in a block; the first of them is b.group. */
+/* Returns how many groups end in a block, counted from group b.group on. */
 INLINE long groups_ending(const Weight *w, IntegerBlock b) {
     return b.from + b.count == min_long((b.group + b.parts) * w->group, integer_depth(w)) ? b.parts : b.parts - 1;
 }
 
-/* Every block has at least one part, so there are at most as many blocks. */
+/* Returns the number of parts in all of K. There are at most as many blocks, because a block has at least one part. */
 INLINE long count_parts(const Weight *w) {
     long parts = 0;
     for (IntegerBlock b = block_at(w, 0, 0); b.from < w->k; b = block_after(w, b)) parts = b.part + b.parts;
@@ -95,7 +96,7 @@ INLINE IntegerRows integer_rows(const Gemm *g, char *buffer, long rows) {
     return x;
 }
 
-/* Writes the table of four-bit codes. Returns by how much its integers are larger than those the codes stand for. */
+/* Writes the table of 4-bit codes, whose integers are shifted to be at least 0. Returns the amount of the shift. */
 INLINE int32_t fill_table(const Weight *w, float unit, uint8_t *table) {
     float lowest = 0;
     if (w->kind != INTEGER4) return 0;
@@ -104,14 +105,14 @@ INLINE int32_t fill_table(const Weight *w, float unit, uint8_t *table) {
     return (int32_t)(-lowest / unit);
 }
 
-/* Whether four-bit codes stand for themselves, plus an offset. */
+/* Returns whether every 4-bit code is its own integer in the table. */
 INLINE int is_identity(const uint8_t *table) {
     int differs = 0;
     for (int i = 0; i < 16; i++) differs |= table[i] != i;
     return !differs;
 }
 
-/* Whether integers are multiplied byte by byte (integer_bytes.h). */
+/* Returns whether integers are multiplied byte by byte (integer_bytes.h). */
 INLINE int multiplies_bytes(const Gemm *g, const uint8_t *table) {
     return g->weight->kind == INTEGER4 && g->t <= FEW_BYTE_ROWS && is_identity(table);
 }
@@ -140,8 +141,8 @@ INLINE float power_of_two(int biased_exponent) {
     return power;
 }
 
-/* Returns the number for which 1 stands in a block of `length` inputs, and the factor that turns inputs into integers,
- * which have `dropped` bits fewer than 16. */
+/* Returns the value of integer 1 in a block of `length` inputs. Sets *factor to the factor that converts inputs to
+ * integers. dropped: how many bits fewer than 16 the integers have. */
 INLINE float block_scale(const bf16 *x, long length, int dropped, float *factor) {
     bf16 largest = largest_magnitude(x, length);
     int exponent = max_long(largest >> 7, 15), finite = largest < 0x7f80;
@@ -149,7 +150,7 @@ INLINE float block_scale(const bf16 *x, long length, int dropped, float *factor)
     return finite ? power_of_two(exponent - 14 + dropped) : __builtin_nanf("");
 }
 
-/* Returns the pairs of an octet of integers, or its bytes (see IntegerRows). */
+/* `paired` returns the pairs of an octet of integers; split_in_bytes returns its bytes (see IntegerRows). */
 INLINE __m128i paired(__m256i integers) {
     __m128i upper = _mm_slli_epi32(_mm256_extracti128_si256(integers, 1), 16);
     return _mm_blend_epi16(_mm256_castsi256_si128(integers), upper, 0xaa);
@@ -160,8 +161,8 @@ INLINE __m128i split_in_bytes(__m256i integers) {
     return _mm_shuffle_epi8(octet, _mm_setr_epi8(1, 5, 9, 13, 3, 7, 11, 15, 0, 4, 8, 12, 2, 6, 10, 14));
 }
 
-/* Converts `length` inputs of a row, a multiple of 16, and returns the sum of the integers. pairs: where the first pair
- * goes; the next is `rows` further. */
+/* Converts `length` inputs of a row, a multiple of 16. Returns the sum of the integers. pairs: the address for the
+ * first pair; the following pairs are `rows` words apart. */
 INLINE int32_t convert_part(const bf16 *x, long length, float factor, long rows, int32_t *pairs, int as_bytes) {
     __m256i sums = _mm256_setzero_si256();
     for (long k = 0; k < length; k += 8, pairs += 4 * rows) {
@@ -177,7 +178,7 @@ INLINE int32_t convert_part(const bf16 *x, long length, float factor, long rows,
     return sum;
 }
 
-/* Converts a block of rows x [rows, K]. */
+/* Converts a block of rows x [rows, K] to integers. */
 static void convert_rows(const Gemm *g, const bf16 *x, const Strips *s, long rows, IntegerRows to) {
     const Weight *w = g->weight;
     float unit = integer_unit(w), factor;

@@ -2,7 +2,7 @@
 #pragma once
 #include "gemm/integer/integer_few_rows.h"
 
-/* A block of inputs of a panel, whose codes are unpacked: codes [pairs][32]. head: of the group of the first part. */
+/* A block of inputs of a panel with unpacked codes [pairs][32]. head: scales and minimums of the first part's group. */
 typedef struct {
     const Weight *weight;
     const char *head;
@@ -12,8 +12,8 @@ typedef struct {
     long lines;       /* their cache lines */
 } UnpackedBlock;
 
-/* The data of a strip of rows: its pairs in this block [pairs][rows]; starts and sums of inputs, which have a row of
- * `stride` entries for each part; scales [rows]. */
+/* The data of a strip of rows in this block of inputs. pairs: [pairs][rows]; starts: [parts][stride]; input_sums:
+ * [groups][stride]; scales: [rows]. */
 typedef struct {
     const int32_t *pairs, *starts;
     const float *scales, *input_sums;
@@ -98,8 +98,8 @@ INLINE const char *unpack_integers(const Weight *w, long panel, IntegerBlock b, 
     return reader.block;
 }
 
-/* Returns the rows of strip i. Every strip prefetches its share of the next block, part by part: so memory is read while
- * a block is multiplied, and not only while one is unpacked. */
+/* Returns the data of strip i. Every strip prefetches its share of the next block, part by part. So memory is read
+ * while a block is multiplied, and not only while a block is unpacked. */
 INLINE StripRows strip_rows(const UnpackedBlock *b, const Strips *s, long i, IntegerRows x, const float *input_sums,
                             IntegerBlock block, long rows) {
     long first = s->strip[i].row, here = s->strip[i].rows, columns = PANEL_REGISTERS / registers_at_once(here);
