@@ -1,6 +1,6 @@
-"""A copy of a tokenizer whose added tokens have secret names, so that no text but its owner's can spell them.
+"""A copy of a tokenizer in which added tokens have secret names, so that untrusted text cannot spell them.
 
-The copy encodes everything else as the tokenizer does: the same rules, the same vocabulary, the same ids.
+Apart from those names, the copy encodes text as the original does: same rules, same vocabulary, same ids.
 """
 
 import secrets
@@ -18,9 +18,9 @@ class AliasedEngine:
     """Encodes texts so that an added token stands only where a trusted author wrote it.
 
     engine: the tokenizer
-    spellings: the added tokens that get another name; all of them are in the tokenizer's vocabulary
+    spellings: the added tokens to rename; all of them are in the tokenizer's vocabulary
 
-    Raises Unprocessable for a tokenizer of which no such copy can be made.
+    Raises Unprocessable if the tokenizer cannot be copied with renamed tokens.
     """
 
     def __init__(self, engine: Engine, spellings: Iterable[str]) -> None:
@@ -36,7 +36,7 @@ class AliasedEngine:
             )  # fmt: skip
 
     def encode_marked(self, text: str, mark: str) -> list[int]:
-        """Returns the ids of a text with marks (see Spellings). No added token begins at a mark."""
+        """Returns the ids of a text with marks (see Spellings). A spelling after a mark is encoded as plain text."""
         return self.encode_plain([self._spellings.replaced(text, self._aliases, mark)], False)[0]
 
     def encode_plain(
@@ -54,7 +54,7 @@ class AliasedEngine:
 
 
 def _renamed(engine: Engine, aliases: dict[str, str]) -> dict[str, Any]:
-    """Returns the description of the tokenizer (the content of a tokenizer.json) with other names for tokens."""
+    """Returns the tokenizer's description (the content of tokenizer.json), with tokens renamed by `aliases`."""
     state: dict[str, Any] = msgspec.json.decode(engine.to_str())
     model = state["model"]
     for entry in state["added_tokens"]:

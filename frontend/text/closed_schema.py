@@ -1,8 +1,8 @@
-"""Closes JSON schemas: their objects may have no properties except the named ones.
+"""Closes JSON schemas: objects may only have the properties that the schema names.
 
-JSON Schema allows any other property unless `additionalProperties` forbids it. Few clients that leave it out want other
-properties, and a model could go on inventing them forever. Everything that the closed schema allows, the original
-allows.
+JSON Schema allows unnamed properties unless `additionalProperties` forbids them. Most clients that omit this keyword
+do not want unnamed properties, and a model could invent more of them forever. A closed schema only allows values that
+the original schema allows, too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,7 +57,7 @@ def _closed_value(key: str, value: Any) -> Any:
 
 
 def _may_close(schema: Mapping[str, Any]) -> bool:
-    """Whether an object that has only named properties can satisfy the schema."""
+    """Whether the schema can be closed: an object with only the named properties can satisfy it."""
     named, at_least, required = schema.get("properties"), schema.get("minProperties", 0), schema.get("required", [])
     if not isinstance(named, dict) or not isinstance(required, list) or not isinstance(at_least, int):
         return False
@@ -65,7 +65,7 @@ def _may_close(schema: Mapping[str, Any]) -> bool:
 
 
 def _combines(schema: Mapping[str, Any]) -> bool:
-    """Whether several parts of the schema describe one object together."""
+    """Whether several subschemas apply to one object. Closing one would forbid properties that another names."""
     parts = schema.get("allOf")
     return isinstance(parts, list) and len(parts) > 1 if OWN.isdisjoint(schema) else not ELSEWHERE.isdisjoint(schema)
 

@@ -1,7 +1,7 @@
 """Turns token ids into text as they arrive, and finds stop strings in it. Pure: no I/O, no tokenizer.
 
-A detokenizer belongs to one stream and returns one text per id; joined, they equal what decoding all ids at once gives.
-`OutputText` adds stop strings: text that it releases is never taken back, and no part of a stop string is released.
+A detokenizer belongs to one stream and returns one text per id. The texts joined equal the decoding of all ids at once.
+`OutputText` adds stop strings: it never takes back text that it released, and releases no part of a stop string.
 """
 
 from codecs import utf_8_decode
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from frontend.text.stop_strings import Search, Stops
 
-PARTIAL = "\udc80"  # a lone surrogate, which no text contains. As a token's text it means: use the token's bytes
+PARTIAL = "\udc80"  # stands for the text of a token that must be decoded from its bytes; a lone surrogate is no text
 REPLACEMENT = "\ufffd"
 
 
@@ -18,17 +18,17 @@ class Detokenizer(Protocol):
     """Turns one stream's ids into text."""
 
     def push(self, ids: list[int]) -> list[str]:
-        """Returns one text per id, empty while a character is incomplete or where the id is not shown."""
+        """Returns one text per id. The text is empty if a character is still incomplete or the id is not shown."""
 
     def flush(self) -> str:
-        """Returns the rest of the text: replacement characters for bytes that never became a character."""
+        """Returns the rest of the text, with U+FFFD for bytes that did not complete a character."""
 
 
 class ByteLevelText:
-    """Detokenizes tokens that are bytes of UTF-8: the scheme of GPT-2, Llama 3 and Qwen.
+    """Detokenizes byte-level tokens, each a sequence of UTF-8 bytes, as in GPT-2, Llama 3 and Qwen.
 
-    texts: an id's text, or PARTIAL where its bytes are not complete characters
-    raw: an id's bytes
+    texts: maps an id to its text, or to PARTIAL if its bytes are not complete characters
+    raw: maps an id to its bytes
     """
 
     __slots__ = ("_pending", "_raw", "_text")
@@ -36,7 +36,7 @@ class ByteLevelText:
     def __init__(self, texts: Mapping[int, str], raw: Mapping[int, bytes]) -> None:
         self._text = texts.__getitem__
         self._raw = raw
-        self._pending = b""  # the bytes of a character that is not complete
+        self._pending = b""  # the bytes of an incomplete character
 
     def push(self, ids: list[int]) -> list[str]:
         if not self._pending:
@@ -62,14 +62,14 @@ class ByteLevelText:
 
 
 class ByteFallbackText:
-    """Detokenizes tokens that are text, with byte tokens for characters that have no token: Gemma, Llama 2.
+    """Detokenizes tokens that are text, with byte tokens for characters that have no token, as in Gemma and Llama 2.
 
-    The decoder judges a run of byte tokens as a whole: all of its characters, or one U+FFFD per byte if any byte
-    is wrong. A run is therefore held until a token that is not a byte ends it.
+    Consecutive byte tokens are decoded together. If they are not valid UTF-8, each byte becomes U+FFFD. They are
+    therefore held back until a token follows that is not a byte token.
 
-    texts: an id's text; PARTIAL for a byte token
-    raw: an id's bytes
-    strip: how many characters at the beginning of the text are dropped if they are spaces
+    texts: maps an id to its text, or to PARTIAL for a byte token
+    raw: maps an id to its bytes
+    strip: how many leading spaces are dropped at most
     """
 
     __slots__ = ("_raw", "_run", "_strip", "_text")
@@ -114,10 +114,10 @@ class ByteFallbackText:
 
 
 class WindowText:
-    """Serves any other decoder: decodes a short window with and without the new ids and returns the difference.
+    """Detokenizes for any other decoder: decodes a window of ids with and without the new ids, returns the difference.
 
-    The window begins at an id whose text has been returned, as decoders treat the first token specially. Text that ends
-    in U+FFFD may be a partial character and waits, for at most `MAX_WAITING` ids.
+    The window begins with ids whose text was returned, because decoders treat the first token specially. Text that ends
+    in U+FFFD may be an incomplete character, so it is held back for at most `MAX_WAITING` ids.
     """
 
     MAX_WAITING = 16
@@ -128,7 +128,7 @@ class WindowText:
         self._decode = decode
         self._hidden = hidden  # special and unknown ids: a window must not begin with one
         self._window: list[int] = []
-        self._returned = 0  # how many of the window's ids have had their text returned
+        self._returned = 0  # the text of so many ids of the window was returned
 
     def push(self, ids: list[int]) -> list[str]:
         return [self._one(token) for token in ids]
@@ -157,9 +157,9 @@ class WindowText:
 
 
 class MarkedText:
-    """Shows some ids that `detokenizer` hides. If such an id interrupts a character, the character stays incomplete.
+    """Shows some special tokens that `detokenizer` hides. One inside a character leaves the character incomplete.
 
-    marks: the text of each of these ids
+    marks: maps the id of each of these tokens to the text to show
     """
 
     __slots__ = ("_detokenizer", "_marks")
@@ -181,17 +181,17 @@ class MarkedText:
         return self._detokenizer.flush()
 
 
-# Ids, the text that each adds, and the stop string that ended the stream. A plain tuple, as one is made for each token.
-# Only `OutputText.finish` may return one text more than ids: the rest of a text that was released before.
+# Ids, the text of each id, and the stop string that ended the stream. A plain tuple is fast; each token makes one.
+# Only `OutputText.finish` may return one more text than ids: bytes left over from ids that were released before.
 Released = tuple[list[int], list[str], str | None]
 
 
 class OutputText:
-    """One choice's text: detokenized, ended before the first stop string.
+    """Detokenizes the output of one choice, and ends it before the first stop string.
 
-    An id is released when no stop string can touch its text any more. When a stop string is complete, the ids up
-    to its end are released, with their texts cut where it begins. Later ids are ignored, and each call returns the stop
-    string.
+    An id is released when no stop string can include its text any more. When a stop string is complete, all ids up to
+    its end are released, but their text is cut before the stop string. Later ids are ignored: each later call returns
+    only the stop string.
     """
 
     __slots__ = (
@@ -207,22 +207,22 @@ class OutputText:
         include_stop: bool = False,
     ) -> None:
         """
-        searched: gets each piece of text in order, and returns the text in which to search. It has the same length, and
-            other characters where no stop string may be found
-        include_stop: the text ends behind the stop string, not before it
+        searched: called with each piece of text in order; returns the text to search, of the same length. It replaces
+            characters that must not match a stop string
+        include_stop: whether the text includes the stop string
         """
         self._include_stop = include_stop
         self._detokenizer = detokenizer
         self._search = None if stops is None else Search(stops)
         self._searched = searched
-        self._ids: list[int] = []  # the ids that are held back, like their texts
+        self._ids: list[int] = []  # the ids that are held back; `_texts` has their texts
         self._texts: list[str] = []
         self._position = 0  # how many characters were released
         self.consumed = 0  # how many ids were released; usage counts these
         self.stop: str | None = None  # the stop string that ended the stream
 
     def push(self, ids: list[int]) -> Released:
-        """Adds ids and returns what is certain now. Without stop strings, that is all of `ids`, uncopied."""
+        """Adds ids, and returns what can be released now. Without stop strings this is `ids` itself."""
         texts = self._detokenizer.push(ids)
         if self._search is None:
             self.consumed += len(ids)
@@ -235,7 +235,7 @@ class OutputText:
         return self._watch(self._search, searched, ids, texts)
 
     def finish(self, ids: list[int] | None = None) -> Released:
-        """Adds the last ids, if any, and returns all that was held back; incomplete bytes join the last text."""
+        """Adds the last ids, and returns all that was held back. Incomplete bytes become part of the last text."""
         if self.stop is not None:
             return [], [], self.stop
         texts = self._detokenizer.push(ids or [])

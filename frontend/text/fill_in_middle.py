@@ -1,6 +1,6 @@
-"""Prompts of models that were trained to fill in the middle: the text before it, the text after it, and marks.
+"""Fill-in-the-middle prompts: the text before the middle, the text after it, and the model's special tokens (marks).
 
-A model's marks are tokens of its vocabulary, so the vocabulary shows its layout.
+Each family of models has its own marks, so the vocabulary shows which layout a model was trained with.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from frontend.errors import Unprocessable
 from frontend.text.tokenizer import Tokenizer
 
 PREFIX, SUFFIX = "prefix", "suffix"
-# The parts of a prompt in order: marks, and the two texts. A tokenizer has the layout if it has all the marks.
+# Each row: the parts of a prompt in order. A model has this layout if its vocabulary has all marks of the row.
 LAYOUTS: Sequence[tuple[str, ...]] = (
     ("<|fim_prefix|>", PREFIX, "<|fim_suffix|>", SUFFIX, "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma, Granite 4
     ("<fim_prefix>", PREFIX, "<fim_suffix>", SUFFIX, "<fim_middle>"),  # StarCoder, StarCoder2, Granite Code
@@ -22,13 +22,13 @@ LAYOUTS: Sequence[tuple[str, ...]] = (
 
 
 Layout = tuple[str, ...]
-# Marks before the name of a repository and before the name of each further file. A tokenizer needs both of a row.
+# Each row: the mark before a repository's name, and the mark before each file's name. A model must have both.
 REPOSITORY: Sequence[tuple[str, str]] = (
     ("<|repo_name|>", "<|file_sep|>"),  # Qwen2.5-Coder
     ("<repo_name>", "<file_sep>"),  # StarCoder2
     ("<reponame>", "<filename>"),  # StarCoder, Granite Code
 )
-PADDING = ("<|fim_pad|>", "<fim_pad>")  # end the middle
+PADDING = ("<|fim_pad|>", "<fim_pad>")  # padding tokens, which also end the middle
 
 
 def layout_of(tokenizer: Tokenizer) -> Layout | None:
@@ -37,27 +37,27 @@ def layout_of(tokenizer: Tokenizer) -> Layout | None:
 
 
 def filled(layout: Layout, before: list[int], after: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Returns the prompt that asks for the middle between two texts, without what begins every text."""
+    """Returns the prompt that asks for the middle between two texts, without a BOS token."""
     parts = {PREFIX: before, SUFFIX: after}
     return [*chain.from_iterable(parts[part] if part in parts else _id(part, tokenizer) for part in layout)]
 
 
 def repository_marks(tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Returns the ids of the marks before a repository's name and a file's; None if the tokenizer has none."""
+    """Returns the ids of the marks before a repository's name and before a file's; None if there are no such marks."""
     pairs = ((_id(name, tokenizer), _id(file, tokenizer)) for name, file in REPOSITORY)
     return next(((name[0], file[0]) for name, file in pairs if name and file), None)
 
 
 def ends(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the ids of tokens that end the middle; other ids end any output."""
+    """Returns the ids of tokens that end the middle, besides those that end any output."""
     padding = [id for mark in PADDING for id in _id(mark, tokenizer)]
     return (*padding, *(repository_marks(tokenizer) or ()))
 
 
 async def with_suffix(prompts: Sequence[list[int]], suffix: str, tokenizer: Tokenizer) -> list[list[int]]:
-    """Returns prompts that ask for the middle between each of `prompts` and `suffix`.
+    """Returns for each of `prompts` the prompt that asks for the text between it and `suffix`.
 
-    prompts: ids; the ids that the tokenizer puts before every text stay at the beginning
+    prompts: token ids; ids that the tokenizer puts before every text (BOS) stay at the beginning
 
     Raises Unprocessable for a model that was not trained to fill in the middle.
     """
@@ -77,5 +77,5 @@ async def with_suffix(prompts: Sequence[list[int]], suffix: str, tokenizer: Toke
 
 
 def _id(mark: str, tokenizer: Tokenizer) -> list[int]:
-    """Returns the id of a mark, in a list; an empty list if the mark is no token."""
+    """Returns a list with the id of a mark; an empty list if the mark is not a token."""
     return list(tokenizer.ids_of({mark: mark}))

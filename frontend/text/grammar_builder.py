@@ -1,12 +1,12 @@
-"""Builds the text of a grammar, in llguidance's format, from schemas, regular expressions and the like, and checks it.
+"""Builds the text of a grammar in llguidance's format from a JSON schema, a regular expression, etc., and checks it.
 
-Knows neither API formats nor tokens; the worker (worker/grammar) compiles the same text against the model's vocabulary.
-Each function takes `param`, the request field that the client wrote, and raises Unprocessable with its name and the
-library's own reason. A check takes place in a child process (`grammar_check`) and blocks: an event loop calls
-`in_thread`.
+Knows neither API formats nor tokens; the worker (worker/grammar) compiles the text against the model's vocabulary.
+`param` is the name of the request field that the client sent. If the grammar is refused, each function raises
+Unprocessable with this name and llguidance's reason. Checking blocks, because it takes place in a child process
+(`grammar_check`): call these functions from an event loop with `in_thread`.
 
-White space in JSON: none, one space, or a line break with up to 24 spaces or 6 tabs, wherever JSON allows any. Models
-may write `{"a": 1}` or indented JSON, and none can go on with blanks forever.
+White space in JSON is limited to none, one space, or a line break with up to 24 spaces or 6 tabs. So models may write
+`{"a": 1}` or indented JSON, but cannot write blanks forever.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ def json_object(param: str = "response_format") -> str:
 
 
 def json_schema(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:
-    """Builds the grammar of JSON that a schema allows. Keywords that the library cannot enforce are refused or, if
+    """Builds the grammar of the JSON that a schema allows. Keywords that llguidance cannot enforce are refused or, if
     `lenient`, ignored."""
     return _checked(_grammars(f'{{"json_schema":{embedded(schema, param, lenient=lenient)}}}'), param)
 
@@ -38,14 +38,14 @@ def json_schema(schema: dict[str, Any] | bool, param: str, *, lenient: bool = Fa
 def regex(pattern: str, param: str) -> str:
     """Builds the grammar of text that a regular expression matches as a whole.
 
-    pattern: in Rust's syntax: no look-around, no back-references
+    pattern: a regular expression in Rust's syntax, without look-around and back-references
     """
     start = f"start: /{as_lark_regex(pattern, param)}/" if pattern else 'start: ""'
     return _checked(_of_lark(start), param)
 
 
 def as_lark_regex(pattern: str, param: str) -> str:
-    """Returns a regular expression as it stands between slashes in Lark. Not checked by the library."""
+    """Returns a regular expression as Lark writes it between slashes, without checking it."""
     from llguidance import regex_to_lark
 
     _check_text(pattern, param)
@@ -55,19 +55,19 @@ def as_lark_regex(pattern: str, param: str) -> str:
 
 
 def one_of(options: Sequence[str], param: str) -> str:
-    """Builds the grammar of a choice between these texts."""
+    """Builds the grammar that allows exactly one of these texts."""
     if not options:
         raise _refused(param, "there is nothing to choose from")
     texts = " | ".join(_json(option, param) for option in options if option)
     start = (
         "start: CHOICE" + (' | ""' if "" in options else "") if texts else 'start: ""'
     )  # an empty text cannot be a terminal
-    # one terminal, because the library's parser fails at an output with more than 2000 alternatives
+    # one terminal, because llguidance's parser fails if the output has more than 2000 alternatives
     return _checked(_of_lark(f"{start}\nCHOICE: {texts}" if texts else start), param)
 
 
 def lark(text: str, param: str) -> str:
-    """Builds a grammar from text in llguidance's Lark, or in llama.cpp's GBNF (`root ::= …`), which is translated."""
+    """Builds a grammar from llguidance's Lark, or from llama.cpp's GBNF (`root ::= …`), which it translates to Lark."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     _check_text(text, param)
@@ -79,7 +79,7 @@ def lark(text: str, param: str) -> str:
 
 
 def composed(text: str, param: str, answer: str = "") -> str:
-    """Builds a grammar from Lark of ours. `@answer` in it stands for `answer`, a grammar built by a function above."""
+    """Builds a grammar from Lark that we wrote ourselves. `@answer` in it refers to `answer`, a grammar built above."""
     if not answer:
         return _checked(_of_lark(text), param)
     (part,) = msgspec.json.decode(answer)["grammars"]
@@ -87,7 +87,7 @@ def composed(text: str, param: str, answer: str = "") -> str:
 
 
 def embedded(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:
-    """Returns a schema with our rules for white space and objects, for use in Lark as `%json <schema>`. Not checked."""
+    """Returns a schema for `%json <schema>` in Lark, closed and with our white space. Does not check it."""
     try:
         plain = closed(schema) if isinstance(schema, dict) else {"enum": []} if schema is False else {}
     except RecursionError as error:
@@ -97,7 +97,7 @@ def embedded(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False
 
 
 async def in_thread(make: Callable[[], str]) -> str:
-    """Calls one of the functions above on another thread, when it is its turn (see `grammar_check.in_turn`)."""
+    """Calls one of the functions above in a thread, when the tenant's turn comes (see `grammar_check.in_turn`)."""
     return await grammar_check.in_turn(make)
 
 

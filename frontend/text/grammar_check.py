@@ -1,8 +1,8 @@
-"""Asks llguidance in child processes whether a grammar is valid. A grammar that crashes a child ends only its own
-request.
+"""Lets llguidance check in child processes whether a grammar is valid. If a child crashes, only the request with this
+grammar fails.
 
-The verdict on a grammar is remembered, so that a repeated grammar needs no child. There are CHILDREN children, and a
-tenant occupies one at a time: slow grammars of one tenant do not make the others wait.
+Results are cached, so that a repeated grammar needs no child. There are CHILDREN children, and a tenant uses at most
+one at a time, so that slow grammars of one tenant do not make other tenants wait.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ CHILDREN = 2
 MAX_WAITING = 64  # requests of one tenant that may wait
 
 tenant: ContextVar[str] = ContextVar("tenant", default="")  # the tenant of the request that this task handles
-# When all checks of a request must have ended. 0: only grammars that were checked before have a verdict.
+# When all checks of a request must have ended. 0: no deadline yet. Negative: only cached results may be used.
 _deadline: ContextVar[float] = ContextVar("_deadline", default=0.0)
 
 
 class Unknown(Exception):
-    """The grammar was not checked yet, and it is not this request's turn."""
+    """The grammar was not checked before, and the request's turn to check it has not come."""
 
 
 @lru_cache(maxsize=64)
@@ -35,9 +35,9 @@ def error(grammar: str) -> str:
     """Returns why a grammar is not valid; empty if it is. Blocks for up to the time limit.
 
     Raises:
-        TookTooLong, Killed: not remembered, as the next try may succeed.
-        Overloaded: the machine could not start a child.
-        Unknown: within `in_turn`, before the turn.
+        TookTooLong, Killed: the check failed; not cached, because the next try may succeed.
+        Overloaded: the child process could not be started.
+        Unknown: `in_turn` called this before the request's turn.
     """
     if (deadline := _deadline.get() or time.monotonic() + grammar_trial.SECONDS) < 0:
         raise Unknown
@@ -55,11 +55,11 @@ def error(grammar: str) -> str:
 
 
 async def in_turn(make: Callable[[], str]) -> str:
-    """Calls a function that calls `error`, in a thread: at once if its grammars are known, else when it is the turn of
-    the tenant. All checks of the call together may take as long as one check.
+    """Calls `make`, which calls `error`, in a thread: at once if the results are cached, else when the tenant's turn
+    comes. All checks of this call together have the time limit of one check.
 
     Raises:
-        Overloaded: the tenant has too many such requests waiting.
+        Overloaded: too many requests of the tenant are waiting.
     """
     try:
         return await asyncio.to_thread(_limited, make, -1.0)

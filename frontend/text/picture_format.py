@@ -1,6 +1,6 @@
-"""What a checkpoint says about pictures: how they are resized and cut, and what a prompt shows in their place.
+"""Reads from a checkpoint how pictures are resized and cut into tiles, and which tokens a prompt has for them.
 
-A family is a row of FORMATS. It does what the family's processor in transformers does, with the backend for Pillow.
+FORMATS has a row for each model family. It does the same as the family's Pillow-based processor in transformers.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from shared.pictures.limits import MAX_PATCHES
 
-LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers, which preprocessor_config.json has, too
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers, also used in preprocessor_config.json
 MOST_SIDE, MOST_TILES = 1 << 14, 64
 Kind = Literal["square", "tiles", "any", "within", "grid", "fit"]
 Config = Mapping[str, Any]
@@ -22,30 +22,30 @@ class Grid(NamedTuple):
     """How pictures of the kind `grid` are cut."""
 
     tile: int  # height and width of a tile in pixels
-    least: int  # tiles
-    most: int  # tiles
-    above: int  # pixels, rounded to whole squares; pictures with more are cut
-    whole: bool  # whether the whole picture follows the tiles
+    least: int  # the least number of tiles
+    most: int  # the largest number of tiles
+    above: int  # pictures with more pixels than this, rounded to whole squares, are cut
+    whole: bool  # whether one more tile with the whole picture follows
 
 
 @dataclass(frozen=True, slots=True)
 class PictureFormat:
     """How a model sees pictures.
 
-    kind: what a picture becomes.
+    kind: how a picture becomes tiles.
         square: one tile of `side` x `side` pixels
-        tiles: several tiles of this size, and one more with the whole picture
-        any: one tile of about the picture's own shape, whose height and width are multiples of `side`
-        within: the same, of the picture's own size unless a side is longer than `longest`
-        fit: the same, of as many pixels as `area` allows
-        grid: small ones, what `any` makes of them; large ones, tiles, and one of the kind `any` with the whole picture
-    tokens: how many the prompt has for each tile; of the kinds `any`, `within`, `fit` and `grid`, for each
+        tiles: several tiles of `side` x `side` pixels, and one more with the whole picture
+        any: one tile with about the picture's aspect ratio; its height and width are multiples of `side`
+        within: like `any`, but of the picture's own size unless a side is longer than `longest`
+        fit: like `any`, but with as many pixels as `area` allows
+        grid: a small picture becomes one tile as in `any`; a large one several tiles, and one more with all of it
+    tokens: how many tokens the prompt has for each tile; for the kinds `any`, `within`, `fit` and `grid`: for each
         square of `side` x `side` pixels
-    longest: of the kind `tiles`, the longest side of the picture before it is cut; otherwise 0
-    cuts: whether pictures of the kinds `tiles` and `grid` are cut; else the same steps make one tile of each
-    placeholder: what the chat template writes for a picture
-    token: the text of the token that each tile has `tokens` of
-    before, after: texts around the tokens of a tile
+    longest: for `tiles` and `within`: the longest side in pixels that a picture is resized to; otherwise 0
+    cuts: for `tiles` and `grid`: whether pictures are cut; if not, each picture becomes one tile
+    placeholder: the text that the chat template writes for a picture
+    token: the text of the token that is repeated for each tile
+    before, after: texts before and after the tokens of a tile
     """
 
     kind: Kind
@@ -58,20 +58,20 @@ class PictureFormat:
     token: str
     before: str = ""
     after: str = ""
-    area: tuple[int, int] = (0, 0)  # any, grid, fit: the least and the most pixels
+    area: tuple[int, int] = (0, 0)  # for `any`, `grid` and `fit`: the least and the most pixels
     row_end: str = ""  # the text of the token between two rows of squares
-    grid: Grid | None = None  # of the kind `grid`
+    grid: Grid | None = None  # for the kind `grid`
 
     def tokens_of(self, height: int, width: int) -> int:
-        """Returns how many tokens a tile of so many pixels has in the prompt, those between its rows included."""
+        """Returns how many tokens the prompt has for a tile of this size in pixels, including `row_end` tokens."""
         rows = height // self.side
         return self.tokens * rows * (width // self.side) + (rows - 1 if self.row_end else 0)
 
     def shown(self, rows: int, columns: int, sizes: Sequence[tuple[int, int]]) -> str:
-        """Returns what the prompt has for a picture.
+        """Returns the text that the prompt has for a picture.
 
-        rows, columns: of the tiles that it is cut into; 0: it is not cut
-        sizes: heights and widths in pixels of these tiles, row by row, and of the whole picture
+        rows, columns: how many rows and columns of tiles the picture is cut into; 0 if it is not cut
+        sizes: height and width in pixels of each tile, row by row, and of the whole picture last
         """
         if self.kind == "grid":
             return f"{self.before}{self._in_grid(rows, columns, sizes)}{self.after}"
@@ -94,7 +94,7 @@ class PictureFormat:
 
 
 def picture_format(folder: Path, config: Config, named_tokens: Mapping[str, str]) -> PictureFormat | None:
-    """Returns how the model in a folder sees pictures; None if it sees none, or if its family is not served.
+    """Returns the picture format of a checkpoint; None if the model takes no pictures or is not supported.
 
     config: config.json. named_tokens: special tokens by their names in tokenizer_config.json
     """
@@ -137,7 +137,7 @@ def _gemma3(config: Config, vision: Config, processor: Config, named: Mapping[st
 
 
 def _qwen(config: Config, vision: Config, processor: Config, named: Mapping[str, str]) -> PictureFormat:
-    """Reads the settings of Qwen2VLImageProcessor; older checkpoints have the bounds of the area apart from `size`."""
+    """Reads the settings of Qwen2VLImageProcessor. Older checkpoints have `min_pixels` and `max_pixels`, not `size`."""
     patch, merge = vision.get("patch_size", 16), vision.get("spatial_merge_size", 2)
     size = processor.get("size") or {}
     least = processor.get("min_pixels") or size.get("shortest_edge", 56 * 56)
@@ -154,7 +154,7 @@ def _qwen2_5(config: Config, vision: Config, processor: Config, named: Mapping[s
 
 
 def _pixtral(config: Config, vision: Config, processor: Config, named: Mapping[str, str]) -> PictureFormat | None:
-    """Pixtral and what Mistral made after it. The worker encodes no more patches than MAX_PATCHES."""
+    """Reads the settings of Pixtral and Mistral 3. The worker encodes at most MAX_PATCHES patches of a picture."""
     if vision.get("model_type") != "pixtral":  # a LLaVA with another tower
         return None
     merge = config.get("spatial_merge_size", 2) if config.get("model_type") == "mistral3" else 1
@@ -208,7 +208,7 @@ FORMATS: Mapping[str, Callable[[Config, Config, Config, Mapping[str, str]], Pict
 
 
 def _processor(folder: Path) -> Config:
-    """Returns the settings of the image processor; nothing if the checkpoint has none."""
+    """Returns the settings of the image processor; empty if the checkpoint has none."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (file := folder / name).exists():
             settings = json.loads(file.read_bytes())

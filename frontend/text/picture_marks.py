@@ -1,7 +1,7 @@
-"""What stands for a picture in a message's text, until the chat template shows the message.
+"""Marks: short texts that stand for pictures in a message's text until the chat template renders the message.
 
-A mark begins and ends with half of a surrogate pair. No text of a request has one, because JSON in UTF-8 cannot. So
-everything that joins, trims and moves texts treats marked ones alike, and no text can be taken for a mark.
+A mark begins and ends with half of a surrogate pair. A client cannot send these characters, because JSON in UTF-8
+cannot hold them, so a mark cannot be forged. Code that joins, trims or moves texts needs no special case for marks.
 """
 
 import hashlib
@@ -15,25 +15,25 @@ PICTURES = "pictures"  # the key of a message's pictures: its sources by their m
 
 
 class Source(NamedTuple):
-    """Where a picture comes from. url: data:, http(s): or file:; detail: of OpenAI's formats"""
+    """Where a picture comes from. url: a data:, http(s): or file: URL; detail: the field of OpenAI's formats"""
 
     url: str
     detail: str = "auto"
 
     @property
     def mark(self) -> str:
-        """What stands for the picture in a text. Equal pictures have equal marks."""
+        """The text that stands for the picture in a message. Equal sources have equal marks."""
         digest = hashlib.sha256(self.url.encode(errors="surrogatepass") + b"\0" + self.detail.encode()).hexdigest()
         return OPEN + digest + CLOSE
 
 
 def base64_source(data: str, kind: str = "image/*") -> Source:
-    """Returns the source of a picture that a request has in base64, of this media type."""
+    """Returns the source of a picture that a request has in base64. kind: its media type"""
     return Source(f"data:{kind};base64,{data}")
 
 
 def found_in(parts: Iterable[Any]) -> dict[str, Any]:
-    """Returns the field of a message that holds the sources of its pictures by their marks; {} if it has no picture."""
+    """Returns `{"pictures": sources by their marks}`, to add to a message; {} if its parts have no picture."""
     sources = [source for part in parts if (source := getattr(part, "source", None)) is not None]
     return {PICTURES: {source.mark: source for source in sources}} if sources else {}
 
@@ -47,7 +47,7 @@ def parts_of(content: object) -> object:
     if not isinstance(content, str):
         return content
     parts: list[dict[str, str]] = []
-    for place, piece in enumerate(MARK.split(content)):  # texts, and between them the digests of marks
+    for place, piece in enumerate(MARK.split(content)):  # texts at even places, digests of marks at odd places
         if place % 2:
             parts.append({"type": "image"})
         elif piece:
@@ -56,12 +56,12 @@ def parts_of(content: object) -> object:
 
 
 def without_sources(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Source]]:
-    """Returns the messages without their sources, and all sources by their marks."""
+    """Returns the messages without their `pictures`, and the sources of all pictures by their marks."""
     sources = {mark: source for one in messages for mark, source in one.get(PICTURES, {}).items()}
     return [{key: value for key, value in one.items() if key != PICTURES} for one in messages], sources
 
 
 def in_order(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the marks in the order in which a template meets them."""
+    """Returns the marks of all messages, in the order of the text."""
     contents = [one["content"] for one in messages if isinstance(one.get("content"), str)]
     return [match.group() for content in contents for match in MARK.finditer(content)]

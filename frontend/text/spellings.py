@@ -1,4 +1,4 @@
-"""Finds the spellings of added tokens in texts, and marks them, so that the marks survive a chat template."""
+"""Finds spellings of added tokens in untrusted texts, and puts marks before them that survive a chat template."""
 
 import re
 import secrets
@@ -12,7 +12,7 @@ Trie = dict[str, Any]
 
 
 def new_mark() -> str:
-    """Returns a text that nobody can guess. It is made of digits, which no JSON, URL or change of case alters."""
+    """Returns a random text that clients cannot guess. It has only digits, which JSON, URLs and case changes keep."""
     return f"{secrets.randbits(128):039}"
 
 
@@ -25,23 +25,23 @@ class Spellings:
         self._longest = max(map(len, self.texts), default=0)
 
     def occur_in(self, text: str) -> bool:
-        """Whether the text has a spelling, or ends with the beginning of one (which the next text could complete)."""
+        """Whether the text has a spelling, or ends with part of one, which the text after it could complete."""
         for first in self._firsts:
             if first in text:
                 return self._pattern.search(text) is not None or self._open_end(text) is not None
         return False
 
     def marked(self, text: str, mark: str) -> str:
-        """Returns the text with `mark` before each place that `occur_in` finds."""
+        """Returns the text with `mark` before each spelling, and before part of a spelling at the end of the text."""
         places = {found.start() for found in self._starts.finditer(text)}
         end = self._open_end(text)
         bounds = [0, *sorted(places if end is None else places | {end}), len(text)]
         return mark.join(text[begin:end] for begin, end in pairwise(bounds))
 
     def replaced(self, text: str, by: Mapping[str, str], mark: str) -> str:
-        """Returns the text without its marks. A spelling that no mark interrupts is replaced by `by[spelling]`.
+        """Returns the text without marks, and with each spelling that has no mark replaced by `by[spelling]`.
 
-        mark: the text that `marked` inserted.
+        mark: the text that `marked` inserted
         """
         pieces = text.split(mark) if mark else [text]
         text, marked, length = "".join(pieces), [], 0
@@ -59,7 +59,7 @@ class Spellings:
         return "".join([*shown, text[begin:]])
 
     def _open_end(self, text: str) -> int | None:
-        """Returns where the beginning of a spelling, followed by blanks at most, ends the text."""
+        """Returns where an incomplete spelling at the end of the text begins, apart from blanks; None if none."""
         length = len(text.rstrip())
         start = max(length - self._longest, 0)
         for first in self._firsts:
@@ -86,7 +86,7 @@ class Spellings:
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        """Finds the longest spelling at the leftmost place, as tokenizers do."""
+        """Matches the leftmost spelling, and the longest one there, as tokenizers do."""
         return re.compile(self._source)
 
     @cached_property

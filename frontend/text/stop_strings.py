@@ -1,8 +1,8 @@
 """Finds stop strings in a text that arrives in pieces. Knows characters and positions, not tokens.
 
-The automaton (Aho and Corasick, 1975, https://doi.org/10.1145/360825.360855) is built once per request; each
-choice walks it with its own `Search`, which remembers one state and a few positions. A state's depth is the length
-of the longest suffix of the text that can still become a stop string: exactly this much has to be held back.
+The automaton (Aho and Corasick, 1975, https://doi.org/10.1145/360825.360855) is built once per request. Each choice
+has its own `Search`, which keeps the current state and a few positions. A state's depth is the length of the longest
+suffix of the text that can still become a stop string, so this many characters have to be held back.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class Stops:
-    """The compiled stop strings of a request, shared by its streams; memory grows with their joined length.
+    """The compiled stop strings of a request, shared by its streams. Memory grows with their total length.
 
     Raises ValueError for an empty stop string, which would end every output before it begins.
     """
@@ -23,7 +23,7 @@ class Stops:
             raise ValueError("stop strings must not be empty")
         self.next: list[dict[str, int]] = [{}]  # state -> character -> state; state 0 is the root
         self.fail = [0]  # state -> the state of its longest proper suffix
-        self.depth = [0]  # state -> length of the text it stands for
+        self.depth = [0]  # state -> the length of the text that leads to it
         self.stop = [""]  # state -> the longest stop string that ends here
         self.first = re.compile("[" + "".join({re.escape(string[0]) for string in strings}) + "]")
         for string in strings:
@@ -63,9 +63,9 @@ class Stops:
 class Search:
     """The search for stop strings in one text. Positions count characters from the text's beginning.
 
-    The stop string that begins earliest wins; among those that begin together, the one that is complete first. The
-    outcome depends on the text alone, never on how it was cut into pieces. Where one stop string lies inside another
-    ("bc" in "abcd"), the inner one is decided only when the outer one can no longer come.
+    The stop string that begins earliest wins. If two begin at the same place, the shorter one wins. The result does not
+    depend on how the text was cut into pieces. If one stop string lies inside another ("bc" in "abcd"), the inner one
+    wins only when the text can no longer become the outer one.
     """
 
     __slots__ = ("_automaton", "_first", "_state", "at", "decided", "end", "safe", "start", "stop")
@@ -74,22 +74,22 @@ class Search:
         self._automaton = automaton
         self._first = automaton.first.search
         self._state = 0
-        self.at = 0  # characters searched
-        self.safe = 0  # characters that no stop string can touch any more
+        self.at = 0  # how many characters were searched
+        self.safe = 0  # how many characters from the beginning no stop string can include any more
         self.stop = ""  # the winning stop string so far, at text[start:end]
         self.start = 0
         self.end = 0
-        self.decided = False  # nothing can beat `stop` any more; the rest of the text is not searched
+        self.decided = False  # whether `stop` has won; then the rest of the text is not searched
 
     def passes(self, text: str) -> bool:
-        """Whether `text` certainly has no part of a stop string. If so, counts it as searched; else changes nothing."""
+        """Whether `text` surely has no part of a stop string. If so, counts it as searched; if not, call `feed`."""
         if self._state or self.stop or self._first(text):
             return False
         self.at = self.safe = self.at + len(text)
         return True
 
     def feed(self, text: str) -> None:
-        """Searches `text`; afterwards `safe`, `stop` and `decided` hold for all text so far. Takes O(len(text))."""
+        """Searches the next `text` and updates `safe`, `stop` and `decided`. Takes O(len(text))."""
         automaton, state, base = self._automaton, self._state, self.at
         first, follow, stops = automaton.first, automaton.next, automaton.stop
         index, size = 0, len(text)

@@ -1,7 +1,8 @@
-"""Builds the grammar of free text with tagged parts: https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html
+"""Builds the grammar of a structural tag: https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html
 
-A description is a tree of formats: `const_string`, `json_schema`, `regex`, `any_text`, `sequence`, `or`, `tag`,
-`triggered_tags` and `tags_with_separator`. The older form, `structures` and `triggers`, is a `triggered_tags`.
+A structural tag describes free text with tagged parts as a tree of formats: `const_string`, `json_schema`, `regex`,
+`any_text`, `sequence`, `or`, `tag`, `triggered_tags` and `tags_with_separator`. The older form, with `structures` and
+`triggers`, is read as `triggered_tags`.
 """
 
 import re
@@ -18,9 +19,9 @@ META = re.compile(r"[\\.+*?()|\[\]{}^$/]")
 
 
 def structural_tag(value: dict[str, Any] | str, param: str) -> str:
-    """Returns the grammar of text that keeps to a description, given as an object or as its JSON.
+    """Returns the grammar of a structural tag, given as an object or as JSON.
 
-    Raises Unprocessable, which names the part that is wrong.
+    Raises Unprocessable with the part of the structural tag that is wrong.
     """
     if isinstance(value, str):
         try:
@@ -49,7 +50,7 @@ def _older(value: dict[str, Any], param: str) -> dict[str, Any]:
 
 
 class _Rules:
-    """The rules of a grammar in llguidance's Lark. Each method returns the expression of one format."""
+    """Collects the rules of a grammar in llguidance's Lark. Each method returns the Lark expression of one format."""
 
     def __init__(self, param: str) -> None:
         self.lines: list[str] = []
@@ -87,7 +88,7 @@ class _Rules:
         return name
 
     def _tag(self, tag: Any, depth: int, trigger: str = "") -> str:
-        """Returns a tag, without the `trigger` that its beginning starts with."""
+        """Returns the expression of a tag, without `trigger`, the first characters of its `begin`."""
         match tag:
             case {"begin": str(begin), "content": {"type": "any_text"}, "end": str(end)} if end:
                 body = self._rule(f"/(?s:.*){_escaped(end)}/", lazy=True)

@@ -1,6 +1,6 @@
-"""How many characters of a text one token can stand for, where the tokenizer's file allows to say that for certain.
+"""Bounds how many characters of a text one token can stand for, if tokenizer.json shows a sure bound.
 
-With such a bound, a text that cannot fit a context is known before it is tokenized.
+With this bound, a text that is too long for the context can be refused before it is tokenized.
 """
 
 import math
@@ -14,7 +14,7 @@ from shared.byte_level import spelled
 
 Part = dict[str, Any]  # a normalizer or a pre-tokenizer of tokenizer.json
 
-# NFC makes one character of up to four: no canonical decomposition is longer.
+# Normalizer -> how many characters it may combine into one. NFC: up to 4, the longest canonical decomposition.
 CHARS_TO_ONE = {"NFC": 4, "Prepend": 1}
 SLICE = 1 << 16  # characters
 KEEPS_ALL_TEXT = frozenset({"ByteLevel", "Digits", "Metaspace"})  # pre-tokenizers
@@ -40,9 +40,9 @@ class _File(msgspec.Struct):
 class TokenLength(msgspec.Struct, frozen=True):
     """The most characters that one token stands for; 0 if no bound is known.
 
-    ascii: in a text of ASCII characters
-    any: in any text
-    reach: for each ASCII character, the most characters that a token with it stands for; empty if that is not known
+    ascii: the bound for a text of ASCII characters only
+    any: the bound for any text
+    reach: for each ASCII character, the length of the longest token that contains it; empty if not known
     """
 
     ascii: int = 0
@@ -51,10 +51,10 @@ class TokenLength(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, file: bytes, engine: Engine, alphabet: frozenset[str]) -> "TokenLength":
-        """Returns the bound for a tokenizer.
+        """Returns the bounds for a tokenizer.
 
-        file: its tokenizer.json
-        alphabet: the stand-ins of all bytes in the vocabulary of a byte-level tokenizer
+        file: the content of tokenizer.json
+        alphabet: the 256 characters that stand for bytes in the vocabulary of a byte-level tokenizer
         """
         parts = msgspec.json.decode(file, type=_File)
         normalizing = [_chars_to_one(part) for part in _flat(parts.normalizer, "normalizers")]
@@ -73,9 +73,9 @@ class TokenLength(msgspec.Struct, frozen=True):
         return cls(longest, longest * max(normalizing, default=1), _reach(vocabulary) if is_spelled_out else ())
 
     def fewest_tokens(self, text: str, enough: float = math.inf) -> int:
-        """Returns a number of tokens that no tokenization of the text is below; 0 if no bound is known.
+        """Returns a lower bound of the number of tokens of a text; 0 if no bound is known.
 
-        enough: a number above this one is as good as the largest, so the rest of the text need not be read
+        enough: counting may stop as soon as the bound is above this number, to save time
         """
         if self.reach and text.isascii():
             return self._fewest_by_character(text, enough)
@@ -83,9 +83,9 @@ class TokenLength(msgspec.Struct, frozen=True):
         return -(-len(text) // longest) if longest else 0
 
     def _fewest_by_character(self, text: str, enough: float) -> int:
-        """Adds 1 / reach for every character. The characters of one token together add at most 1.
+        """Sums 1 / reach over all characters. The characters of one token add at most 1, so the sum is a lower bound.
 
-        Only runs of blanks or of one punctuation mark are very long tokens, so the bound is close for text and code.
+        The bound is close for text and code, because only runs of blanks or of one punctuation mark are long tokens.
         """
         lengths = sorted(set(self.reach))
         kind_of = bytes(lengths.index(length) for length in self.reach) + bytes(128)
@@ -95,11 +95,11 @@ class TokenLength(msgspec.Struct, frozen=True):
             least += sum(kinds.count(kind) / length for kind, length in enumerate(lengths))
             if least > enough + 1:
                 break
-        return math.ceil(least * (1 - 1e-9))  # a sum of floats is not exact
+        return math.ceil(least * (1 - 1e-9))  # slightly less, because a sum of floats is not exact
 
 
 def _reach(vocabulary: Collection[str]) -> tuple[int, ...]:
-    """Returns for each ASCII character the length of the longest token with it, spelled as bytes or as text."""
+    """Returns for each ASCII character the length of the longest token that contains it, as itself or as a byte."""
     found = {spelling: 1 for byte in range(128) for spelling in _spellings(byte)}
     pending = set(found)
     for token in sorted(vocabulary, key=len, reverse=True):
@@ -120,7 +120,7 @@ def _flat(part: Part | None, name: str) -> list[Part]:
 
 
 def _chars_to_one(normalizer: Part) -> int:
-    """Returns how many characters a normalizer may make one of; 0 if that is not known."""
+    """Returns how many characters a normalizer may combine into one; 0 if this is not known."""
     match normalizer:
         case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if len(old) == len(new):
             return 1

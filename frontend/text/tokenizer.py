@@ -1,7 +1,7 @@
-"""A checkpoint's tokenizer: text to ids off the event loop, ids to text, special tokens, sources of chat templates.
+"""A checkpoint's tokenizer: encodes text, off the event loop if it is long, decodes ids, and knows special tokens.
 
-Uses the `tokenizers` library only (importing transformers would load torch). This module knows what each single id
-stands for; `detokenizer` knows how ids become text while they stream.
+Uses only the `tokenizers` library, because importing transformers would load torch. This module has the text of each
+single id; `detokenizer` turns a stream of ids into text.
 """
 
 import asyncio
@@ -36,18 +36,18 @@ __all__ = ["AddedTokens", "Tokenizer", "TokenizerError"]
 
 T = TypeVar("T")
 
-# Measured by bench/micro/text.py: 0.25 µs a character. Another thread adds 0.04 ms when the loop is idle and 2 to 15 ms
-# when it is busy, as it has to wait for the GIL. So text that takes up to a millisecond is encoded on the loop.
+# Encoding takes 0.25 µs a character (bench/micro/text.py). Another thread adds 0.04 ms if the event loop is idle, but 2
+# to 15 ms if it is busy, because of the GIL. So text that takes up to a millisecond is encoded on the event loop.
 INLINE_CHARS = 4096
 THREADS = 2
-# Longer texts are encoded one at a time, apart from shorter ones: encoding takes 0.2 KB of memory a character.
+# Longer texts are encoded one at a time in a thread of their own, because encoding takes 0.2 KB of memory a character.
 HUGE_CHARS = 1 << 18
-MAX_IDS = 2**32  # no id reaches this
+MAX_IDS = 2**32  # all ids are below this
 BRACKETS = re.compile(r"<\S+>|\[\S+\]|◁\S+▷")
 
 
 class Lazy(dict[int, T]):
-    """Maps an id to `make(id)`, made at the first access; empty values (unknown ids) are not kept."""
+    """Maps an id to `make(id)`, computed at the first access. Empty values (of unknown ids) are not kept."""
 
     def __init__(self, make: Callable[[int], T]) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ BYTE_TOKENS = {f"<0x{byte:{case}}>": byte for byte in range(256) for case in ("0
 
 
 def byte_level(token: str) -> bytes:
-    """Returns a byte-level token's bytes; an added token written in other characters stands for itself."""
+    """Returns the bytes of a byte-level token. An added token with other characters is returned in UTF-8."""
     try:
         return bytes([BYTES[char] for char in token])
     except KeyError:
@@ -72,13 +72,13 @@ def byte_level(token: str) -> bytes:
 
 
 def byte_fallback(token: str) -> bytes:
-    """Returns a byte-fallback token's bytes: one byte for "<0xE2>", else its text with "▁" for the space."""
+    """Returns the bytes of a byte-fallback token: one byte for "<0xE2>", else its text with "▁" replaced by a space."""
     byte = BYTE_TOKENS.get(token)
     return bytes([byte]) if byte is not None else token.replace("▁", " ").encode()
 
 
 def return_memory() -> None:
-    """Has glibc return freed memory to the operating system; does nothing with other C libraries."""
+    """Makes glibc return freed memory to the operating system; does nothing with other C libraries."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -86,10 +86,10 @@ def return_memory() -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AddedTokens:
-    """The spellings of added tokens that control a model.
+    """The spellings of added tokens that control a model and that untrusted text must not produce.
 
-    special: spellings of special tokens, but for single characters and blanks
-    tags: spellings of other tokens in brackets, such as <think>, that are found before text is normalized
+    special: spellings of special tokens, except single characters and blanks
+    tags: spellings of other added tokens in brackets, such as <think>, that the tokenizer does not normalize
     """
 
     special: frozenset[str]
@@ -112,9 +112,9 @@ class Tokenizer:
     eos_ids: the ids that end an output
     templates: sources of chat templates by name
     named_tokens: special tokens by name ("bos_token", ...), for the templates
-    generation: generation_config.json
+    generation: the content of generation_config.json
     task: what the checkpoint is served for
-    pictures: how the model sees pictures; None if it sees none
+    pictures: the picture format of the model; None if it takes no pictures
     added: the added tokens that control the model
     """
 
@@ -150,14 +150,14 @@ class Tokenizer:
         return tokenizer
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Returns the ids of `text`; with `add_special_tokens` the tokenizer adds its own (BOS), as completions need.
+        """Returns the ids of `text`. With `add_special_tokens` the tokenizer adds BOS and the like, for completions.
 
-        Chat prompts contain them already: pass False. Raises BadRequest for text that is not Unicode.
+        Pass False for a chat prompt, which has these tokens already. Raises BadRequest for text that is not Unicode.
         """
         return (await self.encode_batch([text], add_special_tokens))[0]
 
     async def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Like `encode`, for several texts. More than `INLINE_CHARS` together go to another thread."""
+        """Like `encode`, for several texts. If they have more than `INLINE_CHARS` together, a thread encodes them."""
         size = sum(map(len, texts))
         if size <= INLINE_CHARS:
             return self.encode_now(texts, add_special_tokens)
@@ -167,9 +167,9 @@ class Tokenizer:
         return await loop.run_in_executor(self._huge_pool, self._encode_huge, texts, add_special_tokens)
 
     async def encode_following(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of texts that follow another text: the ids of their characters, and no others.
+        """Returns the ids of texts that continue another text, without the space that some tokenizers put first.
 
-        Some tokenizers put a space before every text. So a line break is put first, and both are taken away again.
+        For such a tokenizer, a line break is put before each text, and its ids are removed from the result.
 
         Raises BadRequest if a text cannot be separated from the line break.
         """
@@ -187,16 +187,16 @@ class Tokenizer:
         return first + second != both
 
     def fewest_tokens(self, text: str, enough: float = math.inf) -> int:
-        """Returns a number of tokens that the text surely has, without tokenizing it; 0 if nothing is certain.
+        """Returns a lower bound of the number of tokens of a text, without tokenizing it; 0 if no bound is known.
 
-        enough: see TokenLength
+        enough: see TokenLength.fewest_tokens
         """
         return self._token_length.fewest_tokens(text, enough)
 
     def encode_now(
         self, texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """Encodes on this thread, without the GIL (which the library's call for a single text would hold)."""
+        """Encodes in this thread. The call for a batch releases the GIL; the library's call for one text does not."""
         try:
             encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except TypeError as exc:  # a lone surrogate, which UTF-8 cannot express
@@ -206,7 +206,7 @@ class Tokenizer:
     async def encode_many(
         self, texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool
     ) -> list[list[int]]:
-        """Returns the ids of each text, or of each two texts, joined as the tokenizer joins a pair."""
+        """Returns the ids of each text, or of each pair of texts, joined by the tokenizer's own rule for pairs."""
         return await self._in_thread(self.encode_now, texts, add_special_tokens)
 
     async def encode_plain(
@@ -216,7 +216,7 @@ class Tokenizer:
         return await self._in_thread(lambda: self._aliased.encode_plain(texts, add_special_tokens))
 
     async def encode_marked(self, text: str, mark: str) -> list[int]:
-        """Returns the ids of a text with marks (see Spellings): what begins at a mark is no added token."""
+        """Returns the ids of a text with marks (see Spellings): a spelling after a mark is encoded as plain text."""
         return await self._in_thread(lambda: self._aliased.encode_marked(text, mark))
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
@@ -224,12 +224,12 @@ class Tokenizer:
 
     @cached_property
     def _aliased(self) -> AliasedEngine:
-        """Made for the first text that needs it, as it takes as much memory as the tokenizer itself."""
+        """The copy for untrusted text, made at first use because it takes as much memory as the tokenizer itself."""
         return AliasedEngine(self._engine, self.added.special | self.added.tags)
 
     @property
     def yes_no(self) -> tuple[int, int]:
-        """The ids of `yes` and `no`, which `load` has checked if the task is to score with them."""
+        """The ids of the tokens `yes` and `no`; only for a task that scores with them, as `load` checked."""
         yes, no = self._yes_no
         assert yes is not None and no is not None
         return yes, no
@@ -251,16 +251,16 @@ class Tokenizer:
         return text
 
     def detokenizer(self, marks: Mapping[str, str] | None = None) -> Detokenizer:
-        """Creates a detokenizer for a new stream. All its texts together equal `decode` of all ids.
+        """Creates a detokenizer for a new stream. Its texts joined equal `decode` of all ids.
 
-        marks: special tokens that are shown although others are hidden, and the text for each
+        marks: spellings of special tokens to show, and the text to show for each; other special tokens are hidden
         """
         if marks:
             return MarkedText(self._plain_detokenizer(), self.ids_of(marks))
         return self._plain_detokenizer()
 
     def ids_of(self, marks: Mapping[str, str]) -> dict[int, str]:
-        """Returns what stands for each mark, by the id of the mark; marks that are no token are left out."""
+        """Returns `marks` with token ids instead of spellings; spellings that are no token are left out."""
         find = self._engine.token_to_id
         return {id: text for spelling, text in marks.items() if (id := find(spelling)) is not None}
 
@@ -274,20 +274,20 @@ class Tokenizer:
                 return WindowText(self.decode, lambda token: self._spelling(token) is None)
 
     def token_bytes(self, token: int) -> bytes:
-        """Returns the bytes that the id adds to a text; none for special and unknown ids."""
+        """Returns the bytes that the id adds to a text; empty for special and unknown ids."""
         return self._raw[token]
 
     def token_text(self, token: int) -> str:
-        """Returns the id's own text, for people: special tokens are spelled out, a partial character is U+FFFD."""
+        """Returns an id's text for display: special tokens are spelled out, an incomplete character becomes U+FFFD."""
         if token in self.special_ids:
             return self.decode([token], skip_special=False)
         return self._raw[token].decode(errors="replace")
 
     @cached_property
     def vocabulary_texts(self) -> tuple[list[str], dict[str, list[int]]]:
-        """The text of each id, as `token_text` returns it, and the ids by the last character of their text.
+        """The text of each id, as `token_text` returns it, and the ids grouped by the last character of their text.
 
-        Takes a second for a large vocabulary.
+        Computing this takes a second for a large vocabulary.
         """
         texts = [self.token_text(id) for id in range(self.vocab_size)]
         by_last: dict[str, list[int]] = {}
@@ -296,15 +296,15 @@ class Tokenizer:
         return texts, by_last
 
     def special_ids_of(self, texts: Iterable[str]) -> dict[str, int]:
-        """Returns the ids of those texts that are special tokens, which no output shows."""
+        """Returns the id of each text that is a special token; other texts are left out."""
         return {text: self._specials[text] for text in texts if text in self._specials}
 
     def specials_except(self, ids: Collection[int]) -> dict[str, str]:
-        """Maps the spelling of each special token, except these, to itself: an output that shows them changes none."""
+        """Returns `marks` for `detokenizer` that show all special tokens, except those with these ids, as they are."""
         return {text: text for text, id in self._specials.items() if id not in ids}
 
     def close(self) -> None:
-        """Ends the encoding threads after the texts that they are encoding."""
+        """Stops the encoding threads when they have encoded their texts."""
         self._pool.shutdown()
         self._huge_pool.shutdown()
 

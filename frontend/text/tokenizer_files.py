@@ -1,6 +1,6 @@
 """The text-related files of a Hugging Face checkpoint: tokenizer, special tokens, chat templates, eos ids.
 
-Reads and checks them only; `tokenizer` encodes and decodes.
+This module only reads and checks the files; `tokenizer` encodes and decodes.
 """
 
 import json
@@ -20,14 +20,14 @@ Settings = dict[str, Any]
 
 
 class TokenizerError(Exception):
-    """The folder's tokenizer cannot be used; the message is one sentence for the person who starts the server."""
+    """The folder's tokenizer cannot be used. The message is one sentence for the operator who starts the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
     """How tokens become text.
 
-    kind: "bytes", "fallback" or "other"
+    kind: "bytes" (byte-level), "fallback" (byte fallback) or "other"
     strip: for "fallback": how many leading spaces are dropped
     """
 
@@ -37,10 +37,10 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The contents of a checkpoint's files, combined."""
+    """The combined contents of a checkpoint's text-related files."""
 
-    data: bytes  # of tokenizer.json
-    engine: Engine  # neither truncates nor pads
+    data: bytes  # the content of tokenizer.json
+    engine: Engine  # the library's tokenizer, which neither truncates nor pads
     decoding: Decoding
     templates: dict[str, str]  # chat template sources by name
     named_tokens: dict[str, str]  # "bos_token" and the like
@@ -51,7 +51,7 @@ class TokenizerFiles:
 
     @classmethod
     def read(cls, folder: Path, template: str = "", task: str = "auto") -> Self:
-        """Reads the folder, which needs no other file than tokenizer.json.
+        """Reads the folder. Only tokenizer.json is required.
 
         template: a file that replaces all chat templates of the folder
         task: what to serve the checkpoint for, see `shared.task.read_task`
@@ -85,7 +85,7 @@ def _task(folder: Path, wanted: str) -> Task:
 
 
 class _File(msgspec.Struct):
-    """The only field of tokenizer.json that is read here; the library reads the others."""
+    """The one field of tokenizer.json that is read here; the library reads all fields."""
 
     decoder: Settings | None = None
 
@@ -115,7 +115,7 @@ def read_settings(path: Path) -> Settings:
 
 
 def read_engine(path: Path) -> tuple[bytes, Engine, Decoding]:
-    """Reads tokenizer.json: its bytes, the library's tokenizer (without truncation and padding), its decoding."""
+    """Reads tokenizer.json. Returns its bytes, the library's tokenizer (no truncation or padding), and its decoding."""
     try:
         source = path.read_bytes()
     except FileNotFoundError:
@@ -133,7 +133,7 @@ def read_engine(path: Path) -> tuple[bytes, Engine, Decoding]:
 
 
 def decoding_of(decoder: Settings | None) -> Decoding:
-    """Recognizes the two decoders whose tokens can become text one by one."""
+    """Recognizes the two decoders that decode token by token; any other decoder needs WindowText."""
     match decoder:
         case {"type": "ByteLevel"} | {"type": "Sequence", "decoders": [{"type": "ByteLevel"}]}:
             return Decoding("bytes")
@@ -160,7 +160,7 @@ def _fallback(rest: list[Settings]) -> Decoding:
 
 
 def named_tokens(*settings: Settings) -> dict[str, str]:
-    """Returns `bos_token`, `eos_token`, ... by name; earlier settings win."""
+    """Returns the texts of `bos_token`, `eos_token`, ... by name; earlier settings take precedence."""
     names: dict[str, str] = {}
     for each in settings:
         for name, value in each.items():
@@ -192,7 +192,7 @@ def missing_specials(engine: Engine, config: Settings, names: dict[str, str]) ->
 
 
 def chat_templates(folder: Path, config: Settings) -> dict[str, str]:
-    """Returns the sources of chat templates by name; separate files win over tokenizer_config.json."""
+    """Returns the sources of chat templates by name; separate files take precedence over tokenizer_config.json."""
     templates = _listed(config.get("chat_template"))
     templates |= _listed(read_settings(folder / "chat_template.json").get("chat_template"))
     source = read_text(folder / "chat_template.jinja")
