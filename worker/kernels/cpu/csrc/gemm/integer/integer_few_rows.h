@@ -2,7 +2,7 @@
 #pragma once
 #include "gemm/integer/integer_bytes.h"
 
-enum { BYTES4 = INTEGER8 + 1 }; /* four-bit codes from 0 to 15, which are multiplied byte by byte; see multiplies_bytes */
+enum { BYTES4 = INTEGER8 + 1 }; /* 4-bit codes from 0 to 15, multiplied byte by byte (see multiplies_bytes) */
 
 /* Does the same as sum_bytes, but multiplies pairs of 16-bit integers. Callers pass a constant `kind`. */
 INLINE void sum_pairs(PartReader *part, long count, int column, const int32_t *x, const int32_t *starts,
