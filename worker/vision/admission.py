@@ -1,4 +1,4 @@
-"""Checks the pictures of a request, so that no frontend can harm the worker. Encodes nothing."""
+"""Checks the pictures of a request when it arrives, so that no frontend can harm the worker. Encodes nothing."""
 
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from worker.vision.rotary import RotaryPositions
 from worker.vision.spec import VisionSpec
 from worker.vision.vision import Tower
 
-MAX_HELD_BYTES = 2 << 30  # pixels of all sequences, which keep them until they end
+MAX_HELD_BYTES = 2 << 30  # limit on the pixels of all live sequences; a sequence keeps its pixels until it ends
 
 
 @dataclass(frozen=True, slots=True)
 class PictureAdmission:
     """Gives sequences their pictures, or refuses them.
 
-    live: returns the sequences that hold pixels. encoded: the digests of pictures for which no step has to wait, if
-    pictures are encoded between steps
+    live: returns the sequences that hold pixels
+    encoded: if pictures are encoded between steps, the digests of the pictures that are encoded already
     """
 
     tower: Tower
@@ -32,7 +32,7 @@ class PictureAdmission:
     encoded: Container[bytes] | None = None
 
     def __call__(self, sequence: Sequence, submit: Submit) -> None:
-        """Gives a sequence the pictures of its request. Raises Refused, in words, unless they can be encoded.
+        """Gives a sequence the pictures of its request. Raises Refused with the reason if they cannot be encoded.
 
         Equal pictures of several requests share their pixels. Raises QueueFull if all requests together would hold too
         many. A request that comes from a worker that was lost had been admitted there, and is always admitted again.

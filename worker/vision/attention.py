@@ -1,9 +1,9 @@
 """Attention among all patches of a picture, by the kernels for causal attention over pages.
 
-A row at the last position sees every key. So do several rows there: the query heads that share a key/value head are
-rows of the same position. The queries of a head, some at a time, therefore become the query heads of one token at the
-last position, and each sees all patches, or those of its window. The kernels give a row the same bits whatever else is
-computed with it.
+In causal attention, a token at the last position sees every key, and so do all its query heads. This module therefore
+passes the queries of many patches to the kernel as if they were the query heads of one token at the last position. Each
+query then sees all patches, or all patches of its window. The kernels give a row the same bits whatever else they
+compute with it.
 """
 
 from collections.abc import Callable
@@ -22,29 +22,29 @@ from worker.kernels.rowwise.store_kv import store_kv_torch
 from worker.vision.windows import Windows
 
 PAGE = 64
-ROWS = 512  # patches of a piece
-ATTENTION_COST = 3  # of a multiplication of attention, in those of a linear: measured with AMX, where linears are fast
-GROUP, GROUP_GPU = 256, 64  # queries that become heads of one token: what a work item or a tile of the kernels holds
+ROWS = 512  # patches whose queries are computed in one piece
+ATTENTION_COST = 3  # cost of an attention multiplication in those of a linear, measured with AMX
+GROUP, GROUP_GPU = 256, 64  # queries that become heads of one token: a work item in C, a tile on GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """The queries of all N patches, and their keys and values in pages. Any part of the rows can attend by itself."""
+    """The queries of all N patches, and their keys and values in pages. Attention can be computed for any rows."""
 
     q: Tensor  # [N, heads, D]
     k: Tensor  # [pages, PAGE, heads, D]
     v: Tensor
-    windows: Windows  # the rows that see each other; each window has pages of its own
-    scale: float  # of the scores
+    windows: Windows  # the windows of rows that see each other; each window has its own pages
+    scale: float  # the factor of the attention scores
 
     @classmethod
     def of(
         cls, qkv: Tensor, heads: int, windows: Windows, do: Operations, tables: tuple[Tensor, Tensor] | None = None,
         scale: float | None = None,
     ) -> "Queries":  # fmt: skip
-        """qkv: [N, 3 * heads * D]. tables: cos and sin [N, D] float32 that rotate queries and keys, if any do.
+        """qkv: [N, 3 * heads * D]. tables: cos and sin [N, D] float32 to rotate queries and keys; None: no rotation
 
-        scale: of the scores; None: 1 / sqrt(D)
+        scale: the factor of the attention scores; None: 1 / sqrt(D)
         """
         rows, plain = len(qkv), _is_plain(do)
         head = qkv.shape[1] // (3 * heads)
@@ -61,7 +61,7 @@ class Queries:
         return cls(q, cache_k, cache_v, windows, head**-0.5 if scale is None else scale)
 
     def attend(self, rows: slice, do: Operations) -> Tensor:
-        """Returns softmax(scale q k^T) v of some rows, among the keys of their windows: [rows, heads * D]."""
+        """Returns softmax(scale q k^T) v for some rows, over the keys of their windows: [rows, heads * D]."""
         lengths, (patches, heads, head), device = self.windows.lengths, self.q.shape, self.q.device
         group = min(max(lengths), GROUP_GPU if self.q.is_cuda else GROUP)
         parts = list(self.windows.parts(rows.start, min(rows.stop, patches), group))
@@ -82,7 +82,7 @@ class Queries:
 
 
 def _pages(windows: Windows) -> tuple[list[int], int]:
-    """Returns the first page of each window, and the number of all pages."""
+    """Returns the first page of each window, and the total number of pages."""
     *firsts, pages = accumulate((-(-each // PAGE) for each in windows.lengths), initial=0)
     return firsts, pages
 

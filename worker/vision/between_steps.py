@@ -1,8 +1,9 @@
 """Encodes the pictures that running sequences wait for, some pieces between two steps.
 
-A large picture takes seconds. If a step encoded it, all other streams would stand still for so long. Therefore the
-planner computes a prompt up to its first picture that is not encoded, and the loop calls this module after each step.
-It encodes as many pieces as cost about what the step had left for tokens of prompts, and at least one.
+Encoding a large picture takes seconds. If a step did it, all other streams would stop for that time. Therefore the
+planner computes a prompt only up to its first picture that is not encoded, and the compute loop calls this module after
+each step. The module encodes pieces that together cost about as much as the prompt tokens that still fitted in the
+step, and at least one piece.
 """
 
 from collections.abc import Callable
@@ -19,9 +20,11 @@ from worker.vision.vision import Vision
 class BetweenSteps:
     """Encodes pictures between steps.
 
-    token_cost: multiplications of the text model for a token of a prompt. record_step: notes the sequences that are
-    to blame if the worker dies now. publish: sends what the step before has computed. check_device:
-    raises if the device can compute nothing more. fail: ends a sequence whose picture could not be encoded.
+    token_cost: multiplications of the text model for one prompt token
+    record_step: records the sequences that are to blame if the worker dies now
+    publish: sends the results of the step before
+    check_device: raises if the device is unusable
+    fail: ends a sequence whose picture could not be encoded
     """
 
     vision: Vision
@@ -33,9 +36,9 @@ class BetweenSteps:
     fail: Callable[[Sequence, Exception], None]
 
     def __call__(self, plan: Plan) -> bool:
-        """Encodes some pieces of the first picture that a sequence waits for. Returns whether one does.
+        """Encodes some pieces of the first picture that a sequence waits for. Returns False if no sequence waits.
 
-        plan: of the step before
+        plan: the plan of the step before
         """
         seeing = [sequence for sequence in self.scheduler.state.running if sequence.pictures is not None]
         stops = [(sequence, stop) for sequence in seeing if (stop := _stop_of(sequence)) is not None]
@@ -57,9 +60,9 @@ class BetweenSteps:
             self.fail(sequence, error)
 
     def _room(self, plan: Plan) -> int:
-        """Returns how many more tokens of prompts the step could have had."""
+        """Returns how many more prompt tokens would have fitted in the step."""
         prompts = sum(chunk.length for chunk in plan.chunks if chunk.length > 1)
-        if len(plan.chunks) == 0 or prompts == plan.tokens:  # nobody waits for the next token of a stream
+        if len(plan.chunks) == 0 or prompts == plan.tokens:  # no stream waits for its next token
             return self.scheduler.config.max_step_tokens - prompts
         return self.scheduler.status.prefill_budget.prompt_tokens - prompts
 
@@ -70,7 +73,7 @@ def _stop_of(sequence: Sequence) -> Picture | None:
 
 
 def token_cost(spec: ModelSpec) -> int:
-    """Returns about how many multiplications the layers of a text model have for a token."""
+    """Returns about how many multiplications the layers of a text model do for one token."""
     attention = spec.hidden_size * (spec.qkv_size + spec.heads * spec.head_dim)
     total = 0
     for layer in spec.layers:

@@ -1,4 +1,4 @@
-"""Connectors: each joins the squares of patches of an encoded picture into vectors of the text model's width."""
+"""Connectors: each turns the squares of patches of an encoded picture into vectors of the text model's width."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,17 +12,20 @@ from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import Operations
 from worker.vision.spec import Connector, VisionSpec
 
-# Torch computes at most so many elements in one thread. It divides more of them among threads, and rounds the last
-# elements of a thread otherwise than those before.
+# Torch computes at most this many elements in one thread. It divides more elements among threads, and rounds the last
+# elements of each thread's part differently.
 FEW_ELEMENTS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectorWeights:
-    """projection: to the text model's width. norm [H]: of an average, or of each patch. before: a linear before the
-    projection. joined: a linear of the patches of a square together, before that.
+    """The weights of a connector. A part that the connector lacks is None.
 
-    joined_norm [2, side * side * H]: a layer norm of the patches of a square together. What a connector lacks is None.
+    projection: a linear to the text model's width
+    norm [H]: a norm of the average, or of each patch
+    before: a linear before `projection`
+    joined: a linear before `before`, whose input is all patches of a square
+    joined_norm [2, side * side * H]: a layer norm of all patches of a square
     """
 
     projection: PackedLinear
@@ -30,25 +33,25 @@ class ConnectorWeights:
     before: PackedLinear | None = None
     joined_norm: Tensor | None = None
     joined: PackedLinear | None = None
-    standard: Tensor | None = None  # [2, H] float32: what is taken from averages, and what they are multiplied by then
+    standard: Tensor | None = None  # [2, H] float32: first subtracted from averages, second: their factor afterwards
 
 
 def _joined(squares: Tensor) -> Tensor:
-    """Lays the patches of each square one after another: [tokens, side * side * H].
+    """Concatenates the patches of each square: [tokens, side * side * H].
 
-    squares: [squares down, side, squares across, side, H], as all functions here get the patches
+    squares: [squares down, side, squares across, side, H]; all functions here take this shape
     """
     down, side, across, _, hidden = squares.shape
     return squares.transpose(1, 2).reshape(down * across, side * side * hidden)
 
 
 def shuffle(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Operations) -> Tensor:
-    """Projects the patches of a square together ("pixel shuffle"). Idefics3."""
+    """Projects the concatenated patches of a square ("pixel shuffle"). For Idefics3."""
     return do.linear(_joined(squares), weights.projection)
 
 
 def merge(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Operations) -> Tensor:
-    """Gives the patches of a square together to an MLP, whose activation is the exact GELU. Qwen, Mistral 3, LFM2."""
+    """Passes the concatenated patches of a square through an MLP with the exact GELU. For Qwen, Mistral 3, LFM2."""
     assert weights.before is not None
     if weights.norm is not None:
         squares = do.rms_norm(squares.flatten(0, 3), weights.norm, spec.connector_eps).view_as(squares)
@@ -64,14 +67,14 @@ def merge(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Oper
 
 
 def pool(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Operations) -> Tensor:
-    """Averages the patches of a square, norms the average, and projects it. Gemma 3."""
+    """Averages the patches of a square, norms the average, and projects it. For Gemma 3."""
     assert weights.norm is not None
     average = _averages(squares, spec)
     return do.linear(do.rms_norm(average, weights.norm, spec.norm_eps, offset=True), weights.projection)
 
 
 def scaled_pool(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Operations) -> Tensor:
-    """Averages the patches of a square, scales and standardizes the average, and projects its norm. Gemma 4."""
+    """Averages the patches of a square, scales, standardizes and norms the average, and projects it. For Gemma 4."""
     assert weights.norm is not None
     scaled = _averages(squares, spec).float() * sqrt(spec.hidden_size)
     if weights.standard is not None:

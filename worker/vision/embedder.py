@@ -1,4 +1,4 @@
-"""A model without a tower: a linear of its pixels makes a token of each square of a picture. Gemma 4 12B."""
+"""A model without a tower (Gemma 4 12B): a linear turns the pixels of each square of a picture into a token."""
 
 from collections.abc import Generator
 from ctypes import c_uint64
@@ -14,17 +14,17 @@ from worker.vision.positions import by_axes
 from worker.vision.preprocess import level_table, patches_of
 from worker.vision.spec import VisionSpec
 
-LAYER_NORM_EPS = 1e-5  # of torch's layer norm, which configs do not state
+LAYER_NORM_EPS = 1e-5  # the default of torch's layer norm; configs do not state it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedderWeights:
-    """W: numbers of a square's pixels, H: hidden size. Norms [2, n] are layer norms, with weight and bias."""
+    """W: the number of values in a square's pixels; H: hidden size. Norms [2, n] are layer norms: weight, bias."""
 
     pixel_norm: Tensor  # [2, W]
     pixels: PackedLinear  # W → H
     norm: Tensor  # [2, H]
-    positions: Tensor  # [2, P, H]: of columns, and of rows
+    positions: Tensor  # [2, P, H]: embeddings of columns, and of rows
     last_norm: Tensor  # [2, H]
     projection: PackedLinear  # H → text_size
     ones: Tensor  # [H]: the weight of the RMS norm before the projection
@@ -35,7 +35,7 @@ class EmbedderWeights:
 
 
 class Embedder:
-    """Stands in place of an Encoder."""
+    """Has the interface of Encoder."""
 
     def __init__(self, spec: VisionSpec, weights: EmbedderWeights, operations: Operations, started: c_uint64) -> None:
         self.spec, self.weights, self._do, self._started = spec, weights, operations, started
@@ -54,7 +54,7 @@ class Embedder:
         return do.linear(do.rms_norm(x, weights.ones, self.spec.norm_eps), weights.projection)
 
     def pieces(self, picture: Picture) -> Generator[int, None, Tensor]:
-        """Encodes a picture in one piece, which costs about as much as its tokens do in the text model."""
+        """Encodes a picture in one piece, whose cost is about that of its tokens in the text model."""
         found = self.encode(picture)
         yield found.numel() * self._squares.patch_width
         return found

@@ -1,10 +1,10 @@
-"""The forward of a tower and the connector behind it: one picture becomes vectors of the text model's width.
+"""The forward pass of a tower and its connector: turns one picture into vectors of the text model's width.
 
-A picture is encoded alone, and by operations that give a row the same bits with any number of threads. So its vectors
-depend on nothing but its pixels.
+Each picture is encoded alone, by operations that give a row the same bits with any number of threads. So its vectors
+depend only on its pixels.
 
-It is encoded in pieces, so that a worker can compute steps between them: some rows of a layer are a piece. Their bits
-do not depend on how the rows are divided.
+A picture is encoded in pieces, so that a worker can compute steps between them. A piece is some rows of a layer. The
+bits of a row do not depend on how rows are divided into pieces.
 """
 
 from collections.abc import Generator, Sequence
@@ -36,7 +36,7 @@ class EncoderLayer:
     qkv: PackedLinear
     o: PackedLinear
     before_mlp: Tensor
-    up: PackedLinear  # the gate, too, if there is one: H → 2 I
+    up: PackedLinear  # H → I; with a gate H → 2 I
     down: PackedLinear
 
     def forward(
@@ -45,8 +45,9 @@ class EncoderLayer:
     ) -> Generator[int, None, tuple[Tensor, Tensor]]:  # fmt: skip
         """Returns the normed rows for the next layer and the residual stream. Yields the costs of pieces.
 
-        norm: of the next layer. h, x: normed rows and residual stream of this layer, [N, H]. seen: the rows that see
-        each other
+        norm: the first norm of the next layer
+        h, x [N, H]: the normed rows and the residual stream of this layer
+        seen: the windows of rows that attend to each other
         """
         eps = spec.norm_eps
         parts = [slice(first, min(first + ROWS, len(h))) for first in range(0, len(h), ROWS)]
@@ -75,7 +76,7 @@ class EncoderWeights:
     """patches: the convolution over patches as a linear
 
     positions [P, H]: one for each patch, or a grid to stretch; [2, P, H]: of columns and of rows; None: there are none
-    norm: behind the last layer, if there is one
+    norm: the norm after the last layer; None: there is none
     first_norm [H]: an RMS norm of the patches before the first layer
     """
 
@@ -84,11 +85,11 @@ class EncoderWeights:
     layers: Sequence[EncoderLayer | SandwichLayer]
     norm: Tensor | None
     connector: ConnectorWeights
-    deepstack: list[ConnectorWeights]  # behind the layers of VisionSpec.deepstack
+    deepstack: list[ConnectorWeights]  # connectors after the layers of VisionSpec.deepstack
     first_norm: Tensor | None = None
 
     def encoder(self, spec: VisionSpec, operations: Operations, started: c_uint64) -> "Encoder":
-        """Returns what encodes with these weights. started: see Encoder"""
+        """Returns an encoder with these weights. started: see Encoder"""
         return Encoder(spec, self, operations, started)
 
 
@@ -96,14 +97,14 @@ class Encoder:
     """A tower that is ready to run."""
 
     def __init__(self, spec: VisionSpec, weights: EncoderWeights, operations: Operations, started: c_uint64) -> None:
-        """started: counts the layers of all pictures, which shows that a long step makes progress."""
+        """started: a counter of computed layers, which shows that a long step makes progress"""
         self.spec, self.weights, self._do, self._started = spec, weights, operations, started
         like = weights.layers[0].before_mlp
         self._table = level_table(spec).to(like.device).to(like.dtype)
 
     @torch.inference_mode()
     def encode(self, picture: Picture) -> Tensor:
-        """Returns the vectors of a picture, [tokens, text_size], and beside them those of deepstack, as wide each."""
+        """Returns the vectors of a picture [tokens, text_size]. Those of deepstack are further columns."""
         pieces = self.pieces(picture)
         while True:
             try:
@@ -156,7 +157,7 @@ class Encoder:
         return rotary_tables(rows, columns, head_dim, spec.rotary_theta, self._table.device, alternate=alternate)
 
     def _connected(self, x: Tensor, order: Tensor | None, connector: ConnectorWeights, picture: Picture) -> Tensor:
-        """order: where the rows of x are in the picture; None: in the order of its rows"""
+        """order: the position in the picture of each row of x; None: rows are in the picture's order"""
         spec = self.spec
         if order is not None:
             x = torch.empty_like(x).index_copy_(0, order, x)

@@ -1,4 +1,4 @@
-"""The metrics of pictures: how many were encoded, how long that took, and how many were encoded already."""
+"""Metrics of pictures: how many were encoded, the seconds that took, and how many were found in the cache."""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,6 @@
-"""Where a patch is in its picture: learned positions that are stretched over any grid, and rotary embeddings.
+"""Position embeddings of patches: learned ones, which are stretched over any grid, and rotary ones.
 
-Tables are made on the CPU, from few numbers, so that every device and any number of threads use the same bits.
+Tables are computed on the CPU, so that all devices and any number of threads use the same bits.
 """
 
 import torch
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 def stretched(stored: Tensor, side: int, rows: int, columns: int) -> Tensor:
-    """Returns a position for each patch, [rows * columns, H] in float32: a bilinear mean of the four next to its place.
+    """Returns a position embedding for each patch, [rows * columns, H] float32: a bilinear mean of the nearest four.
 
-    stored [side * side, H]: positions of a square grid, whose corners are those of the picture
+    stored [side * side, H]: the embeddings of a square grid whose corners are the corners of the picture
     """
     return _mixed(stored, side, _neighbours(rows, side), _neighbours(columns, side))
 
@@ -18,25 +18,25 @@ def stretched(stored: Tensor, side: int, rows: int, columns: int) -> Tensor:
 def resized(stored: Tensor, side: int, rows: int, columns: int) -> Tensor:
     """Returns what `stretched` does, but resizes the square grid as `torch.nn.functional.interpolate` does a picture.
 
-    That is bilinear with `align_corners=False` and `antialias=True`: of a smaller grid, a place is a mean of more than
-    four stored ones.
+    That is bilinear with `align_corners=False` and `antialias=True`. If the picture's grid is smaller than the stored
+    grid, a result is the mean of more than four stored embeddings.
     """
     return _mixed(stored, side, _covered(rows, side), _covered(columns, side))
 
 
 def by_axes(stored: Tensor, rows: int, columns: int) -> Tensor:
-    """Returns a position for each patch, [rows * columns, H]: the sum of those of its column and its row.
+    """Returns a position embedding for each patch, [rows * columns, H]: the sum of its column's and its row's.
 
-    stored [2, P, H]: positions of columns, and of rows
+    stored [2, P, H]: the embeddings of columns, and of rows
     """
     total: Tensor = stored[0, None, :columns] + stored[1, :rows, None]
     return total.flatten(0, 1)
 
 
 def _mixed(stored: Tensor, side: int, by_row: tuple[Tensor, Tensor], by_column: tuple[Tensor, Tensor]) -> Tensor:
-    """Returns the weighted mean of stored positions for each patch. The additions are always in the same order.
+    """Returns the weighted mean of stored embeddings for each patch. Their order of addition is fixed.
 
-    by_row, by_column: the stored places that each row or column reads, and their weights; both [count, places]
+    by_row, by_column: the indices of the stored rows or columns that are read, and their weights; both [count, read]
     """
     (down, down_weights), (across, across_weights) = by_row, by_column
     total: Tensor | None = None
@@ -51,7 +51,7 @@ def _mixed(stored: Tensor, side: int, by_row: tuple[Tensor, Tensor], by_column: 
 
 
 def _neighbours(count: int, side: int) -> tuple[Tensor, Tensor]:
-    """Returns, for each of `count` places along an axis, the stored places around it [count, 2] and their weights."""
+    """Returns for each of `count` points along an axis the two stored indices around it [count, 2], and weights."""
     places = torch.arange(count, dtype=torch.float32) * (side - 1) / max(count - 1, 1)
     below = places.floor()
     share = places - below
@@ -60,9 +60,9 @@ def _neighbours(count: int, side: int) -> tuple[Tensor, Tensor]:
 
 
 def _covered(count: int, side: int) -> tuple[Tensor, Tensor]:
-    """Returns, for each of `count` equal parts of an axis, the stored places that its triangle covers, and weights.
+    """Returns, for each of `count` equal parts of an axis, the stored indices under its triangle filter, and weights.
 
-    The triangle is as wide as two parts, but never narrower than two stored places.
+    The triangle is two parts wide, but never narrower than two stored steps.
     """
     scale = side / count
     reach = max(scale, 1.0)
@@ -79,7 +79,7 @@ def rotary_tables(
     """Returns cos and sin for each patch, [rows * columns, head_dim] float32, in the order of rows.
 
     In each half of a head, the first half rotates by the patch's row and the second by its column.
-    alternate: whether frequencies, from high to low, belong to rows and columns in turn; else both have the same
+    alternate: whether frequencies, from high to low, are given to rows and columns in turn; else both use the same ones
     """
     powers = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     of_rows, of_columns = powers[0::2], powers[1::2] if alternate else powers[0::2]

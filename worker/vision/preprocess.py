@@ -1,4 +1,4 @@
-"""Pixels as the encoder reads them: normalized, and cut into patches."""
+"""Turns pixels into the encoder's input: normalizes them and cuts them into patches."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from worker.vision.spec import VisionSpec
 
 
 def level_table(spec: VisionSpec) -> Tensor:
-    """Returns what each of the 256 levels of each colour becomes, [3, 256] float32, rounded as in transformers.
+    """Returns the normalized value of each of a colour's 256 levels, [3, 256] float32, rounded as in transformers.
 
     Its image processors rescale in float64 and round to float32, then subtract and divide in float32. A tower that is
     `centred` then maps 0 .. 1 to -1 .. 1.
@@ -23,8 +23,8 @@ def level_table(spec: VisionSpec) -> Tensor:
 def patches_of(picture: Picture, spec: VisionSpec, table: Tensor) -> Tensor:
     """Returns the patches [rows * columns, patch_width] of a picture, in the order of rows, on the table's device.
 
-    table: the levels of level_table, in the dtype of the encoder. A patch has its colours one after another, each row
-    by row and repeated for all frames, as the weights of a convolution.
+    table: the result of level_table in the dtype of the encoder. A patch has one colour after another, each row by row
+    and repeated for all frames, in the order of a convolution's weights.
     """
     patch, (rows, columns) = spec.patch_size, spec.grid_of(picture.height, picture.width)
     whole = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8).view(picture.height, picture.width, 3)

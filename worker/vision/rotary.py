@@ -1,6 +1,6 @@
-"""M-RoPE: a token of a picture rotates by three positions, those of its time, row and column; text by three equal ones.
+"""M-RoPE: a picture's token rotates by three positions: time, row and column. For a text token, all three are equal.
 
-The tokens of a picture take as many positions as its longer side has tokens, and the text goes on after them.
+A picture takes as many positions as its longer side has tokens; the text after it continues from there.
 """
 
 from bisect import bisect_right
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class RotaryPositions:
-    """The pictures of a prompt: where each begins, and its rows and columns of tokens."""
+    """The pictures of a prompt: the index of the first token of each, and its rows and columns of tokens."""
 
     starts: Sequence[int]
     squares: Sequence[tuple[int, int]]
@@ -21,7 +21,7 @@ class RotaryPositions:
     def between(self, begin: int, end: int) -> NDArray[np.int64]:
         """Returns the three positions of the tokens begin .. end - 1 of a sequence, [3, end - begin]."""
         found = np.tile(np.arange(begin, end), (3, 1))
-        saved = 0  # positions that the pictures before have fewer than tokens
+        saved = 0  # how many tokens more than positions the pictures so far have
         last = bisect_right(self.starts, end - 1)
         for start, (rows, columns) in zip(self.starts[:last], self.squares[:last], strict=True):
             tokens = rows * columns
@@ -42,8 +42,9 @@ class RotaryPositions:
 def components(sections: tuple[int, int, int], width: int, *, alternate: bool = True) -> list[int]:
     """Returns which of the three positions each column of a rotary table is read at.
 
-    sections: pairs of a head that rotate by each position. alternate: whether these pairs alternate; else those of a
-    section stand together. width: columns, whose halves are equal
+    sections: the number of pairs of a head that rotate by each position
+    alternate: whether pairs of different sections alternate; else the pairs of a section are adjacent
+    width: the number of columns; both halves are equal
     """
     half = [0] * (width // 2)
     if not alternate:

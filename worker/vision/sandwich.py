@@ -1,6 +1,6 @@
-"""Layers whose attention and MLP have a norm before and one after them, as text models of Gemma have. Gemma 4.
+"""Layers of Gemma 4: attention and the MLP each have a norm before and after them, as in Gemma's text models.
 
-Heads of queries, keys and values are normed, scores are not scaled, and numbers may be clamped around each linear.
+Heads of queries, keys and values are normed; scores are not scaled; inputs and outputs of linears may be clamped.
 """
 
 from collections.abc import Generator
@@ -35,7 +35,7 @@ def _clamped(x: Tensor, bounds: tuple[float, float]) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandwichLayer:
-    """The weights of a layer. Norms [H], and of heads [D], are RMS norms."""
+    """The weights of a layer. All norms are RMS norms: [H], and [D] for heads."""
 
     before_attention: Tensor
     q: ClampedLinear

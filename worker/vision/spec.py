@@ -1,4 +1,4 @@
-"""What a vision tower is, as data. families.py makes a spec from the files of a checkpoint."""
+"""The description of a vision tower as data. families.py makes it from the files of a checkpoint."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,12 +15,12 @@ Connector = Literal["shuffle", "pool", "merge", "scaled_pool", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionSpec:
-    """A tower of attention among patches, and the connector behind it.
+    """A vision transformer over patches, and the connector after it.
 
-    The patches of a picture that do not fill the last row or column of patches are left out, as a convolution does.
+    Pixels that do not fill the last row or column of patches are left out, as in a convolution.
     """
 
-    image_size: int  # height and width of a picture in pixels; 0: any that are whole squares of patches
+    image_size: int  # height and width of a picture in pixels; 0: any size of whole squares of patches
     patch_size: int  # height and width of a patch in pixels
     hidden_size: int
     intermediate_size: int
@@ -28,15 +28,15 @@ class VisionSpec:
     heads: int
     norm_eps: float
     activation: Activation
-    connector: Connector  # of connectors.py
+    connector: Connector  # see connectors.py
     side: int  # height and width of the square of patches that becomes one token
     text_size: int  # hidden size of the text model
-    placeholder: int  # the token id that a picture's tokens have in a prompt
+    placeholder: int  # the token id that stands for a picture's tokens in a prompt
     rescale: float  # a pixel x becomes (x * rescale - mean) / std
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    centred: bool = False  # whether this is then doubled and made less by 1, so that 0 .. 1 become -1 .. 1
-    bucketed: bool = False  # whether a patch's position is looked up by its place as a share of the side (weights.py)
+    centred: bool = False  # whether the result is then mapped from 0 .. 1 to -1 .. 1
+    bucketed: bool = False  # whether positions are looked up by their share of the side (weights.py)
     bidirectional: bool = False  # whether the tokens of a picture also see those after them, up to the picture's end
     frames: int = 1  # how often a patch is repeated, as a film that stands still
     position_side: int = 0  # height and width of the grid of positions that is stretched over any picture; 0: none is

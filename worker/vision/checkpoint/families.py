@@ -1,6 +1,6 @@
 """Makes a VisionSpec from the files of a checkpoint and the row of its family.
 
-Configs leave out what is the default of their class in transformers, so each family states these defaults.
+A config leaves out settings that equal the defaults of its class in transformers, so each family states them here.
 """
 
 import json
@@ -24,7 +24,7 @@ Config = Mapping[str, Any]
 HALF = (0.5, 0.5, 0.5)
 PROCESSOR, NESTED = "preprocessor_config.json", "processor_config.json"
 ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
-SIZES = {  # the most that a config may state
+SIZES = {  # the largest values that a config may state
     "image_size": 1 << 14, "patch_size": 1 << 10, "hidden_size": 1 << 16, "intermediate_size": 1 << 18,
     "num_hidden_layers": 1 << 10, "num_attention_heads": 1 << 10, "scale_factor": 64, "spatial_merge_size": 64,
     "mm_tokens_per_image": 1 << 14, "temporal_patch_size": 16, "num_position_embeddings": 1 << 20,
@@ -49,10 +49,10 @@ def _merged(config: Config, grid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
-    """A row: which connector the family has, and what its configs leave out.
+    """A row: the connector of the family, and the defaults that its configs leave out.
 
-    side: returns VisionSpec.side for a grid of so many patches along a side
-    placeholder: the names that config.json may have for its token id
+    side: a function from the number of patches along a side of the grid to VisionSpec.side
+    placeholder: the names of the placeholder's token id in config.json
     """
 
     connector: Connector
@@ -62,17 +62,17 @@ class VisionFamily:
     defaults: Config
     bucketed: bool = False
     bidirectional: bool = False
-    names: Config = field(default_factory=dict)  # what its config calls the sizes
+    names: Config = field(default_factory=dict)  # the names of the sizes in its config
     activation: str = "gelu_pytorch_tanh"
     layout: Layout = "siglip"
     gated: bool = False
-    sections: tuple[int, int, int] = (11, 11, 10)  # VisionSpec.sections that a config may leave out
+    sections: tuple[int, int, int] = (11, 11, 10)  # VisionSpec.sections if the config leaves it out
     sections_alternate: bool = True
-    any_size: bool = False  # whether pictures may have any size that is whole squares of patches
-    # of such a family whose tokens have no M-RoPE; from config.json, its vision_config and the processor's settings
+    any_size: bool = False  # whether a picture may have any size that consists of whole squares of patches
+    # for an any_size family without M-RoPE: from config.json, its vision_config and the processor's settings
     fields: Callable[[Config, Config, Config], dict[str, Any]] | None = None
-    normalizes: bool = True  # whether a processor does that does not say so
-    towerless: bool = False  # whether there is no tower; then `fields` returns all that configs decide
+    normalizes: bool = True  # the default if the processor's settings do not say whether it normalizes
+    towerless: bool = False  # whether there is no tower; `fields` then returns all fields
 
 
 _BASE = {"patch_size": 16, "num_hidden_layers": 12, "intermediate_size": 3072, "hidden_act": "gelu_pytorch_tanh",
@@ -137,7 +137,7 @@ LFM2_VL = VisionFamily(
     {**_BASE, "hidden_size": 768, "num_attention_heads": 12, "image_size": 0},
     any_size=True, layout="siglip2", fields=lfm2_fields,
 )  # fmt: skip
-FAMILIES: Mapping[str, VisionFamily] = {  # by the model_type of config.json
+FAMILIES: Mapping[str, VisionFamily] = {  # keys: model_type in config.json
     "gemma3": GEMMA3,
     "gemma4": GEMMA4,
     "gemma4_unified": GEMMA4_UNIFIED,
@@ -155,10 +155,10 @@ FAMILIES: Mapping[str, VisionFamily] = {  # by the model_type of config.json
 
 
 def vision_spec(folder: Path, config: Config, text_size: int) -> VisionSpec | None:
-    """Returns the spec of a checkpoint's tower; None if its family has none that is served.
+    """Returns the spec of a checkpoint's tower; None if its family has no supported tower.
 
     config: config.json. text_size: hidden size of the text model. Raises UnsupportedModel, which names the setting, if
-    the config of a family that is served states a tower that is not.
+    the family is supported but a setting of its tower is not.
     """
     family, vision = FAMILIES.get(str(config.get("model_type"))), config.get("vision_config")
     if family is None or not isinstance(vision, dict):
@@ -217,7 +217,7 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
 
 
 def _of_any_size(family: VisionFamily, config: Config, vision: Config, text_size: int) -> dict[str, Any]:
-    """Returns the fields of a tower whose patches rotate. The MLP of its connector has the text model's width."""
+    """Returns the fields of a tower with rotary positions. The MLP of its connector has the text model's width."""
     if _size(vision, "out_hidden_size", 0) != text_size:
         raise UnsupportedModel(f"vision_config: out_hidden_size {vision['out_hidden_size']} is not {text_size}")
     text = config.get("text_config") or config
@@ -245,7 +245,7 @@ def _of_any_size(family: VisionFamily, config: Config, vision: Config, text_size
 
 
 def _windows(vision: Config) -> dict[str, Any]:
-    """Returns the fields of a tower whose patches see those of their windows; nothing for other towers."""
+    """Returns the fields of a tower with attention in windows; nothing for other towers."""
     if "window_size" not in vision:
         return {}
     square = vision["patch_size"] * vision["spatial_merge_size"]
@@ -301,7 +301,7 @@ def _processor(folder: Path) -> Config:
 def _channels(
     processor: Config, name: str, default: tuple[float, float, float], off: tuple[float, float, float]
 ) -> tuple[float, float, float]:
-    """Returns the values of the three colours. off: what they are without normalization"""
+    """Returns the values of the three colours. off: their values without normalization"""
     if not processor.get("do_normalize", True):
         return off
     values = processor.get(name) or default

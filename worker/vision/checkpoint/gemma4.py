@@ -1,4 +1,4 @@
-"""What configs of Gemma 4 say about the tower, and the tower's weights in a checkpoint."""
+"""Reads the settings of Gemma 4's tower from configs, and its weights from a checkpoint."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -30,7 +30,7 @@ RANGES = ("input_min", "input_max", "output_min", "output_max")
 
 
 def gemma4_fields(config: Config, vision: Config, processor: Config) -> dict[str, Any]:
-    """Returns the fields of VisionSpec that this family alone has. Raises UnsupportedModel, which names the setting.
+    """Returns the fields of VisionSpec that only this family sets. Raises UnsupportedModel, which names the setting.
 
     config: config.json. vision: its vision_config with defaults. processor: the settings of the image processor
     """
@@ -57,7 +57,7 @@ def gemma4_fields(config: Config, vision: Config, processor: Config) -> dict[str
 
 
 class Gemma4Weights:
-    """The tower's weights in a checkpoint. prefix: what the names of its tensors begin with"""
+    """The tower's weights in a checkpoint. prefix: the prefix of its tensors' names"""
 
     def __init__(self, reader: TowerReader, spec: VisionSpec, prefix: str) -> None:
         self._reader, self._spec, self._prefix = reader, spec, prefix
@@ -68,10 +68,10 @@ class Gemma4Weights:
         return self._reader.nbytes(self._shapes())
 
     def load(self) -> EncoderWeights:
-        """Raises CheckpointError when a tensor is missing, superfluous or misshaped."""
+        """Raises CheckpointError if a tensor is missing or superfluous, or has a wrong shape."""
         spec, prefix, shapes = self._spec, self._prefix, self._shapes()
         read = self._reader.read(shapes, prefix)
-        patches = read(prefix + PATCHES)  # the three colours of a pixel are last
+        patches = read(prefix + PATCHES)  # the three colours are the last dimension
         patches = patches.view(spec.hidden_size, -1, 3).mT.flatten(1).contiguous()
         standard = torch.stack([read(prefix + name).float() for name in _STANDARD]) if spec.standardized else None
         projection, ones = pack(read(self._projection), invariant=True), patches.new_ones(spec.hidden_size)
@@ -130,7 +130,7 @@ class Gemma4Weights:
         return ClampedLinear(packed, (low, high), (least, most))
 
     def _in_halves(self, rows: Tensor) -> Tensor:
-        """Reorders the dimensions of heads, so that the rotation of a head turns what the checkpoint's quarters say.
+        """Reorders the dimensions of heads from the checkpoint's order of quarters to the one of this project.
 
         The checkpoint's first two quarters rotate together by the column, and the others by the row. Here quarters one
         and three rotate by the row, two and four by the column (positions.py).

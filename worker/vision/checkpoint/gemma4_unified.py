@@ -1,4 +1,4 @@
-"""Gemma 4 12B, which has no tower: what its config says about pictures, and the weights that embed them."""
+"""Gemma 4 12B has no tower. Reads its settings for pictures from the config, and the weights that embed pictures."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ NORMS = ("patch_ln1", "patch_ln2", "pos_norm")
 
 
 def unified_fields(config: Config, vision: Config, processor: Config) -> dict[str, Any]:
-    """Returns the fields of VisionSpec that the config and its vision_config decide. Raises UnsupportedModel."""
+    """Returns the fields of VisionSpec that config.json and its vision_config set. Raises UnsupportedModel."""
     sizes = {name: vision.get(name, default) for name, default in DEFAULTS.items()}
     sizes["max_soft_tokens"] = processor.get("max_soft_tokens", 280)
     for name, size in sizes.items():
@@ -41,7 +41,7 @@ def unified_fields(config: Config, vision: Config, processor: Config) -> dict[st
 
 
 class UnifiedWeights:
-    """The weights in a checkpoint. prefix: what the names of these tensors begin with"""
+    """The weights in a checkpoint. prefix: the prefix of their names"""
 
     def __init__(self, reader: TowerReader, spec: VisionSpec, prefix: str) -> None:
         self._reader, self._spec, self._prefix = reader, spec, prefix
@@ -52,12 +52,12 @@ class UnifiedWeights:
         return self._reader.nbytes(self._shapes())
 
     def load(self) -> EmbedderWeights:
-        """Raises CheckpointError when a tensor is missing, superfluous or misshaped."""
+        """Raises CheckpointError if a tensor is missing or superfluous, or has a wrong shape."""
         prefix, shapes = self._prefix, self._shapes()
         read = self._reader.read(shapes, prefix)
         pixel_norm, norm, last_norm = (self._both(name, read) for name in NORMS)
         positions = read(prefix + POSITIONS).transpose(0, 1).contiguous()
-        # Three colours of a pixel are last in the checkpoint.
+        # In the checkpoint, the three colours are the last dimension.
         order = torch.arange(pixel_norm.shape[1], device=norm.device).view(-1, 3).T.flatten()
         pixels = pack(read(prefix + PIXELS)[:, order], read(f"{prefix}patch_dense.bias"), invariant=True)
         projection = pack(read(self._projection), invariant=True)

@@ -1,4 +1,4 @@
-"""What configs of LFM2-VL say about the tower, a SigLIP 2 for pictures of any shape, and its connector."""
+"""Reads configs of LFM2-VL: its tower is a SigLIP 2 for pictures of any shape."""
 
 from collections.abc import Mapping
 from math import isqrt
@@ -8,11 +8,11 @@ from worker.model.checkpoint.checkpoint import UnsupportedModel
 
 Config = Mapping[str, Any]
 MOST = 1 << 18  # vectors between the linears of the connector
-LAYER_NORM_EPS = 1e-5  # of torch's layer norm, which configs do not state
+LAYER_NORM_EPS = 1e-5  # the default of torch's layer norm; configs do not state it
 
 
 def lfm2_fields(config: Config, vision: Config, processor: Config) -> dict[str, Any]:
-    """Returns the fields of VisionSpec that this family alone has. Raises UnsupportedModel, which names the setting.
+    """Returns the fields of VisionSpec that only this family sets. Raises UnsupportedModel, which names the setting.
 
     config: config.json. vision: its vision_config with defaults
     """

@@ -1,4 +1,4 @@
-"""Loads the tower of a checkpoint, or says why its pictures are not served. Text is served in any case."""
+"""Loads the tower of a checkpoint, or logs why pictures are not supported. Text works in any case."""
 
 import logging
 from pathlib import Path
@@ -16,8 +16,8 @@ log = logging.getLogger("sluice.load")
 def tower_of(folder: Path, text_size: int, dtype: torch.dtype, device: torch.device) -> Tower:
     """Loads the tower of a checkpoint whose config states one.
 
-    text_size: hidden size of the text model. Raises CheckpointError when a tensor of a tower that is served is missing
-    or misshaped, or a file is broken.
+    text_size: hidden size of the text model. Raises CheckpointError if a tensor of a supported tower is missing or
+    has a wrong shape, or if a file is broken.
     """
     config = read_config(folder)
     try:
@@ -25,7 +25,7 @@ def tower_of(folder: Path, text_size: int, dtype: torch.dtype, device: torch.dev
     except UnsupportedModel as error:
         return _without(str(error))
     if spec is None:
-        if reason := (config.get("vision_config") or {}).get("not_served"):  # of the tower beside a GGUF file
+        if reason := (config.get("vision_config") or {}).get("not_served"):  # set for a tower beside a GGUF file
             return _without(str(reason))
         served = ", ".join(sorted(FAMILIES))
         return _without(f"the pictures of {config.get('model_type')!r} are not served; those of {served} are")
@@ -46,7 +46,7 @@ def bytes_of_tower(folder: Path, text_size: int, dtype: torch.dtype) -> int:
 
 
 def layers_with_vectors(folder: Path, text_size: int) -> int:
-    """Returns to how many of its first layers the text model adds vectors of pictures."""
+    """Returns the number of first layers to which the text model adds vectors of pictures (deepstack)."""
     try:
         spec = vision_spec(folder, read_config(folder), text_size)
     except UnsupportedModel:  # tower_of says why

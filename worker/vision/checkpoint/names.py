@@ -1,4 +1,4 @@
-"""The names of a tower's tensors in a checkpoint, behind the prefix of its layout."""
+"""The names of a tower's tensors in a checkpoint, without the prefix of the layout."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,34 +8,34 @@ from worker.vision.spec import Connector, Layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerNames:
-    """Each field names a module or tensor; those of a layer stand behind `layers` and its index.
+    """Each field names a module or tensor. The names of a layer's tensors follow `layers` and the layer's index.
 
     positions, first_norm, last_norm: "" if a tower has none
     biased, layers_biased: whether the convolution over patches has a bias, and whether the linears of layers have
-    rms: whether norms are RMS norms, which have no bias
-    projections: the linears of the connector, in order, found by these endings anywhere in the checkpoint; the names of
-    tensors if `bare`, else of modules with a weight and a bias.
+    rms: whether the norms are RMS norms, which have no bias
+    projections: the connector's linears in order, as endings of names anywhere in the checkpoint. If `bare`, they name
+    tensors, else modules with a weight and a bias.
     """
 
     patches: str
     positions: str
     layers: str
-    norms: tuple[str, str]  # before attention, and before the MLP
-    qkv: tuple[str, ...]  # one after another
+    norms: tuple[str, str]  # the norm before attention, and the norm before the MLP
+    qkv: tuple[str, ...]  # in order; their rows are concatenated
     out: str
-    up: tuple[str, ...]  # one after another
+    up: tuple[str, ...]  # in order; their rows are concatenated
     down: str
     last_norm: str
     bare: bool
     projections: tuple[str, ...] = ()
-    joined_norm: str = ""  # a norm of the patches of a square before these, if VisionSpec.joined_eps says so
+    joined_norm: str = ""  # a norm of a square's patches before `projections`; only if VisionSpec.joined_eps is set
     biased: bool = True
     layers_biased: bool = True
     first_norm: str = ""
     rms: bool = False
-    colours_last: bool = False  # whether the convolution over patches is a linear that has the three colours last
-    deepstack: str = ""  # what stands before the index of a connector behind a layer, which has a norm
-    unread: tuple[str, ...] = ()  # what belongs to the tower but not to a model that generates text
+    colours_last: bool = False  # whether the patch embedding is a linear whose inputs have the colours last
+    deepstack: str = ""  # the name before the index of a deepstack connector, which has a norm
+    unread: tuple[str, ...] = ()  # tensors of the tower that a model for text generation does not need
 
 
 _SIGLIP = {
@@ -71,10 +71,10 @@ NAMES: Mapping[Layout, TowerNames] = {
         projections=("multi_modal_projector.linear_1", "multi_modal_projector.linear_2"),
     ),
 }  # fmt: skip
-APART = ("attn.q", "attn.k", "attn.v")  # of Qwens in GGUF files, where older ones have no "attn.qkv"
-FRAMES = (".weight", ".weight.1")  # of the convolution over patches in these files, which have a tensor for each frame
-PROJECTIONS: Mapping[Connector, tuple[str, ...]] = {  # of connectors whose towers have other connectors, too
+APART = ("attn.q", "attn.k", "attn.v")  # names in older GGUF files of Qwen models, which have no "attn.qkv"
+FRAMES = (".weight", ".weight.1")  # the patch embedding in these files has one tensor for each of two frames
+PROJECTIONS: Mapping[Connector, tuple[str, ...]] = {  # for connectors whose tower also occurs with other connectors
     "shuffle": ("modality_projection.proj.weight",), "pool": ("mm_input_projection_weight",),
 }  # fmt: skip
 MERGER, MERGER_NORM = "patch_merger.merging_layer.weight", "multi_modal_projector.norm.weight"  # before "merge"
-SOFT_NORM = "mm_soft_emb_norm.weight"  # of the average that "pool" projects
+SOFT_NORM = "mm_soft_emb_norm.weight"  # the norm of the average that "pool" projects

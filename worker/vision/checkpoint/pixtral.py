@@ -1,4 +1,4 @@
-"""What configs of Pixtral say about the tower and its connector: Mistral Small 3, Ministral 3, and LLaVAs with it."""
+"""Reads configs of models with a Pixtral tower: Pixtral, Mistral Small 3, Ministral 3, and LLaVA models with it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from worker.model.checkpoint.checkpoint import UnsupportedModel
 
 Config = Mapping[str, Any]
-MERGES = "spatial_merge_size"  # stated or meant by configs of mistral3 alone
+MERGES = "spatial_merge_size"  # only configs of mistral3 have this setting, or its default
 
 
 def pixtral_fields(config: Config, vision: Config, processor: Config) -> dict[str, Any]:
-    """Returns the fields of VisionSpec that this family alone has. Raises UnsupportedModel, which names the setting.
+    """Returns the fields of VisionSpec that only this family sets. Raises UnsupportedModel, which names the setting.
 
     config: config.json with defaults
     """

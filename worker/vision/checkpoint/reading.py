@@ -1,4 +1,4 @@
-"""Finds and reads single tensors of a tower, which layouts name with other beginnings."""
+"""Finds and reads single tensors of a tower by the ends of their names, because each layout has its own prefix."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Read = Callable[[str], Tensor]
 
 
 def before(tensors: StoredTensors, ending: str) -> str | None:
-    """Returns what stands before this ending in the name of a tensor; None if no tensor has it."""
+    """Returns the prefix of the tensor whose name has this ending; None if no tensor has it."""
     found = (name.removesuffix(ending) for name in tensors.names() if f".{name}".endswith(f".{ending}"))
     return min(found, key=len, default=None)
 
@@ -29,14 +29,14 @@ class TowerReader:
     device: torch.device
 
     def found(self, ending: str) -> str:
-        """Returns the whole name of a tensor. Raises CheckpointError if there is none."""
+        """Returns the full name of the tensor with this ending. Raises CheckpointError if there is none."""
         first = before(self.source.tensors, ending)
         if first is None:
             raise CheckpointError(f"{self.source.tensors.folder}: tensor {ending} is missing")
         return first + ending
 
     def weight(self, name: str, shape: Shape) -> StoredWeight:
-        """Returns how a tensor is stored: as plain numbers, or in the blocks of GGUF files."""
+        """Returns the stored form of a tensor: plain numbers, or blocks of a GGUF file."""
         few_bits = name in self.source.tensors and self.source.tensors.format(name) not in PLAIN
         return self.source.weight(name, shape) if few_bits and len(shape) == 2 else PlainWeight(name, shape)
 
@@ -47,9 +47,11 @@ class TowerReader:
     def read(self, shapes: Mapping[str, Shape], prefix: str, unread: tuple[str, ...] = ()) -> Read:
         """Checks the tensors of a tower, and returns a function that reads one by its name.
 
-        shapes: of all tensors that will be read. prefix: what the names of the tower's tensors begin with. unread:
-        beginnings of names that may be there, too. Raises CheckpointError when a tensor is missing, superfluous or
-        misshaped.
+        shapes: the shapes of all tensors that will be read
+        prefix: the prefix of the names of the tower's tensors
+        unread: beginnings of names that may occur, too
+
+        Raises CheckpointError if a tensor is missing or superfluous, or has a wrong shape.
         """
         check_tensors(self.source, [self.weight(*each) for each in shapes.items()], prefix, unread)
 

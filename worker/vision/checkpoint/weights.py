@@ -1,6 +1,7 @@
-"""Reads the weights of a tower and its connector from a checkpoint, whichever names its layout gives them.
+"""Reads the weights of a tower and its connector from a checkpoint of any layout.
 
-The tower is found by its patch embedding, and the connector by its projections: layouts differ in what stands before.
+The tower is found by the name of its patch embedding, and the connector by the names of its projections, because
+layouts differ in the prefixes of names.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,9 +29,9 @@ from worker.vision.spec import Layout, VisionSpec
 def load_tower(
     folder: Path, spec: VisionSpec, dtype: torch.dtype, device: torch.device
 ) -> EncoderWeights | EmbedderWeights | None:
-    """Loads the tower in `dtype` on a device; None if the checkpoint has no tower, as a file of text weights alone.
+    """Loads the tower in `dtype` on a device; None if the checkpoint has no tower, as with only text weights.
 
-    Raises CheckpointError when a tensor is missing, misshaped or stored in few bits, or a file is broken.
+    Raises CheckpointError if a tensor is missing, has a wrong shape or is quantized, or if a file is broken.
     """
     with closing(open_source(folder, None)) as source:
         found = _loader(source, spec, dtype, device)
@@ -61,7 +62,7 @@ class _Loader:
         apart = f"{prefix}{names.layers}0.{APART[0]}.weight" in self._source.tensors
         self._names = replace(names, qkv=APART) if apart else names
         stored = self._source.tensors.shape(prefix + names.patches + FRAMES[0])
-        self._colours_last = names.colours_last and len(stored) == 2  # GGUF files have a convolution
+        self._colours_last = names.colours_last and len(stored) == 2  # not in GGUF files: they have a convolution
         self._by_frame = prefix + names.patches + FRAMES[1] in self._source.tensors
         end = "" if self._names.bare else ".weight"
         projections = self._names.projections or PROJECTIONS[spec.connector]
@@ -141,16 +142,16 @@ class _Loader:
         return weight if self._names.rms else torch.stack([weight, read(f"{name}.bias")])
 
     def _stacked(self) -> list[list[str]]:
-        """Returns the names of the connectors behind layers: the norm, and then the projections."""
+        """Returns the names of the deepstack connectors' tensors: the norm, and then the projections."""
         own = [name.rpartition(".")[2] for name in self._names.projections]
         stack = self._prefix + self._names.deepstack
         return [[f"{stack}{index}.{name}" for name in ("norm", *own)] for index in range(len(self._spec.deepstack))]
 
     def _positions(self, read: Read) -> Tensor:
-        """Returns the position of each patch, [grid * grid, H], or the grid that is stretched over pictures.
+        """Returns the position embeddings [grid * grid, H]: one for each patch, or a grid to stretch over pictures.
 
-        Rounding gives a few patches of some grids, such as one of 19, the position before their own. Models were
-        trained with that, so it stays.
+        In some grids, such as one of 19, rounding gives a few patches the position of the patch before them. The models
+        were trained with this error, so it is kept.
         """
         stored, spec = read(self._prefix + self._names.positions), self._spec
         if not spec.bucketed:
@@ -162,7 +163,7 @@ class _Loader:
         return stored[(along[:, None] * grid + along[None, :]).flatten().to(stored.device)]
 
     def _patches(self, read: Read) -> PackedLinear:
-        """Reads the convolution over patches. GGUF files have a tensor of it for each of two frames."""
+        """Reads the patch embedding. In GGUF files it has one tensor for each of two frames."""
         name = self._prefix + self._names.patches
         if self._by_frame:
             weight = torch.stack([read(name + kind) for kind in FRAMES], dim=2)
@@ -196,7 +197,7 @@ class _Loader:
         if not self._merger:
             return found
         of_patch, merging = map(read, self._merger)
-        # Its columns are by channel, and for each channel by patch; rows of patches come one patch after another.
+        # Its columns are in the order channel, patch; the rows here have one patch after another.
         by_patch = merging.view(len(merging), self._spec.hidden_size, -1).mT.flatten(1).contiguous()
         return replace(found, norm=of_patch, joined=pack(by_patch, invariant=True))
 
@@ -206,7 +207,7 @@ def _linear_shapes(name: str, shape: Shape, *, biased: bool) -> dict[str, Shape]
 
 
 def _linear(names: Iterable[str], read: Read, *, biased: bool = True) -> PackedLinear:
-    """Reads linears as one, with their biases. A convolution over patches is a linear over their numbers."""
+    """Reads several linears as one, with their biases. A convolution over patches is read as a linear, too."""
     weight, bias = (
         torch.cat([read(f"{name}.{kind}") for name in names]) if kind == "weight" or biased else None
         for kind in ("weight", "bias")
@@ -215,7 +216,7 @@ def _linear(names: Iterable[str], read: Read, *, biased: bool = True) -> PackedL
     return pack(weight.flatten(1), bias, invariant=True)
 
 
-# What the name of the first tensor ends with, by which a tower is found, and who loads it; _Loader loads the others.
+# The ending of the name by which a tower is found, and its loader; _Loader loads the other towers.
 LOADERS: Mapping[Layout, tuple[str, type[Gemma4Weights] | type[UnifiedWeights]]] = {
     "gemma4": (PATCHES, Gemma4Weights), "gemma4_unified": (PIXELS, UnifiedWeights),
 }  # fmt: skip
