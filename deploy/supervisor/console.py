@@ -63,7 +63,7 @@ class Console:
         self._width = max((len(name) for name in names), default=0)
         self._colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
         self._bar = ""  # the bar as drawn now, if the output is a terminal
-        self._last_progress = ""  # the last progress line, if it is not
+        self._last_progress = ""  # the last progress line, if the output is not a terminal
 
     def line(self, name: str, text: str) -> None:
         """Writes one line of the process `name`; a JSON object is written without a label."""

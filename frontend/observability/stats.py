@@ -112,7 +112,8 @@ class Worker(msgspec.Struct, kw_only=True):
 
 
 class PoolWorker(Worker, kw_only=True):
-    """`streams` and `load` (tokens that they may still need) are this frontend's; the rest is the worker's own."""
+    """A worker as this frontend sees it. `streams` and `load` (tokens these streams may still need) count only this
+    frontend's streams; the worker reports the other fields itself."""
 
     address: str
     ready: bool

@@ -71,7 +71,9 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
     tokens: int  # output tokens in all
     error: str = ""
     timings: Timings = Timings()
-    predicted: tuple[int, int] | None = None  # of Submit.prediction, how many drafts were accepted and rejected
+    predicted: tuple[int, int] | None = (
+        None  # drafts from Submit.prediction: how many were accepted, and how many rejected
+    )
 
 
 class Logprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):

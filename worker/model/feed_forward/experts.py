@@ -39,7 +39,7 @@ GATE_UP, DOWN = "expert_gate_up", "expert_down"  # of every expert
 class BesideNorms:
     """The norms [H] where a layer has experts beside the MLP."""
 
-    after_dense: Tensor  # post_feedforward_layernorm_1: of the MLP, before both are added
+    after_dense: Tensor  # post_feedforward_layernorm_1: of the MLP's output, before the sum
     before_router: Tensor  # router.scale / sqrt(H)
     before_experts: Tensor  # pre_feedforward_layernorm_2
     after_experts: Tensor  # post_feedforward_layernorm_2
