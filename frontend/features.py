@@ -34,7 +34,7 @@ class Features:
     prompt_logprobs: int | None = None  # number of likeliest tokens to report per position; None: no log-probabilities
     output_ms: int = 0  # time limit from the first token on, for an output with a line break; 0: none
     receipt: bool = False  # whether the response has receipts
-    checked: list[int] | None = None  # ids to check instead of generating; there is one prompt, and n is 1
+    checked: list[int] | None = None  # an expected output, checked in place of generating; then one prompt, and n is 1
     scored: Scored | None = None
     adapter: Adapter | None = None  # the LoRA adapter, which changes the weights of the model
     pictures: tuple[Picture, ...] = ()  # the pictures of the prompt, which is then the only one

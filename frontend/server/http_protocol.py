@@ -66,7 +66,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **more)
         self._limits = limits
         self._on_refused = on_refused
-        self._refusal = BAD_REQUEST  # the reason if the parser stops
+        self._refusal = BAD_REQUEST  # the refusal that is sent if parsing fails
         self._new = 0  # number of bytes being parsed now
         self._received = 0  # bytes since the last complete head or request, not counting bytes of a body
         self._unfinished: list[Any] = []  # unfinished pipelined cycles before the newest one

@@ -142,7 +142,10 @@ def load_model(
     drafter: int = 0,
     hosts: "Hosts | None" = None,
 ) -> LoadedModel:
-    """Loads the weights. drafter: bytes that a draft model takes in addition. hosts: with --rank-group, its rendezvous.
+    """Loads the weights.
+
+    drafter: bytes that a draft model takes in addition
+    hosts: the meeting of this rank with the ranks on other hosts; None without --rank-group
 
     Raises CheckpointError, and ConfigError when the memory of the device is too small.
     """

@@ -45,7 +45,7 @@ class Thinking:
         self._end_when_used_up()
 
     def _begins_to_open(self, token: int) -> bool:
-        """Whether the output with this token is still only blanks, or the beginning of the opening."""
+        """Whether the output up to this token has only blanks, or the first ids of those that open the reasoning."""
         budget = self._budget
         if token == budget.opening[self._matched]:
             self._matched += 1

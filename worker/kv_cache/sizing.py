@@ -89,7 +89,7 @@ class WeightsSize:
     drafter: int = 0
 
     def with_others(self, nbytes: int, drafter: int = 0) -> "WeightsSize":
-        """Returns the size with `nbytes` of other weights that --quantization does not change, and a drafter, added."""
+        """Returns the size plus `nbytes` of weights that --quantization does not change, and plus a draft model."""
         more = nbytes + drafter
         return WeightsSize(self.nbytes + more, None if self.int4 is None else self.int4 + more, drafter)
 

@@ -1,12 +1,12 @@
-"""Reports to this server's frontends the prefixes that the prefix cache has or will have soon, in every Status.
+"""In every Status, tells this server's frontends which prefixes are in the prefix cache or will be there soon.
 
 A prefix is identified by its key (shared/prefix_identity.py), and reported only for a few lengths. It is reported while
 the page at its end is in the cache, and while a prompt that begins with it waits or is being computed: in a long queue,
 this is known seconds before the page exists.
 
 The compute loop notes which prefixes were stored and evicted; the I/O thread looks at the live sequences and makes a
-report for each Status. A report has the changes since the last report. Because a Status may be lost, it also has a part
-of all keys. After a sweep through all parts, a frontend that missed changes knows all keys again.
+report for each Status. A report has the changes since the last report. Because a Status may be lost, each report also
+repeats some of the current keys. Once all keys have been repeated, a frontend that missed changes knows them all again.
 """
 
 from collections import Counter, OrderedDict, deque

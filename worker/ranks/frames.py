@@ -28,7 +28,7 @@ class Beginning(msgspec.Struct, frozen=True):
     """The first frame to a rank: the model, and the part of it to load.
 
     memory: bytes of the memory that all ranks of a stage share
-    rows: the open files of connections to ranks of other stages
+    rows: the file descriptors of the connections to ranks of other stages, by rank
     """
 
     model: ModelConfig

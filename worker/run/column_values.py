@@ -58,7 +58,7 @@ def slot_mappings(layout: StepLayout) -> list[NDArray[np.int64]]:
 
 
 def _pages_of_rows(layout: StepLayout) -> Iterator[NDArray[np.int64]]:
-    """Yields the page of each row, for chunks of one row each, for each group."""
+    """For each group, yields an array with the page of every row. Each chunk must have exactly one row."""
     size = layout.page_size
     at = [chunk.start // size for chunk in layout.chunks]
     for group in range(layout.groups):
@@ -67,7 +67,7 @@ def _pages_of_rows(layout: StepLayout) -> Iterator[NDArray[np.int64]]:
 
 
 def _pages_of_chunks(layout: StepLayout) -> Iterator[NDArray[np.int64]]:
-    """Yields the page of each row, for chunks of any length, for each group."""
+    """For each group, yields an array with the page of every row, for chunks of any length."""
     size = layout.page_size
     first, last = layout.starts // size, (layout.seq_lens - 1) // size
     counts = last - first + 1

@@ -56,7 +56,7 @@ class Sequence:
     pending_outputs: int = 0  # the number of ids that steps in flight will sample, not counting accepted drafts
 
     # memory
-    pages: "list[array[int]]" = field(default_factory=list)  # for each group, C ints: worker/run/inputs.py copies them
+    pages: "list[array[int]]" = field(default_factory=list)  # page numbers, one array of C ints per group
     room: int = 0  # how many tokens the pages of all groups have slots for
 
     # its place in the queue, its history, and the prefix that it shares with other sequences

@@ -67,7 +67,7 @@ class AdapterRegistry:
     max_rank: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ConfigError if an adapter of the flags cannot be used."""
+        """Reads the adapters of --lora-modules. Raises ConfigError if one of them cannot be used."""
         try:
             self._given = {one.name: describe(one.name, one.path, self.max_rank) for one in named_adapters(self.model)}
         except AdapterError as error:

@@ -10,8 +10,8 @@ from frontend.text.tokenizer import Tokenizer
 from shared.messages.samplers import LongBreaker
 from shared.wire.codec import pack_u32
 
-MAX_TAIL = 20  # at most this many ids of a breaker after its first id, as in llama.cpp
-MAX_HEADS = 1 << 15  # ids at whose end a breaker begins, in all; bounds the message's size and a step's time
+MAX_TAIL = 20  # how many ids of a breaker are kept after its first id, as in llama.cpp; the rest is cut off
+MAX_HEADS = 1 << 15  # limit on the ids whose text ends with the beginning of a breaker: they cost time in each step
 
 
 def breaker_ids(texts: Iterable[str], tokenizer: Tokenizer) -> tuple[bytes, tuple[LongBreaker, ...]]:

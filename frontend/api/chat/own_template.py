@@ -92,7 +92,7 @@ def check_roles(
     signed = [one | {"content": one["content"] + signs.get(i, "")} for i, one in enumerate(messages)]
 
     def text_with(count: int) -> str:
-        """Renders the conversation with only the first `count` of the messages with uncommon roles."""
+        """Renders the conversation, but of the messages whose role is uncommon only the first `count`."""
         left_out = {*own[count:]}
         kept = [one for i, one in enumerate(signed) if i not in left_out]
         return render(kept, context, kwargs, offered, generate=False).marked if kept else ""

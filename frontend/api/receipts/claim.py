@@ -97,7 +97,7 @@ class Claim:
         return cls(receipt, checking, _sampling_problem(receipt, request, sampling_used(request, seed)))
 
     async def verdict(self, arriving: AsyncDeltas | None, fingerprint: str, signer: Signer | None) -> Verification:
-        """Compares the receipt with the answer that its request gives.
+        """Compares the receipt with the answer that the model now computes for the same request.
 
         arriving: the deltas of `generation`; None if there is no generation. fingerprint: of this server
         """

@@ -60,7 +60,7 @@ def within_limits(asked: Tops, fields: GenerationFields, places: Places, limits:
 
 
 def allowed(asked: int, name: str, limits: TokenLimits) -> int:
-    """Returns the number, or the vocabulary's size if `asked` is -1 or larger than that.
+    """Returns `asked`, but at most the vocabulary's size. -1 stands for the vocabulary's size.
 
     Raises Unprocessable if the number is above `--max-logprobs`.
     """

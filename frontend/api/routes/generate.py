@@ -1,6 +1,6 @@
 """The life of a request that generates text: read, parse, start the generation, write the response.
 
-Knows HTTP. The API format of the route knows the contents of the request and the response.
+This module handles the HTTP side. The route's API format (ApiFormat) reads the request and builds the response.
 """
 
 import asyncio
