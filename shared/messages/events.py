@@ -71,9 +71,7 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
     tokens: int  # output tokens in all
     error: str = ""
     timings: Timings = Timings()
-    predicted: tuple[int, int] | None = (
-        None  # drafts from Submit.prediction: how many were accepted, and how many rejected
-    )
+    predicted: tuple[int, int] | None = None  # drafts from Submit.prediction: (accepted, rejected)
 
 
 class Logprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
