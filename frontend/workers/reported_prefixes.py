@@ -1,7 +1,7 @@
-"""Which prefixes the workers have in their prefix caches, as their Statuses say.
+"""Tracks which prefixes the workers have in their prefix caches, or will have soon, from the workers' Statuses.
 
-A worker reports what has changed, and in each Status a part of all that it has. A frontend that has missed a Status
-sees it by a checksum; it then collects these parts, until it knows exactly what the worker has.
+A Status has the changes since the last one, a part of all keys of the worker, and a checksum of all its keys. By the
+checksum, a frontend notices that it has missed a Status. It then collects the parts until it knows all keys again.
 """
 
 from array import array
@@ -14,7 +14,11 @@ from shared.wire.codec import unpack_u32
 
 @dataclass(slots=True)
 class _Known:
-    """What one worker has. collected: of a sweep under way, whose next part begins at `expected`; None: of none"""
+    """The prefixes of one worker.
+
+    collected: the keys of the parts so far, while all keys are collected; None: no sweep is followed
+    expected: the position at which the next part must begin
+    """
 
     keys: set[int] = field(default_factory=set)
     check: int = 0  # all keys, xor

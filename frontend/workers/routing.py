@@ -16,8 +16,8 @@ from shared.prefix_identity import PREFIX_LENGTHS, prefix_keys
 
 MAX_PREFIXES = 20_000
 KEY_TOKENS = 256  # the first tokens of a prompt, which decide its homes
-HOMES = 8  # of a key; they are tried in pairs, so that two take all of its prompts while their load allows
-MAX_HOMES = 4096  # keys whose homes are remembered
+HOMES = 8  # homes of a key; they are tried in pairs, so that two workers get all of its prompts while their load allows
+MAX_HOMES = 4096  # how many keys' homes are remembered
 NOTHING: Mapping[Stream, int] = {}
 _MIX, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1  # multiplication by it spreads the bits of a key over its weight
 # A worker with a cached prefix is preferred while its load exceeds the least load by at most so many tokens, or by a
@@ -53,11 +53,11 @@ def choose(
     """Returns the index of the worker to take.
 
     loads: `loads[i]` is the load of worker i
-    cached_by: workers that this frontend sent a prefix of the request before, the best ones first
-    turn: among equals the first worker at or after this index is taken, cyclically
-    saved: how many tokens each of `cached_by` need not compute again; among equals of one the first is taken
-    homes: workers that other frontends may have sent a prefix of the request, the best two first, then the next two
-    hope: how many tokens a home saves at most; while its load exceeds the least load by more, it is not taken
+    cached_by: sets of workers that have a prefix of the prompt, those with the longest prefix first
+    turn: of several workers with the least load, the first one from this index on is taken, cyclically
+    saved: for each set in `cached_by`, how many tokens its workers need not compute again
+    homes: workers to which other frontends may have sent a prefix of the prompt, in pairs, the best pair first
+    hope: how many tokens a home can save at most; a home whose load exceeds the least load by more is not taken
     """
     least = min(loads)
     margin = max(AFFINITY_MARGIN, least // 4)
@@ -115,8 +115,8 @@ def seed_of(name: str) -> int:
 def homes(key: bytes, seeds: Sequence[int], most: int = HOMES) -> list[int]:
     """Returns the positions of the `most` workers with the highest random weights for a key (rendezvous hashing).
 
-    Every frontend finds the same ones. When a worker comes or goes, only the keys change their homes that it gains or
-    had.
+    Every frontend finds the same workers. When a worker comes or goes, only the keys that it gains or had get other
+    homes.
 
     key: 8 bytes
     seeds: of the workers' names
