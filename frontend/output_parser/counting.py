@@ -12,8 +12,8 @@ def feed_counting(parser: OutputParser, texts: Sequence[str], tokens: int) -> tu
 
     texts: a text for each of `tokens` tokens, and perhaps one more text that became certain after the last token
 
-    The tags count, too, but not an opening tag that is still incomplete. After reasoning, a call of this costs one
-    check.
+    Tokens of the tags around reasoning count, too, except tokens that leave the opening tag incomplete. After
+    reasoning, a call of this function costs one check.
     """
     if len(texts) == 1:
         before, events = parser.reasoning, parser.feed(texts[0])

@@ -1,4 +1,4 @@
-"""Scans one JSON object as its text arrives, and knows at every character whether the text can still become one.
+"""Scans one JSON object as its text arrives, and knows at every character whether the text can still become JSON.
 
 Builds no values: the caller has the text. https://www.rfc-editor.org/rfc/rfc8259
 
@@ -40,7 +40,7 @@ class JsonObjectScanner:
         self._in_key = False  # the open string is a member's name
         self._hex_digits = 0  # the digits that a \u escape still lacks
         self._scanned = 0  # how many characters `feed` has returned
-        self._safe = (0, "{}")  # up to this position, these closing brackets complete the object
+        self._safe = (0, "{}")  # a position in the text, and the brackets that close the object there
 
     def feed(self, text: str) -> str:
         """Scans the next piece. Nothing more may be fed once the scanner is `done` or `broken`."""

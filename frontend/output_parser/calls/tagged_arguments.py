@@ -12,7 +12,8 @@ from frontend.output_parser.parameter_kinds import Kind, as_json
 class TaggedArguments(StateScanner):
     """Scans the parameters of one call; `argument_scanners` explains the attributes.
 
-    A string is returned as it arrives, any other value when it is complete. A second value of one parameter is text.
+    A string is returned as it arrives, any other value when it is complete. A second value for a parameter becomes
+    text of the output.
     """
 
     def __init__(self, tags: ParameterTags, kinds: Mapping[str, Kind]) -> None:
