@@ -157,7 +157,7 @@ class WindowText:
 
 
 class MarkedText:
-    """Shows some special tokens that `detokenizer` hides. One inside a character leaves the character incomplete.
+    """Shows some special tokens that `detokenizer` hides. A special token within a character leaves it incomplete.
 
     marks: maps the id of each of these tokens to the text to show
     """

@@ -59,10 +59,8 @@ def one_of(options: Sequence[str], param: str) -> str:
     if not options:
         raise _refused(param, "there is nothing to choose from")
     texts = " | ".join(_json(option, param) for option in options if option)
-    start = (
-        "start: CHOICE" + (' | ""' if "" in options else "") if texts else 'start: ""'
-    )  # an empty text cannot be a terminal
-    # one terminal, because llguidance's parser fails if the output has more than 2000 alternatives
+    # An empty text cannot be a terminal. All others are one terminal, as llguidance's parser fails with more than 2000.
+    start = "start: CHOICE" + (' | ""' if "" in options else "") if texts else 'start: ""'
     return _checked(_of_lark(f"{start}\nCHOICE: {texts}" if texts else start), param)
 
 
