@@ -65,7 +65,7 @@ class ModelFamilies:
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """The state of a model that the launcher loads on demand. waiters: requests of this frontend that wait for it"""
+    """The state of a model that is loaded on demand. waiters: how many requests of this frontend wait for the model"""
 
     state: ModelState
     waiters: int

@@ -32,7 +32,7 @@ class RecordFiles:
         self._rotates = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
 
     def write(self, data: bytes) -> int:
-        """Returns how many bytes of whole lines were written; fewer than given if the disk is full."""
+        """Writes lines; returns how many bytes of whole lines were written, which are fewer if the disk is full."""
         if self._rotates:
             with suppress(OSError):
                 self._reopen_if_replaced()

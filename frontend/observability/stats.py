@@ -13,7 +13,8 @@ from shared.messages import Status, WorkerState
 Count = Annotated[int, Meta(ge=0)]
 Fingerprint = Callable[[str], str]  # a worker's fingerprint → the fingerprint of answers that it computes
 
-_NONE = Status(epoch=0, pid=0, model="", device="", dtype="", state=WorkerState.LOADING, progress=0.0)  # no worker
+# stands for the Status of a worker that has not reported
+_NONE = Status(epoch=0, pid=0, model="", device="", dtype="", state=WorkerState.LOADING, progress=0.0)
 _ABSENT = WorkerStatus("", ConnectionState.CONNECTING, "")
 
 

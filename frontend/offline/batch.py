@@ -36,7 +36,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.02, 0.5
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One finished output. `text` ends where a stop string began; `ids` include the tokens that completed it."""
+    """One finished output. `text` ends before a stop string, but `ids` include the tokens that completed the string."""
 
     text: str
     ids: tuple[int, ...]

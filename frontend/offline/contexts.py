@@ -13,7 +13,7 @@ ContextOf = Callable[[str | None], ModelContext]  # takes an adapter's name; Non
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """base: the model without an adapter; adapters: the adapters of the setting lora_modules, by name"""
+    """The contexts of an `LLM`. base: the model without an adapter; adapters: those of the setting lora_modules"""
 
     base: ModelContext
     adapters: Mapping[str, Adapter] = field(default_factory=dict)

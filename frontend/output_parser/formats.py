@@ -42,7 +42,7 @@ class ToolFormat(StrEnum):
     GEMMA4 = "gemma4"  # <|tool_call>call:NAME{key:<|"|>…<|"|>, …}<tool_call|>
 
 
-# Words by which a chat template shows the format of its calls. The first row with all its words in the template counts.
+# Words by which a chat template shows the format of its calls. The first row whose words are all there decides.
 TEMPLATE_WORDS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (ToolFormat.HARMONY, ("<|channel|>",)),  # harmony is the format of all output, not of calls only
     (ToolFormat.SEED, ("<seed:tool_call>", "<function=")),

@@ -115,7 +115,7 @@ class HarmonyParser:
         return self._say(HEADER_WORDS.sub("", header))
 
     def _begin_after(self, header: str) -> list[Event]:
-        """Begins the content of a message with this header."""
+        """Begins the content of the message that has this header."""
         self._begin(_channel(header))
         recipient = _recipient(header)
         self._name = recipient.removeprefix("functions.")

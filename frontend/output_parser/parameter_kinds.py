@@ -38,7 +38,7 @@ def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the schema that a reference within `root` leads to; an empty one if it leads nowhere."""
+    """Returns the schema that a reference within `root` leads to; an empty schema if the reference leads nowhere."""
     for _ in range(MAX_DEPTH):
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
             break
@@ -81,7 +81,7 @@ def _type_of(value: Any) -> str:
 
 
 def as_json(text: str, kind: Kind) -> str:
-    """Returns the JSON of a value, from its whole text. If text that should be JSON is not, it becomes a string."""
+    """Returns the JSON of a value, from its whole text. Text of the kind JSON that is no JSON becomes a string."""
     if kind is not Kind.TEXT:
         stripped = text.strip()
         try:

@@ -39,7 +39,7 @@ class ParsedOutput:
     def parse(
         cls, texts: Sequence[str], parser_config: ParserConfig, tokens: int = 0, before: Sequence[str] = ()
     ) -> Self:
-        """texts, tokens: as for `feed_counting`; before: earlier texts, which `texts` continue."""
+        """Parses a whole output. texts, tokens: as for `feed_counting`; before: earlier texts that `texts` continue"""
         parser = output_parser(parser_config)
         parsed = cls(ContinuedParser(parser, before) if before else parser)
         events, parsed.reasoning_tokens = feed_counting(parsed.parser, texts, tokens)

@@ -11,7 +11,7 @@ class ReasoningMarks:
     """The texts that stand around reasoning. Each entry is encoded by itself, so marks become single tokens."""
 
     opening: tuple[str, ...]
-    closing: str  # a single token
+    closing: str  # the text that ends reasoning: a single token
     forced: tuple[str, ...]  # `closing`, and the text that leads on to the answer
     anywhere: bool = False  # reasoning may open again, and not only at the beginning of an output
     forbidden: tuple[str, ...] = ()  # marks that would reopen reasoning: not allowed once the budget is used up

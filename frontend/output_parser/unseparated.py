@@ -1,4 +1,4 @@
-"""Parses output for clients that want reasoning and its tags left in the text. Looks for tool calls after it only."""
+"""Parses output for clients that want reasoning and its tags in the text. Looks for tool calls only after reasoning."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""Pictures in chat. A frontend that gets none imports nothing of this folder.
+"""Pictures in chat. A frontend that gets no pictures imports nothing of this folder.
 
 sources             reads a picture from a URL of the request: data, the web or a folder
 fetch               reads pictures from the web, from hosts that the server allows

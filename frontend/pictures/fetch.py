@@ -19,15 +19,15 @@ from frontend.pictures.decoding import refused
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-SECONDS = 10.0  # for connecting, and for each wait for more of the answer
-ALL_SECONDS = 30.0  # for the whole answer, its head included
+SECONDS = 10.0  # time limit for connecting, and for each wait for more of the answer
+ALL_SECONDS = 30.0  # time limit for the whole answer, including its head
 PIECE = 1 << 16
 
 
 def fetched(name: str, url: str, allowed: Sequence[str], most: int) -> bytes:
     """Returns the file that a host sends, of at most `most` bytes. Blocks. Raises BadRequest, which says what is wrong.
 
-    allowed: names and addresses of hosts. An address in a private network must be listed itself, not only by a name.
+    allowed: names and addresses of hosts. A host in a private network must be listed by its address, not by its name.
     """
     if not allowed:
         raise refused(name, "is on the web, and the server fetches none (--allowed-media-domains); send it as data")
@@ -57,7 +57,7 @@ def _split(name: str, url: str) -> SplitResult:
 
 
 def _address(name: str, host: str) -> str:
-    """Returns an address of the host. Raises BadRequest if one is in a private network and is not in the URL itself."""
+    """Returns an address of the host. Raises BadRequest if its name leads to an address in a private network."""
     found = [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     for address in found:
         if address != host and not ipaddress.ip_address(address.split("%")[0]).is_global:
@@ -97,7 +97,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class _Connection(http.client.HTTPConnection):
-    """Connects to an address, and addresses the host that the URL names in TLS and in the request."""
+    """Connects to a given address, but uses the host name of the URL in TLS and in the request."""
 
     response_class = _Response
 

@@ -8,11 +8,11 @@ from hashlib import sha256
 from frontend.pictures.decoding import Decoded
 from frontend.text.grammar_check import tenant
 
-MAX_BYTES = 64 << 20  # for the pixels of all kept pictures
+MAX_BYTES = 64 << 20  # limit for the pixels of all kept pictures
 
 
 class RecentPictures:
-    """An LRU cache of pictures. Keys have the tenant, so response times do not tell which pictures others sent."""
+    """An LRU cache of pictures. Keys have the tenant, so response times do not tell what other tenants sent."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, Decoded] = OrderedDict()

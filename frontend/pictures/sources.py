@@ -13,8 +13,8 @@ from frontend.pictures.decoding import refused
 from frontend.text.picture_marks import Source
 from shared.config import FrontendConfig, words
 
-MAX_BYTES = 20 << 20  # of the file of a picture
-FETCHES = 8  # from the web at the same time
+MAX_BYTES = 20 << 20  # limit for the file of a picture
+FETCHES = 8  # pictures that are fetched from the web at the same time
 
 
 async def read(name: str, source: Source, config: FrontendConfig) -> bytes:

@@ -84,13 +84,14 @@ def _environment() -> jinja2.Environment:
 
 
 def _compiled(environment: jinja2.Environment, source: str) -> jinja2.Template:
-    """Compiles a template. Raises jinja2.TemplateError, whatever fails: Jinja computes constants, too."""
+    """Compiles a template. Raises jinja2.TemplateError for any error; Jinja also computes constants, which may fail."""
     try:
         return environment.from_string(source)
     except jinja2.TemplateError:
         raise
     except Exception as error:
-        raise jinja2.TemplateError(getattr(error, "msg", "") or _words(error)) from error  # its line is in Jinja's code
+        # The line number of `error` is left out: it is a line of Jinja's code.
+        raise jinja2.TemplateError(getattr(error, "msg", "") or _words(error)) from error
 
 
 def _words(error: Exception) -> str:
@@ -137,7 +138,7 @@ class ChatTemplate:
         self._called, self._field = (f"`{field}`", field) if field else ("the model's chat template", "messages")
         self._templates = dict(templates)
         self._sees, self._renderer = sees, renderer
-        self.takes_parts = sees and self.mentions("image")  # a template without pictures gets a message's text instead
+        self.takes_parts = sees and self.mentions("image")  # whether templates get a message as parts, not as text
         self._compiled: dict[str, jinja2.Template] = {}
         self._environment = _environment()
         self._specials: dict[str, object] = dict(specials)

@@ -1,6 +1,6 @@
 """Reads from a checkpoint how pictures are resized and cut into tiles, and which tokens a prompt has for them.
 
-FORMATS has a row for each model family. It does the same as the family's Pillow-based processor in transformers.
+FORMATS has a row for each model family, which does the same as the family's Pillow-based processor in transformers.
 """
 
 import json

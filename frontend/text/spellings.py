@@ -1,4 +1,4 @@
-"""Finds spellings of added tokens in untrusted texts, and puts marks before them that survive a chat template."""
+"""Finds spellings of added tokens in untrusted texts. Puts a mark before each, which survives a chat template."""
 
 import re
 import secrets
@@ -59,7 +59,7 @@ class Spellings:
         return "".join([*shown, text[begin:]])
 
     def _open_end(self, text: str) -> int | None:
-        """Returns where an incomplete spelling begins that ends the text, blanks aside; None if there is none."""
+        """Returns where an incomplete spelling at the end of the text, before any blanks, begins; None without one."""
         length = len(text.rstrip())
         start = max(length - self._longest, 0)
         for first in self._firsts:

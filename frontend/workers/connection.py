@@ -178,7 +178,7 @@ class WorkerConnection:
             self._send(m.Lease(len(self.streams), self._last_id, pack_u32(self.streams)))
 
     def _has_peer(self) -> bool:
-        """Whether the socket has its peer. A dead worker's end is closed at once; a vanished host only falls silent."""
+        """Whether the socket is connected. A worker that dies closes it at once; a vanished host only falls silent."""
         return bool(int(self._requests.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
     def _lose(self, now: float) -> None:
@@ -336,7 +336,7 @@ class WorkerConnection:
             self._resync(stream, seq)
 
     def _resync(self, stream: Stream, seq: int) -> None:
-        """Requests a stream's missing output, again in each `tick` until a frame from number `seq` on continues it."""
+        """Requests a stream's missing output, again in each `tick` until frame `seq` or a later one continues it."""
         self._missing[stream.id] = max(seq, self._missing.get(stream.id, 0))
         self._send_resync(stream)
 

@@ -1,6 +1,6 @@
 """Worker addresses from the flags, from the lines of a file, and from DNS.
 
-Knows no sockets. If the file cannot be read, or a name not looked up, its last addresses stay; the log says so once.
+Knows no sockets. If the file cannot be read, or DNS fails, the addresses last found stay, and the log says so once.
 """
 
 import logging
@@ -29,7 +29,7 @@ class Discovery:
         self._fixed = fixed
         self._file = file
         self._look_up = look_up
-        self._stamp = (0, 0)  # the file's time and size
+        self._stamp = (0, 0)  # modification time and size of the file when it was read
         self._from_file: list[Address] = []
         self._ips: dict[str, list[str]] = {}  # host name → its IP addresses
         self._problem = ""

@@ -178,7 +178,10 @@ class Membership:
     # compatibility
 
     def check_compatible(self) -> None:
-        """Compares each worker with `welcome`; if no usable worker matches it, the first usable one's replaces it."""
+        """Records why workers are incompatible: this frontend cannot use them, or they do not match `welcome`.
+
+        If no usable worker matches `welcome`, it is first replaced by the Welcome of the first usable worker.
+        """
         usable = [
             connection.welcome
             for connection in self.connections

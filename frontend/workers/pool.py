@@ -2,7 +2,7 @@
 
 Knows streams and connections; nothing of sockets, of addresses, or of how a worker is chosen (routing.py).
 
-    a worker is lost (silent, disconnected, stalled)   its streams move to another ready worker, or wait for it
+    a worker is lost (silent, disconnected, stalled)   its streams move to another ready worker, or else wait
     it returns under the same epoch                    it aborts the streams that moved; the others are repaired
     it returns under a new epoch                       waiting streams are submitted again with the received output
     it drains or leaves                                it gets nothing new; its streams finish

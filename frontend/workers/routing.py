@@ -1,4 +1,4 @@
-"""Chooses the worker for a request: the least loaded one, or one nearly as free that has cached a prefix of the prompt.
+"""Chooses the worker for a request: the least loaded one, or a nearly as free one with a cached prefix of the prompt.
 
 Does no I/O: takes counts and names, and returns a choice. A load is a number of tokens that may have to be computed.
 """
@@ -26,7 +26,7 @@ AFFINITY_MARGIN = 1024
 
 
 def load(streams: Iterable[Stream], status: Status | None, saved: Mapping[Stream, int] = NOTHING) -> int:
-    """Counts the tokens that a worker still has to compute, for our `streams` and (from `status`) other frontends'.
+    """Counts the tokens that a worker still has to compute: for our `streams`, and for other frontends by its `status`.
 
     saved: how many prompt tokens of a stream are expected to be in the worker's prefix cache
     """
@@ -134,7 +134,7 @@ class Router:
     """
 
     def __init__(self, most_homes: int = HOMES) -> None:
-        """most_homes: homes of a prompt; 0 means none: frontends then share no placement (the simulator compares)"""
+        """most_homes: homes of a prompt; 0 means none: frontends then share no placement (the simulator has both)"""
         self._most_homes = most_homes
         self._reported = ReportedPrefixes()
         self._affinity, self._turn = PrefixAffinity(), 0

@@ -101,7 +101,7 @@ class WorkerStatus:
     streams: int = 0  # this frontend's streams that the worker has now
     load: int = 0  # tokens that these streams may still need
     connected: bool = True  # the worker answers, so its latest Status is still true
-    fingerprint: str = ""  # of everything that decides the bits of the worker's output; empty while unknown
+    fingerprint: str = ""  # identifies everything that decides the bits of the worker's output; empty while unknown
 
     @property
     def ready(self) -> bool:

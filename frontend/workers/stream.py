@@ -109,7 +109,7 @@ class Stream:
         return True
 
     def add_logprobs(self, logprobs: m.Logprobs) -> None:
-        """Keeps log-probabilities that continue the received ones; others are duplicates, or a Resync brings them."""
+        """Keeps log-probabilities that continue those received. Others are duplicates, or will come again in order."""
         expected = self._next_logprob[logprobs.prompt]
         end = logprobs.start + len(logprobs.chosen) // 4
         if logprobs.start <= expected < end:

@@ -41,7 +41,7 @@ class CallParser:
         return self._cut_off(text)
 
     def _cut_off(self, text: str) -> list[Event]:
-        """Ends the output. A call that has only begun is dropped or, if its name is complete, has no arguments."""
+        """Ends an output that may end within a call's prefix. Such a call is dropped, unless it already has a name."""
         at, prefixes = self._candidate(text)
         certain = self._must_call or self.calls.begun > 0  # text that may become a call counts as a call
         if at is None and certain:
@@ -85,8 +85,8 @@ class CallParser:
         events.append(self.calls.begin(found.name))
 
     def _candidate(self, text: str) -> tuple[int | None, tuple[Prefix, ...]]:
-        """Returns where a call may begin, and the prefixes that it may have: right after a call, at a tag or, in a
-        format without tags, at the beginning of the output."""
+        """Returns where a call may begin (None: nowhere), and the prefixes that it may have. A call may begin right
+        after another call, at a tag or, in a format without tags, at the beginning of the output."""
         start = len(text) - len(text.lstrip())
         if self._within and find_prefix(text[start:], self._prefixes.later, self._prefixes.ahead) is not None:
             return start, self._prefixes.later
@@ -113,7 +113,7 @@ class CallParser:
         return True
 
     def _skip_suffix(self) -> bool:
-        """Drops the words after the last call that are present; what follows is another call or text."""
+        """Drops the words of the syntax after the last call, as far as the text has them. A call or text may follow."""
         text, word = self._text.lstrip(), self._suffix[0]
         if text.startswith(word):
             self._text = text[len(word) :]

@@ -56,10 +56,10 @@ class Calls:
         return events, scanner.rest
 
     def held(self) -> list[Event]:
-        """Returns the arguments that were held back, because the output ends within the open call."""
+        """Returns the arguments that were held back. Called when the output ends within the open call."""
         rest = self._scanner.held if self._scanner else ""
         return [CallArguments(self.begun - 1, rest)] if rest else []
 
     def drop(self) -> None:
-        """Gives up the open call, as other output follows."""
+        """Abandons the open call, whose arguments other output interrupts."""
         self._scanner = None

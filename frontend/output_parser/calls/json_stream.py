@@ -58,7 +58,7 @@ class JsonObjectScanner:
         return text[:at]
 
     def closed(self, scanned: str) -> str:
-        """Returns valid JSON: `scanned` (all that `feed` returned) up to the last complete member, closed there."""
+        """Returns valid JSON: `scanned` (all that `feed` returned) up to the last complete member, then brackets."""
         at, closing = self._safe
         return scanned[:at] + closing
 

@@ -197,7 +197,7 @@ class LiteralArguments(StateScanner):
         return found
 
     def _ends(self) -> bool:
-        """Whether the open bracket is closed here."""
+        """Whether the text begins with the bracket that closes the open one."""
         end = self._language.brackets[1] if len(self._closing) == 1 else self._closing[-1]
         return self._text[0] == end
 
@@ -220,5 +220,5 @@ class LiteralArguments(StateScanner):
 
 
 def _inner(text: str, escaped: bool = False) -> str:
-    """Returns text as a part of a JSON string, without the quotes; `escaped`: in ASCII."""
+    """Returns text as a part of a JSON string, without the quotes. escaped: in ASCII, with escapes"""
     return json.dumps(text, ensure_ascii=escaped)[1:-1]

@@ -69,7 +69,10 @@ def _compiled(text: str) -> Prefix:
 
 
 def find_prefix(text: str, prefixes: Iterable[Prefix], ahead: tuple[str, ...]) -> PrefixMatch | None:
-    """Returns the match of the first prefix with which `text` begins or, failing that, which it may still become."""
+    """Returns the match of the first prefix that `text` begins with.
+
+    If there is none, returns an incomplete match of the first prefix that `text` may still become, or else None.
+    """
     undecided = None
     for prefix in prefixes:
         found = _match(text, prefix, ahead)

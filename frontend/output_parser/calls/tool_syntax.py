@@ -25,7 +25,8 @@ class Form(Enum):
 class ParameterTags:
     """How a parameter is written between tags.
 
-    key, value: the tags before and after the name and the value; the first of `value` may be empty
+    key: the tags before and after a parameter's name
+    value: the tags before and after its value; the first of them may be empty
     end: the tag after all arguments
     lines: a value stands on lines of its own; the line breaks around it are not a part of the value
     """

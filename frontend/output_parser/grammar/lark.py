@@ -1,4 +1,4 @@
-"""Writes parts of a grammar in llguidance's Lark. A word that is a special token stands in it as the token's id."""
+"""Writes parts of a grammar in llguidance's Lark, where a special token is written as its id."""
 
 import re
 from collections.abc import Iterable, Mapping

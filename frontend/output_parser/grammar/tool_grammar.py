@@ -20,7 +20,7 @@ from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
 from frontend.text import grammar_builder
 
 ANSWER = "response_format"
-RulesOf = Callable[[ToolChoice, Reasoning, Mapping[str, int], bool], list[str]]  # the bool is `has_answer`
+RulesOf = Callable[[ToolChoice, Reasoning, Mapping[str, int], bool], list[str]]  # the bool: the answer has a grammar
 # The formats whose reasoning and calls are not tagged text.
 RULES: Mapping[ToolFormat, RulesOf] = {
     ToolFormat.HARMONY: message_rules,
