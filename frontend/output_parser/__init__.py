@@ -11,7 +11,7 @@ parser              turns text into events as it arrives; chooses the parser of 
 harmony             parses gpt-oss's messages
 events              what the parser emits: text, reasoning, parts of tool calls
 unseparated         parses output whose reasoning stays in the text
-continued           parses the rest of an output that continues an earlier one
+continued           parses output that continues earlier text
 counting            counts the tokens of reasoning
 parsed              collects the events, for responses that are not streamed
 """

@@ -15,7 +15,8 @@ from shared.messages import EXPECTED_TOKENS, CachedPrefixes, Status
 from shared.prefix_identity import PREFIX_LENGTHS, prefix_keys
 
 MAX_PREFIXES = 20_000
-KEY_TOKENS = 256  # so many first tokens of a prompt are its key, which decides its homes: the workers it should go to
+# The first tokens of a prompt, hashed, are its key, which decides its homes: the workers that its prefix is sent to.
+KEY_TOKENS = 256
 HOMES = 8  # homes of a key, tried in pairs: two workers get all prompts with this key while their load allows
 MAX_HOMES = 4096  # number of keys whose homes are remembered
 NOTHING: Mapping[Stream, int] = {}

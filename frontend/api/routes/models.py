@@ -12,7 +12,8 @@ from frontend.workers.status import NO_TOKENIZER, ConnectionState
 from shared.models.messages import ModelState
 
 HAVE_IT = {ConnectionState.READY, ConnectionState.STALLED, ConnectionState.DRAINING}
-WILL_HAVE_IT = {ConnectionState.LOADING, ConnectionState.HANDSHAKE}  # a handshake may be with a restarted worker
+# A worker in HANDSHAKE does not count as loaded: it may have been restarted.
+WILL_HAVE_IT = {ConnectionState.LOADING, ConnectionState.HANDSHAKE}
 CANNOT_SERVE = {ConnectionState.FAILED, ConnectionState.INCOMPATIBLE}
 
 

@@ -145,7 +145,7 @@ class JsonObjectScanner:
             return at
         return self._value(text, at) if text[at] != "]" else self._break(at)
 
-    # shared by the states
+    # methods that the states share
 
     def _space(self, text: str, at: int) -> int:
         return SPACE.match(text, at).end()  # type: ignore[union-attr]

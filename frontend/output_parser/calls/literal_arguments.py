@@ -180,7 +180,7 @@ class LiteralArguments(StateScanner):
         self._text = after[digits:]
         return before + shown
 
-    # shared by the states
+    # methods that the states share
 
     @property
     def _bare(self) -> bool:
