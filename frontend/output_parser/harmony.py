@@ -55,7 +55,7 @@ def _recipient(header: str) -> str:
 
 
 def _begins_again(header: str, mark: str) -> bool:
-    """Whether a mark begins another header: START is always the first in a header, and CHANNEL occurs once."""
+    """Whether a special token begins another header: START is always a header's first one, and CHANNEL occurs once."""
     return mark == START or (mark == CHANNEL and CHANNEL in header)
 
 
@@ -130,7 +130,7 @@ class HarmonyParser:
         self._messages += 1
 
     def _end_header(self, following: str = "") -> list[Event]:
-        """Ends a header that has no content. A header without any mark becomes text, unless it is blank."""
+        """Ends a header that has no content. A header without special tokens becomes text, unless it is blank."""
         header, self._header = self._header or "", following
         if not header or header[0] in ALL or CHANNEL in header or (self._messages > 1 and not header.strip()):
             return []
@@ -140,7 +140,7 @@ class HarmonyParser:
     # content
 
     def _feed_within(self, piece: str) -> list[Event]:
-        """Feeds content. A new header may begin without a mark that ends the message; other marks are ignored."""
+        """Feeds content. A header may begin although the message has not ended; other special tokens are ignored."""
         if piece in (START, CHANNEL):
             events = self._end_message()
             self._header = piece

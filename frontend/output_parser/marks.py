@@ -1,6 +1,6 @@
 """Shows parsers the special tokens that they need. Detokenized text omits special tokens, so stand-ins replace them.
 
-A stand-in is a lone surrogate, to which no sequence of bytes decodes, so a model cannot write a mark letter by letter.
+A stand-in is a lone surrogate, to which no sequence of bytes decodes, so no model can write one letter by letter.
 """
 
 from collections.abc import Mapping

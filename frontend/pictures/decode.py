@@ -40,7 +40,7 @@ def decode(
         raise
     except UnidentifiedImageError:
         return ["is no PNG, JPEG, WebP or GIF"]
-    except Exception as error:  # Pillow raises anything for broken files
+    except Exception as error:  # Pillow may raise any exception for a broken file
         return [f"is broken: {error}"]
     if kind == "square":
         return [0, 0, [_bytes(image.resize((side, side), resample))]]

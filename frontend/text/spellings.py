@@ -59,7 +59,7 @@ class Spellings:
         return "".join([*shown, text[begin:]])
 
     def _open_end(self, text: str) -> int | None:
-        """Returns where an incomplete spelling at the end of the text, before any blanks, begins; None without one."""
+        """Returns where the text ends in an incomplete spelling, which blanks may follow; None if it does not."""
         length = len(text.rstrip())
         start = max(length - self._longest, 0)
         for first in self._firsts:

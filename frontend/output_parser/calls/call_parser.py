@@ -20,7 +20,7 @@ class CallParser:
         self._after_call = [*syntax.tail.split(), *syntax.closing.split()]
         self._text = ""  # text that may still turn out to be a call
         self._suffix: list[str] = []  # words of the syntax that may still follow the last call
-        self._within = False  # another call may follow without a tag: the words that end all calls have not come
+        self._within = False  # another call may follow without a tag, as nothing has ended the calls
         self._any_text = False  # the output has text outside calls
         self._after_a_call = False  # nothing but white space has followed the last call
         self.calls = Calls(lambda name: scanner_of(syntax, parser_config.kinds, name))
