@@ -141,9 +141,7 @@ class ModelTable:
     def scaled(self, scales: Mapping[int, float]) -> ServedModel:
         """Returns the first model, with the adapter whose scale is not 0 if there is one.
 
-        scales: scales by the index of an adapter
-
-        Raises Unprocessable for an unknown index, and if several scales are not 0.
+        scales: by adapter index. Raises Unprocessable for an unknown index, and if several scales are not 0.
         """
         known = [] if self.registry is None else [*self.registry.adapters.values()]
         used = scaled_adapter(known, scales, "lora")

@@ -12,8 +12,7 @@ from frontend.workers.status import NO_TOKENIZER, ConnectionState
 from shared.models.messages import ModelState
 
 HAVE_IT = {ConnectionState.READY, ConnectionState.STALLED, ConnectionState.DRAINING}
-# A worker in HANDSHAKE does not count as loaded: it may have been restarted.
-WILL_HAVE_IT = {ConnectionState.LOADING, ConnectionState.HANDSHAKE}
+WILL_HAVE_IT = {ConnectionState.LOADING, ConnectionState.HANDSHAKE}  # in HANDSHAKE, a worker may just have restarted
 CANNOT_SERVE = {ConnectionState.FAILED, ConnectionState.INCOMPATIBLE}
 
 
