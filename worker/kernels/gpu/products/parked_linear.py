@@ -61,7 +61,7 @@ def _parked_linear_kernel(
     BIAS: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Computes the same as _linear_kernel. A program computes several tiles of BLOCK_M tokens and BLOCK_N weight rows."""
+    """Computes the same as _linear_kernel. A program computes several tiles of BLOCK_M tokens and BLOCK_N rows."""
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     parked_ptr += tl.program_id(0) * (BLOCK_M * BLOCK_N)
     tiles_m, tiles_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
