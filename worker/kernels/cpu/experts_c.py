@@ -47,8 +47,9 @@ class CExperts:
     activation: int  # its index in ACTIVATIONS of activate.py
 
     def struct(self, ranks: RanksC | None = None) -> ExpertsStruct:
-        """Returns a struct that is valid as long as this record. ranks: the processes with the other rows of gate_up
-        and down; None if all rows are here
+        """Returns a struct that is valid as long as this record exists.
+
+        ranks: the processes that hold the other rows of gate_up and down; None if this process holds all rows
         """
         parts = 1 if ranks is None else ranks.count
         count, hidden, inner = self.gate_up.count, self.gate_up.k, self.down.k

@@ -63,7 +63,7 @@ class InMemory:
         return self.by_row is not None and layouts <= {Layout(code_map) for code_map in BY_ROW} and len(layouts) == 1
 
     def rows(self, parts: Sequence[Tensor | QuantizedWeight]) -> tuple[Tensor, Tensor] | None:
-        """Stacks weights for the kernels for weights with one scale per row. Returns values [N, K] and scales [N].
+        """Stacks weights for the kernels that need one scale per row. Returns values [N, K] and scales [N].
 
         Returns None if these kernels are not used, or if the parts do not all have the same format for these kernels.
         """

@@ -184,9 +184,10 @@ def product_name(product: Product, dtype: str, columns: int, depth: int) -> str:
 
 
 def measured_tile(table: Measured, device: str, name: str, rows: int) -> Tile | None:
-    """Returns the fastest tile for the next larger number of rows that was measured, or for the largest one.
+    """Returns the fastest tile for the smallest measured number of rows that is at least `rows`.
 
-    Returns None if nothing was measured for this device and product.
+    If `rows` is larger than all measured numbers, the largest one counts. Returns None if nothing was measured for this
+    device and product.
     """
     entries = table.get(device, {}).get(name, [])
     fields = next((fields for most, *fields in entries if rows <= most), entries[-1][1:] if entries else None)
