@@ -40,7 +40,7 @@ class RotaryPositions:
 
 
 def components(sections: tuple[int, int, int], width: int, *, alternate: bool = True) -> list[int]:
-    """Returns which of the three positions each column of a rotary table is read at.
+    """Returns, for each column of a rotary table, which of a token's three positions selects the row that is read.
 
     sections: the number of pairs of a head that rotate by each position
     alternate: whether pairs of different sections alternate; else the pairs of a section are adjacent

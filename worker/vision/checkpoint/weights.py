@@ -150,8 +150,8 @@ class _Loader:
     def _positions(self, read: Read) -> Tensor:
         """Returns the position embeddings [grid * grid, H]: one for each patch, or a grid to stretch over pictures.
 
-        In some grids, such as one of 19, rounding gives a few patches the position of the patch before them. The models
-        were trained with this error, so it is kept.
+        In some grids, for example with 19 patches a side, rounding gives a few patches the position of the patch before
+        them. The models were trained with this error, so it is kept.
         """
         stored, spec = read(self._prefix + self._names.positions), self._spec
         if not spec.bucketed:
