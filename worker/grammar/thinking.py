@@ -30,7 +30,10 @@ class Thinking:
         return not (self._open or self._may_open or self.due)
 
     def accept(self, output: Sequence[int]) -> None:
-        """Counts the last token of `output`. output: the whole output, or its end, at least as long as `opening`."""
+        """Counts the last token of the output.
+
+        output: the whole output, or its last tokens, which are at least as many as `opening` has
+        """
         token, budget = output[-1], self._budget
         if self.due and token == self.due[0]:
             self._open, self.due = False, self.due[1:]

@@ -24,7 +24,7 @@ MAX_KEYS = 1024  # the maximum number of cached keys; the least recently used on
 MAX_EXPECTED = 512  # the maximum number of keys of prompts that wait or are being computed; later prompts are left out
 MAX_CHANGES = 256  # changes in one report; more changes come with the next report
 SAMPLE = 32  # how many waiting sequences _saved_tokens() looks at
-PART = 64  # keys of the sweep in one report
+PART = 64  # how many keys of the sweep one report has
 
 
 class PrefixReport:

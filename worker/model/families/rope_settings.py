@@ -128,7 +128,7 @@ def _yarn_magnitude(settings: Config) -> float:
 NO_ROPE = RopeSpec("none", 1.0)
 ROPE_KINDS: Mapping[str, Callable[[Config], RopeSpec]] = {
     "default": _default_rope,
-    "mrope": _default_rope,  # the same for text; only tokens of pictures have three positions (worker/vision/rotary.py)
+    "mrope": _default_rope,  # text rotates by the default; only tokens of pictures differ (worker/vision/rotary.py)
     "dynamic": _dynamic_rope,
     "linear": _linear_rope,
     "proportional": _proportional_rope,

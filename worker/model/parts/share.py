@@ -184,7 +184,7 @@ def _gate_up(rows: int, spec: ModelSpec, layer: LayerSpec) -> list[Section]:
     return _equal(1 + spec.gated)(rows, spec, layer)
 
 
-SECTIONS: Mapping[tuple[str, str], Sections] = {  # by (kind of the mixer, or "" for an MLP; name of the weight)
+SECTIONS: Mapping[tuple[str, str], Sections] = {  # keys: (kind of the mixer, or "" for an MLP; name of the weight)
     ("attention", "qkv"): _attention, ("attention", "o"): _equal(1), ("attention", "sinks"): _equal(1),
     ("delta_net", "qkv"): _delta_inputs, ("delta_net", "gates"): _delta_heads, ("delta_net", "o"): _equal(1),
     ("delta_net", "conv"): _delta_channels, ("delta_net", "decay"): _delta_heads,

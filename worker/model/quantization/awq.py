@@ -18,7 +18,7 @@ from worker.model.quantization.codes import check_group_size, signed
 from worker.spec import StoredQuantization
 
 METHOD, BITS = "awq", 4
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each code in an int32
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # ORDER[i]: to which of eight outputs the code at place i of an int32 belongs
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ class _Loader:
         if not self._merger:
             return found
         of_patch, merging = map(read, self._merger)
-        # Its columns are in the order channel, patch; the rows here have one patch after another.
+        # Its columns are in the order channel, patch. The rows that it multiplies have one patch after another.
         by_patch = merging.view(len(merging), self._spec.hidden_size, -1).mT.flatten(1).contiguous()
         return replace(found, norm=of_patch, joined=pack(by_patch, invariant=True))
 

@@ -46,7 +46,7 @@ PARTIAL_BYTES = 256 << 20  # memory for partial results; a sequence with one row
 SPLIT_PROGRAMS = 4  # programs of _split_kernel for each multiprocessor, which runs two of them at a time
 COMBINE_PROGRAMS = 32  # programs of _combine_kernel for each multiprocessor, which runs all 32 at a time
 SPLITS_AT_ONCE = 8  # how many partial results a program loads at once when it merges them
-FIVE_STAGES_FROM = 160 << 10  # bytes of shared memory; five stages take up to 132 KiB, three up to 99
+FIVE_STAGES_FROM = 160 << 10  # least shared memory for five stages, in bytes; five take up to 132 KiB, three up to 99
 NO_FP_FUSION = {"enable_fp_fusion": False}  # every kernel rounds multiplications and additions as written
 
 
