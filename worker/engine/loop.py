@@ -153,7 +153,7 @@ class Loop:
             if update.tokens:
                 self._request_table.add_tokens(sequence, update.tokens)
                 if sequence.check is None:
-                    prompts_done += not sequence.history.last_token  # the prompt's last row made the first id
+                    prompts_done += not sequence.history.last_token  # the first id comes from a prompt token's row
                     generated += len(update.tokens)
                     self._record_latency(sequence, len(update.tokens), now, latencies)
                 sequence.history.last_token = now

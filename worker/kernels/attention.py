@@ -25,17 +25,17 @@ def attention_torch(
 ) -> Tensor:  # fmt: skip
     """Returns softmax(q k^T * scale) v over the cache for every row. The rows' own K/V must be written before.
 
-    q [T, Hq, D], whose rows may be strided; cache_k, cache_v [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn,
-    or [pages, page_size, Hk, D + 4] in eight bits (eight_bit_kv.py), where Hq is a multiple of Hk; query_start_loc
-    [S + 1], seq_lens [S], page_table [S, P] int32; window in tokens, or 0 for no window; sinks [Hq] float32: for each
-    query head the unscaled logit of an additional key whose value is zero; softcap: if c is not 0, scaled scores become
-    c * tanh(scores / c), but sinks stay; visible_to [T] int32: how many keys of its sequence each row sees. That is at
-    least the keys up to its own, not fewer than the row before it sees, and at most seq_lens.
+    q [T, Hq, D]: rows may be strided; Hq is a multiple of Hk
+    query_start_loc [S + 1], seq_lens [S], page_table [S, P]: int32
+    cache_k, cache_v: [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn, or [pages, page_size, Hk, D + 4] in
+        eight bits (eight_bit_kv.py)
+    window: in tokens; 0: no window. softcap: if c is not 0, scaled scores become c * tanh(scores / c), but sinks stay
+    sinks [Hq] float32: for each query head the unscaled logit of an additional key whose value is zero
+    visible_to [T] int32: how many keys of its sequence each row sees. That is at least the keys up to its own, not
+        fewer than the row before it sees, and at most seq_lens.
+    max_kv_len, next_weights: only used on GPUs: at least the longest of seq_lens; the weights of the next products
+
     Returns [T, Hq, D] in q's dtype.
-
-    Two arguments are only used on GPUs: max_kv_len, at least the longest of seq_lens, and next_weights, the weights of
-    the next matrix products.
-
     Decodes (sequences with one row) and other sequences are computed in separate padded batches, so that decodes are
     not padded to the length of chunks.
     """

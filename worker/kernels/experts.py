@@ -163,7 +163,7 @@ def choose_experts(
 
     logits [T, E] float32: an expert's weight is the softmax over all experts, or with `sigmoid` its logit's sigmoid
     normalized: whether the weights of a row's experts are divided by their sum
-    scales [E] float32: factors by which the weights are multiplied at last
+    scales [E] float32: factors by which the weights are multiplied in the end
     choice_bias [E] float32, only with `sigmoid`: experts are chosen by weight plus bias instead of by logit
 
     Equally likely experts are in the order of their numbers.

@@ -1,6 +1,6 @@
 """The activation of a gated feed-forward network: act(gate) * up.
 
-`clamped_swiglu` is the activation of gpt-oss. The gate is limited to at most CLAMP, up to -CLAMP .. CLAMP, and the
+`clamped_swiglu` is the activation of gpt-oss. It limits `gate` to at most CLAMP, and `up` to -CLAMP .. CLAMP. The
 result is gate * sigmoid(1.702 * gate) * (up + 1).
 """
 

@@ -1,4 +1,7 @@
-"""Translates tensor names in the GGUF file of a vision tower ("mmproj") to Hugging Face's names, by projector."""
+"""Translates tensor names in the GGUF file of a vision tower ("mmproj") to Hugging Face's names.
+
+The file's kind of projector decides which names its tensors have.
+"""
 
 import re
 from collections.abc import Mapping

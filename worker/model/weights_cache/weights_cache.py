@@ -47,7 +47,10 @@ Packed = Tensor | PackedLinear | PackedExperts
 
 @dataclass(frozen=True, slots=True)
 class WeightsCache:
-    """The file of one model's packed weights. key: a hash of all they are made from; a file with another is not used"""
+    """The file of one model's packed weights.
+
+    key: a hash of all that the weights are made from. A file with another key is not used.
+    """
 
     path: Path
     key: str

@@ -55,7 +55,7 @@ class GpuOptions:
         return tuple(name for name in GPU_OPTIONS if getattr(self, name))
 
     def on(self, device: torch.device) -> "GpuOptions":
-        """Returns the options without those that the device does not support, with memory on this device."""
+        """Returns these options for a device: without those that it does not support, and with memory on it."""
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else PDL_CAPABILITY
         pdl = self.pdl and capability >= PDL_CAPABILITY
         overlap = self.softmax_overlap and capability[0] == HOPPER

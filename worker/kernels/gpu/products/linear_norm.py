@@ -101,7 +101,7 @@ def linear_add_norm_triton(
 ) -> tuple[Tensor, Tensor]:
     """Returns the same bits as add_rms_norm_triton(linear_triton(x, weight, bias, split_k=True), residual, norm, ...).
 
-    Allowed only if can_add_norm(x, weight). options: with `arrivals`
+    Allowed only if can_add_norm(x, weight). options: must have `arrivals`
     """
     rows, (columns, depth) = len(x), weight.shape
     assert options.arrivals is not None and residual.shape == (rows, columns) and residual.is_contiguous()
