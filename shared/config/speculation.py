@@ -9,13 +9,13 @@ from shared.config.declaration import ConfigError
 FLAG = "--speculative-config"
 METHODS = ("ngram", "draft_model", "mtp", "eagle3")
 WITH_MODEL = ("draft_model", "eagle3")  # the methods that need a checkpoint besides the served one
-MOST_DRAFTS = 15  # a step computes 16 rows, of which one is no draft
+MOST_DRAFTS = 15  # a step computes at most 16 rows of a sequence: its last sampled token and the drafts
 KEYS = {"method", "model", "num_speculative_tokens"}
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """model: the checkpoint that drafts, as for --model; empty with methods that need none."""
+    """model: the checkpoint that drafts, named as for --model; empty with methods that need no checkpoint."""
 
     method: str
     model: str
@@ -23,14 +23,14 @@ class SpeculativeConfig:
 
     @property
     def runs_a_model(self) -> bool:
-        """Whether drafts come from weights, and not from the text."""
+        """Whether a model computes the drafts; otherwise they are found in the text."""
         return self.method != "ngram"
 
 
 def read_speculative_config(text: str, default_drafts: int) -> SpeculativeConfig:
-    """Raises ConfigError, which names the key that is wrong.
+    """Parses and checks the JSON text. Raises ConfigError, which names the wrong key.
 
-    default_drafts: how many drafts there are if the text does not say.
+    default_drafts: the number of drafts if the text states none.
     """
     try:
         told: Any = json.loads(text)
