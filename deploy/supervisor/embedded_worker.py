@@ -37,7 +37,7 @@ class EmbeddedWorker:
             raise CliError(f"the worker cannot start: {self._child.last_error or 'it printed nothing'}", 1)
 
     def mark_ready(self) -> None:
-        """Makes sure that the worker is restarted whenever it dies from now on."""
+        """Records that the worker has served: from now on, it is restarted whenever it dies."""
         self._was_ready = True
 
     async def kill(self) -> None:
