@@ -95,7 +95,7 @@ def fetch_beginning(model: str, file: str, nbytes: int, folder: Path, *, revisio
     try:
         url = hf_hub_url(model, file, revision=revision or None)
         found = get_hf_file_metadata(url)
-        version = re.sub(r"[^\w.-]", "_", str(found.etag))  # any answer of the hub must be fit for a file name
+        version = re.sub(r"[^\w.-]", "_", str(found.etag))  # the etag becomes part of a file name
         target = folder / f"{version}-{Path(file).name}"
         if target.exists():
             return target

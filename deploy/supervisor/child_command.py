@@ -47,7 +47,7 @@ def child_environment() -> dict[str, str]:
 
 
 def with_local_model(settings: Settings) -> Settings:
-    """Replaces the name of a local model by its folder. Clients may still use the name in --model, or the short name."""
+    """Replaces the name of a local model by its folder. Clients may still use --model's name, or the short name."""
     model = settings.model
     names = model.served_model_name or ",".join(dict.fromkeys((short_name(model.model), model.model)))
     folder = _model_folder(model.model, model.mmproj)

@@ -133,7 +133,7 @@ class Supervisor:
         return child not in self._children or (code in PERMANENT_FAILURES and not self.ready_once)
 
     async def reload(self) -> None:
-        """Replaces children that have a successor, one after another; the new child serves before the old one drains."""
+        """Replaces the children that have successors, one by one; the new child serves before the old one drains."""
         async with self._reloading:
             for index, child in enumerate(self._children):
                 if child.spec.successor is not None and not self._stopping:

@@ -29,12 +29,12 @@ class Lease(Message, frozen=True):
 class Submit(Message, frozen=True):
     """One sequence to complete. `id` is unique within the frontend's lifetime and fits 32 bits.
 
-    `generated` holds output that exists already, because a stream is resumed after its worker was lost or because the
-    client goes on from there: it is prefilled, but neither sampled nor sent again.
+    `generated` holds output that exists already, because a stream is resumed after its worker was lost, or because the
+    client continues an answer. This output is prefilled, but neither sampled nor sent again.
 
     With `answer`, the output is recomputed without decoding: the ids of the answer are prefilled like a prompt, and an
     id is sampled at each of their positions. The output is what was sampled, up to the first id that differs from the
-    answer, or to the end of the answer. It ends with CHECKED if it does not end there by itself.
+    answer, or to the end of the answer. Unless a stop token or a limit ends it at that point, its outcome is CHECKED.
     """
 
     id: U32

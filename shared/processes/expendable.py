@@ -202,7 +202,7 @@ def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes
     return bytes(data)
 
 
-# in the child
+# The rest runs in the child process.
 
 
 def main() -> None:

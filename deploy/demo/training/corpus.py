@@ -225,7 +225,7 @@ def document(rng: Random) -> Document:
 
 
 def documents(seed: int) -> Iterator[Document]:
-    """Yields documents without end; the same seed gives the same documents."""
+    """Yields documents for ever; the same seed gives the same documents."""
     rng = Random(seed)
     while True:
         yield document(rng)

@@ -1,4 +1,4 @@
-"""A file's metadata as config.json.
+"""Makes config.json from the metadata of a GGUF file.
 
 hyperparameters
 
