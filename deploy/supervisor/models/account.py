@@ -158,7 +158,7 @@ class Account:
         return None
 
     def next_to_unload(self) -> Slot | None:
-        """Returns a loaded model to unload now, which then counts as unloading; None if there is none. The model was idle
+        """Returns a loaded model to unload now, which then counts as unloading, or None. The model was idle
         for too long, is not in the table any more, or its memory is needed."""
         now = self.clock()
         idle = [slot for slot in self.slots.values() if slot.state == "loaded" and not slot.used]
