@@ -46,7 +46,7 @@ class LowRank:
     """The low-rank product of a module. a: [rank, inputs]; b: [outputs, rank].
 
     experts: the number of experts whose products are stored together, with a: [experts * rank, inputs] and
-    b: [outputs, rank * experts]; 0: the module is a single linear
+        b: [outputs, rank * experts]; 0: the module is a single linear
     """
 
     a: StoredFactor

@@ -26,7 +26,7 @@ class ModelState(msgspec.Struct, frozen=True, array_like=True):
     attempts: how often the launcher has tried to load the model
     keep_alive: seconds that the model stays loaded without requests; None: until its memory is needed
     expires_at: when the model is unloaded if no request comes, in seconds since 1970; None: a request needs the model
-    now, or no time is set
+        now, or no time is set
     """
 
     name: str

@@ -97,11 +97,11 @@ EXAMPLES: dict[ToolFormat, str] = {
 SINGLE: dict[ToolFormat, str] = {
     ToolFormat.LLAMA: f'{{"name": "get_weather", "parameters": {JSON}}}',
     ToolFormat.GLM4: f"get_weather\n{JSON}",
-}  # one call an answer
+}  # formats that allow one call in an answer
 
 
 def config(tool_format: ToolFormat, begins: Reasoning = Reasoning.DONE, must_call: bool = False) -> ParserConfig:
-    """Returns how to parse an output that may call `FUNCTIONS`."""
+    """Returns the parser's configuration for an output that may call `FUNCTIONS`."""
     found = ModelFormat(tool_format, has_reasoning=True).parser_config(begins, FUNCTIONS, must_call=must_call)
     assert found is not None
     return found
