@@ -1,4 +1,4 @@
-"""The server as its users see it: many streams, clients which leave, killed processes, refused starts."""
+"""The server as its users see it: many streams, clients that leave, killed processes, refused starts."""
 
 import json
 import os
@@ -146,7 +146,7 @@ def test_start_on_taken_port_names_the_port(demo: Server) -> None:
 
 
 def test_more_answers_than_the_worker_can_hold_are_refused_by_name(demo: Server) -> None:
-    """The frontend knows how many sequences the worker can run and queue, so it sends none of them."""
+    """The frontend knows how many sequences the worker can run and queue, and refuses the request by itself."""
     body = {"prompt": ["a"] * 2048, "n": 16, "max_tokens": 1}
     answer = demo.client.post("/v1/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (422, "n")

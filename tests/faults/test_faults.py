@@ -24,7 +24,7 @@ class FaultBench:
     before: ResourceUsage
 
     def inject(self, name: str, fault: Fault, step_s: float | None = 0.05) -> Row:
-        """`step_s`: how long a step lasts before and during the fault, so that streams are in flight on any machine."""
+        """step_s: duration of a step before and during the fault, so that streams are in flight on any machine"""
         row, rng = Row(name), random.Random(0)
         asyncio.run(one_round(row, fault, self.server, self.calls, self.expected, self.before, rng, step_s))
         assert row.good, row.notes
