@@ -1,7 +1,7 @@
 """A worker owned by one Python process, for `LLM`: starts it in its own run folder and restarts it if it crashes.
 
-Knows processes, not requests. The worker dies with the process, however that ends (parent_death.py); its output goes to
-the logger `sluice.worker`.
+Knows processes, not requests. The worker dies with its Python process, whatever the cause (parent_death.py). The
+worker's output goes to the logger `sluice.worker`.
 """
 
 import asyncio

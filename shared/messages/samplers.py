@@ -15,7 +15,7 @@ class WindowPenalties(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class LongBreaker(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A sequence of ids that ends a repetition: one of `heads`, followed by all ids of `tail`."""
 
-    heads: bytes  # packed ids
+    heads: bytes  # packed uint32 ids
     tail: tuple[int, ...]
 
 

@@ -26,7 +26,7 @@ BASE = Setup()
 QUANTIZED_WEIGHTS = (
     Setup(weights=Scheme("int8")),
     Setup(weights=Scheme("fp8")),
-)  # those checked on the CPU, where eight-bit K/V need not give equal bits
+)  # variants for the CPU, where eight-bit K/V need not give equal bits
 DYNAMIC_QUANTIZED = (Setup(weights=Scheme("int8", dynamic=True)), Setup(weights=Scheme("fp8", dynamic=True)))
 FORMATS = (Setup(kv="fp8"), *QUANTIZED_WEIGHTS, *DYNAMIC_QUANTIZED)
 

@@ -284,7 +284,7 @@ def test_scheduler_draft_counts_as_a_row() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_scheduler_under_random_load_keeps_to_its_budget(seed: int, overlap: bool) -> None:
-    """The rig checks the tokens of each stream."""
+    """Step times are checked here; the rig also checks the tokens of each stream."""
     rng = Random(seed)
     rig = TimedRig(target_step_s=rng.choice([0.01, 0.1, 0.3]), max_batch_size=rng.choice([4, 20]), overlap=overlap)
     for _ in range(60):
