@@ -151,7 +151,7 @@ def _choice(choice: dict[str, Any]) -> Any:
 
 
 def _usage(usage: Any) -> tuple[int, ...]:
-    """The token counts; the number of cached prompt tokens is not part of the answer."""
+    """Returns the token counts without the number of cached prompt tokens, which is not part of the answer."""
     return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
 
 

@@ -47,7 +47,7 @@ class Mode:
     prefix: bool = True
     company: str = "alone"
     drafts: int = 0  # most drafts of a sequence in a step
-    kept: str = "auto"  # --kv-cache-dtype
+    kept: str = "auto"  # value of --kv-cache-dtype
     # a head reads the outputs of these layers; (): of the last norm; None: no head
     reads: tuple[int, ...] | None = None
 

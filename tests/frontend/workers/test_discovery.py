@@ -1,4 +1,4 @@
-"""frontend/workers/discovery.py."""
+"""Tests of frontend/workers/discovery.py."""
 
 from pathlib import Path
 

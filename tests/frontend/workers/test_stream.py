@@ -1,4 +1,4 @@
-"""frontend/workers/stream.py."""
+"""Tests of frontend/workers/stream.py."""
 
 import asyncio
 from collections.abc import Iterator

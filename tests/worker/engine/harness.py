@@ -44,7 +44,7 @@ class FakeServer:
 
 @dataclass
 class FakeRunner:
-    """check(chunks): may raise for the whole step, as a device does."""
+    """A runner without a model. check: called with the chunks of a step, and may raise, as a device does"""
 
     check: Callable[[list[Chunk]], None] = lambda chunks: None
     steps: list[int] = field(default_factory=list)  # tokens of each successful step

@@ -99,7 +99,7 @@ def test_retry_after_is_the_backlog_at_the_measured_speed(idle: int) -> None:
     bench.iterate()
     refused = [one for _, step in bench.server.sent for one in step.rejected]
     assert len(refused) == 8 and {one.reason for one in refused} == {m.Refusal.QUEUE_FULL}
-    backlog, speed = 8 * 98 + 8 * (20 + 100), (2 + 8 * (20 + 2)) / 1.0  # a step of the bench ends when it begins
+    backlog, speed = 8 * 98 + 8 * (20 + 100), (2 + 8 * (20 + 2)) / 1.0  # steps of the bench take no time
     assert [one.retry_after_s for one in refused] == pytest.approx([backlog / speed] * 8)
 
 

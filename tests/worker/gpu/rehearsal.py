@@ -134,7 +134,7 @@ class Heard(logging.Handler):
 
 
 def eager_steps(engine: Engine) -> list[Plan]:
-    """Returns a list to which each later step without a graph is added."""
+    """Returns a list to which every later step that no graph replays is added."""
     found: list[Plan] = []
     compute = engine.runner._compute
 

@@ -1,4 +1,4 @@
-"""worker/observability/metrics.py."""
+"""Tests of worker/observability/metrics.py."""
 
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families

@@ -1,4 +1,4 @@
-"""worker/observability/stats.py."""
+"""Tests of worker/observability/stats.py."""
 
 from worker.observability.stats import SAMPLES, WINDOW_S, BusyRate, Rate, Recent, quantile
 
