@@ -404,11 +404,11 @@ def _ernie() -> PreTrainedModel:
 
 
 def _exaone4() -> PreTrainedModel:
-    sizes = {**SIZES, "head_dim": 16}  # hidden / heads
+    sizes = {**SIZES, "head_dim": 16}  # hidden size / heads
     return Exaone4ForCausalLM(Exaone4Config(**sizes, sliding_window=WINDOW, sliding_window_pattern=2))
 
 
-OF_HIDDEN = {**SIZES, "head_dim": 16}  # hidden / heads: these families have no head_dim of their own
+OF_HIDDEN = {**SIZES, "head_dim": 16}  # hidden size / heads: these families have no head_dim of their own
 
 
 def _cohere() -> PreTrainedModel:

@@ -131,7 +131,7 @@ def test_triton_decoder_agrees_with_the_torch_decoder(spec: ModelSpec, scheme: s
 @pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.parametrize("scheme", ["", "int8", "int8-dynamic", "fp8-dynamic", "int4"])
 def test_sequence_has_the_same_bits_alone_and_in_a_batch(scheme: str) -> None:
-    """Batches of one row, of a few rows, and of more rows than a tile has."""
+    """The batches have one row, a few rows, or more rows than a tile."""
     model = on_triton(few_bits(decoder_of(PLAIN), scheme))
     alone, company = logits(model, [one()]), logits(model, [one(), *others()])
     assert torch.equal(company[[0, 3]], alone)
