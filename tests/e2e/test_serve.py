@@ -102,7 +102,8 @@ def test_worker_killed_is_replaced_and_streams_continue(demo: Server) -> None:
 
 
 def test_frontend_killed_is_replaced(demo: Server) -> None:
-    known = demo.until(lambda s: len(s["frontends"]) == 2)["frontends"]  # frontends register with a new worker again
+    # waits until both frontends have registered with the new worker
+    known = demo.until(lambda s: len(s["frontends"]) == 2)["frontends"]
     victim = known[0]["pid"]
     os.kill(victim, signal.SIGKILL)
     demo.until(lambda s: victim not in {f["pid"] for f in s["frontends"]} and len(s["frontends"]) == 2)

@@ -1,4 +1,4 @@
-"""The placement of streams on workers: loads are sums that follow every change, and are recounted after a while."""
+"""The placement of streams on workers: a worker's load follows every change, and is recounted after a while."""
 
 import asyncio
 import random

@@ -52,7 +52,7 @@ def copied(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
 
 @pytest.fixture(params=["expected", "shuffled", "unexpected", "twice"])
 def order(request: pytest.FixtureRequest, folder: Path) -> tuple[list[str], list[str]]:
-    """Draws (names in the order in which they are announced, names in the order in which they are read)."""
+    """Draws two orders of tensor names: the order in which they are announced, and the order in which they are read."""
     names = list(load_file(folder / "model.safetensors"))
     other = random.Random(1).sample(names, len(names))
     return {
