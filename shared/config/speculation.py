@@ -33,17 +33,17 @@ def read_speculative_config(text: str, default_drafts: int) -> SpeculativeConfig
     default_drafts: the number of drafts if the text states none.
     """
     try:
-        told: Any = json.loads(text)
+        stated: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{FLAG} must be JSON, and is not: {error}") from error
-    if not isinstance(told, dict):
+    if not isinstance(stated, dict):
         raise ConfigError(f"{FLAG} must be a JSON object")
-    if unknown := sorted(told.keys() - KEYS):
+    if unknown := sorted(stated.keys() - KEYS):
         raise ConfigError(f"{FLAG} has the unknown key {unknown[0]!r}: use {', '.join(sorted(KEYS))}")
-    method = told.get("method", "draft_model" if told.get("model") else None)
+    method = stated.get("method", "draft_model" if stated.get("model") else None)
     if method not in METHODS:
         raise ConfigError(f"{FLAG}: method must be {', '.join(METHODS[:-1])} or {METHODS[-1]}")
-    model, drafts = told.get("model", ""), told.get("num_speculative_tokens", default_drafts)
+    model, drafts = stated.get("model", ""), stated.get("num_speculative_tokens", default_drafts)
     if not isinstance(model, str) or bool(model) != (method in WITH_MODEL):
         raise ConfigError(
             f"{FLAG}: model must be the path or name of what drafts with {' and '.join(WITH_MODEL)}, and only then"

@@ -28,7 +28,7 @@ class Slot:
 
     keep_alive: how long the model stays loaded without requests; infinity: until its memory is needed
     nbytes: the model's memory in the account
-    told: the version of the table that first told frontends about the unloading; 0: they were not told
+    announced: the first version of the table that tells frontends about the unloading; 0: none does yet
     leaving: whether the newest table lacks this entry
     """
 
@@ -40,7 +40,7 @@ class Slot:
     attempts: int = 0
     used_at: float = 0.0
     failed_at: float = -math.inf
-    told: int = 0
+    announced: int = 0
     used: bool = False  # whether a request uses the model now
     leaving: bool = False
 

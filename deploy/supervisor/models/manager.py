@@ -211,16 +211,16 @@ class Manager:
             self.say(f"the model {slot.name} is loaded")
 
     def _unloaded(self, slot: Slot) -> None:
-        slot.state, slot.told, slot.keep_alive = "unloaded", 0, self._account.keep_alive_of(slot.entry)
+        slot.state, slot.announced, slot.keep_alive = "unloaded", 0, self._account.keep_alive_of(slot.entry)
         self.say(f"the model {slot.name} is unloaded")
 
     def _stop_unused(self) -> None:
         for slot, process in self._processes.items():
-            if slot.state != "unloading" or not slot.told or process.stopped or process.child is None:
+            if slot.state != "unloading" or not slot.announced or process.stopped or process.child is None:
                 continue
             if slot.used:
-                slot.state, slot.told = "loaded", 0
-            elif self._control.all_have_seen(slot.told):
+                slot.state, slot.announced = "loaded", 0
+            elif self._control.all_have_seen(slot.announced):
                 process.stopped = True
                 process.child.stop()
 
@@ -261,8 +261,8 @@ class Manager:
             self._table = Table(before.version + 1, models, before.reading + read, asleep)
             self._control.send(self._table)
         for slot in self._account.slots.values():
-            if slot.state == "unloading" and not slot.told:
-                slot.told = self._table.version
+            if slot.state == "unloading" and not slot.announced:
+                slot.announced = self._table.version
 
     def _state(self, slot: Slot) -> ModelState:
         keep_alive = slot.keep_alive if slot.keep_alive < math.inf else None
