@@ -76,9 +76,9 @@ class Heartbeat:
     def start(self) -> None:
         """Resets the phase to STARTING for a new process, which continues the file of the previous process.
 
-        The counters are not reset, and what the previous process wrote into the body stays readable. If the file was
-        deleted, it is recreated with its contents where possible: programs that clean up temporary files do not see
-        that a file is mapped.
+        The counters are not reset, and the body of the previous process stays readable. If the file was deleted, it is
+        recreated with its contents where possible, because programs that clean up temporary files do not see that a
+        file is mapped.
         """
         if self.file is not None and not self.file.exists():
             with suppress(OSError):
