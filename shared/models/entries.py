@@ -32,7 +32,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     model: a checkpoint folder, a GGUF file, or the name of a built-in model
     flags: settings for the model's worker and prompts, by the names of the flags, with or without leading dashes
     preload: the model is loaded when the server starts
-    pinned: the model is never unloaded, neither to free memory nor because it is idle
+    pinned: the model is unloaded neither to make room for another model nor because it is idle
     """
 
     model: str

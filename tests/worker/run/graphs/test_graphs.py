@@ -80,8 +80,9 @@ def test_replayed_steps_change_no_bit(
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Uses one thread, because all sequences of the self-test write the scratch slot. The C library, which never runs in
-    a real graph, reads a written state again within a step (StateSlots), so several threads would disturb each other.
+    """Uses one thread, because all sequences of the self-test write the scratch slot. The C library, which never runs
+    in a real graph, reads a written state again within a step (StateSlots), so several threads would disturb each
+    other.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
