@@ -38,10 +38,8 @@ def _control_groups(root: Path) -> Iterator[tuple[int, int]]:
             files = VERSIONS[controllers]
             base = root / files.folder
             group = base / path.lstrip("/")
-            for folder in (
-                group,
-                *group.parents,
-            ):  # a container sees its own group at the top, whatever the path says
+            # parents, too: a container sees its own group at the top, whatever the path says
+            for folder in (group, *group.parents):
                 yield from files.read(folder)
                 if folder == base:
                     break

@@ -13,10 +13,8 @@ from typing import Any, Literal
 from shared.messages import PoolingKind
 
 TaskName = Literal["generate", "embed", "score"]
-CLASSIFIER, HEADLESS = (
-    "ForSequenceClassification",
-    "Model",
-)  # endings of the names of classes that compute scores or embeddings
+# endings of the names of classes that compute scores, and of classes that compute embeddings
+CLASSIFIER, HEADLESS = "ForSequenceClassification", "Model"
 POOLING_MODES = {"lasttoken": PoolingKind.LAST, "mean": PoolingKind.MEAN, "cls": PoolingKind.FIRST}
 MODULES = ("Transformer", "Pooling", "Normalize")
 
@@ -82,9 +80,8 @@ def _said(config: Mapping[str, Any], settings: Mapping[str, Any], modules: Seque
 
 def _labels(folder: Path, config: Mapping[str, Any]) -> int:
     stated = config.get("num_labels")
-    labels = (
-        len(config.get("id2label") or (0, 1)) if stated is None else stated
-    )  # transformers writes no id2label for two labels, its default
+    # transformers writes no id2label for two labels, its default
+    labels = len(config.get("id2label") or (0, 1)) if stated is None else stated
     if labels != 1:
         raise TaskError(f"{folder / 'config.json'}: a classifier with {labels} labels is not supported; supported is 1")
     return 1

@@ -21,9 +21,8 @@ from deploy.supervisor.console import Console, LineSplitter
 from deploy.supervisor.watchdog import CHECK_INTERVAL_S, Watchdog, is_stopped
 from shared.logs.log_lines import LOG_START
 
-ERROR_LINE = re.compile(
-    r'sluice [a-z]+: |\{"level":"error",.*"logger":"sluice\.cli"'
-)  # matches the line that _fail in cli/main.py writes
+# matches the line that _fail in cli/main.py writes
+ERROR_LINE = re.compile(r'sluice [a-z]+: |\{"level":"error",.*"logger":"sluice\.cli"')
 
 
 async def start_process(

@@ -147,8 +147,7 @@ def _locked_against_cleanup(folder: Path) -> Iterator[None]:
 def _remove_dead() -> None:
     for folder in _temporary():
         with contextlib.suppress(OSError, RunDirError):
-            if (
-                folder.stat().st_uid == os.getuid() and (folder / "lock").stat().st_size
-            ):  # the lock file is empty while its server is starting
+            # the lock file is empty while its server is starting
+            if folder.stat().st_uid == os.getuid() and (folder / "lock").stat().st_size:
                 with _locked(folder):
                     shutil.rmtree(folder, ignore_errors=True)

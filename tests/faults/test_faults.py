@@ -57,9 +57,8 @@ def small() -> Iterator[FaultBench]:
 @pytest.mark.parametrize("name", ["pause-worker", "kill-worker"])
 def test_streams_survive_a_stopped_or_killed_worker_with_a_pause(whole: FaultBench, name: str) -> None:
     row = whole.inject(name, FAULTS[name])
-    assert (
-        max(row.pauses) > 0.5 and row.identical > len(KINDS) // 2
-    )  # requests that were not admitted yet may be refused
+    # not all are identical, because requests that were not admitted yet may be refused
+    assert max(row.pauses) > 0.5 and row.identical > len(KINDS) // 2
 
 
 def test_bad_clients_leave_other_streams_identical(whole: FaultBench) -> None:

@@ -123,9 +123,8 @@ def make(rng: random.Random) -> Input:
 def _work(rng: random.Random, name: str) -> Any:
     if name == "options":
         return {"num_predict": 2, "top_k": _wrong(rng)}
-    return rng.choice(
-        [value for value in BAD_WORK if value != -1 or not name.endswith(("predict", "tokens"))]
-    )  # -1: without a limit
+    # -1 in these fields means no limit
+    return rng.choice([value for value in BAD_WORK if value != -1 or not name.endswith(("predict", "tokens"))])
 
 
 def _resolved(schema: dict[str, Any]) -> dict[str, Any]:

@@ -299,9 +299,8 @@ async def test_incompatible_worker_is_not_used_and_the_reason_shown(tmp_path: Pa
             assert "'other', this frontend 'fake'" in reasons[f"ipc://{c.folder}"]
             assert any("--max-seq-len" in reason for reason in reasons.values())
             {f"ipc://{a.folder}": a, f"ipc://{b.folder}": b}[good.address.name].kill()
-            await until(
-                lambda: not good.readiness.ready and pool.membership.readiness.ready
-            )  # its kind is gone: now the next decides
+            # the worker that decided which settings are compatible is gone, so the next worker decides
+            await until(lambda: not good.readiness.ready and pool.membership.readiness.ready)
 
 
 async def test_worker_of_another_protocol_version_is_incompatible(

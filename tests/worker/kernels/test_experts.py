@@ -38,10 +38,8 @@ def run(
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_experts_in_c_compute_what_torch_does(kind: str, bias: bool, dtype: torch.dtype) -> None:
-    for sizes in (
-        Sizes(bias=bias),
-        Sizes(count=5, hidden=75, inner=45, bias=bias),
-    ):  # sizes that are no multiples of panels or registers
+    # the second sizes are no multiples of panels or registers
+    for sizes in (Sizes(bias=bias), Sizes(count=5, hidden=75, inner=45, bias=bias)):
         packed, plain = made(sizes, dtype, FORMATS[kind])
         x, add, gate = (
             random(40, sizes.hidden, dtype=dtype),

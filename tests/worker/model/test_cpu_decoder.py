@@ -160,10 +160,8 @@ def test_layers_that_keep_nothing_compute_only_rows_with_logits_with_the_same_bi
     checkpoints: Checkpoints, dtype: torch.dtype, fast: bool
 ) -> None:
     plain = decoder_of(checkpoints("gemma4"), dtype=dtype)
-    prompts, wanted = (
-        prompts_of([40, 1, 70, 1, 1]),
-        [7, 40, 60, 61, 110, 112],
-    )  # rows with logits: one sequence has three, another has none
+    # rows with logits: one sequence has three, another has none
+    prompts, wanted = prompts_of([40, 1, 70, 1, 1]), [7, 40, 60, 61, 110, 112]
     found, counted = [], []
     with torch.inference_mode():
         for rows in (None, wanted, []):

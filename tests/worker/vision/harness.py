@@ -257,8 +257,8 @@ def _lfm2_vl(**changes: Any) -> PreTrainedModel:
         "model_type": "lfm2",
         "layer_types": ["conv", "full_attention", "conv"],
         "norm_eps": 1e-5,
-        "block_auto_adjust_ff_dim": False,
-    }  # GGUF files state the final width
+        "block_auto_adjust_ff_dim": False,  # GGUF files state the final width
+    }
     config = Lfm2VlConfig(
         text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, projector_hidden_size=72,
         downsample_factor=2,

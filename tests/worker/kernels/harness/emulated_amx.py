@@ -17,14 +17,14 @@ from unittest.mock import patch
 from worker.kernels.cpu import build
 
 SHIM = ("-include", str(Path(__file__).with_suffix(".h")), "-I", str(build.SOURCES))
-ROWS_ALONE = (
+ROWS_ALONE = (  # sources without an AMX version
     "adapters/add_product.c",
     "adapters/few_rows.c",
     "rowwise.c",
     "recurrent/delta_net.c",
     "recurrent/mamba2.c",
     "recurrent/short_conv.c",
-)  # sources without an AMX version
+)
 # compiled sources that library.py binds at this tier
 UNITS = (
     *((source, (*flags, *SHIM)) for source, flags in build.UNITS if source == "cpu_features.c" or flags == build.AMX),
