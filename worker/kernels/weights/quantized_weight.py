@@ -28,6 +28,12 @@ class CodeMap:
     bits: int
     values: tuple[float, ...]
 
+    def numbers(self, codes: Tensor) -> Tensor:
+        """Returns the numbers of codes, float32 in the shape of `codes`."""
+        if self.values == _signed(self.bits):  # much faster than a table
+            return (codes << 8 - self.bits).view(torch.int8).bitwise_right_shift_(8 - self.bits).float()
+        return torch.tensor(self.values, device=codes.device)[codes.int()]
+
 
 def _signed(bits: int) -> tuple[float, ...]:
     """Returns the numbers of two's complement codes in the order of the codes: 0, 1, …, -2, -1."""
@@ -96,24 +102,29 @@ class QuantizedWeight:
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Returns the weight [N, K], computed in float32, rounded once to `dtype`. Inputs are in the layer's order."""
         n, k = self.shape
-        values = torch.tensor(self.code_map.values).to(self.codes.device)
         weight = torch.empty(n, k, dtype=dtype, device=self.codes.device)
         to = slice(None) if self.input_order is None else self.input_order
 
         def convert(part: slice) -> None:
-            codes = self.codes[part]
-            numbers = codes.view(torch.int8).float() if self.code_map is INT8 else values[codes.int()]
-            numbers *= self._by_input(self.scale[part])
-            if self.minimum is not None:
-                numbers += self._by_input(self.minimum[part])
+            numbers = self.code_map.numbers(self.codes[part])
+            self._scale(numbers, part)
             weight[part, to] = numbers.to(dtype)
 
         by_rows(n, k, convert, on_gpu=self.is_cuda)
         return weight
 
-    def _by_input(self, by_group: Tensor) -> Tensor:
-        """Repeats each group's entry for all its inputs: [rows, groups] -> [rows, K]."""
-        return by_group.repeat_interleave(self.group_size, dim=1)[:, : self.codes.shape[1]]
+    def _scale(self, numbers: Tensor, rows: slice) -> None:
+        """Multiplies numbers [rows, K] by the scales of their groups, and adds the minimums, in place."""
+        k = self.shape[1]
+        size = min(self.group_size, k)
+        whole = k // size  # groups of `size` inputs; the last group may be shorter
+        for groups, begin, end in ((slice(whole), 0, whole * size), (slice(whole, None), whole * size, k)):
+            if begin == end:
+                continue
+            by_group = numbers[:, begin:end].unflatten(1, (-1, min(size, end - begin)))
+            by_group *= self.scale[rows, groups, None]
+            if self.minimum is not None:
+                by_group += self.minimum[rows, groups, None]
 
 
 def stack(parts: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
