@@ -190,7 +190,7 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat
 
 
 def _model_table(settings: Settings, tokenizer: asyncio.Future[Tokenizer], metrics: PrometheusMetrics) -> ModelTable:
-    """Makes the table of the one model in the settings, and of its adapters. Raises ConfigError."""
+    """Makes the model table of a server with one model: that model and its adapters. Raises ConfigError."""
     names, pool = settings.model.names, _worker_pool(settings, tokenizer)
     model = ServedModel.of(names, settings.frontend, pool, tokenizer, metrics.models[names[0]])
     if not (settings.model.lora_modules or settings.model.allow_runtime_lora):
@@ -208,7 +208,7 @@ def _many(settings: Settings, entries: list[Entry], metrics: PrometheusMetrics) 
 
 
 def _worker_pool(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPool:
-    """Creates the pool of the workers in the settings; if none, of the one worker at the wire's own addresses."""
+    """Creates the worker pool. Without workers in the settings, it has one, at the addresses of `settings.wire`."""
     config = settings.frontend
     file = Path(config.workers_file) if config.workers_file else None
     has_discovery = bool(config.worker_addresses or file)

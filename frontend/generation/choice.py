@@ -22,7 +22,7 @@ Extra = Callable[["Choice", Delta], None]  # may change a delta; a delta that is
 
 
 class Choice:
-    """Turns batches into deltas until it is `done`. Then `finish` says how the choice ended; None after a failure."""
+    """Turns batches into deltas until `done`. Then `finish` says how the choice ended; None after a failure."""
 
     __slots__ = (
         "_brought", "_extras", "_index", "done", "finish", "first_at", "last_at", "logprobs", "prompt", "stream",

@@ -81,7 +81,7 @@ class Generation:
         self._pool.abort([choice.stream for choice in self.choices])
 
     def close(self, reason: str = "client") -> None:
-        """Aborts every choice that has not ended, and counts it under `reason`. May be called twice. Never waits."""
+        """Aborts all choices that have not ended, and counts them under `reason`. May be called twice. Never waits."""
         if self not in self._live:
             return
         self._live.discard(self)

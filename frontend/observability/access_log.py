@@ -25,7 +25,7 @@ OUTCOMES = {
     "": "finished", "client": "client_gone", "deadline_exceeded": "deadline", "shutdown": "shutdown",
     "write_timeout": "write_timeout",
 }  # fmt: skip
-MAX_FINISH_REASONS = 128  # a line has at most so many
+MAX_FINISH_REASONS = 128  # limit on the finish reasons in one line
 NO_TIMINGS = Timings()
 
 _encode = msgspec.json.Encoder().encode

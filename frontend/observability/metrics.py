@@ -45,8 +45,8 @@ class PrometheusMetrics:
         """
         names: the names of the models. Series that belong to no model get the first name as their label, because
             dashboards select series by this label; an empty name makes no label
-        aliases: the value of --metrics-aliases: another server, whose metric names the page has in addition
-        on_demand: the models are loaded on demand, and their workers have no pages
+        aliases: the value of --metrics-aliases: another server; the page also has the metrics under its names
+        on_demand: whether models are loaded on demand; the page then has the metrics of their workers, too
         """
         self._prefix = prefix
         self.registry = CollectorRegistry()
@@ -126,7 +126,7 @@ class PrometheusMetrics:
             counts[:] = 0, 0, 0
 
     def text(self) -> bytes:
-        """Returns Prometheus' text format: the counts of all frontends that share the folder, and our own gauges.
+        """Returns Prometheus' text format: the counts of all frontends that share the folder, and this one's gauges.
 
         The counts of a model are as old as the last flush of its metrics.
         """
@@ -135,7 +135,7 @@ class PrometheusMetrics:
 
 
 class _Multiprocess:
-    """Reads the files that the frontends of one port write, anew at each scrape."""
+    """Reads, at each scrape, the files that the frontends of one port write."""
 
     def collect(self) -> Iterable[Metric]:
         yield from MultiProcessCollector(None).collect()  # type: ignore[no-untyped-call]

@@ -53,7 +53,7 @@ class Tracing:
         except ImportError as error:
             raise ConfigError(MISSING_PACKAGES) from error
         for name in ("opentelemetry.sdk", "opentelemetry.exporter"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # else a traceback for each lost batch
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # or the SDK would log a traceback for each lost batch
         exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces" if endpoint else None, timeout=5)
         return cls(BatchSpanProcessor(exporter))
 

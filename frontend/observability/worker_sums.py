@@ -42,7 +42,7 @@ OWN: Sequence[Row] = (
 class WorkerSums:
     """Collects the metrics of `rows`, over all workers of each model.
 
-    labelled: the series have labels; without them, there is one series for the workers of all models
+    labelled: whether the series have labels; False: there is one series for the workers of all models
     """
 
     def __init__(

@@ -30,7 +30,7 @@ from shared.messages import Refusal, Timings
 OnDelta = Callable[[int, Delta], None]  # called with the index of the request, and its next delta
 
 FULL = frozenset({Refusal.QUEUE_FULL.value})  # refusals that pass when a running request ends
-UNAVAILABLE = frozenset({Refusal.DRAINING.value, "not_ready", "worker_lost"})  # these pass when a worker is back
+UNAVAILABLE = frozenset({Refusal.DRAINING.value, "not_ready", "worker_lost"})  # refusals until a worker is back
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.02, 0.5
 
 

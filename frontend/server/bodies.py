@@ -8,8 +8,8 @@ from starlette.requests import Request
 from frontend.errors import Overloaded, TooLarge
 
 TEXT_BYTES = 8 << 20  # limit for a body without pictures
-PICTURE_BYTES = 8 << 20  # an ordinary picture in base64: a photograph of 6 MiB
-FILE_BYTES = 27 << 20  # the largest file of a picture in base64, see frontend/pictures/sources.py
+PICTURE_BYTES = 8 << 20  # size of an ordinary picture in base64: a photograph of 6 MiB
+FILE_BYTES = 27 << 20  # size of the largest accepted picture in base64, see frontend/pictures/sources.py
 LARGEST_BYTES = 128 << 20  # limit for a body with any number of pictures
 UNCOUNTED_BYTES = 1 << 20  # bodies up to this size are not counted, because --max-connections bounds them
 MAX_HELD_BYTES = 256 << 20  # limit for all counted bodies together

@@ -54,7 +54,7 @@ def _may_close(schema: Mapping[str, Any]) -> bool:
 
 
 def _combines(schema: Mapping[str, Any]) -> bool:
-    """Whether several subschemas apply to one object: closing one would forbid properties that another one names."""
+    """Whether several subschemas apply to one object: closing one would forbid properties that another names."""
     parts = schema.get("allOf")
     return isinstance(parts, list) and len(parts) > 1 if OWN.isdisjoint(schema) else not ELSEWHERE.isdisjoint(schema)
 

@@ -207,8 +207,8 @@ class OutputText:
         include_stop: bool = False,
     ) -> None:
         """
-        searched: called with each piece of text in order; returns the text to search, of the same length. It replaces
-            characters that must not match a stop string
+        searched: gets each piece of text in order, and returns a text of the same length to search, in which
+            characters that must not match a stop string are replaced
         include_stop: whether the text includes the stop string
         """
         self._include_stop = include_stop
@@ -222,7 +222,7 @@ class OutputText:
         self.stop: str | None = None  # the stop string that ended the stream
 
     def push(self, ids: list[int]) -> Released:
-        """Adds ids, and returns what can be released now. Without stop strings this is `ids` itself."""
+        """Adds ids, and returns what can be released now. Without stop strings, releases all `ids` at once."""
         texts = self._detokenizer.push(ids)
         if self._search is None:
             self.consumed += len(ids)

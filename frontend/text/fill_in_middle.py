@@ -22,7 +22,7 @@ LAYOUTS: Sequence[tuple[str, ...]] = (
 
 
 Layout = tuple[str, ...]
-# Each row: the mark before a repository's name, and the mark before each file's name. A model must have both.
+# Each row: the mark before a repository's name, and the mark before each file's name. A model needs both marks.
 REPOSITORY: Sequence[tuple[str, str]] = (
     ("<|repo_name|>", "<|file_sep|>"),  # Qwen2.5-Coder
     ("<repo_name>", "<file_sep>"),  # StarCoder2

@@ -77,7 +77,7 @@ def lark(text: str, param: str) -> str:
 
 
 def composed(text: str, param: str, answer: str = "") -> str:
-    """Builds a grammar from Lark that we wrote ourselves. There, `@answer` means `answer`, a grammar built above."""
+    """Builds a grammar from Lark that we wrote ourselves. There, `@answer` means the grammar `answer`."""
     if not answer:
         return _checked(_of_lark(text), param)
     (part,) = msgspec.json.decode(answer)["grammars"]

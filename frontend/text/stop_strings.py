@@ -82,7 +82,8 @@ class Search:
         self.decided = False  # whether `stop` has won; then the rest of the text is not searched
 
     def passes(self, text: str) -> bool:
-        """Whether `text` surely has no part of a stop string. If so, counts it as searched; if not, call `feed`."""
+        """Whether `text` surely has no part of a stop string. If True, the text counts as searched. If False, call
+        `feed`."""
         if self._state or self.stop or self._first(text):
             return False
         self.at = self.safe = self.at + len(text)

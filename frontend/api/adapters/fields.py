@@ -1,4 +1,5 @@
-"""The request types of the routes for adapters. Loading and unloading use vLLM's names; scales use llama.cpp's."""
+"""The request types of the routes for adapters. They have vLLM's names for loading and unloading, and
+llama.cpp's names for setting scales."""
 
 from typing import Annotated
 

@@ -1,7 +1,7 @@
 """Reasoning and tool calls in Anthropic's format: https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview
 
-`messages` writes responses with neither. The signature of a thinking block is a digest of its text, which is not
-checked when the block is sent back.
+messages.py writes responses without reasoning and tool calls. The signature of a thinking block is a
+digest of its text. The server does not check the signature when a client sends the block back.
 """
 
 from base64 import b64encode

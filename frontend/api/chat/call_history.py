@@ -62,7 +62,7 @@ def merge_same_role(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 
 
 def _merged(role: str, several: Sequence[ChatMessage]) -> ChatMessage:
-    """Joins messages of the same role. An empty text counts as a line until the first tool calls or reasoning."""
+    """Joins messages of the same role. Empty texts are left out once a message has had tool calls or reasoning."""
     calls: list[ChatMessage] = []
     thoughts: list[str] = []
     lines: list[str] = []

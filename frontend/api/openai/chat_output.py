@@ -22,7 +22,7 @@ from frontend.request import Delta, Finish, TokenLogprob
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
-    """Encodes an error. For a prompt that is too long, it has both lengths, which llama.cpp's clients need."""
+    """Encodes an error. For a prompt that is too long, adds its length and the context's, for llama.cpp's clients."""
     body = error_body(exc)
     if isinstance(exc, ContextLengthExceeded):
         body.n_prompt_tokens, body.n_ctx = exc.prompt, exc.limit

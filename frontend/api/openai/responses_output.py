@@ -184,8 +184,8 @@ class Output:
         return events if delta.finish is None else events + self._finish(delta.finish)
 
     def _pieces(self, delta: Delta) -> Iterator[tuple[str, int, Sequence[TokenLogprob]]]:
-        """Yields (text, number of tokens, log-probabilities): token by token if these are requested or reasoning may go
-        on."""
+        """Yields (text, number of tokens, log-probabilities): one by one for each token if log-probabilities are
+        requested or reasoning may go on, otherwise once for the delta."""
         if not self._scored and self._parser.reasoning is Reasoning.DONE:
             yield delta.text, len(delta.ids), ()
             return

@@ -11,12 +11,12 @@ Specials = Mapping[str, int]  # the ids of special tokens, by their spelling
 
 
 def escaped(text: str) -> str:
-    """Returns a regex of this text alone."""
+    """Returns a regex that matches only this text."""
     return MEANS_MORE.sub(r"\\\g<0>", text).replace("\n", r"\n")
 
 
 def either(texts: Iterable[str]) -> str:
-    """Returns a regex of one of these texts."""
+    """Returns a regex that matches any one of these texts."""
     return f"({'|'.join(map(escaped, texts))})"
 
 
