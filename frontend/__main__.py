@@ -122,7 +122,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(BEAT_S)
             if time.monotonic() > left_at + IDLE_CLOSE_S:
                 for connection in list(self.server_state.connections):
-                    connection.shutdown()  # closes an idle connection at once, others after their response
+                    connection.shutdown()  # closes an idle connection at once, and a busy one after its response
         await self._models.drain(0.0)
         self.should_exit = True
 
@@ -208,7 +208,7 @@ def _many(settings: Settings, entries: list[Entry], metrics: PrometheusMetrics) 
 
 
 def _worker_pool(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPool:
-    """Creates the worker pool. Without workers in the settings, it has one, at the addresses of `settings.wire`."""
+    """Creates the worker pool. If no workers are named, it has one worker, at the addresses of `settings.wire`."""
     config = settings.frontend
     file = Path(config.workers_file) if config.workers_file else None
     has_discovery = bool(config.worker_addresses or file)

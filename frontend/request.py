@@ -49,7 +49,7 @@ class Admission:
     deadline_ms: int = 0  # counted from the arrival of the request; 0: no deadline
     priority: int = 0
     tenant: str = ""  # the name of the request's API key, and the fairness id of a gateway
-    fingerprint: str = ""  # of the workers that compute all sequences; "": any, but one for all of them
+    fingerprint: str = ""  # of the workers that may compute the sequences; "": any, but the same for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Usage:
     cached_tokens: int = 0
     continued_tokens: int = 0  # prompt tokens that are earlier output, see `continue_from`
     reasoning_tokens: int | None = None  # completion tokens that are reasoning; None: not counted
-    predicted: tuple[int, int] | None = None  # numbers of a `prediction`'s tokens: accepted, rejected
+    predicted: tuple[int, int] | None = None  # how many tokens of a `prediction` were accepted and rejected
 
     @property
     def total_tokens(self) -> int:
@@ -124,7 +124,7 @@ class Extras(msgspec.Struct, gc=False):
     output: list[int] | None = None  # all ids of the output, for a receipt
     scores: Sequence[Logprobs] = ()  # the log-probabilities of the prompt, as the worker sent them
     vector: bytes = b""  # packed float32
-    predicted: tuple[int, int] | None = None  # numbers of an expected output's tokens: accepted, rejected
+    predicted: tuple[int, int] | None = None  # how many tokens of a `prediction` were accepted and rejected
 
 
 NO_EXTRAS = Extras()  # read-only

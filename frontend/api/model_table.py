@@ -211,7 +211,7 @@ class ModelTable:
         raise BadRequest(text, code="not_allowed")
 
     async def reload(self) -> None:
-        """Reads the table of models again, where models are loaded on demand. Raises BadRequest if it cannot."""
+        """Reads the table of models again, if models are loaded on demand. Raises BadRequest if this fails."""
 
     @property
     def readiness(self) -> Readiness:

@@ -33,7 +33,7 @@ class ResponseContext:
 
     @property
     def system_fingerprint(self) -> str | None:
-        """The fingerprint as OpenAI's formats state it, with null for none."""
+        """The fingerprint as OpenAI's formats state it; None (in JSON null) if it is empty."""
         return self.fingerprint or None
 
     def token_text(self, id: int) -> str:

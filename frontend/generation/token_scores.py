@@ -1,4 +1,4 @@
-"""Adds log-probabilities to deltas: each output token's to its own delta, the prompt's to the last delta."""
+"""Adds log-probabilities to deltas: those of output tokens to their delta, those of the prompt to the last one."""
 
 import math
 
@@ -15,7 +15,7 @@ class TokenScores:
 
     def __init__(self, request: GenerationRequest) -> None:
         self._tells_output = request.sampling.logprobs is not None
-        self._prompt_top = request.features.prompt_logprobs  # None: none are requested
+        self._prompt_top = request.features.prompt_logprobs  # None: no log-probabilities of the prompt are requested
         self._told = request.brought  # the offset of the next token in the output
         self._output: ByOffset = {}
         self._prompt: ByOffset = {}

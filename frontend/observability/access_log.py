@@ -167,7 +167,7 @@ class AccessLog:
         self._render = render
 
     def __call__(self, entry: LogEntry) -> None:
-        """Writes the entry, unless it is a successful request of a probe or a scrape, or for a file of the web page."""
+        """Writes the entry, unless a successful request was for a path in QUIET_PATHS or a file of the web page."""
         if entry.outcome != "finished" or not (entry.path in QUIET_PATHS or entry.path.startswith("/web/")):
             self.writer.put(self._render(entry))
 

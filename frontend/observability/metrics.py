@@ -20,9 +20,9 @@ from shared.logs.metrics_page import Collector, MetricsPage
 from shared.logs.prometheus_adapter import BulkHistogram
 
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
-MAX_KEYS = 256  # names of API keys that have a label of their own
+MAX_KEYS = 256  # limit on names of API keys with a label of their own
 OTHER_KEYS = "(others)"
-MAX_MODELS = 1024  # model names with a label of their own; a running server may get new names
+MAX_MODELS = 1024  # limit on model names with a label of their own; a running server may get new names
 OTHER_MODELS = "(others)"
 
 # Known label values begin at 0: a series that first appears as 1 has no rate, and no alert would see it.

@@ -1,7 +1,7 @@
 """Exports each request as an OpenTelemetry span with its phases, by the conventions for generative AI.
 
 Spans are made from the log entry when the request has ended, so that they cost nothing while it runs. A thread of the
-SDK sends them in batches; while the collector is away spans are lost, and nothing else happens.
+SDK sends them in batches; while the collector is away, spans are lost, and nothing else happens.
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
 """
 

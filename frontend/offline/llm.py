@@ -131,7 +131,7 @@ class LLM:
         Returns the text, or the list of texts. With `stream`, returns a generator of pieces of text, or of (index
         of the prompt, piece), as they arrive; closing the generator aborts the requests that still run.
 
-        progress: whether to show a bar on stderr; None means on a terminal, for more than 8 prompts
+        progress: whether to show a bar on stderr; None: only on a terminal, and only for more than 8 prompts
         options: the options of `/v1/completions`, with the same defaults
 
         Raises:

@@ -45,7 +45,7 @@ def only_text(pieces: Generator[TextPiece]) -> Generator[str]:
 def progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], object]]:
     """Yields a function to call after each output.
 
-    wanted: whether to show a bar, if tqdm is installed; None means on a terminal, for many outputs
+    wanted: whether to show a bar, if tqdm is installed; None: only on a terminal, and only for many outputs
     """
     if wanted is None:
         wanted = total > MAX_WITHOUT_BAR and sys.stderr.isatty()

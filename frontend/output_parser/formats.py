@@ -18,7 +18,7 @@ class ToolFormat(StrEnum):
     """How a model writes a call."""
 
     NONE = "none"
-    HERMES = "hermes"  # <tool_call>{"name": …, "arguments": {…}}</tool_call>, also Qwen's
+    HERMES = "hermes"  # <tool_call>{"name": …, "arguments": {…}}</tool_call>, also used by Qwen
     LLAMA = "llama"  # {"name": …, "parameters": {…}} and nothing else
     MISTRAL = "mistral"  # [TOOL_CALLS] [{"name": …, "arguments": {…}}, …] and nothing else
     MISTRAL_ARGS = "mistral-args"  # [TOOL_CALLS]NAME[ARGS]{…}, repeated
@@ -88,7 +88,7 @@ TAGS: tuple[Tags, ...] = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     THINK,
 )
-# A client's reasoning effort → the nearest one that the format knows. Gpt-oss always reasons, so it has no "none".
+# A client's reasoning effort → the nearest effort that the format knows. Gpt-oss always reasons, so it has no "none".
 DEGREES: Mapping[ToolFormat, Mapping[str, str]] = {
     ToolFormat.HARMONY: {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 }
@@ -220,7 +220,7 @@ class ParserConfig:
     must_call: whether, after reasoning, the output consists only of calls
     kinds: the kinds of values that each function's parameters may have
     shown: special tokens whose spelling the parser must see
-    reasoning_in_pieces: whether a stream sends reasoning as it is generated; False: each block of reasoning as a whole
+    reasoning_in_pieces: whether a stream sends reasoning as it is generated; False: it sends whole blocks of reasoning
     """
 
     reasoning: Reasoning = Reasoning.DONE

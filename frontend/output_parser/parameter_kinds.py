@@ -15,7 +15,7 @@ class Kind(Enum):
 
     TEXT = auto()  # the text is the string itself
     JSON = auto()  # the text is JSON of a type other than string
-    EITHER = auto()  # as JSON if the text is JSON of such a type, else as TEXT
+    EITHER = auto()  # like JSON if the text is JSON of such a type, else like TEXT
 
 
 def kinds_of(schema: Mapping[str, Any]) -> dict[str, Kind]:

@@ -102,7 +102,7 @@ def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:
 def _of_area(width: int, height: int, step: int, least: int, most: int, *, fewest: int = 0) -> tuple[int, int]:
     """Returns a width and a height in multiples of `step`, of about the picture's shape and `least` to `most` pixels.
 
-    fewest: a side counts as at least so many steps when the size is compared with these bounds
+    fewest: when the size is compared with these bounds, each side counts as at least so many steps
     """
     across, down = max(fewest, round(width / step)), max(fewest, round(height / step))
     if across * down * step * step > most:

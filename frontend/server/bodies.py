@@ -17,7 +17,7 @@ HELD = "sluice.body_bytes"  # key in a request's scope: how many bytes of its bo
 
 
 def largest_body(pictures: int) -> int:
-    """Returns the limit on a body in bytes. pictures: how many it may have; 0: the model accepts none"""
+    """Returns the limit on a body in bytes. pictures: how many pictures it may have; 0: the model accepts none"""
     return TEXT_BYTES + min(max(FILE_BYTES, pictures * PICTURE_BYTES), LARGEST_BYTES - TEXT_BYTES) * (pictures > 0)
 
 

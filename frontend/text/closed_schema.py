@@ -16,7 +16,7 @@ LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 SINGLE = ("items", "additionalProperties", "contains", "then", "else")
 # keywords that describe the object itself
 OWN = {"properties", "required", "patternProperties", "additionalProperties"}
-# keywords by which other subschemas describe the same object, too
+# keywords with which a second subschema describes the same object
 ELSEWHERE = {"anyOf", "oneOf", "allOf", "if", "then", "else", "dependentSchemas", "$ref", "$dynamicRef", "not"}
 # keywords that say which unnamed properties are allowed
 OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"}

@@ -21,7 +21,7 @@ class Detokenizer(Protocol):
         """Returns one text per id. The text is empty if a character is still incomplete or the id is not shown."""
 
     def flush(self) -> str:
-        """Returns the rest of the text, with U+FFFD for bytes that did not complete a character."""
+        """Returns the text that was held back, with U+FFFD for bytes that did not complete a character."""
 
 
 class ByteLevelText:

@@ -43,7 +43,7 @@ class Stops:
         self.stop[state] = string
 
     def _link(self) -> None:
-        queue = deque(self.next[0].values())  # breadth first: a state's failure link is shallower than the state
+        queue = deque(self.next[0].values())  # breadth first, because a failure link leads to a shallower state
         while queue:
             state = queue.popleft()
             self.stop[state] = self.stop[state] or self.stop[self.fail[state]]

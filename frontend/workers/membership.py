@@ -74,7 +74,7 @@ class Membership:
     # readiness
 
     def ready(self, excluding: Collection[WorkerConnection] = (), fingerprint: str = "") -> list[WorkerConnection]:
-        """Returns the workers that can serve new requests now, with this fingerprint or, if it is "", with any."""
+        """Returns the workers with this fingerprint ("": any) that can serve new requests now."""
         return [
             connection
             for connection in self.connections

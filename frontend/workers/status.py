@@ -15,7 +15,7 @@ class Readiness(NamedTuple):
     """Whether requests can be served now and, if not, why: `code` for programs, `text` for people."""
 
     ready: bool
-    code: str  # the code of the error that requests get: "draining" or "not_ready"; "ready" if they get none
+    code: str  # the code of the error that requests get: "draining" or "not_ready"; "ready" if they get no error
     text: str
 
 

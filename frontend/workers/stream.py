@@ -39,7 +39,7 @@ class Stream:
     submit: m.Submit
     admission: asyncio.Future[int]
     seed: int = 0
-    fingerprint: str = ""  # of the workers that may compute the stream; "": any worker, until one has admitted it
+    fingerprint: str = ""  # of the workers that may compute it; "": any worker, until a worker has admitted it
     output: list[int] = field(default_factory=list)  # tokens in the Submit and all received ones; a resubmit sends them
     started: m.Timings = field(default_factory=m.Timings)  # the worker's timings up to the first token
     end: m.End | None = None
@@ -109,7 +109,7 @@ class Stream:
         return True
 
     def add_logprobs(self, logprobs: m.Logprobs) -> None:
-        """Keeps log-probabilities that continue those received. Others are duplicates, or will come again in order."""
+        """Keeps log-probabilities that follow the kept ones. Others are duplicates, or will come again in order."""
         expected = self._next_logprob[logprobs.prompt]
         end = logprobs.start + len(logprobs.chosen) // 4
         if logprobs.start <= expected < end:

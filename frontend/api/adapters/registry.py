@@ -28,8 +28,8 @@ Changes = dict[str, Adapter | None]  # name → the loaded adapter; None: the ad
 
 
 class Default(msgspec.Struct, frozen=True):
-    """The name and scale of the adapter for requests that name none. A new adapter
-    that replaces this one is the default, too."""
+    """The name and scale of the adapter for requests that name none. If another
+    adapter replaces this one under the same name, that adapter is the default."""
 
     name: str
     scale: float

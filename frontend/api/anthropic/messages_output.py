@@ -107,7 +107,7 @@ class Blocks:
                 return self._end()
 
     def close(self) -> bytes:
-        """Ends the last block. If there is no block, it writes an empty one, because every answer has one."""
+        """Ends the last block. If there is no block, it writes an empty block, because every answer has a block."""
         return (self._begin(types.TextBlock(text="")) if self._index < 0 else b"") + self._end()
 
     def _begin(self, block: types.ContentBlock) -> bytes:

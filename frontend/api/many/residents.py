@@ -30,7 +30,7 @@ from shared.wire.address import parse_all
 log = logging.getLogger("sluice.models")
 
 POLL_S = 0.02  # pause between two checks whether a loaded model can serve
-GC_THRESHOLDS = (50_000, 20, 20)  # the same as in __main__.py, which also freezes the objects of a single model
+GC_THRESHOLDS = (50_000, 20, 20)  # as in __main__.py, which also freezes the objects of a single model
 LOADED_STATES = ("loading", "loaded", "unloading")
 
 

@@ -235,7 +235,7 @@ class ChunkWriter:
 
 
 def _extras(context: ResponseContext, delta: Delta) -> bytes:
-    """Encodes fields that OpenAI lacks: which stop ended the choice, the seed that reproduces it, and a receipt."""
+    """Encodes fields that OpenAI lacks: the stop string or id that ended the choice, its seed, and a receipt."""
     receipt = receipt_field(context, delta)
     return b',"stop_reason":%s,"matched_stop":%s,"seed":%s%s' % (
         to_json(delta.stop), to_json(delta.matched_stop), to_json(delta.seed), receipt,

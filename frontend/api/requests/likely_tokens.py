@@ -33,7 +33,7 @@ class Places(NamedTuple):
 
     output: int
     prompt: int
-    echoed: bool = False  # the prompt is echoed, so its positions report as many tokens as those of the output
+    echoed: bool = False  # whether the prompt's positions report as many tokens as the output's, because of `echo`
 
     @classmethod
     def of(cls, prompts: Sequence[list[int]], n: int, most: int, echoed: bool) -> Self:

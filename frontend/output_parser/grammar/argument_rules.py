@@ -73,7 +73,7 @@ class _Writer:
         body = grammar_builder.embedded(schema, function.param, lenient=not function.strict)
         return self._rules.add("json", f"%json {body}")
 
-    # for parameters between tags
+    # rules of parameters between tags
 
     def tagged(self, tags: ParameterTags) -> str:
         """Returns the rule of parameters between tags."""
@@ -116,7 +116,7 @@ class _Writer:
         plain = resolved(schema, self._root)
         return kind_of(plain, self._root) is not Kind.JSON and _values(plain) is None
 
-    # for Python's keyword arguments
+    # rules of Python's keyword arguments and of objects without quotes
 
     def python(self) -> str:
         """Returns the rule of Python's keyword arguments. A value is JSON, which the parser reads as a literal, or is

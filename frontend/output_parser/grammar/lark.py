@@ -59,7 +59,7 @@ def _lexeme(regex: str) -> list[str]:
 
 
 def joined(parts: Iterable[str], specials: Specials, before: str = "") -> str:
-    """Returns the sequence of texts that follow each other directly.
+    """Returns the expression that matches these texts, one directly after the other.
 
     before: a regex of the text before them
     """
