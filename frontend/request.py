@@ -22,8 +22,8 @@ class Finish(enum.StrEnum):
     EOS = "eos"
     STOP = "stop"
     LENGTH = "length"
-    POOLED = "pooled"  # the vector of its prompt is computed
-    CHECKED = "checked"  # its tokens were compared with a given answer, up to the first difference
+    POOLED = "pooled"  # the vector of the choice's prompt is computed
+    CHECKED = "checked"  # the choice's tokens were compared with a given answer, up to the first difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class Admission:
     """What decides when and where a request runs. `priority` means the same as in shared.messages.Submit."""
 
     cache_salt: str = ""  # requests share cached prefixes only if they have the same salt
-    deadline_ms: int = 0  # counted from the arrival of the request; 0: no deadline
+    deadline_ms: int = 0  # time limit from the arrival of the request; 0: no limit
     priority: int = 0
     tenant: str = ""  # the name of the request's API key, and the fairness id of a gateway
-    fingerprint: str = ""  # of the workers that may compute the sequences; "": any, but the same for all
+    fingerprint: str = ""  # what the workers' fingerprint must be; "": any, but the same for all sequences
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ FINISH = {
     Outcome.CHECKED: Finish.CHECKED,
 }  # fmt: skip
 
-Extra = Callable[["Choice", Delta], None]  # may change a delta; a delta that is empty afterwards is dropped
+Extra = Callable[["Choice", Delta], None]  # may change the delta, which is dropped if it is empty afterwards
 
 
 class Choice:

@@ -8,7 +8,7 @@ from frontend.errors import Unprocessable
 from shared.config import ModelConfig, WorkerConfig
 from shared.messages import Adapter
 
-ContextOf = Callable[[str | None], ModelContext]  # takes an adapter's name; None: no adapter
+ContextOf = Callable[[str | None], ModelContext]  # the argument: an adapter's name; None: no adapter
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ DECODE = f"{__name__}:decode"
 SECONDS, MEGABYTES = 10.0, 1024  # limits for one picture
 KINDS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_TILES = 64
-MOST_RATIO = 200  # longer side / shorter side of a picture that keeps its shape, as in transformers
+MOST_RATIO = 200  # limit on longer side / shorter side, if a picture keeps its shape; as in transformers
 
 Tile = tuple[int, int, bytes]  # height, width, uint8 RGB row by row
 

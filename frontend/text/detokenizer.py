@@ -126,7 +126,7 @@ class WindowText:
 
     def __init__(self, decode: Callable[[list[int]], str], hidden: Callable[[int], bool]) -> None:
         self._decode = decode
-        self._hidden = hidden  # special and unknown ids: a window must not begin with one
+        self._hidden = hidden  # special and unknown ids: a window must not begin with such an id
         self._window: list[int] = []
         self._returned = 0  # how many ids of the window have had their text returned
 

@@ -33,7 +33,7 @@ REPLACED = (
     "the worker that computed the beginning of this answer was replaced by one that computes other bits (see "
     "system_fingerprint), so the answer cannot continue"
 )
-RETRY_S = 0.5  # between two attempts to place the streams that wait for a worker
+RETRY_S = 0.5  # pause between two attempts to place the streams that wait for a worker
 
 
 class WorkerPool:

@@ -39,7 +39,7 @@ class Stream:
     submit: m.Submit
     admission: asyncio.Future[int]
     seed: int = 0
-    fingerprint: str = ""  # of the workers that may compute it; "": any worker, until a worker has admitted it
+    fingerprint: str = ""  # what its worker's fingerprint must be; "": any, until a worker has admitted the stream
     output: list[int] = field(default_factory=list)  # tokens in the Submit and all received ones; a resubmit sends them
     started: m.Timings = field(default_factory=m.Timings)  # the worker's timings up to the first token
     end: m.End | None = None

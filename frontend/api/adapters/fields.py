@@ -1,5 +1,7 @@
-"""The request types of the routes for adapters. They have vLLM's names for loading and unloading, and
-llama.cpp's names for setting scales."""
+"""The request types of the routes for adapters.
+
+Requests that load or unload have vLLM's names; the request that sets scales has llama.cpp's names.
+"""
 
 from typing import Annotated
 

@@ -24,7 +24,7 @@ class Said(NamedTuple):
     calls: tuple[types.OllamaCall, ...] = ()
 
 
-# A function that makes an object of the response. Its arguments: a part of the output, all ids up to it, more fields.
+# Makes an object of the response from a part of the output, all ids up to the end of this part, and more fields.
 Make = Callable[[Said, list[int], dict[str, Any]], types.OllamaAnswer]
 
 

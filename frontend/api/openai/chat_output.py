@@ -135,7 +135,7 @@ def _call(part: types.ToolCallDelta) -> types.ChatDelta:
 class _Choice:
     def __init__(self, parser_config: ParserConfig) -> None:
         self.parser: OutputParser = output_parser(parser_config)
-        self.has_output = False  # text or a tool call was sent
+        self.has_output = False  # whether text or a tool call was sent
         self.scores: list[TokenLogprob] = []
         self.ids: list[int] = []
         self._in_pieces = parser_config.reasoning_in_pieces

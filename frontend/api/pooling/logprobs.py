@@ -32,7 +32,8 @@ from shared.messages import Sampling
 
 NAME, PREFIX, TASKS = "logprobs", "lp", ("generate",)
 MOST_RIVALS = 1000
-MOST_NUMBERS = 1 << 22  # per response: 16 MiB as float32; writing them pauses this process for some tenths of a second
+# Limit on the numbers in a response: 16 MiB of float32. Writing them pauses this process for some tenths of a second.
+MOST_NUMBERS = 1 << 22
 MOST_BINARY_ROWS = 512  # the rows' lengths are in a header, for which proxies allow 4 KiB
 SHAPES = "a string, an array of token ids, or an array of either"
 

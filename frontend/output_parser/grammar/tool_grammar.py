@@ -53,7 +53,7 @@ def output_grammar(
     try:
         return grammar_builder.composed("\n".join(lines), "tools" if tool_choice.functions else ANSWER, answer)
     except Unprocessable:
-        for function in tool_choice.callable_functions:  # name the function that cannot be enforced
+        for function in tool_choice.callable_functions:  # finds the function that the error must name
             grammar_builder.json_schema(function.parameters, function.param, lenient=not function.strict)
         raise
 
