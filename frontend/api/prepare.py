@@ -88,7 +88,7 @@ async def prepare(
 
 
 def _most_tokens(reading: Reading, prompts: Prompts, context: ModelContext) -> int:
-    """Returns the limit on new tokens. Raises ContextLengthExceeded for a prompt that leaves no room for them."""
+    """Returns the limit on new tokens. Raises ContextLengthExceeded for a prompt that leaves no room for new tokens."""
     asked = reading.max_tokens
     needed = 1 if asked is None else min(1, asked) if reading.ends_with_context else asked
     for ids in prompts:

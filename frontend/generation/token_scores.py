@@ -1,4 +1,4 @@
-"""Adds log-probabilities to deltas: those of output tokens to their delta, those of the prompt to the last one."""
+"""Adds log-probabilities to deltas: those of output tokens to their delta, the prompt's to the last delta."""
 
 import math
 

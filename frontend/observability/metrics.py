@@ -126,7 +126,7 @@ class PrometheusMetrics:
             counts[:] = 0, 0, 0
 
     def text(self) -> bytes:
-        """Returns Prometheus' text format: the counts of all frontends that share the folder, and this one's gauges.
+        """Returns Prometheus' text format: the counts of all frontends that share the folder, and our gauges.
 
         The counts of a model are as old as the last flush of its metrics.
         """

@@ -55,7 +55,7 @@ def _recipient(header: str) -> str:
 
 
 def _begins_again(header: str, mark: str) -> bool:
-    """Whether a special token begins a new header: a header has START only as its first token, and one CHANNEL."""
+    """Whether a special token begins a new header: a header has START only as its first token, and CHANNEL once."""
     return mark == START or (mark == CHANNEL and CHANNEL in header)
 
 

@@ -59,7 +59,7 @@ class Spellings:
         return "".join([*shown, text[begin:]])
 
     def _open_end(self, text: str) -> int | None:
-        """Returns where an incomplete spelling at the end of the text begins, leaving out blanks; None if none does."""
+        """Returns where an incomplete spelling at the text's end (before blanks) begins; None if there is none."""
         length = len(text.rstrip())
         start = max(length - self._longest, 0)
         for first in self._firsts:

@@ -178,7 +178,7 @@ class WorkerConnection:
             self._send(m.Lease(len(self.streams), self._last_id, pack_u32(self.streams)))
 
     def _has_peer(self) -> bool:
-        """Whether the socket is connected. A worker that dies closes it at once. A host that vanishes does not."""
+        """Whether the socket is connected. A worker that dies closes it at once; a vanished host does not close it."""
         return bool(int(self._requests.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
     def _lose(self, now: float) -> None:

@@ -180,7 +180,7 @@ class Membership:
     def check_compatible(self) -> None:
         """Records why workers are incompatible: this frontend cannot use them, or they do not match `welcome`.
 
-        If no usable worker matches `welcome`, the Welcome of the first usable worker first replaces `welcome`.
+        If no usable worker matches `welcome`, `welcome` is first replaced by the Welcome of the first usable worker.
         """
         usable = [
             connection.welcome

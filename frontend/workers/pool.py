@@ -162,7 +162,7 @@ class WorkerPool:
         return stream
 
     def end_waiting(self) -> None:
-        """Ends, with `shutdown`, the streams without a connected worker: this process stops before one comes back."""
+        """Ends, with `shutdown`, the streams without a connected worker, as this process will not wait for a worker."""
         for stream in list(self._placement):
             if (home := self._placement.home(stream)) is None or home.welcome is None:
                 self._fail(stream, m.Outcome.SHUTDOWN, "the server is shutting down, and its worker is lost")

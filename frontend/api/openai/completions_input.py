@@ -110,7 +110,7 @@ def prompt_texts(prompts: list[Prompt]) -> tuple[str, ...]:
 async def tokenized(
     prompts: list[Prompt], context: ModelContext, add_special_tokens: bool, param: str = "prompt"
 ) -> list[list[int]]:
-    """Encodes the prompts. param: the request field that holds them
+    """Encodes the prompts. param: the request field that holds the prompts
 
     Raises BadRequest for an empty prompt, Unprocessable for ids outside the vocabulary.
     """
