@@ -28,7 +28,7 @@ FACTOR = re.compile(r"(?P<module>.+)\.weight\.lora_(?P<which>[ab])")
 
 @dataclass(frozen=True, slots=True)
 class GgufAdapter:
-    """architecture: of the base model, in llama.cpp's spelling; products: by the tensor's name without `.weight`"""
+    """An adapter for base models of `architecture` (llama.cpp's name). products: by tensor name without `.weight`."""
 
     architecture: str
     products: dict[str, LowRank]

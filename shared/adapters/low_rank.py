@@ -33,7 +33,7 @@ STACKED = ("gate_up_proj", "down_proj")  # parameters with all experts' weights,
 
 @dataclass(frozen=True, slots=True)
 class StoredFactor:
-    """A matrix in the weights file: its format (of DTYPES, or Q8_0 in GGUF), its shape, the place of its bytes."""
+    """Where and how the weights file stores a matrix. dtype: a key of DTYPES, or Q8_0 in a GGUF file."""
 
     dtype: str
     shape: tuple[int, int]

@@ -20,7 +20,7 @@ log = logging.getLogger("sluice")
 
 
 def is_json_wanted(words: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether a command line asks for JSON. The command line may have mistakes, since their errors are in JSON, too."""
+    """Whether a command line asks for JSON. It may contain mistakes: errors about them must be in JSON, too."""
     pairs = zip(words, [*words[1:], ""], strict=False)
     given = [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == "--log-format"]
     return (given[-1] if given else environment.get("SLUICE_LOG_FORMAT", "")) == "json"

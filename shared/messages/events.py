@@ -57,7 +57,7 @@ class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Started(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Times of a request at its first token. When the frontend ends a request at a stop string, no End brings them."""
+    """Times of a request at its first token. A request that ends at a stop string gets no End with its times."""
 
     id: int
     timings: Timings

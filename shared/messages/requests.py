@@ -15,7 +15,7 @@ class Hello(Message, frozen=True):
 
 
 class Lease(Message, frozen=True):
-    """Heartbeat that lists a frontend's live requests. Without one for `--lease-timeout`, the worker frees them all.
+    """Heartbeat that lists a frontend's live requests. If none arrives for `--lease-timeout`, they are freed.
 
     A request with an id up to `last_id` that is not among `ids` has ended, even if its Abort was lost. Ids only grow
     (modulo 32 bits), so a Lease that arrives late is still true.

@@ -32,7 +32,7 @@ RANK_STEP = 32  # the input of B is padded with zeros to a multiple of this, bec
 class Part:
     """The matrix B of one module, or of modules with interleaved columns.
 
-    b: padded ranks → columns. It reads `ranks` outputs of A from `first_rank` on, and changes `columns` columns of the
+    b: padded ranks → columns. B reads `ranks` outputs of A from `first_rank` on, and changes `columns` columns of the
     layer's output from `column` on.
     """
 
@@ -50,7 +50,7 @@ class Product:
     a: PackedLinear  # inputs → ranks of all parts
     parts: tuple[Part, ...]
     factors: Tensor  # [outputs] float32
-    table: Tensor | None = None  # addresses and sizes for the GPU kernels (adapter_products.py); None on the CPU
+    table: Tensor | None = None  # addresses and sizes of A and B for GPU kernels (adapter_products.py); None on the CPU
 
     @property
     def ranks(self) -> int:
@@ -72,7 +72,7 @@ class Product:
 class LoadedAdapter:
     """An adapter with packed matrices.
 
-    products: id() of the PackedLinear that it changes → product
+    products: id() of a PackedLinear → the product that changes it
     of_experts: id() of the PackedExperts → number of the expert → product
     in_c: all products for the C library; None if it cannot compute them, or if experts are changed
     """

@@ -50,7 +50,7 @@ def fingerprint(weights: Sequence[str], tokenizer: str, spec: ModelSpec, numeric
 
 
 def _facts_of(spec: ModelSpec) -> Any:
-    """Returns the facts of a spec to hash. If all recurrent layers have the same state, it is a fact of the model.
+    """Returns the facts of a spec to hash. If all recurrent layers have the same state, it is hashed once.
 
     Earlier versions hashed it this way, because their models had one kind of state, and old receipts must stay valid.
     """

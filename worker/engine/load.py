@@ -277,7 +277,7 @@ def _vision(tower: "Tower | None", decoder: Decoder, worker: WorkerConfig) -> "V
 def make_runner(
     model: Model, cache: KVCache, worker: WorkerConfig, vision: "Vision | None" = None, *, on_gpu: bool
 ) -> Runner:
-    capturable = model.operations is not TORCH  # the plain-torch operations synchronize with the device
+    capturable = model.operations is not TORCH  # no graph can capture plain torch, which waits for the device
     return Runner(
         model,
         cache,

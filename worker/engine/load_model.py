@@ -145,7 +145,7 @@ def load_model(
     """Loads the weights.
 
     drafter: bytes that a draft model takes in addition
-    hosts: how this rank found the ranks on other hosts, and talks to them; None without --rank-group
+    hosts: the rendezvous of the processes of --rank-group; None without the flag
 
     Raises CheckpointError, and ConfigError when the memory of the device is too small.
     """

@@ -22,7 +22,7 @@ class Restriction(Constraint):
 
     __slots__ = ("state",)
 
-    state: "LLMatcher | None"  # the state in the grammar, if there is one
+    state: "LLMatcher | None"  # the state in the grammar; None without a grammar
 
     def narrow(self, bits: Bits) -> None:
         """Clears the bits of tokens that other rules than the grammar forbid."""

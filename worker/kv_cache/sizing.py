@@ -81,7 +81,7 @@ class WeightsSize:
     """How many bytes the weights of a model take in memory; known before the weights are read.
 
     int4: bytes of the weights with --quantization int4; None if they are quantized already.
-    drafter: the bytes among them for the draft model of --speculative-config, with its cache.
+    drafter: how many of these bytes the draft model of --speculative-config takes, with its cache.
     """
 
     nbytes: int

@@ -68,7 +68,7 @@ class KVCache:
         return self._layers[index]
 
     def prefault_ahead(self, touch: Touch) -> None:
-        """Starts to prefault memory ahead of its use (prefault.py), on the CPU only: its system maps memory lazily."""
+        """On the CPU, starts to prefault memory ahead of its use (prefault.py), because the system maps it lazily."""
         if self.device.type == "cpu" and not self._prefaulters:
             self._prefaulters = {
                 number: Prefaulter(touch, [part for layer in group.layers for part in self._layers[layer]])

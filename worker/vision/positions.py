@@ -25,7 +25,7 @@ def resized(stored: Tensor, side: int, rows: int, columns: int) -> Tensor:
 
 
 def by_axes(stored: Tensor, rows: int, columns: int) -> Tensor:
-    """Returns a position embedding for each patch, [rows * columns, H]: the sum of its column's and its row's.
+    """Returns a position embedding for each patch, [rows * columns, H]: the sum for its column and row.
 
     stored [2, P, H]: the embeddings of columns, and of rows
     """

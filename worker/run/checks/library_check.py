@@ -36,7 +36,7 @@ Multiply = Callable[..., Tensor]
 
 
 def with_equal_library_products(decoder: Decoder, worker: WorkerConfig) -> Decoder:
-    """Returns the decoder. With the option, the library computes the products in it for which its bits equal ours."""
+    """Returns the decoder. With `library_products`, the library computes the products for which its bits equal ours."""
     if OPTION not in words(worker.gpu_options) or worker.kernels == "torch":
         return decoder
     return with_checked_library(decoder, row_counts(worker.max_step_tokens, worker.prefill_chunk_size))

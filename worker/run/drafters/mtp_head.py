@@ -2,7 +2,7 @@
 
 A linear layer makes its input from two vectors side by side: the embedding of the next token, and the served model's
 hidden state of the token before it, each after its own norm. The MTP head uses the embedding and the output head of the
-served model, even where the checkpoint has copies of them for it (GLM-4.5). For a large output head, drafts use an
+served model, even if the checkpoint copies both for the MTP head (GLM-4.5). For a large output head, drafts use an
 additional 4-bit copy (few_bits.py).
 
 Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.2), which introduced these heads, and the checkpoints' tensors.

@@ -118,7 +118,7 @@ def _among(tokens: Tokens, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
 
 
 def _places(left: Candidates, ids: Tokens) -> NDArray[np.int64]:
-    """Returns the index of each of the ids [K] among the candidates; -1 for an id that is not a candidate. [K]"""
+    """Returns [K]: the index of each of the K ids among the candidates; -1 for an id that is not a candidate."""
     if not len(ids):
         return np.zeros(0, np.int64)
     at = np.searchsorted(left.ids, ids)

@@ -11,7 +11,7 @@ from typing import Protocol
 from worker.schedule.features.speculation import LEARNING_RATE, Acceptance, NgramDrafter
 from worker.schedule.sequence import Sequence
 
-INITIAL_ACCEPTANCE = 0.6  # the assumed acceptance rate: a model's drafts are right more often than repetitions
+INITIAL_ACCEPTANCE = 0.6  # assumed acceptance rate: a model's drafts are right more often than NgramDrafter's
 PROBE_EVERY = 24  # steps until a sequence without drafts gets one again, if drafts are accepted in other sequences
 RESULTS = 32  # a sequence begins with the mean of about this many results of earlier sequences
 

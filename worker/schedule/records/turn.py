@@ -10,6 +10,6 @@ class Turn:
     group: int = 0  # the same for all sequences of one prompt, see queue.py; 0 if there is no group
     priority: int = 0  # lower goes first
     deadline: float = float("inf")  # seconds of the loop's clock
-    tenant: str = ""  # the name of its API key, see fair_queue.py
+    tenant: str = ""  # the name of the API key that the request came with, see fair_queue.py
     charged_tokens: int = 0  # tokens already counted in its tenant's account
     preempted_for: bool = False  # whether running sequences were already preempted to admit it

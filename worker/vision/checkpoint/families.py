@@ -62,7 +62,7 @@ class VisionFamily:
     defaults: Config
     bucketed: bool = False
     bidirectional: bool = False
-    names: Config = field(default_factory=dict)  # the names of the sizes in its config
+    names: Config = field(default_factory=dict)  # the names of the sizes in the family's config
     activation: str = "gelu_pytorch_tanh"
     layout: Layout = "siglip"
     gated: bool = False

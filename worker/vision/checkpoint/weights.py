@@ -62,7 +62,7 @@ class _Loader:
         apart = f"{prefix}{names.layers}0.{APART[0]}.weight" in self._source.tensors
         self._names = replace(names, qkv=APART) if apart else names
         stored = self._source.tensors.shape(prefix + names.patches + FRAMES[0])
-        self._colours_last = names.colours_last and len(stored) == 2  # not in GGUF files: they have a convolution
+        self._colours_last = names.colours_last and len(stored) == 2  # a convolution in GGUF files
         self._by_frame = prefix + names.patches + FRAMES[1] in self._source.tensors
         end = "" if self._names.bare else ".weight"
         projections = self._names.projections or PROJECTIONS[spec.connector]
@@ -197,7 +197,8 @@ class _Loader:
         if not self._merger:
             return found
         of_patch, merging = map(read, self._merger)
-        # Its columns are in the order channel, patch. The rows that it multiplies have one patch after another.
+        # Columns of `merging` are in the order channel, patch; the rows that it multiplies, in the order patch,
+        # channel.
         by_patch = merging.view(len(merging), self._spec.hidden_size, -1).mT.flatten(1).contiguous()
         return replace(found, norm=of_patch, joined=pack(by_patch, invariant=True))
 
