@@ -32,7 +32,7 @@ PLAIN = ("F32", "F16", "BF16")
 # keys of config.json that hold for the text model and the tower
 OF_BOTH = ("tie_word_embeddings", "dtype", "quantization_config")
 MTP_ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")  # models whose MTP heads are read
-TILED_ARCHITECTURES = ("qwen35", "qwen35moe")  # their files have another order of value heads
+TILED_ARCHITECTURES = ("qwen35", "qwen35moe")  # architectures whose files have another order of value heads
 
 
 def translate(files: Sequence[Path], folder: Path, tower: TowerFile | None) -> None:

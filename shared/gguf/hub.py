@@ -9,7 +9,7 @@ from shared.gguf.tower_file import OFF, TowerFile, given_tower, tower_among
 from shared.gguf.translated import gguf_cache, temporary_folder, translated
 from shared.hf_hub import Progress, cached_file, fetch, fetch_beginning, file_names
 
-BEGINNING = 32 << 20  # bytes; the metadata of the largest vocabularies takes a third of this
+BEGINNING = 32 << 20  # bytes to fetch; the metadata of the largest vocabularies takes a third of them
 
 
 def fetch_model(

@@ -99,6 +99,6 @@ def _secure(sock: zmq.Socket[bytes], address: str, wire: WireConfig, *, server: 
     if server:
         sock.curve_server = True
         sock.setsockopt(zmq.ZAP_DOMAIN, b"sluice")  # worker/transport/auth.py checks every key
-        sock.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no peer may connect unless that module runs
+        sock.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no peer may connect without an authenticator
     else:
         sock.curve_serverkey = keys.worker

@@ -134,7 +134,7 @@ def _product(
 ) -> Product:
     first = pairs[0][0]
     factors, stacked, at = torch.ones(first.outputs), list[Tensor](), 0
-    stored_parts = list[tuple[Tensor, int, int, int]]()  # B, first rank, ranks, first column
+    stored_parts = list[tuple[Tensor, int, int, int]]()  # (B, first rank, number of ranks, first column)
     for group in _apart(pairs):
         ranks, (begin, end) = sum(stored.low.rank for _, stored in group), _columns(group)
         b, own = torch.zeros(end - begin, -(-ranks // RANK_STEP) * RANK_STEP), 0
@@ -148,7 +148,7 @@ def _product(
             own += rank
         stored_parts.append((b, at, ranks, begin))
         at += ranks
-    a = _packed(torch.cat(stacked), dtype, device, memory)  # A before B, because steps read the memory in this order
+    a = _packed(torch.cat(stacked), dtype, device, memory)  # packed before B, because steps read A first
     parts = tuple(
         Part(_packed(b, dtype, device, memory), first_rank, ranks, column, len(b))
         for b, first_rank, ranks, column in stored_parts

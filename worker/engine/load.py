@@ -73,12 +73,12 @@ class Engine:
     batch_invariant: bool = True  # whether the bits of an answer depend on the request alone, according to checks
     fingerprint: str = ""  # hash of everything that decides the bits, see fingerprint.py
     expert_loads: Callable[[], ExpertLoads] = dict  # empty without --expert-metrics
-    slots: PagePool | None = None  # slots for recurrent states, if layers have them
+    slots: PagePool | None = None  # slots for recurrent states; None if no layer has one
     task: Task = GENERATE
     folder: Path = Path()  # the folder of the checkpoint
     weights: Weights | None = None
-    ranks: tuple[int, ...] = ()  # the process ids of the ranks that compute the model together, if there are several
-    stages: int = 1  # how many pipeline stages these processes form
+    ranks: tuple[int, ...] = ()  # process ids of the ranks, if several ranks compute the model together
+    stages: int = 1  # how many pipeline stages the ranks form
     tower: "Tower | None" = None  # the vision tower; None if config.json has none
 
 

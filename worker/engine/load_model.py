@@ -98,7 +98,7 @@ class LoadedModel:
     weights: Weights
     gpu: GpuMemoryReader | None
     hashes: ContentHashes
-    ranks: "Leader | None" = None  # only if several processes compute the model; `weights` are then those of rank 0
+    ranks: "Leader | None" = None  # only if several processes compute the model; `weights` are then rank 0's
     tower: "Tower | None" = None
 
     @property

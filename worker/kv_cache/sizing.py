@@ -25,7 +25,7 @@ from worker.spec import ModelSpec
 
 GIB = 1 << 30
 TYPICAL_TOKENS = 4096  # pools are sized so that sequences of this length fill pools with and without a window alike
-CONTIGUOUS_SEQ_LEN = 4096  # default length for --kv-cache-backend contiguous, where each sequence reserves all of it
+CONTIGUOUS_SEQ_LEN = 4096  # default --max-seq-len with --kv-cache-backend contiguous, where a sequence reserves it all
 STATES_SHARE = 2  # recurrent states get at most 1 / STATES_SHARE of the pool's memory
 RESERVED_BYTES = 512 << 20  # GPU memory for unmeasured use: kernels loaded later, CUDA graph records, fragmentation
 

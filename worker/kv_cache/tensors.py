@@ -61,7 +61,7 @@ class KVCache:
             for index, layer in enumerate(spec.layers)
             if layer.state is not None
         }
-        self._prefaulters: dict[int, Prefaulter] = {}  # by the index of the group; none for a group without layers
+        self._prefaulters: dict[int, Prefaulter] = {}  # index of a group → its prefaulter, if it has layers
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Returns the K and V that a layer reads, each [page, offset, kv_head, head_dim]. Layers may share them."""

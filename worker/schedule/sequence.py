@@ -59,7 +59,7 @@ class Sequence:
     pages: "list[array[int]]" = field(default_factory=list)  # page numbers, one array of C ints per group
     room: int = 0  # how many tokens the pages of all groups have slots for
 
-    # its place in the queue, its history, and the prefix that it shares with other sequences
+    # the sequence's place in the queue, its history, and the prefix that it shares with other sequences
     turn: Turn = field(default_factory=Turn)
     history: History = field(default_factory=History)
     prefix: SharedPrefix = field(default_factory=SharedPrefix)

@@ -35,9 +35,9 @@ class VisionSpec:
     rescale: float  # a pixel x becomes (x * rescale - mean) / std
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    centred: bool = False  # whether the result is then mapped from 0 .. 1 to -1 .. 1
+    centred: bool = False  # whether normalized values are then mapped from 0 .. 1 to -1 .. 1
     bucketed: bool = False  # whether positions are found by rounding coordinates between 0 and 1 (weights.py)
-    bidirectional: bool = False  # whether the tokens of a picture also see those after them, up to the picture's end
+    bidirectional: bool = False  # whether the tokens of a picture see one another in both directions
     frames: int = 1  # how often a patch is repeated, as the frames of a film that stands still
     position_side: int = 0  # side of the grid of learned positions that is stretched over pictures; 0: there is none
     position_corners: bool = True  # whether the grid's corners are the picture's; else it is resized like a picture

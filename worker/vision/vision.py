@@ -53,7 +53,7 @@ class Vision:
         self.seconds = 0.0  # time spent on encoding
         self.cached_bytes = 0
         self._encoder = weights.encoder(spec, operations, started)
-        self._cache: OrderedDict[bytes, Tensor] = OrderedDict()  # by digest, the most recently used last
+        self._cache: OrderedDict[bytes, Tensor] = OrderedDict()  # digest → vectors, most recently used last
         self._cache_bytes = cache_bytes
         self._begun: tuple[bytes, Generator[int, None, Tensor]] | None = None  # a picture that is encoded in part
         self._unread: dict[bytes, Tensor] = {}  # pictures that were encoded between steps and no step has read yet

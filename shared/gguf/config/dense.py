@@ -148,7 +148,7 @@ def glm4(values: Hyperparameters, config: Config) -> Config:
 
 def granite(values: Hyperparameters, config: Config) -> Config:
     bias = {"attention_bias": has_bias(values, "attn_q"), "mlp_bias": has_bias(values, "ffn_down")}
-    values.expect("expert_shared_feed_forward_length", config["intermediate_size"])  # only Granite 4 states it
+    values.expect("expert_shared_feed_forward_length", config["intermediate_size"])  # stated only by Granite 4
     return whole_heads(values, config) | bias | factors_of_granite(values, config)
 
 

@@ -58,7 +58,7 @@ class Vocabulary:
             if text == f"[PAD{i}]":  # a filler for an unused id; old converters give it the type user-defined
                 types[i] = TokenType.UNUSED
             if sentencepiece and types[i] == TokenType.USER_DEFINED and set(text) == {" "}:
-                texts[i] = SPACE * len(text)  # the converter has written the symbols as spaces
+                texts[i] = SPACE * len(text)  # the converter has replaced every SPACE by a space
         vocabulary = cls(container, texts, types)
         if len(vocabulary.ids()) != len(texts) - types.count(TokenType.UNUSED):
             raise GgufError(f"{container.name}: tokenizer.ggml.tokens holds a token twice")

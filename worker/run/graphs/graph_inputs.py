@@ -22,7 +22,7 @@ from worker.model.inputs.step_columns import Column, Extent, Padding
 from worker.run.column_values import VALUES, StepLayout
 from worker.run.graphs.graph_shapes import Shape
 
-ALIGN = 128  # bytes, for the start of each column: Triton compiles kernels for the alignment of their pointers
+ALIGN = 128  # columns begin at multiples of this many bytes, because Triton compiles kernels for aligned pointers
 KNOWN = -1  # value of `sources`: the token is in `token_ids`
 Pending = tuple[list[int], list[int]]  # rows whose tokens the host does not know, and their indices in the last ids
 

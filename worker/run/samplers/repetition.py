@@ -11,7 +11,7 @@ from shared.wire.codec import unpack_u32
 from worker.run.samplers.truncation import Candidates
 
 MAX_MATCH = 512  # longer repetitions count as this long, to bound the time of a step
-MAX_TAIL = 64  # the maximum ids of a breaker after its first id
+MAX_TAIL = 64  # the maximum number of ids of a breaker after its first id
 MAX_LOG = 88.7  # the logarithm of the largest float32: larger penalties are capped
 
 Tokens = NDArray[np.int64]

@@ -63,7 +63,7 @@ class Speculation:
         self.draft_tokens = 0
         self.accepted_tokens = 0
         self.drafted_at = [0] * MOST_DRAFTS  # counts of drafts by their index among the drafts of a chunk
-        self.accepted_at = [0] * MOST_DRAFTS  # the same for accepted drafts
+        self.accepted_at = [0] * MOST_DRAFTS  # counts of accepted drafts by the same index
         self.drafters: dict[Sequence, Drafter] = {}  # the drafter of each sequence, until the sequence leaves
         self._config = config
         self._rows = min(TILE, config.max_step_tokens)

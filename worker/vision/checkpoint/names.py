@@ -21,9 +21,9 @@ class TowerNames:
     positions: str
     layers: str
     norms: tuple[str, str]  # the norm before attention, and the norm before the MLP
-    qkv: tuple[str, ...]  # in order; their rows are concatenated
+    qkv: tuple[str, ...]  # linears whose rows are concatenated in this order
     out: str
-    up: tuple[str, ...]  # in order; their rows are concatenated
+    up: tuple[str, ...]  # linears whose rows are concatenated in this order
     down: str
     last_norm: str
     bare: bool

@@ -62,7 +62,7 @@ class _Loader:
         apart = f"{prefix}{names.layers}0.{APART[0]}.weight" in self._source.tensors
         self._names = replace(names, qkv=APART) if apart else names
         stored = self._source.tensors.shape(prefix + names.patches + FRAMES[0])
-        self._colours_last = names.colours_last and len(stored) == 2  # a convolution in GGUF files
+        self._colours_last = names.colours_last and len(stored) == 2  # else a convolution, as in GGUF files
         self._by_frame = prefix + names.patches + FRAMES[1] in self._source.tensors
         end = "" if self._names.bare else ".weight"
         projections = self._names.projections or PROJECTIONS[spec.connector]
