@@ -37,7 +37,7 @@ def kept_free_memory() -> Iterator[None]:
     buffers back and clears their pages again for the next weight, which costs 20 to 25 % of the loading time.
 
     After the block, buffers of 32 MiB or more get mappings of their own, and 64 MiB may stay free. mallopt switches off
-    glibc's automatic adjustment of these limits; they are the highest that it would choose.
+    glibc's automatic adjustment of both limits, which would not choose higher ones.
     """
     works = _set({MMAP_MAX: 0, TRIM_THRESHOLD: MOST})
     try:

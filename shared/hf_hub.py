@@ -55,7 +55,7 @@ def fetch(
 
 
 def file_names(model: str, *, revision: str = "", prefer_cache: bool = False) -> list[str]:
-    """Returns the names of all files of the hub id `model`. If the hub cannot be reached, these are the cached ones.
+    """Returns the names of all files of the hub id `model`. If the hub cannot be reached: the cached files.
 
     prefer_cache: return the files of the cached copy if there is one.
     Raises HubError.

@@ -29,7 +29,7 @@ def is_json_wanted(words: Sequence[str], environment: Mapping[str, str]) -> bool
 def set_up(level: str, *, as_json: bool) -> None:
     """Logs to standard error from now on. Call it once, before any other thread runs.
 
-    level: minimum severity, as `--log-level` has it
+    level: the minimum severity, a value of `--log-level`
     """
     if not as_json:
         lines = "%(asctime)s %(levelname)-7s %(message)s"

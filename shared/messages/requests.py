@@ -15,7 +15,7 @@ class Hello(Message, frozen=True):
 
 
 class Lease(Message, frozen=True):
-    """Heartbeat that lists a frontend's live requests. If none arrives for `--lease-timeout`, they are freed.
+    """Heartbeat with a frontend's live requests. The worker frees them if no Lease arrives for `--lease-timeout`.
 
     A request with an id up to `last_id` that is not among `ids` has ended, even if its Abort was lost. Ids only grow
     (modulo 32 bits), so a Lease that arrives late is still true.
@@ -70,7 +70,7 @@ class Resync(Message, frozen=True):
 
 
 class ResetPrefixCache(Message, frozen=True):
-    """Empties the prefix cache for requests that arrive later; running ones go on. Idempotent."""
+    """Empties the prefix cache for requests that arrive later; running requests go on. Idempotent."""
 
     nonce: int  # Status returns the nonce when the cache has been emptied
 

@@ -111,12 +111,12 @@ def frame(message: FromLauncher | FromFrontend) -> bytes:
 
 
 async def read_from_launcher(reader: asyncio.StreamReader) -> FromLauncher:
-    """Raises EOFError, OSError or ValueError if none arrives whole."""
+    """Reads the launcher's next message. Raises EOFError, OSError or ValueError if no whole message arrives."""
     return _from_launcher.decode(await _body(reader))
 
 
 async def read_from_frontend(reader: asyncio.StreamReader) -> FromFrontend:
-    """Raises EOFError, OSError or ValueError if none arrives whole."""
+    """Reads a frontend's next message. Raises EOFError, OSError or ValueError if no whole message arrives."""
     return _from_frontend.decode(await _body(reader))
 
 

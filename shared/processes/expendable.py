@@ -27,7 +27,7 @@ CHILD = "from shared.processes.expendable import main; main()"
 
 
 class Lost(Exception):
-    """The call did not return, because its child has ended. The message begins with "it", the input."""
+    """The call did not return, because its child has ended. The message begins with "it", which means the input."""
 
 
 class TookTooLong(Lost):
@@ -39,7 +39,7 @@ class Killed(Lost):
 
 
 class Raised(Exception):
-    """The function raised an exception in the child; the message has its type and text. The child goes on."""
+    """The function raised an exception in the child; the message is the exception's type and text. The child lives."""
 
 
 class NotStarted(Exception):
@@ -202,7 +202,7 @@ def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes
     return bytes(data)
 
 
-# The rest runs in the child process.
+# The rest of this file runs in the child process.
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ class LoadedAdapter:
 
     products: id() of a PackedLinear → the product that changes it
     of_experts: id() of the PackedExperts → number of the expert → product
-    in_c: all products for the C library; None if it cannot compute them, or if experts are changed
+    in_c: all products for the C library; None if the library cannot compute them, or if experts are changed
     """
 
     sha256: str

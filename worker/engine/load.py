@@ -231,9 +231,10 @@ def _settings_on(device: torch.device, worker: WorkerConfig) -> WorkerConfig:
 def _resolve_speculation(worker: WorkerConfig, folder: Path, formats: Formats, device: torch.device) -> WorkerConfig:
     """Replaces --speculation auto by ngram where drafts make decoding faster, and by off elsewhere.
 
-    It is off on a GPU, because steps with drafts cannot overlap there, and their speed was not measured yet. It is off
-    without C kernels, because only they give a row the same bits in any step. It is off for models that fit in the
-    processors' caches, because their steps are not memory-bound. It is off where bits depend on the rest of a step.
+    Speculation is off on a GPU, because steps with drafts cannot overlap there, and their speed was not measured yet.
+    It is off without C kernels, because only they give a row the same bits in any step. It is off for models that fit
+    in the processors' caches, because their steps are not memory-bound. It is off where bits depend on the rest of a
+    step.
     """
     if not worker.batch_invariant:
         if worker.speculation == "ngram":

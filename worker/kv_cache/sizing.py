@@ -169,7 +169,7 @@ def size_pool(
     worker: WorkerConfig,
     state_dtype: torch.dtype = torch.float32,
 ) -> PoolSize:
-    """Returns the largest sizes of the pools that fit in the budget. dtype, device: of the K/V.
+    """Returns the largest sizes of the pools that fit in the budget. dtype, device: the dtype and device of K/V.
 
     state_dtype: the dtype of the model, in which recurrent layers keep their last inputs.
 

@@ -65,7 +65,7 @@ class Planner:
         """Divides the running sequences into decodes (one uncomputed token) and prompts, and gives pages to them.
 
         Each decode has a page for its token, and the prompts that may be in this step have pages for their chunks.
-        Skips sequences whose last token is in flight. Also skips those with drafts in flight: their length is unknown.
+        Skips sequences whose last token is in flight, and sequences with drafts in flight, whose length is unknown.
         """
         decodes: list[Sequence] = []
         prompts: list[Sequence] = []

@@ -131,7 +131,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def rows(self) -> int:
-        """How many ids are sampled: one, and one after each draft, as if this draft and those before it were right."""
+        """How many ids are sampled: one, and one after each draft, as if all drafts up to this one were right."""
         return self.samples + len(self.drafts)
 
 

@@ -46,7 +46,7 @@ class StepTimePolicy:
 
     @property
     def estimates(self) -> m.PrefillBudget:
-        """The estimates for a step with as many decodes as the last one that had any. Other threads may read them."""
+        """The estimates for a step with as many decodes as the last step with decodes. Other threads may read them."""
         target, decodes = self._target if self._target < inf else 0.0, self._last_decodes
         decode_s = self._decode_time(decodes)
         return m.PrefillBudget(target, self.prefill_budget(decodes), decode_s, self._prompt_token.value)

@@ -117,7 +117,7 @@ def phi3(values: Hyperparameters, config: Config) -> Config:
 
 
 def mistral3(values: Hyperparameters, config: Config) -> Config:
-    """Ministral 3, whose queries grow with their positions; without YaRN, Mistral Small 3.1."""
+    """Ministral 3, whose queries grow with their positions; or Mistral Small 3.1, if the file states no YaRN."""
     window, scaling = values.integer("attention.sliding_window", 0), config["rope_scaling"]
     beta, growth = values.number("attention.temperature_scale", 0.0), values.number(LOG_MULTIPLIER, 0.0)
     found = whole_heads(values, config) | {"sliding_window": window or None}
@@ -134,7 +134,7 @@ LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 
 
 def olmo2(values: Hyperparameters, config: Config) -> Config:
-    """OLMo 2; with windows, OLMo 3."""
+    """OLMo 2, or OLMo 3 if layers have windows."""
     found = whole_heads(values, config) | {"attention_bias": has_bias(values, "attn_q")}
     if not values.integer("attention.sliding_window", 0):
         return found

@@ -30,7 +30,7 @@ class Projector:
     models: architecture of the text model → Hugging Face's model_type of text model and tower together
     image_token: possible texts of the token that stands for pictures; the first text that the vocabulary has counts
     values: returns the values that only this kind has in config.json
-    size: `size` in preprocessor_config.json, if the file does not state it
+    size: returns `size` for preprocessor_config.json
     named: other tokens that stand around pictures in a prompt, by their names in tokenizer_config.json
     """
 
@@ -193,7 +193,7 @@ def _longest(tower: Container, vision: Config) -> Config:
 
 
 def _area(least: int, most: int) -> Callable[[Container, Config], Config]:
-    """Returns a function for bounds on a picture's pixels. least, most: the bounds of the published processors"""
+    """Returns a function that gives the bounds on a picture's pixels. least, most: the published processors' bounds"""
 
     def size(tower: Container, vision: Config) -> Config:
         shortest = tower.integer("clip.vision.image_min_pixels", 0) or least

@@ -43,7 +43,7 @@ def with_equal_library_products(decoder: Decoder, worker: WorkerConfig) -> Decod
 
 
 def with_checked_library(decoder: Decoder, counts: Iterable[int]) -> Decoder:
-    """Returns a decoder in which the library computes products of `counts` rows if their bits equal our kernels'."""
+    """Returns a decoder in which the library computes products of `counts` rows if our kernels give the same bits."""
     for name, value in SCARCE.items():
         os.environ.setdefault(name, value)
     problems: dict[Product, str] = {}

@@ -27,7 +27,7 @@ class CpuDrafter(ABC):
     seconds = 0.0  # the duration of the last propose()
 
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
-        """Returns drafts for each sequence; () where it cannot draft. wanted: (sequence, the most drafts) pairs."""
+        """Returns drafts for each sequence, () for none. wanted: (sequence, maximum number of drafts) pairs."""
         nothing: list[tuple[int, ...]] = [()] * len(wanted)
         if self.failed:
             return nothing

@@ -150,7 +150,7 @@ class _Stored:
         return PlainWeight(name, (self._served.vocab_size, self._hidden)) if name in self._tensors else None
 
     def _own_embedding(self, stored: PlainWeight, served: Tensor) -> Tensor:
-        """Reads the head's embedding. Returns the served model's instead if both are equal."""
+        """Reads the head's embedding. Returns the served model's embedding instead if both embeddings are equal."""
         own = torch.empty(stored.shape, dtype=served.dtype)
         self._tensors.copy(stored.name, own)
         return served if torch.equal(own, served) else own

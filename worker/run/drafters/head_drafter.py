@@ -51,7 +51,7 @@ class Head(Protocol):
     def inputs(self, inputs: ForwardInputs, features: Tensor) -> ForwardInputs:
         """Returns the inputs of the head's layer.
 
-        inputs: the inputs of T rows. Each row has the token after the one to which its features belong.
+        inputs: the inputs of T rows. A row combines the features of a token with the id of the next token.
         features [T, H]: the vectors that the rows read
         """
 

@@ -251,7 +251,7 @@ def _shape(shapes: Shapes, plan: Plan) -> Shape | None:
 
 
 def _needs_other_rows(chunk: Chunk) -> bool:
-    """Whether the chunk needs logits or hidden states of other rows than those that are sampled."""
+    """Whether the chunk needs logits or hidden states of rows that are not sampled."""
     sequence = chunk.sequence
     scored = sequence.sampling.prompt_logprobs and chunk.start < sequence.prompt_len
     return sequence.pooling is not None or scored

@@ -24,7 +24,7 @@ def window(tokens: Tokens, last_n: int) -> Tokens:
 def penalize(left: Candidates, tokens: Tokens, by: WindowPenalties) -> Candidates:
     """Applies CTRL's repetition penalty (arXiv:1909.05858), and OpenAI's frequency and presence penalties.
 
-    They apply to all tokens in the window of the last `by.last_n` tokens.
+    The penalties apply to all tokens in the window of the last `by.last_n` tokens.
     """
     ids, counts = np.unique(window(tokens, by.last_n), return_counts=True)
     places, logits = _places(left, ids), left.logits.copy()

@@ -76,9 +76,10 @@ class States:
     def next_checkpoint(self, sequence: Sequence, position: int) -> int:
         """Returns the next position after `position` at which a state is to be published. 0: nothing is published.
 
-        This is a multiple of the interval, or the end of the last full page before the last token of the prompt,
-        because the same prompt and the next turn of a conversation continue there. If only the end of a prompt is
-        scored, it is the end of the last full page before this end, because prompts with other ends continue there.
+        The position is a multiple of the interval, or the end of the last full page before the last token of the
+        prompt, because the same prompt and the next turn of a conversation continue there. If only the end of a prompt
+        is scored, the position is the end of the last full page before this end, because prompts with other ends
+        continue there.
         """
         if not self._interval:
             return 0

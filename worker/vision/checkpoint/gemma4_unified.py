@@ -41,7 +41,7 @@ def unified_fields(config: Config, vision: Config, processor: Config) -> dict[st
 
 
 class UnifiedWeights:
-    """The weights in a checkpoint. prefix: the prefix of their names"""
+    """The weights in a checkpoint. prefix: the prefix of the weights' names"""
 
     def __init__(self, reader: TowerReader, spec: VisionSpec, prefix: str) -> None:
         self._reader, self._spec, self._prefix = reader, spec, prefix

@@ -39,7 +39,7 @@ def load_tower(
 
 
 def tower_bytes(folder: Path, spec: VisionSpec, dtype: torch.dtype) -> int:
-    """Returns how many bytes the tower takes in memory; 0 if the checkpoint has none. Raises as load_tower does."""
+    """Returns how many bytes the tower takes in memory; 0 without a tower. Raises the same errors as load_tower."""
     with closing(open_source(folder, None)) as source:
         found = _loader(source, spec, dtype, torch.device("cpu"))
         return 0 if found is None else found.nbytes
@@ -163,7 +163,7 @@ class _Loader:
         return stored[(along[:, None] * grid + along[None, :]).flatten().to(stored.device)]
 
     def _patches(self, read: Read) -> PackedLinear:
-        """Reads the patch embedding. In GGUF files it has one tensor for each of two frames."""
+        """Reads the patch embedding, which has one tensor for each of two frames in GGUF files."""
         name = self._prefix + self._names.patches
         if self._by_frame:
             weight = torch.stack([read(name + kind) for kind in FRAMES], dim=2)
