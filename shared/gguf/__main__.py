@@ -117,7 +117,7 @@ def _write_text(container: Container, folder: Path, config: dict[str, Any], sigh
 
 
 def _quantization(tensors: Sequence[StoredTensor], container: Container) -> str:
-    """Returns the name of the quantization as in file names, "Q4_K_M"; "" if no tensor is quantized."""
+    """Returns the quantization's name as in file names, for example "Q4_K_M"; "" if no tensor is quantized."""
     quantized = [tensor for tensor in tensors if tensor.type not in PLAIN]
     if not quantized:
         return ""

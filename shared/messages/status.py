@@ -76,7 +76,7 @@ class CachedPrefixes(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     came: bytes = b""
     went: bytes = b""
-    check: int = 0  # xor of all keys after these changes
+    check: int = 0  # xor of all keys after the changes of this report
     first: int = 0  # position of the part's first key; 0: a new sweep begins
     end: int = 0
     total: int = 0

@@ -54,7 +54,7 @@ def shared_expert(values: Hyperparameters, config: Config) -> Config:
 def experts(values: Hyperparameters, name: str, *, normalized: bool, gating: int = SOFTMAX, scale: float = 1) -> Config:
     """Returns the number of experts, under the key `name`, and the number that a row chooses.
 
-    normalized, gating, scale: values that llama.cpp builds into the architecture. scale: a factor of the experts' sum.
+    normalized, gating, scale: values that llama.cpp builds into the architecture; scale multiplies the experts' sum.
     """
     values.expect("expert_weights_scale", scale)
     values.expect("expert_gating_func", gating)

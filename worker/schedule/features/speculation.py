@@ -32,7 +32,7 @@ INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long 
 MARGIN = 1.2
 INITIAL_ACCEPTANCE = 0.2  # the acceptance rate that is assumed before the first draft
 LEARNING_RATE = 1 / 8  # how far one accepted or rejected draft moves the acceptance rate
-RECOVERY_RATE = 1 / 2048  # how far a step without drafts moves the rate back, to try drafts again
+RECOVERY_RATE = 1 / 2048  # how far a step without a worthwhile draft moves this rate back, to try drafts again
 
 
 class Drafter(Protocol):

@@ -46,7 +46,7 @@ def bytes_of_tower(folder: Path, text_size: int, dtype: torch.dtype) -> int:
 
 
 def layers_with_vectors(folder: Path, text_size: int) -> int:
-    """Returns to how many of its first layers the text model adds vectors of pictures (deepstack)."""
+    """Returns how many of the text model's first layers get vectors of pictures added to them (deepstack)."""
     try:
         spec = vision_spec(folder, read_config(folder), text_size)
     except UnsupportedModel:  # tower_of says why
