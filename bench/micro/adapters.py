@@ -1,4 +1,4 @@
-"""Measures decode speed with LoRA adapters relative to the base model. Both alternate in one process.
+"""Measures decode speed with LoRA adapters relative to the base model, in rounds that alternate within one process.
 
     python -m bench.micro.adapters [--model qwen3-0.6b] [--ranks 16,64] [--adapters 1,8] [--sequences 1,8,32]
 
@@ -58,7 +58,8 @@ def write_adapter(base: Path, folder: Path, rank: int, seed: int, size: float = 
 
 
 def speeds(engine: Engine, count: int, adapters: list[LoadedAdapter], rounds: int) -> tuple[list[float], list[float]]:
-    """Returns the tokens per second of each round without adapters, and of each round with them. They alternate."""
+    """Returns the tokens per second of each round without adapters, and of each round with them. The two kinds
+    alternate."""
     sequences, clock = decoding(engine, count), CLOCKS[torch.get_num_threads() == 1]
     uses = [AdapterUse(Adapter(str(id(one)), "", one.sha256), one) for one in adapters]
     without, with_them = [], []

@@ -118,7 +118,7 @@ class Text:
     name: str
     temperature: float
     drafter: Callable[[list[int]], Drafter] = lambda recorded: NgramDrafter()  # recorded: the tokens of the sequence
-    head: Callable[[Engine], HeadDrafter] | None = None  # its drafts are used, or only its time counts
+    head: Callable[[Engine], HeadDrafter] | None = None  # makes an MTP head; with recorded drafts, only its time counts
     experience: Experience | None = None
     always: int = 0  # number of the head's drafts in every step; 0: the scheduler decides
 
@@ -169,7 +169,7 @@ def decode(
                 scheduler.speculation.drafters[sequences[-1]] = drafter
             elif isinstance(drafter, RecordedDrafter):
                 recorded_drafters.append(drafter)
-                own = WaitingDrafts(text.experience or Experience())  # proposes no drafts from the text
+                own = WaitingDrafts(text.experience or Experience())  # proposes no drafts by itself
                 scheduler.speculation.drafters[sequences[-1]] = own
             elif text.always:
                 scheduler.speculation.drafters[sequences[-1]] = AlwaysDrafting(text.always)

@@ -123,7 +123,7 @@ class RoundedWeight:
 
     @property
     def layout(self) -> Layout:
-        return Layout(INT4, 32)  # only its size counts here
+        return Layout(INT4, 32)  # only the size of this layout matters here
 
     def tensors(self) -> Sequence[ExpectedTensor]:
         return self.stored.tensors()

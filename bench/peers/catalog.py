@@ -1,6 +1,7 @@
 """The peers, as data: how to install each in its own virtual environment, start it, and send it requests.
 
-These versions were measured. `root` is the folder of the environments. This module only builds commands; it runs none.
+The published results are of the versions named here. `root` is the folder of the environments. This module only builds
+commands; it runs none.
 """
 
 import os
@@ -137,7 +138,7 @@ def in_weights(peer: Peer, weights: str, isa: str, safetensors: bool) -> Peer:
         return peer
 
     def serve(root: Path, folder: Path, port: int) -> Command:
-        """Replaces the flag --model and its value: a second --model would be a second model."""
+        """Replaces the flag --model and its value, because a second --model would add a second model."""
         command = peer.serve(root, folder, port)
         at = command.index("--model")
         return [*command[:at], *sluice_flags(folder, weights, safetensors), *command[at + 2 :]]

@@ -23,7 +23,7 @@ MORE_SEQUENCES = {"sluice": ["--max-batch-size", "256"], "vllm": ["--max-num-seq
 class Cost:
     """CPU µs per token."""
 
-    front: float  # the process that clients connect to
+    front: float  # CPU time of the process that clients connect to
     rest: float  # CPU time of all other processes together
 
 

@@ -23,9 +23,10 @@ FOLDER, GIVEN, GPTQ, AWQ = "safetensors", "given", "gptq", "awq"  # files beside
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """file: the file that Sluice reads; flags: flags of `sluice worker`.
+    """A format in both engines. file: the file that Sluice reads; flags: flags of `sluice worker`.
 
-    theirs: the file that llama.cpp reads, or empty if it lacks the format; their_flags: flags of llama-perplexity.
+    theirs: the file that llama.cpp reads, or empty if llama.cpp lacks the format; their_flags: flags of
+    llama-perplexity.
     """
 
     file: str

@@ -1,4 +1,4 @@
-"""Predicts windows of text with one engine. It is a separate process, because a process fixes its instruction set.
+"""Predicts windows of text with one engine, as a process, because a process cannot change its instruction set.
 
     python -m bench.real.predict compare BASE COUNT --model MODEL [flags of `sluice worker`]
 

@@ -1,8 +1,8 @@
 """A gateway's endpoint picker in front of a simulated fleet: it follows the K/V events of all workers.
 
 From the events that `--kv-events-endpoint` publishes, it knows the pages in each worker's prefix cache. It sends a
-request to the worker with the least work: the worker's load minus the prompt tokens that its cache has. The picker sees
-all requests, so it also knows all streams.
+request to the worker with the least work, which is the worker's load minus the prompt tokens that its cache has. The
+picker sees all requests, so it also knows all streams.
 """
 
 from array import array

@@ -28,7 +28,10 @@ NO_DEATHS = Deaths([], [])
 
 @dataclass
 class Result:
-    """The result of a run. choices, learning: CPU seconds in which frontends chose workers, and read their reports"""
+    """The result of a run.
+
+    choices: CPU seconds in which frontends chose workers. learning: CPU seconds in which they read workers' statuses.
+    """
 
     requests: int = 0
     refused: int = 0
@@ -211,7 +214,7 @@ class Fleet:
             return
         self._down.add(index)
         worker, self.workers[index] = self.workers[index], self._new_worker(index, len(self.routers))
-        self._picked(self.workers[index])  # the first event of a new worker clears its pages in the index
+        self._picked(self.workers[index])  # a new worker's first event clears the old one's pages in the index
         self._count_hits(worker)
         streams = list(worker.streams.values())
         for stream in streams:

@@ -96,7 +96,10 @@ def serve(folder: Path, workers: int, frontends: int, stopped: Event | threading
 
 @dataclass
 class Cost:
-    """The frontend's measured cost. loop_s, process_s: CPU seconds of event loop and process within `seconds`"""
+    """The frontend's measured cost.
+
+    loop_s: CPU seconds of the event loop. process_s: CPU seconds of the whole process. Both were used within `seconds`.
+    """
 
     ready_s: float
     files: int

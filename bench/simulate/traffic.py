@@ -10,7 +10,8 @@ FIRST_ID = 300  # lower ids are special tokens and single bytes
 
 
 class TimedRequest(Protocol):
-    """A request of a workload. at: seconds after the start; prompt: token ids; max_tokens: of its output."""
+    """A request of a workload. at: seconds after the start. prompt: token ids or text. max_tokens: maximum for its
+    output"""
 
     @property
     def at(self) -> float: ...
@@ -43,7 +44,7 @@ class Traffic:
         return cls(tuple(_arrival(request) for request in requests), sequential)
 
     def faster(self, times: float) -> "Traffic":
-        """Returns the same requests at `times` the arrival rate."""
+        """Returns the same requests, which arrive `times` times as fast."""
         arrivals = tuple(Arrival(one.at / times, one.prompt, one.max_tokens) for one in self.arrivals)
         return Traffic(arrivals, self.sequential)
 

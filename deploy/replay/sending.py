@@ -26,7 +26,7 @@ SEEDS = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The outcome of a replayed request. Times are in milliseconds. late_s: how many seconds too late it was sent"""
+    """The outcome of a replayed request. Times are in milliseconds. late_s: seconds by which it was sent too late"""
 
     request: RecordedRequest
     difference: Difference | None = None

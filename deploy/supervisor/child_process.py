@@ -58,7 +58,8 @@ class ChildSpec:
 
 @dataclass(slots=True)
 class Backoff:
-    """Pauses between restarts, in seconds. The pauses double, and are short again after a process lived `healthy`."""
+    """Pauses between restarts, in seconds. The pauses double. After a process that lived for `healthy` seconds, they
+    start from `first` again."""
 
     first: float = 0.5
     longest: float = 30.0
@@ -194,7 +195,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             if signum == signal.SIGKILL:
                 os.killpg(self._process.pid, signum)
-            else:  # Process.send_signal would take the exit code of a process that has just died, which asyncio awaits
+            else:  # not Process.send_signal: if the process has just died, it would take the code that asyncio awaits
                 os.kill(self._process.pid, signum)
 
     @asynccontextmanager

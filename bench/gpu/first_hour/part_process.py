@@ -63,7 +63,8 @@ def _outcome(part: Part, folder: Path, code: int | None, seconds: float) -> Outc
 
 
 def _bench_outcome(folder: Path, code: int, seconds: float) -> Outcome:
-    """Returns the outcome of a bench from its files, because exit code 1 means a failed check or no measurement."""
+    """Returns the outcome of a bench, read from its files: exit code 1 alone may mean a failed check or no measurement
+    at all."""
     rows = folder / "rows.json"
     if code not in (0, 1) or not rows.exists():
         return Outcome(FAILED, seconds=seconds, note=_last_line(folder, code))

@@ -96,7 +96,7 @@ class Harness:
         return self._rng.choices(range(self.spec.vocab_size), k=length)
 
     def submit(self, prompts: Seq[Seq[int]], sampling: Sampling) -> list[Sequence]:
-        """Submits a request for each prompt. Returns the new sequences; nothing of them is computed yet."""
+        """Submits a request for each prompt. Returns the new sequences, of which no token is computed yet."""
         first = self._next
         for prompt in prompts:
             self._server.inbox.append((FRONTEND, Submit(self._next, pack_u32(list(prompt)), sampling)))

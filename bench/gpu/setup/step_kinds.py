@@ -17,9 +17,9 @@ CHUNK = 64  # tokens of the prompt chunk in a step with a chunk and decodes
 class StepKind:
     """The sampling of a batch, and the feature that one of its sequences has.
 
-    temperature, top_p: of all sequences. logprobs: number of log-probabilities that one sequence returns. constrained:
-    whether one sequence has a grammar. penalized: whether one sequence has a repetition penalty. chunk: number of
-    tokens of another prompt that every step also computes.
+    temperature, top_p: apply to all sequences. logprobs: number of log-probabilities that one sequence returns.
+    constrained: whether one sequence has a grammar. penalized: whether one sequence has a repetition penalty. chunk:
+    number of tokens of another prompt that every step also computes.
     """
 
     name: str

@@ -104,7 +104,7 @@ class Account:
     def ask(self, slot: Slot, *, explicitly: bool = False) -> None:
         """Queues the model for loading. After a failure, this has no effect until RETRY_S have passed.
 
-        explicitly: whether a person asked for the model, instead of a request; then there is no such pause
+        explicitly: whether a person asked for the model, and not a request; RETRY_S then does not apply
         """
         if not (explicitly or self.may_be_tried(slot)):
             return

@@ -240,7 +240,7 @@ class Manager:
             return
         self._folders[slot] = settings.model.model
         plain = self.make_spec(WorkerPlacement(f"worker {slot.name}", f"worker-{folder.name}.heartbeat", settings, {}))
-        # every process that has had the model's sockets must have another epoch
+        # each process that serves on the model's sockets needs an epoch that no earlier one had
         before = self._epochs.get(slot.name, 0)
         spec = replace(plain, environment=lambda n: plain.environment(before + n), start=self.spare.start)
         if spec.watchdog is not None:

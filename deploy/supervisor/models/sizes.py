@@ -18,7 +18,7 @@ MOST_HEADER_BYTES = 100 << 20  # limit of the safetensors format
 STORED_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 FLAG_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SCALE_BYTES = 4
-# bits of a weight, weights that share a scale (0: no such groups)
+# value of --quantization → (bits of a weight, number of weights that share a scale; 0: a whole row shares one)
 LAYOUTS = {"fp8": (8, 0), "int8": (8, 128), "int4": (4, 128), "int4-g32": (4, 32)}
 # dtype of a quantized checkpoint → most weights in one byte
 MOST_CODES = {"I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 2, "I32": 2}
