@@ -198,7 +198,7 @@ class _Events:
 
     def _stamp(self, choice: dict[str, Any], tokens: int | None, now: float) -> None:
         if choice.get("finish_reason") and not choice.get("text"):
-            return  # this event only reports the end; its usage covers the whole response
+            return  # an event that only reports the end has the usage of the whole response
         self._running = self._running and tokens is not None
         count = tokens if self._running and tokens is not None else int(bool(choice.get("text")))
         record = self._record

@@ -17,7 +17,7 @@ from pathlib import Path
 from shared.arguments import positive_int
 from worker.kernels.cpu.openmp import spin_briefly
 
-spin_briefly()  # before torch is imported
+spin_briefly()  # must run before torch is imported
 
 import torch  # noqa: E402
 from safetensors import safe_open  # noqa: E402

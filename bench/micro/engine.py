@@ -19,7 +19,7 @@ from shared.config import ConfigError, Settings
 from shared.flags import Parser, add_flags, read, select
 from worker.kernels.cpu.openmp import spin_briefly
 
-spin_briefly()  # before torch is imported
+spin_briefly()  # must run before torch is imported
 
 import torch  # noqa: E402
 

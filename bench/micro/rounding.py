@@ -57,7 +57,8 @@ def q4_k(weight: Tensor) -> QuantizedWeight:
 
 
 def _six_bits(values: Tensor) -> Tensor:
-    """Rounds values [N, groups, 1], all at least 0, to 0 to 63 times the fp16 factor of their super-block."""
+    """Rounds values of at least 0, [N, groups, 1], to the closest of 0, 1, …, 63 times their super-block's fp16
+    factor."""
     rounded = []
     for block in torch.split(values, SUPER_BLOCK, dim=1):
         factor = (block.amax(1, keepdim=True) / 63).half().float().clamp(min=1e-30)

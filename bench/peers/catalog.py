@@ -55,7 +55,8 @@ def sluice_flags(folder: Path, weights: str = "bf16", safetensors: bool = False)
 
 
 def _sluice(root: Path, folder: Path, port: int) -> Command:
-    """Returns Sluice's command. Drafts are off, because a model with random weights repeats itself."""
+    """Returns Sluice's command. Drafts are off: they would profit from random weights, which make a model repeat
+    itself."""
     return [
         sys.executable, "-m", "deploy.cli.main", "serve", *sluice_flags(folder),
         "--served-model-name", "m", "--port", str(port), "--worker-metrics-port", "0", "--max-batch-size", "32",

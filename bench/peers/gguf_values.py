@@ -118,7 +118,8 @@ def _gemma4(writer: gguf.GGUFWriter, config: Config) -> None:
 
 
 def rotary_factors(config: Config) -> npt.NDArray[np.float32]:
-    """Returns the divisors of the rotary frequencies in Gemma 4's layers without a window. 1e30: not rotated."""
+    """Returns the divisors of the rotary frequencies in Gemma 4's layers without a window. A pair with the divisor 1e30
+    is not rotated."""
     half = next(iter(config["per_layer_config"].values()))["head_dim"] // 2
     rotated = int(half * config["rope_parameters"]["full_attention"]["partial_rotary_factor"])
     return np.array([1.0] * rotated + [1e30] * (half - rotated), np.float32)

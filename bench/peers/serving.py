@@ -21,7 +21,7 @@ MORE_SEQUENCES = {"sluice": ["--max-batch-size", "256"], "vllm": ["--max-num-seq
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU µs per token."""
+    """A server's CPU time in µs per token."""
 
     front: float  # CPU time of the process that clients connect to
     rest: float  # CPU time of all other processes together

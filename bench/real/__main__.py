@@ -70,7 +70,7 @@ class Measurement:
     base: Path
     window: int
     count: int
-    of_base: int  # number of windows in base; llama.cpp predicts all of them
+    of_base: int  # number of windows in the file `base`; llama.cpp predicts all of them
 
     def sluice(self, name: str, isa: str) -> Row:
         form = FORMATS[name]

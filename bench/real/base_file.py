@@ -45,7 +45,8 @@ class BaseFile:
     """A base file, memory-mapped for reading."""
 
     windows: list[Window]
-    rows: npt.NDArray[np.uint16]  # [windows, R, 4 + vocab]: step size, minimum (two float32 in 4 columns), steps
+    # [windows, R, 4 + vocab]: 4 columns hold two float32 (step size, minimum), the others hold steps
+    rows: npt.NDArray[np.uint16]
     vocab: int
 
     @classmethod

@@ -23,7 +23,7 @@ FOLDER, GIVEN, GPTQ, AWQ = "safetensors", "given", "gptq", "awq"  # files beside
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format in both engines. file: the file that Sluice reads; flags: flags of `sluice worker`.
+    """A format to measure. file: the file that Sluice reads; flags: flags of `sluice worker`.
 
     theirs: the file that llama.cpp reads, or empty if llama.cpp lacks the format; their_flags: flags of
     llama-perplexity.
@@ -35,7 +35,7 @@ class Format:
     their_flags: tuple[str, ...] = ()
 
 
-FORMATS = {  # "file" is the GGUF file as it was published
+FORMATS = {  # the key "file" stands for the GGUF file as it was published
     "float32": Format(FOLDER, ("--dtype", "float32")),
     "bfloat16": Format(FOLDER, BF16, "bf16"),
     "file": Format(GIVEN, (), GIVEN),

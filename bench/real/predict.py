@@ -1,4 +1,4 @@
-"""Predicts windows of text with one engine, as a process, because a process cannot change its instruction set.
+"""Predicts windows of text with one engine. Each run is a process, because a process cannot change its instruction set.
 
     python -m bench.real.predict compare BASE COUNT --model MODEL [flags of `sluice worker`]
 
@@ -19,7 +19,7 @@ from shared.config import ConfigError, Settings
 from shared.flags import Parser, add_flags, read, select
 from worker.kernels.cpu.openmp import spin_briefly
 
-spin_briefly()  # before torch is imported
+spin_briefly()  # must run before torch is imported
 
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402

@@ -22,7 +22,7 @@ class PageIndex:
         self._keys: dict[int, dict[int, int]] = {}  # worker → the worker's block hash → our page key
 
     def take(self, worker: int, events: Iterable[Event]) -> None:
-        """Applies a worker's events in their order."""
+        """Updates the index by a worker's events, in the order of the events."""
         keys = self._keys.setdefault(worker, {})
         for event in events:
             match event:

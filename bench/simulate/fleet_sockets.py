@@ -47,7 +47,7 @@ def address(folder: Path, index: int) -> Address:
 
 @dataclass
 class FakeWorker:
-    """Both sockets of a worker that computes nothing. known: the frontend that has connected, if any"""
+    """A worker that computes nothing: its two sockets. known: the frontend that has connected, if any"""
 
     router: "zmq.Socket[bytes]"
     events: "zmq.Socket[bytes]"

@@ -10,7 +10,7 @@ FIRST_ID = 300  # lower ids are special tokens and single bytes
 
 
 class TimedRequest(Protocol):
-    """A request of a workload. at: seconds after the start. prompt: token ids or text. max_tokens: maximum for its
+    """A request of a workload. at: seconds after the start. prompt: token ids or text. max_tokens: limit of its
     output"""
 
     @property

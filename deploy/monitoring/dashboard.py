@@ -34,8 +34,8 @@ class Panel:
     unit: str  # in Grafana's words, for example s, short, percentunit, reqps
     lines: dict[str, str]
     kind: str = "timeseries"
-    red: float | None = None  # values from here on are bad
-    good: float | None = None  # values below this are bad
+    red: float | None = None  # this value and larger ones are bad
+    good: float | None = None  # values below this one are bad
 
 
 def rate(metric: str, job: str = F, by: str = "") -> str:

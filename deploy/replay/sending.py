@@ -91,7 +91,8 @@ def replay_one(server: Server, request: RecordedRequest, late_s: float) -> Repla
 
 
 def _at(choice: int, path: str) -> str:
-    """Returns the path of a choice in the whole answer. llama.cpp's answers have an index instead of `choices`."""
+    """Returns, for a path in the answer with one choice, the path in the whole answer, where the choice has the index
+    `choice`. llama.cpp's answers have an index instead of `choices`."""
     if path.startswith("[0]"):
         return f"[{choice}]{path[3:]}"
     return path.replace("choices[0]", f"choices[{choice}]", 1)

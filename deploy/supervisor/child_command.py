@@ -55,9 +55,9 @@ def with_local_model(settings: Settings) -> Settings:
 
 
 def with_default_model(settings: Settings) -> Settings:
-    """For a server without --model: switches to the toy, with a notice on stderr, if the default cannot be fetched.
+    """Switches to the demo model, with a notice on stderr, if the default model cannot be fetched.
 
-    Raises CliError if the toy is missing.
+    Only for servers without --model.
     """
     try:
         fetched_showing(SMOLLM2, sys.stderr)

@@ -163,7 +163,7 @@ class Child:
             self.kill()
 
     def kill(self) -> None:
-        """Kills the process and its children. Without a `stop` before, it is restarted."""
+        """Kills the process and its children. Unless `stop` was called before, the process is restarted."""
         self._signal(signal.SIGKILL)
 
     async def _run_once(self) -> int:
@@ -195,7 +195,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             if signum == signal.SIGKILL:
                 os.killpg(self._process.pid, signum)
-            else:  # not Process.send_signal: if the process has just died, it would take the code that asyncio awaits
+            else:  # not Process.send_signal, which would reap a process that has just died before asyncio does
                 os.kill(self._process.pid, signum)
 
     @asynccontextmanager

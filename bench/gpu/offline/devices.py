@@ -10,7 +10,7 @@ class Device:
     """A GPU.
 
     shared: maximum bytes of shared memory per thread block.
-    multiprocessors: their number on the card `name`. memory, l2: bytes of its memory and of its L2 cache.
+    multiprocessors: number of multiprocessors of the card `name`. memory, l2: bytes of the card's memory and L2 cache.
     """
 
     capability: int

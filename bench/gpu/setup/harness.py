@@ -82,7 +82,7 @@ class Harness:
             self.scheduler, stats, metrics, vocab_size=spec.vocab_size, seeds=random.Random(env.seed)
         )
         self._server = EncodingServer()
-        graphs = setup.graphs and env.device.type == "cuda"  # padding may change bits of the library's CPU products
+        graphs = setup.graphs and env.device.type == "cuda"  # not on CPUs: padding may change products' bits
         runner = Runner(
             decoder, self.cache, overlap=setup.overlap, graphs=graphs, max_batch_size=slots,
             batch_invariant=setup.invariant,

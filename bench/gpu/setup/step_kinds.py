@@ -66,6 +66,6 @@ def start(harness: Harness, kind: StepKind, batch: int, context: int, steps: int
     if kind.constrained:
         next(iter(harness.scheduler.sequences())).constraint = AllowAll()
     if kind.chunk:
-        tokens = kind.chunk * steps  # prompts run one after another
+        tokens = kind.chunk * steps  # the chunks of all steps; their prompts run one after another
         prompts = [harness.prompt(min(context, tokens - first)) for first in range(0, tokens, context)]
         harness.submit(prompts, Sampling(1, temperature=0.0))

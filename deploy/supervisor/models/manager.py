@@ -55,10 +55,10 @@ class Manager:
     _control: Control = field(init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _processes: dict[Slot, _Process] = field(default_factory=dict)
-    _epochs: dict[str, int] = field(default_factory=dict)  # by model: number of incarnations of its earlier workers
+    _epochs: dict[str, int] = field(default_factory=dict)  # model → number of processes that its earlier workers had
     _folders: dict[Slot, str] = field(default_factory=dict)
     _before_sleep: set[str] = field(default_factory=set)  # the models that were loaded before the sleep
-    _fetching: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # downloads from the hub, by model
+    _fetching: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # model → its download from the hub
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _asked: set[str] = field(default_factory=set)  # models that frontends asked to load although no request waits
     _table: Table = field(default_factory=lambda: Table(0, ()))
