@@ -83,8 +83,8 @@ class Target:
     without: frozenset[str] = frozenset()
 
     def body(self, call: Call) -> bytes:
-        """Returns the body of a request. It asks for usage in every event (continuous usage) where the server supports
-        it, because this gives the token count even of an event without text."""
+        """Returns the body of a request. The body asks for usage in every event (continuous usage) where the server
+        supports it, because this gives the token count even of an event without text."""
         fields = {
             "model": self.model, "prompt": call.prompt, "max_tokens": call.max_tokens, "temperature": 0, "stream": True,
             "ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}, **self.extra,

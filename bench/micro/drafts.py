@@ -76,7 +76,8 @@ class RecordedDrafter(WaitingDrafts):
 
 
 class RecordedProposer:
-    """Runs a head for its time only: discards its drafts, and proposes the drafts of a RecordedDrafter instead.
+    """Runs a head only so that its time counts: discards the head's drafts, and proposes the drafts of a
+    RecordedDrafter.
 
     drafters: one for each sequence, indexed by the id in the sequence's key.
     """

@@ -109,7 +109,7 @@ def _sequences(engine: Engine, count: int, length: int) -> list[Sequence]:
 
 
 def _pages(first: int, count: int, pages: int) -> "array[int]":
-    """Returns `count` page ids. A pool of `pages` with too few pages, as for windows, gives some of them repeatedly."""
+    """Returns `count` page ids. If a pool of `pages` pages has too few, as for windows, some ids occur repeatedly."""
     return array("i", [1 + page % (pages - 1) for page in range(first, first + count)])
 
 

@@ -2,8 +2,8 @@
 
     python -m bench.peers.pictures http://127.0.0.1:8000 http://127.0.0.1:8080 [--sides 448,1024] [--rounds 3]
 
-Servers are asked in turns. Each gets two questions about a new picture. A server that caches its results for a picture
-answers the second question sooner. Figures are medians, and ratios to the first server.
+Servers are asked in turns. Each server gets two questions about a new picture. A server that caches its results for a
+picture answers the second question sooner. Figures are medians, and ratios to the first server.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""CPU time that each server spends per streamed token outside of the model, measured with a model of one tiny layer.
+"""Measures the CPU time that each server spends per streamed token outside of the model, on a model of one tiny layer.
 
 The process that listens on the port carries the streams; the other processes compute, schedule and supervise.
 """

@@ -40,7 +40,7 @@ def command_line(role: str, settings: Settings, flags: Sequence[Flag]) -> list[s
 
 
 def child_environment() -> dict[str, str]:
-    """Returns this process's environment without settings, so that a child takes them all from its flags."""
+    """Returns this process's environment without settings, so that a child takes all settings from its flags."""
     home = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(path for path in (home, os.environ.get("PYTHONPATH")) if path)
     return without_settings(os.environ) | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}

@@ -45,7 +45,7 @@ class LineSplitter:
 
 
 class Console:
-    """Writes whole lines; on a terminal in colours, with a progress bar that stays below them."""
+    """Writes whole lines. On a terminal, the lines have colours, and a progress bar stays below the lines."""
 
     def __init__(
         self, stream: Sink, names: tuple[str, ...] = (), data: Sink | None = None, *, as_json: bool = False

@@ -19,9 +19,8 @@ NO_TESTS = 5  # pytest's exit code if it has selected no test
 
 
 def run(part: Part, folder: Path, device: str, models: tuple[str, ...], seconds: float) -> Outcome:
-    """Runs a part for at most `seconds`. Its files are in `folder`; files of an earlier attempt are replaced.
-
-    KeyboardInterrupt ends the process, too, and is raised again.
+    """Runs a part for at most `seconds`. The part's files are in `folder`, where they replace the files of an earlier
+    attempt. KeyboardInterrupt also ends the process, and is raised again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():

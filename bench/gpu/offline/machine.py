@@ -1,4 +1,5 @@
-"""A GPU that computes nothing: every tensor on it is fake. It has a shape, a dtype and a device, and no numbers.
+"""A GPU that computes nothing: every tensor on it is fake. A fake tensor has a shape, a dtype and a device, and no
+numbers.
 
 Host tensors are real. Copies between host and device are checked in the worst order that a device may have: an
 asynchronous copy is assumed to end only when the host waits for it. `Machine.findings` lists what would be an error on

@@ -42,7 +42,8 @@ MIXED = (
 
 
 class AllowAll(Restriction):
-    """A constraint that masks each row but forbids no token. It has a grammar's device work, but no host work."""
+    """A constraint that masks each row but forbids no token. It causes a grammar's work on the device, but none on the
+    host."""
 
     __slots__ = ()
     state = None
