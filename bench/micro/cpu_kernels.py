@@ -52,7 +52,7 @@ EXPERTS, CHOSEN, HIDDEN, INNER = 128, 8, 2048, 768  # a layer of Qwen3-30B-A3B
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A weight format. code_map: None for plain numbers. group: number of inputs that share a scale."""
+    """A weight format. code_map: None if the format is not quantized. group: number of inputs that share a scale."""
 
     code_map: CodeMap | None = None
     group: int = 0

@@ -31,7 +31,7 @@ from worker.run.inputs import dummy_sequence  # noqa: E402
 from worker.schedule.sequence import Chunk, Plan, Sequence  # noqa: E402
 
 PROMPT, DECODE_STEPS, PREFILL_CHUNK = 128, 12, 512
-FILLING = 0x3C  # value of every K/V byte: an ordinary number in every format
+FILLING = 0x3C  # value of every K/V byte, which makes ordinary values in every format
 GREEDY = Sampling(1, temperature=0.0)
 
 

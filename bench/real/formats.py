@@ -16,7 +16,7 @@ from bench.gptq_checkpoint import gptq, gptq_config, write
 from bench.peers import llama_cpp
 from bench.real.dequantized import write_dequantized
 
-GROUP = 64  # not 128, because the model's rows of 576 numbers are no multiple of 128
+GROUP = 64  # not 128, because 576, the length of the model's rows, is no multiple of 128
 BF16 = ("--dtype", "bfloat16")
 FOLDER, GIVEN, GPTQ, AWQ = "safetensors", "given", "gptq", "awq"  # files besides llama_cpp.WEIGHTS
 

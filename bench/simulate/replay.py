@@ -42,7 +42,7 @@ class Request:
     cached_tokens: int = 0
     preemptions: int = 0
     refused: str = ""  # why the request was not accepted; empty if it was
-    full: bool = False  # refused because the queue was full (503); other refusals are the request's own fault
+    full: bool = False  # whether the queue was full (503); any other refusal is the request's own fault
 
     @property
     def ttft(self) -> float:

@@ -1,4 +1,4 @@
-"""Reports of a replay: a timeline for the terminal, numbers for a file, a plot for a page.
+"""Reports of a replay: a timeline for the terminal, figures for a JSON file, a plot for a page.
 
 Latency percentiles are not computed here: the command uses bench/client/summary.py for them, as the benchmarks do.
 """

@@ -32,8 +32,8 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests to replay. arrivals: in any order. sequential: a request is sent at its time, but not before the
-    previous request has ended."""
+    """Requests to replay. arrivals: in any order. sequential: whether a request also waits until the previous request
+    has ended."""
 
     arrivals: tuple[Arrival, ...]
     sequential: bool = False

@@ -22,7 +22,7 @@ class Format:
     """A format to measure.
 
     weight: bytes per weight of the layers; 0: the bytes of the model's dtype.
-    kv: bytes per number in the K/V cache; 0: the bytes of the model's dtype.
+    kv: bytes per value in the K/V cache; 0: the bytes of the model's dtype.
     """
 
     name: str

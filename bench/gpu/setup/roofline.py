@@ -54,7 +54,7 @@ def kv_bytes(spec: ModelSpec, contexts: Sequence[int], size: float = 2) -> float
     """Returns the K/V bytes that a decode step reads for all sequences together.
 
     A layer with a window reads only the K/V inside the window. contexts: tokens of each sequence. size: bytes of a
-    number.
+    value.
     """
     a_token = 2 * spec.kv_heads * spec.head_dim * size
     return a_token * sum(min(n, layer.window or n) for layer in spec.layers for n in contexts)

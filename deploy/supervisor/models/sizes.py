@@ -54,7 +54,8 @@ class Kept:
         return nbytes // STORED_BYTES[stored] * self.width(stored)
 
     def width(self, stored: str) -> int:
-        """Returns the bytes of a plain number in memory. CPUs compute with float32 where a checkpoint has float16."""
+        """Returns the bytes in memory of an unquantized value. CPUs compute with float32 where a checkpoint has
+        float16."""
         if self.dtype == "auto":
             return 4 if stored == "F16" and self.on_cpu else STORED_BYTES[stored]
         return FLAG_BYTES[self.dtype]
@@ -62,11 +63,11 @@ class Kept:
     def embedding(self, plain: int, codes: int | None, *, tied: bool) -> int:
         """Returns the bytes in memory of the token embedding, and of the LM head if both are the same tensor.
 
-        The embedding is kept as plain numbers, even if the file has codes of a few bits. A tied head takes more memory:
-        as the codes of the file or, on a CPU, as a copy of the numbers in the order in which they are multiplied.
+        The embedding is kept unquantized, even if the file has codes of a few bits. A tied head takes memory of its
+        own: the codes of the file or, on a CPU, a copy of the embedding, packed for the matrix product.
 
-        plain: bytes as plain numbers
-        codes: bytes as codes of a few bits, if the file has codes that are not widened
+        plain: bytes of the unquantized embedding
+        codes: bytes of its codes of a few bits, if the file has codes that are not widened
         """
         copy = plain if self.on_cpu else 0
         return plain + ((copy if codes is None else codes) if tied else 0)
@@ -94,9 +95,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _gguf(files: Sequence[Path], kept: Kept) -> int:
-    """Returns the bytes in memory of GGUF files. Their codes are kept unchanged unless flags ask for wider numbers.
+    """Returns the bytes in memory of GGUF files. The files' codes are kept unless flags ask for unquantized weights.
 
-    Plain numbers take the type that the worker computes with; on the CPU, float16 becomes float32.
+    Unquantized tensors take the dtype that the worker computes with; on the CPU, float16 becomes float32.
     """
     from shared.gguf.config.config import dtype_of
     from shared.gguf.container import Container
