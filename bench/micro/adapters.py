@@ -38,7 +38,8 @@ CLOCKS = (time.perf_counter, time.thread_time)  # the clock for several threads,
 
 
 def write_adapter(base: Path, folder: Path, rank: int, seed: int, size: float = 0.01) -> Path:
-    """Writes a random bfloat16 adapter for all linears in a checkpoint's layers. size: standard deviation"""
+    """Writes a random bfloat16 adapter for all linears in a checkpoint's layers. size: standard deviation of its
+    weights"""
     draw, tensors = torch.Generator().manual_seed(seed), {}
     for file in sorted(base.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:

@@ -119,7 +119,8 @@ class Text:
     name: str
     temperature: float
     drafter: Callable[[list[int]], Drafter] = lambda recorded: NgramDrafter()  # recorded: the tokens of the sequence
-    head: Callable[[Engine], HeadDrafter] | None = None  # makes the drafts or, if drafts are recorded, only takes time
+    # makes an MTP head, which proposes the drafts; if the drafts are recorded, only the head's time counts
+    head: Callable[[Engine], HeadDrafter] | None = None
     experience: Experience | None = None
     always: int = 0  # number of the head's drafts in every step; 0: the scheduler decides
 

@@ -12,18 +12,18 @@ Config = Mapping[str, Any]
 SCALINGS = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
 # The converter writes no head size for these model types.
 WITHOUT_HEAD_DIM = ("granite", "granitemoe", "granitemoehybrid", "olmo2", "olmoe")
-WITH_PATTERN = ("olmo3", "exaone4", "gemma4_text")  # the converter writes which layers have a window
+WITH_PATTERN = ("olmo3", "exaone4", "gemma4_text")  # for these, the converter writes which layers have a window
 EPSILONS = {
     "cohere": "layer_norm_eps",
     "cohere2": "layer_norm_eps",
     "starcoder2": "norm_epsilon",
     "nemotron": "norm_eps",
 }
-WITHOUT_WINDOW = ("starcoder2",)  # the converter writes no window
+WITHOUT_WINDOW = ("starcoder2",)  # for these, the converter writes no window
 
 
 def hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:
-    """Writes the values of config.json."""
+    """Writes the hyperparameters in config.json as GGUF metadata."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])

@@ -45,7 +45,7 @@ TILE_FIX = (
 )
 
 ISAS = {
-    "best": Isa("", ""),  # each program chooses by itself
+    "best": Isa("", ""),  # each program chooses the instruction set by itself
     "avx2": Isa("avx2", "haswell"),
     "avx2+vnni": Isa("avx2", "alderlake"),
     "avx512": Isa("avx512", "icelake"),

@@ -68,7 +68,7 @@ def compare(args: Namespace) -> str:
 
 
 def picture(side: int, seed: int) -> str:
-    """Returns a square of `side` pixels as a data: URL."""
+    """Returns a square picture, `side` pixels wide, as a data: URL."""
     levels = np.random.default_rng(seed).integers(0, 256, (side // COARSE, side // COARSE, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(levels).resize((side, side), Image.Resampling.NEAREST).save(file, "PNG")

@@ -1,7 +1,7 @@
 """The formats to measure, as data, and their files, which are all made from one GGUF file.
 
-The GGUF file is dequantized once to float32. All other files are made from these numbers, rounded to bfloat16. So the
-float32 model is the reference, although the published file itself is quantized.
+The GGUF file is dequantized once to float32. All other files are made from these float32 weights, rounded to bfloat16.
+So the float32 model is the reference, although the published file itself is quantized.
 """
 
 import subprocess
@@ -55,7 +55,8 @@ FORMATS = {  # the key "file" stands for the GGUF file as it was published
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Paths. given: the GGUF file; peers: folder where llama.cpp is built; root: folder of all files made here."""
+    """Paths. given: the GGUF file. peers: the folder where llama.cpp is built. root: the folder of all files made
+    here."""
 
     given: Path
     peers: Path
@@ -85,7 +86,7 @@ class Files:
                 self.made(FOLDER)
                 for command in llama_cpp.requantize(self.peers, self.given, self.folder):
                     output(command)
-                for command in llama_cpp.prepare(self.peers, self.folder, file, "best"):  # converts the bf16 file
+                for command in llama_cpp.prepare(self.peers, self.folder, file, "best"):  # they convert the bf16 file
                     output(command)
         return path
 

@@ -67,7 +67,7 @@ def main(words: list[str]) -> None:
 
 
 def compare(base: BaseFile, count: int, predict: Predict) -> dict[str, float]:
-    """Predicts `count` evenly spread windows of a base file, and compares with the log-probabilities in the file."""
+    """Predicts `count` evenly spread windows of a base file, and compares the predictions with the file's."""
     score, full = Score(), 0.0
     for at in range(count):
         index = at * len(base.windows) // count

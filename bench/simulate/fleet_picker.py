@@ -19,7 +19,7 @@ class PageIndex:
 
     def __init__(self) -> None:
         self._holders: dict[int, set[int]] = {}
-        self._keys: dict[int, dict[int, int]] = {}  # worker → the worker's block hash → our page key
+        self._keys: dict[int, dict[int, int]] = {}  # worker → the worker's block hash → the page's key
 
     def take(self, worker: int, events: Iterable[Event]) -> None:
         """Updates the index by a worker's events, in the order of the events."""

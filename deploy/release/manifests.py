@@ -75,6 +75,6 @@ def render(rendering: Rendering, chart: Path = CHART) -> str:
 
 
 def write_all() -> None:
-    """Writes every file. Raises NoHelm."""
+    """Writes every rendered file. Raises NoHelm."""
     for name, rendering in FILES.items():
         (FOLDER / name).write_text(render(rendering))

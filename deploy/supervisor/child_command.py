@@ -47,7 +47,8 @@ def child_environment() -> dict[str, str]:
 
 
 def with_local_model(settings: Settings) -> Settings:
-    """Replaces the name of a local model by its folder. Clients may still use --model's name, or the short name."""
+    """Replaces the name of a local model by its folder. Clients may still use the name in --model, or its short
+    form."""
     model = settings.model
     names = model.served_model_name or ",".join(dict.fromkeys((short_name(model.model), model.model)))
     folder = _model_folder(model.model, model.mmproj)
@@ -120,6 +121,6 @@ def _model_folder(model: str, mmproj: str) -> str:
 
 
 def _check_no_tower(model: str, mmproj: str) -> None:
-    """Raises CliError if --mmproj names a tower for a model that is not GGUF."""
+    """Raises CliError if --mmproj names a vision encoder for a model that is not GGUF."""
     if mmproj not in ("", OFF):
         raise CliError(f"--mmproj {mmproj}: {model} is not a GGUF model, so its own files have its vision tower", 3)

@@ -90,7 +90,7 @@ class Child:
         self._draining = False
         self._was_ready = False
         self._killed_as_hanging = False
-        self._hung = False  # the process was killed because it hung, and its own work caused the hang
+        self._hung = False  # whether the process was killed for a hang that its own work caused
         self._output_bytes = 0
 
     @property

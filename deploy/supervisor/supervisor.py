@@ -209,8 +209,8 @@ def _signal_handlers(
         number: signal.signal(number, lambda *_, code=code: loop.call_soon_threadsafe(stop, code))
         for number, code in codes.items()
     }
-    # asyncio's handler for SIGHUP also lets the other signals wake the loop. The other handlers are not set by asyncio,
-    # because its removal of a handler restores the default action.
+    # asyncio's handler for SIGHUP also lets the other signals wake the loop. The other handlers are set without
+    # asyncio, because asyncio restores the default action when it removes a handler.
     loop.add_signal_handler(signal.SIGHUP, lambda: stop(0) if terminal and not sys.stderr.isatty() else reload())
     try:
         yield

@@ -48,7 +48,7 @@ def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)  # also ends child processes that it left behind
+                os.killpg(process.pid, number)  # also ends child processes that this process left behind
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)
 

@@ -1,4 +1,4 @@
-"""Compiles a Triton kernel for a GPU that need not be there, and reads the compiled code."""
+"""Compiles a Triton kernel for a GPU that this machine need not have, and reads the compiled code."""
 
 import re
 import subprocess

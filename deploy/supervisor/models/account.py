@@ -135,7 +135,7 @@ class Account:
                 self.ask(self.slots[name])
 
     def forget_unwanted(self, wanted: Iterable[str]) -> None:
-        """Removes models for which no request waits any more from the queue."""
+        """Removes from the queue the models for which no request waits any more."""
         kept = set(wanted)
         for slot in [slot for slot in self._order if slot.name not in kept]:
             self._answered(slot)

@@ -254,7 +254,8 @@ class Manager:
         process.task.add_done_callback(lambda _: self._wake.set())
 
     def _publish(self, *, read: bool = False) -> None:
-        """Sends the table to frontends if anything in it has changed. read: whether the table was read again"""
+        """Sends the table to frontends if anything in it has changed. read: whether to send it even if nothing has
+        changed, because it was read again"""
         models = tuple(self._state(slot) for slot in self._account.slots.values())
         before, asleep = self._table, self._account.asleep
         if read or (models, asleep) != (before.models, before.asleep):
