@@ -28,7 +28,7 @@ HOT = {"temperature": 2.0, "seed": 5}  # so high a temperature that an answer sh
 
 @dataclass(frozen=True)
 class Answer:
-    """The parts that answers have in all API formats. told: the body itself"""
+    """The parts that answers have in all API formats. told: the whole body of the answer"""
 
     text: str
     finish: str  # stop or length
@@ -78,7 +78,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the contract: on each of `routes`, `true` must hold for the answers to `base` and `base` + `fields`."""
+    """A row of the contract: on each of `routes`, `true` must accept the answers to `base` and to `base` + `fields`."""
 
     name: str
     routes: tuple[str, ...]

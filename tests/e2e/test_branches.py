@@ -1,4 +1,4 @@
-"""Continuations of an answer from any position, and scores of the answer, have the bits of its decode."""
+"""Continuations of an answer from any position, and scores of the answer, have the same bits as its decode."""
 
 from typing import Any
 

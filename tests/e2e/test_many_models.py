@@ -135,7 +135,10 @@ def test_routes_load_and_unload(server: Server, texts: dict[str, str]) -> None:
 
 
 def test_ollama_keeps_loads_and_lists(server: Server, texts: dict[str, str]) -> None:
-    """`keep_alive` 0 unloads the model after the answer, an empty prompt loads it, and both lists are right."""
+    """`keep_alive` 0 unloads the model after the answer, and an empty prompt loads the model.
+
+    /api/ps lists the loaded models, /api/tags all models.
+    """
 
     def generate(**fields: Any) -> httpx.Response:
         return httpx.post(

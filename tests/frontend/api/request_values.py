@@ -137,7 +137,7 @@ def smallest(kind: type[RequestModel]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> bool:
-    """Whether a value means the same to JSON Schema and to the server: 1.0 is an integer only to JSON Schema."""
+    """Whether a value means the same to JSON Schema and to the server, unlike 1.0: an integer to JSON Schema only."""
     match value:
         case list():
             return all(map(plain, value))
