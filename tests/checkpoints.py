@@ -277,7 +277,7 @@ def _smollm3() -> PreTrainedModel:
 
 
 def _qwen2_moe() -> PreTrainedModel:
-    """A model with a shared expert, windows in layers 1 and 3, and router weights that do not add up to 1."""
+    """A model with a shared expert, windows in its first and third layers, and router weights whose sum is not 1."""
     experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96}
     config = Qwen2MoeConfig(
         **{**SIZES, **experts, "head_dim": 16}, shared_expert_intermediate_size=128, use_sliding_window=True,

@@ -48,7 +48,7 @@ class Mode:
     company: str = "alone"
     drafts: int = 0  # most drafts of a sequence in a step
     kept: str = "auto"  # value of --kv-cache-dtype
-    # a head reads the outputs of these layers; (): of the last norm; None: no head
+    # layers whose outputs a drafting head reads; (): the head reads the output of the last norm; None: no head
     reads: tuple[int, ...] | None = None
 
     def config(self) -> SchedulerConfig:
@@ -172,9 +172,9 @@ def run(
 
 
 def poison(kv: KVCache, pools: list[PagePool], states: PagePool | None) -> None:
-    """Fills with NaN, in every format, free pages of groups with a window and the page that replaces those behind it.
+    """Fills free pages of groups with a window, and free slots of recurrent states, with NaN in every format.
 
-    Free slots of recurrent states are filled, too.
+    The scratch page, which replaces pages behind a window, and the scratch slot are filled, too.
     """
     for state in kv.states.values() if states else ():
         free = [0, *list(states._spare)[: states.counts().free]]

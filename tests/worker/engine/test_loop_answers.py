@@ -67,7 +67,10 @@ def submits() -> list[m.Submit]:
 
 
 def served(bench: RunnerBench, requests: list[m.Submit], *, preempting: bool = False) -> Answers:
-    """Runs the requests together. Returns each request with its output and end. Preempts some at times if told so."""
+    """Runs the requests together. Returns each request with its output and end.
+
+    preempting: whether the newest sequence is preempted at some steps
+    """
     bench.send(*requests)
     for step in range(2000):
         bench.iterate()

@@ -1,7 +1,7 @@
 """Runs a worker on a fake GPU from loading to serving (load, warm up, record, serve), and lists compiled kernels.
 
-`python -m tests.worker.gpu.rehearsal [--compile] [MODEL ...]` prints a line for each model and each way to serve it. It
-runs in a process of its own, because the tests' process has Triton in interpreter mode.
+`python -m tests.worker.gpu.rehearsal [--compile] [MODEL ...]` prints a line for each model and each way to serve it.
+The rehearsal needs a process of its own, because the tests' process has Triton in interpreter mode.
 """
 
 import gc

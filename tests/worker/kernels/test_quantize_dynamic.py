@@ -164,7 +164,7 @@ ALIKE = [
 def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     rows: int, columns: int, depth: int, kind: Kind, dtype: torch.dtype, device: str
 ) -> None:
-    """Holds for all tiles, and whether each chain of K has a program of its own or one program computes all chains."""
+    """All tiles give the same bits, whether each chain along K has its own program or one program computes all."""
     x, eight = tokens(rows, depth, dtype, device), quantize(random(columns, depth, device=device, seed=1), kind)
     whole = product(x, *eight)
     for begin, end in ((0, 1), (10, 30), (60, 120), (0, 140), (0, rows // 2)):

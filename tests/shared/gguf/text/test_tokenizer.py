@@ -180,7 +180,7 @@ def test_tokenizer_of_gemma4_equals_the_original() -> None:
 
 
 def test_hostile_texts_tell_the_patterns_apart() -> None:
-    """Each two patterns split some text differently; otherwise, the tests above could pass with a wrong pattern."""
+    """Any two patterns split some text differently, so the tests above cannot pass with a wrong pattern."""
     texts, vocabularies = hostile(3000), {}
     for pre, original in ORIGINALS.items():
         parts = original()

@@ -417,7 +417,7 @@ def test_adverse_interpreter_orders_programs_at_their_atomics() -> None:
     assert x.tolist() == [3.0] and y.tolist() == [3.0, 1.0, 1.0, 1.0]
 
 
-FAR = (1 << 31) + (1 << 20)  # elements: beyond 32-bit offsets; unwritten memory costs nothing
+FAR = (1 << 31) + (1 << 20)  # number of elements, beyond 32-bit offsets; unwritten memory costs nothing
 
 
 def test_attention_triton_handles_a_cache_beyond_32_bit_offsets() -> None:

@@ -53,7 +53,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of weights. codes: code map, group size, 16-bit format of scales, has minimums; rows: eight-bit rows"""
+    """A format of weights.
+
+    codes: (code map, group size, 16-bit format of scales, whether there are minimums); () for other formats
+    rows: dtype of eight-bit values with a scale for each row; None for other formats
+    """
 
     name: str
     codes: tuple[Any, ...] = ()

@@ -245,7 +245,7 @@ def test_kernel_failing_in_the_largest_step_makes_all_plain(decoder: Decoder, ca
 def test_device_left_unusable_by_a_kernel_raises_device_broken(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After that, no operation works on the device, and neither do the plain forms."""
+    """After the kernel's failure, no operation works on the device, not even in its plain form."""
     from worker.run.checks import kernel_check
 
     def broken(*args: Any, **how: Any) -> Any:
@@ -260,7 +260,7 @@ def test_device_left_unusable_by_a_kernel_raises_device_broken(
 
 
 def test_out_of_memory_in_the_check_is_not_a_fault(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
-    """It is no fault either if the plain forms, which need more memory, run out of it."""
+    """If the plain forms, which need more memory than kernels, run out of memory, that is no fault either."""
 
     def full(*args: Any, **how: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried")
