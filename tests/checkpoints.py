@@ -552,8 +552,9 @@ def build(kind: str, seed: int = 0) -> PreTrainedModel:
                 parameter.add_(torch.randn_like(parameter) * 0.5)
             if name.endswith("sinks"):
                 parameter.add_(torch.randn_like(parameter))
-            if "post_" in name and kind.startswith("gemma"):  # else the scaled embedding outweighs the layers, and
-                parameter.add_(8.0)  # with a tied head every token predicts itself
+            # with small norms, the scaled embedding outweighs the layers, and a tied head predicts the input token
+            if "post_" in name and kind.startswith("gemma"):
+                parameter.add_(8.0)
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.add_(torch.randn_like(buffer) * 0.2)

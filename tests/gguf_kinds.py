@@ -247,7 +247,7 @@ def _hunyuan() -> PreTrainedModel:
 
 
 def _apertus() -> PreTrainedModel:
-    """A model whose activation has parameters, which differ between layers. The file has them in its metadata."""
+    """A model whose activation has parameters, which differ between layers. GGUF has them in the metadata."""
     model = ApertusForCausalLM(ApertusConfig(**WITHOUT_HEAD_DIM, rope_parameters=LLAMA3_ROPE, dtype="float32"))
     for name, parameter in model.named_parameters():
         if "alpha_" in name:

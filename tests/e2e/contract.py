@@ -102,7 +102,10 @@ def before_paris(plain: Answer, changed: Answer) -> bool:
 
 
 def three_choices(plain: Answer, changed: Answer) -> bool:
-    """The first choice is the answer with n=1, the other choices have the next seeds; usage counts the prompt once."""
+    """The first choice is the answer with n=1, and each further choice has the next seed.
+
+    Usage counts the prompt once.
+    """
     choices = changed.told["choices"]
     asked = [choice["seed"] for choice in choices], [choice["index"] for choice in choices]
     return changed.text == plain.text and asked == ([5, 6, 7], [0, 1, 2]) and changed.prompt == plain.prompt

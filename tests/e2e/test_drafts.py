@@ -40,7 +40,7 @@ BODIES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def both(demo: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """A server with draft tokens, and a server without, as is the default for such a small model."""
+    """A server with draft tokens, and a server without draft tokens, which is the default for so small a model."""
     log = tmp_path_factory.mktemp("drafts") / "log"
     with serving("demo", log, "--speculation", "ngram", held=True) as on:
         yield on, demo

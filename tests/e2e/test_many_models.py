@@ -83,7 +83,7 @@ def children(server: Server) -> dict[int, str]:
 
 
 def kill(server: Server, pattern: str) -> int:
-    """Kills one process with these words in its command line. Returns how many such processes there were."""
+    """Kills one process whose command line matches `pattern`. Returns how many processes matched."""
     pids = [pid for pid, words in children(server).items() if re.search(pattern, words)]
     if pids:
         with suppress(ProcessLookupError):

@@ -165,7 +165,7 @@ class ServerPlan:
 
     log: a file or a device
     split: worker and frontends are started separately, with a proxy between them
-    remote: start them separately over tcp:// with CURVE keys, one frontend beside the worker and one on another host
+    remote: the same over tcp:// with CURVE keys, without a proxy; one frontend is on another host than the worker
     held: the workers can be held and slowed down
     """
 

@@ -35,7 +35,7 @@ from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Plan, Row, Sequence
 
 PROMPT, NEW, CROWD = 70, 12, 16
-CHECKPOINTS = 8  # slots for recurrent states in addition to running sequences': so few that some states are evicted
+CHECKPOINTS = 8  # slots for recurrent states that no running sequence needs: so few that some states are evicted
 FEW = 5  # number of other sequences: so few that a step has rows left for drafts
 
 
@@ -43,7 +43,7 @@ FEW = 5  # number of other sequences: so few that a step has rows left for draft
 class Mode:
     batching: str = "continuous"
     chunk: int = 512  # prefill chunk size; 0: off
-    page: int = 16  # page size; 0: contiguous
+    page: int = 16  # page size; 0: each sequence is contiguous
     prefix: bool = True
     company: str = "alone"
     drafts: int = 0  # most drafts of a sequence in a step
@@ -123,8 +123,10 @@ def run(
     *,
     graphs: bool = False,
 ) -> tuple[list[int], dict[int, Tensor]]:
-    """Returns the target's output ids, and the logits from which each id was sampled. grammar: for the target and every
-    second other sequence. foretold: the output from which right and wrong drafts are made."""
+    """Returns the target's output ids, and the logits from which each id was sampled.
+
+    grammar: of the target and of every second other sequence. foretold: the output that drafts are taken from
+    """
     page_size = mode.page or MAX_SEQ_LEN
     pages = 1 + (CROWD + 2) * -(-MAX_SEQ_LEN // page_size)
     dtype = decoder.weights.embed.dtype

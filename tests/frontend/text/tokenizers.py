@@ -36,7 +36,7 @@ def byte_fallback(strip: bool = False) -> Engine:
 
 
 def metaspace() -> Engine:
-    """A kind that is decoded in a window of tokens, because decoding removes the space of the first token."""
+    """A tokenizer that is decoded in a window of tokens, because decoding removes the space of the first token."""
     vocab = {token: index for index, token in enumerate(["▁", *"abcdehlotw", "▁a", "▁the", "lo", "é", "👍"])}
     engine = Engine(models.BPE(vocab=vocab, merges=[("▁", "a"), ("l", "o")]))
     engine.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -45,7 +45,7 @@ def metaspace() -> Engine:
 
 
 def wordpiece() -> Engine:
-    """Another kind that is decoded in a window: a space comes before each token that does not begin with "##"."""
+    """Another tokenizer that is decoded in a window: a space comes before each token that does not begin with "##"."""
     vocab = {token: index for index, token in enumerate(["[UNK]", "the", "a", "##lo", "##w", "wor", "##ld", ",", "é"])}
     engine = Engine(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
     engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "removed")

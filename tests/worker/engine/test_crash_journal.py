@@ -108,7 +108,7 @@ class Lives:
         self.outputs: dict[int, list[int]] = {id: [] for id in range(len(prompts))}
         self.ends: dict[int, m.End] = {}
         self.refused: dict[int, str] = {}
-        self.crashes = 1  # as if all had been admitted before, because the bench's queue is short
+        self.crashes = 1  # as if all requests had been admitted before, because the bench's queue is short
 
     def live(self, turns: int) -> bool:
         """Runs one worker for some iterations. Returns True if its work killed it."""

@@ -73,7 +73,7 @@ class Served:
         self._loop = Loop(engine.scheduler, engine.runner, self._request_table, self.link, stats, metrics)  # type: ignore[arg-type]
 
     def say(self, length: int, sampling: Sampling) -> None:
-        prompt = pack_u32([7 + self._next % 50] * length)  # rarely a prompt that is cached
+        prompt = pack_u32([7 + self._next % 50] * length)  # prompts differ, so that few are in the prefix cache
         self.link.inbox.append((ME, Submit(self._next, prompt, sampling)))
         self._next += 1
 

@@ -1,4 +1,4 @@
-"""Products of eight-bit weights and eight-bit tokens, which are quantized token by token during the step."""
+"""Products of eight-bit weights and eight-bit activations, which are quantized row by row during the step."""
 
 import pytest
 import torch
@@ -151,7 +151,7 @@ ALIKE = [
 
 
 @pytest.mark.usefixtures("dot_in_order")
-# the tokens' dtype matters where they are quantized and where a product is rounded, not in between
+# the dtype of activations matters where they are quantized and where a product is rounded, not in between
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [

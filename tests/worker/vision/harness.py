@@ -291,7 +291,7 @@ def build(kind: str, **changes: Any) -> PreTrainedModel:
             ) and parameter.ndim > 1:
                 parameter.normal_(0, parameter[0].numel() ** -0.5)
             if kind == "gemma3" and "language_model" in name and "post_" in name:
-                # otherwise the scaled embedding outweighs the layers, and a tied head repeats a token
+                # with small norms, the scaled embedding outweighs the layers, and a tied head repeats a token
                 parameter.add_(16.0)
             if kind in GEMMA4S and "language_model" in name and "post_" in name:
                 parameter.mul_(8)

@@ -99,7 +99,7 @@ ALIASES = {"exaone4": "gpt-2", "starcoder": "smollm", "refact": "smollm", "chatg
 
 
 def sentencepiece(*, prefix: bool) -> tuple[Tokenizer, dict[str, float]]:
-    """Llama 2's kind of tokenizer, or Gemma's without a prefix, in which runs of spaces are user-defined tokens.
+    """Llama 2's kind of tokenizer; without `prefix` Gemma's kind, in which runs of spaces are user-defined tokens.
 
     Returns the tokenizer with the scores of its pieces, from which transformers derives the merges.
     """

@@ -99,7 +99,7 @@ def linear(model: Model, n: int, k: int, format: Format) -> PackedExperts:
 
 
 def launched(model: Model, format: Format, rows: int, capability: int) -> list[Compilation]:
-    """Returns the compilations of one step of a layer for this GPU."""
+    """Returns the compilations of one step of a layer for a GPU with this compute capability."""
     with ExitStack() as stack:
         machine = stack.enter_context(gpu())
         stack.enter_context(patch.object(tiles, "shared_memory", lambda device: SHARED[capability]))

@@ -79,7 +79,10 @@ def test_correct_operations_agree(checkpoints: Checkpoints, kind: str, kept: str
 
 
 def rounded_later(name: str) -> Change:
-    """Computes the plain form in float32 and rounds only the results, which differs more than a kernel would."""
+    """Returns a change that computes the plain form in float32 and rounds only its results.
+
+    These differ more from the plain form's results than a kernel's do.
+    """
 
     def wide(value: Any) -> Any:
         if isinstance(value, PackedLinear):

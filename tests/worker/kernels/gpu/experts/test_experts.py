@@ -1,4 +1,4 @@
-"""Experts in Triton agree with plain PyTorch; a row has the same bits alone, in company, and by single products."""
+"""Experts in Triton agree with plain PyTorch; a row has the same bits alone, in company, and from separate products."""
 
 from dataclasses import replace
 from typing import Any
@@ -85,7 +85,7 @@ def test_every_expert_may_be_chosen(count: int, device: str) -> None:
 
 
 def chosen_by(layer: Experts, numbers: list[int]) -> Experts:
-    """Returns the layer with a router that prefers the experts in this order for all rows."""
+    """Returns the layer with a router that prefers experts in the order of `numbers`, for all rows."""
     logits = torch.zeros(len(numbers), device=layer.router.weight.device)
     for place, number in enumerate(numbers):
         logits[number] = len(numbers) - place
