@@ -234,7 +234,7 @@ def _gemma4(**more: Any) -> PreTrainedModel:
 
 
 def _gemma4_small() -> PreTrainedModel:
-    """A model like E2B: per-layer embeddings, and three last layers with shared K/V and wider MLPs."""
+    """A model like Gemma 4 E2B: per-layer embeddings, and three last layers with shared K/V and wider MLPs."""
     return _gemma4(
         num_hidden_layers=6, layer_types=[SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL], num_kv_shared_layers=3,
         use_double_wide_mlp=True, hidden_size_per_layer_input=24, vocab_size_per_layer_input=VOCAB,
@@ -243,7 +243,7 @@ def _gemma4_small() -> PreTrainedModel:
 
 
 def _gemma4_dense() -> PreTrainedModel:
-    """A model like 31B: full layers have one K/V head for all query heads, and use projected keys as values."""
+    """A model like Gemma 4 31B: full layers have one K/V head for all query heads, and use projected keys as values."""
     return _gemma4(
         num_hidden_layers=4, layer_types=[SLIDING, FULL, SLIDING, FULL], attention_k_eq_v=True,
         num_global_key_value_heads=1, final_logit_softcapping=30.0,

@@ -212,12 +212,12 @@ def _gemma4(**more: Any) -> PreTrainedModel:
 
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-GEMMA4_SMALL: dict[str, Any] = {  # like E2B: per-layer embeddings; the last layers share K/V and have wider MLPs
+GEMMA4_SMALL: dict[str, Any] = {  # like Gemma 4 E2B: per-layer embeddings; last layers share K/V, with wider MLPs
     "num_hidden_layers": 4, "layer_types": [SLIDING, FULL, SLIDING, FULL], "num_kv_shared_layers": 2,
     "use_double_wide_mlp": True, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": VOCAB,
     "final_logit_softcapping": 30.0,
 }  # fmt: skip
-GEMMA4_DENSE: dict[str, Any] = {  # like 31B: full layers use keys as values and have another number of K/V heads
+GEMMA4_DENSE: dict[str, Any] = {  # like Gemma 4 31B: full layers use keys as values, with fewer K/V heads
     "num_hidden_layers": 3, "layer_types": [SLIDING, SLIDING, FULL], "attention_k_eq_v": True,
     "num_global_key_value_heads": 1, "final_logit_softcapping": 30.0,
 }  # fmt: skip

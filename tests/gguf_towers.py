@@ -1,4 +1,4 @@
-"""Writes a checkpoint that sees pictures as two GGUF files, text model and tower, as llama.cpp's converter does.
+"""Writes a checkpoint with vision as two GGUF files, text model and tower, as llama.cpp's converter does.
 
 The weights keep their values, so that both forms answer with the same bits. The order of tensors is random.
 """

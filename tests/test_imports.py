@@ -31,7 +31,7 @@ FORBIDDEN = {
     "worker/kernels": OURS - {"worker"},
 }
 
-# what formats of weights, and kinds of mixers and feed-forward networks, may import: no format or kind imports another
+# what a format of weights, or a kind of mixer or feed-forward network, may import: never another format or kind
 STORED = (
     "worker.model.checkpoint.checkpoint", "worker.model.rooms", "worker.spec", "worker.model.checkpoint.stored_weight",
     "worker.kernels", "shared",

@@ -1,4 +1,4 @@
-"""`sluice bench gpu` as a whole, on the CPU with tiny sizes; and its checks find wrong kernels."""
+"""`sluice bench gpu` runs as a whole, on the CPU with tiny sizes, and its checks find wrong kernels."""
 
 import json
 from pathlib import Path

@@ -108,7 +108,10 @@ def test_answer_in_few_bits_is_sampled_again(
 
 
 def assert_checked(decoder: Decoder, compiler: GrammarCompiler) -> int:
-    """Checks answers of every kind, whole in a chunk, and in small chunks with preemptions. Returns their number."""
+    """Checks answers of every kind, whole in a chunk, and in small chunks with preemptions.
+
+    Returns the number of answers.
+    """
     answers = served(RunnerBench(decoder, compiler=compiler), submits())
     assert {end.outcome for *_, end in answers.values()} == {m.Outcome.EOS, m.Outcome.STOP, m.Outcome.LENGTH}
     for chunk in (64, 5):

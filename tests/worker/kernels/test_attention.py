@@ -394,7 +394,10 @@ def test_count_splits_covers_every_position() -> None:
 
 
 def first_rows(case: Batch, rows: list[tuple[Tensor, int]], other: Batch | None = None) -> Batch:
-    """Returns decodes over the caches of `case`; the last row decodes `other`'s only sequence, added to the pool."""
+    """Returns decodes over the caches of `case`.
+
+    The last row decodes `other`'s only sequence, which is added to the pool.
+    """
     cache_k, cache_v, pages = case.cache_k, case.cache_v, case.page_table[: len(rows)]
     if other is not None:
         cache_k, cache_v = torch.cat((cache_k, other.cache_k)), torch.cat((cache_v, other.cache_v))

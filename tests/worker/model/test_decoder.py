@@ -168,7 +168,7 @@ def test_bfloat16_is_as_close_as_transformers(checkpoints: Checkpoints, kind: st
 
 
 def test_bfloat16_is_as_close_as_transformers_where_rounding_exchanges_experts(checkpoints: Checkpoints) -> None:
-    """With a single prompt, either side may by chance be worse, so the test compares means over many prompts."""
+    """With one prompt, ours or transformers' logits may by chance be worse, so the test compares means over many."""
     folder = checkpoints("gemma4-moe", dtype=torch.bfloat16)
     decoder = decoder_of(folder, dtype=torch.bfloat16)
     exact, rounded = Oracle(folder), Oracle(folder, torch.bfloat16)

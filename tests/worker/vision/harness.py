@@ -137,7 +137,7 @@ def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> PreTrainedModel:
 
 
 def _gemma4_small(**changes: Any) -> PreTrainedModel:
-    """A model like E2B: per-layer embeddings, clamped linears in the tower, causal attention inside of pictures."""
+    """A model like Gemma 4 E2B: per-layer embeddings, clamped linears in the tower, causal attention in pictures."""
     text = {
         "num_hidden_layers": 6, "layer_types": [SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL],
         "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 24,
@@ -147,7 +147,7 @@ def _gemma4_small(**changes: Any) -> PreTrainedModel:
 
 
 def _gemma4_dense(**changes: Any) -> PreTrainedModel:
-    """A model like 31B, whose tokens of a picture attend to each other only in layers with a sliding window."""
+    """A model like Gemma 4 31B, whose tokens of a picture attend to each other only in layers with a sliding window."""
     text = {
         "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, FULL], "attention_k_eq_v": True,
         "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision",
@@ -156,7 +156,7 @@ def _gemma4_dense(**changes: Any) -> PreTrainedModel:
 
 
 def _gemma4_unified(**changes: Any) -> PreTrainedModel:
-    """A model like 12B, which reads pictures without a tower."""
+    """A model like Gemma 4 12B, which reads pictures without a tower."""
     sizes = {name: one for name, one in GEMMA4_SIZES.items() if not name.endswith("per_layer_input")}
     text = {
         **sizes, "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, FULL], "max_position_embeddings": LONGEST,
