@@ -136,7 +136,7 @@ def instruction_sets(dtype: torch.dtype) -> tuple[str, str]:
 
 def _bind(found: ctypes.CDLL, dtype: str, simd: str, matmul: str) -> Kernels:
     def function(name: str) -> Call:
-        # "pack" has a single form for all instruction sets, with the last of these names.
+        # "pack" is compiled once for all instruction sets, and has the last of these names.
         names = (f"{name}_{dtype}_{matmul}", f"{name}_{dtype}_{simd}", f"{name}_{dtype}")
         bound = next(getattr(found, each) for each in names if hasattr(found, each))
         bound.argtypes, bound.restype = _SIGNATURES[name], c_int if name in ("gemm", "attention") else None

@@ -22,7 +22,7 @@ typedef struct {
     const char *own;
     char *whole;
     long t, bytes, row;
-    size_t length; /* bytes of a message, with its head */
+    size_t length; /* bytes of a message, its head included */
     Head head;
 } Round;
 
