@@ -22,7 +22,7 @@ class RecurrentShape(Protocol):
 
     @property
     def memory(self) -> int:
-        """How many float32 numbers, including padding, a layer keeps in addition to the last inputs of its convolution."""
+        """How many float32 numbers, with padding, a layer keeps beside the last inputs of its convolution."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ def _tile(packed: PackedExperts, rows: int, products: int, x: Tensor) -> Tile:
 
 
 def _combine(results: Tensor, weights: Tensor, add: Tensor | None, gate: Tensor | None, out: Tensor) -> None:
-    """Writes the sum of `add` and the weighted results to out [T, H]. The other arguments are those of `combine_torch`."""
+    """Writes the sum of `add` and the weighted results to out [T, H]. Other arguments: see `combine_torch`."""
     rows, size = out.shape
     assert add is None or (add.shape == out.shape and add.stride(1) == 1)
     assert gate is None or (gate.shape == (rows, 1) and gate.is_contiguous() and gate.dtype == torch.float32)

@@ -201,7 +201,7 @@ def stage_bytes(tile: Tile, products: int, weight: PackedCodes, x: Tensor) -> in
 
 
 def launch_options(tile: Tile, products: int, weight: PackedCodes, x: Tensor) -> dict[str, Any]:
-    """Returns a kernel's constants and launch options. products: 2 if the kernel's programs compute gate and up, else 1"""
+    """Returns a kernel's constants and launch options. products: 2 if a program computes gate and up, else 1"""
     return {
         "FORMAT": Format.of(weight, x.dtype), "EVEN": weight.padded_rows % (products * tile.columns) == 0,
         "EVEN_K": weight.shape[1] % STEP == 0,

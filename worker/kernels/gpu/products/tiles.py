@@ -132,7 +132,7 @@ def block_k_for(tile: Tile, dtype: torch.dtype, weight_dtype: torch.dtype) -> in
 
 
 def is_single_chain(weight: Tensor) -> bool:
-    """Returns whether a product with a weight [N, K] has a single chain, so that each element is one sum over all of K."""
+    """Returns whether a product with a weight [N, K] has a single chain, so that an element is one sum over K."""
     return chain_length(*weight.shape) >= weight.shape[1]
 
 
