@@ -34,12 +34,10 @@ def attention_torch(
     sinks [Hq] float32: for each query head the unscaled logit of an additional key whose value is zero
     visible_to [T] int32: how many keys of its sequence each row sees. A row sees at least the keys up to its own, at
         least as many as the row before it, and at most seq_lens.
-    max_kv_len: at least the longest of seq_lens; only used on GPUs
-    next_weights: the weights of the next products; only used on GPUs
+    max_kv_len, next_weights: at least the largest of seq_lens; the next products' weights. Only GPUs use these two.
 
-    Returns [T, Hq, D] in q's dtype.
-    Decodes (sequences with one row) and other sequences are computed in separate padded batches, so that decodes are
-    not padded to the length of chunks.
+    Returns [T, Hq, D] in q's dtype. Decodes (sequences with one row) and other sequences are computed in separate
+    padded batches, so that decodes are not padded to the length of chunks.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     query_start_loc, seq_lens, page_table = query_start_loc.long(), seq_lens.long(), page_table.long()
@@ -74,8 +72,7 @@ def _attend_batch(
     key_positions = first[:, None] + torch.arange(int((seq_lens - first).max()), device=q.device)  # [B, L]
     slots = _slots(page_table, key_positions.minimum(seq_lens[:, None] - 1), cache_k.shape[1])
     k, v = (_gather(cache, slots, q).transpose(1, 2) for cache in (cache_k, cache_v))  # [B, Hk, L, D]
-    # A key and a value of zeros are appended. The mask below adds the sink to the key's score, which is 0.
-    if sinks is not None:
+    if sinks is not None:  # Appends a key and a value of zeros. The mask below adds the sink to the key's score, 0.
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
     longest = int(q_lens.max())
     own_masks = sinks is not None or softcap > 0  # whether each head needs a mask of its own

@@ -25,7 +25,7 @@ class Keeper:
         return layout is not None or self._in_c
 
     def nbytes_as(self, shape: Shape, layout: Layout | None) -> int:
-        """Returns the size in bytes of a weight with this shape and layout. None: the weight is in full precision."""
+        """Returns the size in bytes of a weight with this shape. layout: None if the weight is in full precision"""
         plain = torch.Size(shape).numel() * self.dtype.itemsize
         # On a CPU without the C library, weights are dequantized: plain PyTorch has no products of quantized codes.
         if layout is None or (self.device.type == "cpu" and not self._in_c):

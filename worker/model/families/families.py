@@ -45,7 +45,8 @@ TEXT_MODELS = {
     "qwen3_vl_moe": "qwen3_vl_moe_text", "qwen2_5_vl": "qwen2_5_vl_text", "idefics3": "llama", "smolvlm": "llama",
     "llava": "llama", "lfm2_vl": "lfm2",
 }  # fmt: skip
-# For these types, the outer config's tie_word_embeddings applies, not the text_config's. The value is its default.
+# For these types, the outer config's tie_word_embeddings applies, not the text_config's. The value of the entry is the
+# default of that setting.
 TIED_OUTSIDE = {"idefics3": False, "smolvlm": False, "lfm2_vl": True}
 GENERATORS = ("forcausallm", "forconditionalgeneration")  # endings of the class names of models that generate text
 

@@ -1,7 +1,7 @@
 """A mixture of experts: for each row, the router chooses a few experts, whose weighted outputs are summed.
 
-Some models add a shared expert that every row uses. In Gemma 4, each layer has an MLP beside the experts, and each of
-the two has norms of its own.
+Some models add a shared expert that every row uses. In Gemma 4, each layer has an MLP beside the experts. The MLP and
+the experts then have norms of their own.
 """
 
 import math
@@ -49,7 +49,7 @@ class BesideNorms:
 class MixtureWeights:
     """The weights of a mixture of experts.
 
-    shared: the shared expert; if there are `norms`, the MLP beside the experts; None: the layer has neither
+    shared: the shared expert or, if there are `norms`, the MLP beside the experts; None: the layer has neither of them
     """
 
     kind: ClassVar[str] = "experts"

@@ -102,7 +102,7 @@ class GgufTensors:
         """Copies a tensor into contiguous memory: numbers of any dtype, or for a block format the bytes of rows, uint8.
 
         Undoes the converter's changes, except the order of columns in a block format. Raises CheckpointError when the
-        file cannot be read, or a number is impossible.
+        file cannot be read, or a decay is not negative.
         """
         entry, layout = self._entries[name], layout_of(name, into.shape[0] if into.dim() else 1, self._index)
         stored = DTYPES.get(entry.type, torch.uint8)

@@ -51,10 +51,10 @@ class Group:
 
     targets: tuple[str, ...]
     numbers: Numbers
-    packed: bool  # whether an int32 holds several codes
+    packed: bool  # if true, an int32 holds several codes
     block: Block
     symmetric: bool
-    ordered: bool  # whether the inputs were reordered for quantization
+    ordered: bool  # if true, the inputs were reordered for quantization
     activations: Activations
 
     @property

@@ -28,7 +28,7 @@ class Block:
 
     @property
     def by_row(self) -> bool:
-        """Whether all columns share a scale, so that a row has only one. Several rows may share that scale, too."""
+        """Whether all columns share a scale, so that a row has a single scale. Several rows may share it, too."""
         return self.columns == 0
 
     def grid(self, shape: Shape) -> tuple[int, int]:
@@ -65,7 +65,7 @@ class ScaledWeight:
     bits: bits of a packed code; packed codes are unsigned, several in an int32. 0: each code is an int8 or float8
     zero: the tensor of zero points, if there is one; zero points of packed codes are packed along the weight's rows
     g_idx: the tensor with the group of each input, if there is one
-    ordered: whether g_idx must be filled; otherwise all its entries may be UNSET
+    ordered: if true, g_idx must be filled; otherwise all its entries may be UNSET
     """
 
     name: str

@@ -49,7 +49,7 @@ Packed = Tensor | PackedLinear | PackedExperts
 class WeightsCache:
     """The file of one model's packed weights.
 
-    key: a hash of all that the weights are made from. A file with another key is not used.
+    key: a hash of everything from which the weights are made. A file with another key is not used.
     """
 
     path: Path
@@ -70,7 +70,7 @@ class WeightsCache:
         return cls(directory / f"{files[0].stem}-{name}.safetensors", key)
 
     def read(self, on_progress: Progress = lambda done, total: None) -> Weights | None:
-        """Returns the weights. None: there is no file, or the file is not usable, which is logged."""
+        """Returns the weights. Returns None if there is no file, or if the file is not usable, which is logged."""
         begun = time.perf_counter()
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
