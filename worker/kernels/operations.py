@@ -81,7 +81,7 @@ class Operations:
 
 @dataclass(frozen=True, slots=True)
 class OperationsWithFusedNorms(Operations):
-    """Operations that compute a matrix product and the norm after it in one kernel, where there is such a kernel."""
+    """Operations that compute a matrix product and the norm after it in one kernel, if there is a kernel for both."""
 
     options: GpuOptions = NO_OPTIONS
 

@@ -89,7 +89,8 @@ def logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Ten
     """Returns log-probabilities of the model, before penalties and temperature.
 
     logits [R, V] float32, ids [R] int64 -> (log p of ids [R], the `top` most likely ids [R, top], their log p
-    [R, top]). Log-probabilities are float32. The most likely token is first; among equally likely ones, the lowest id.
+    [R, top]). Log-probabilities are float32. The most likely token is first; among equally likely tokens, the one with
+    the lowest id.
     """
     rows = max(1, LOGPROB_CHUNK // logits.shape[1])
     chunks = [_logprobs(*chunk, top) for chunk in zip(logits.split(rows), ids.split(rows), strict=True)]
@@ -143,7 +144,7 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def adjust(logits: Tensor, params: SampleParams) -> Tensor:
-    """Applies penalties, then bias. The repetition penalty is CTRL's (arXiv:1909.05858), the other two are OpenAI's."""
+    """Applies penalties, then bias. CTRL (arXiv:1909.05858) defines the repetition penalty, OpenAI the others."""
     if params.history is None and params.bias is None:
         return logits
     logits = logits.clone()

@@ -48,7 +48,8 @@ def check_format(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def computable(scheme: Scheme | None, device: torch.device, flag: str) -> Scheme | None:
-    """Returns the scheme. If the GPU is too old to quantize inputs dynamically, the returned scheme does not do so.
+    """Returns the scheme. If the GPU is too old to quantize inputs dynamically, the returned scheme does not quantize
+    inputs.
 
     flag: the value of --quantization. Raises ConfigError if the flag asks for dynamic quantization on an older GPU.
     """

@@ -99,7 +99,7 @@ class Loader:
 
     def __post_init__(self) -> None:
         tensors = self.source.tensors
-        embed = find_embedding(tensors) or f"model.{EMBED}"  # load() refuses a checkpoint without it
+        embed = find_embedding(tensors) or f"model.{EMBED}"  # load() refuses a checkpoint without an embedding
         labels, hidden = self.spec.labels, self.spec.hidden_size
         own_head = CLASSIFIER if labels else HEAD
         self.prefix = embed.removesuffix(EMBED)

@@ -75,7 +75,7 @@ class AdapterC:
     """The products of an adapter. They are sorted by the address of the changed linear, so that C can search them."""
 
     def __init__(self, products: Sequence[ProductC]) -> None:
-        # kept beside the structs, which hold only the addresses of its tensors
+        # kept because the structs hold only the addresses of the products' tensors
         self.products = sorted(products, key=lambda product: ctypes.addressof(product.changed.struct))
         self.dtype = products[0].changed.dtype
         self.structs = (_Product * len(products))(*map(_product, self.products))

@@ -194,7 +194,8 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
 
 
 def v_is_paired(cache_v: Tensor) -> bool:
-    """Whether values of two consecutive tokens are stored interleaved: [pages, page_size / 2, Hk, D, 2] in memory.
+    """Returns whether values of two consecutive tokens are stored interleaved: [pages, page_size / 2, Hk, D, 2] in
+    memory.
 
     Then bf16 kernels multiply by values directly from the cache. This is possible only if pages consist of whole AMX
     tiles. Keys are never interleaved.
@@ -204,7 +205,9 @@ def v_is_paired(cache_v: Tensor) -> bool:
 
 
 def supports_cache(dtype: torch.dtype, cache: Tensor, head_dim: int) -> bool:
-    """Whether the library reads and writes `cache` [..., D, or D + 4 in eight bits] for keys and values of `dtype`."""
+    """Returns whether the library reads and writes `cache` [..., D, or D + 4 in eight bits] for keys and values of
+    `dtype`.
+    """
     if not available(dtype) or head_dim > MAX_HEAD_DIM or cache.shape[-2] * head_dim > MAX_KEY_ELEMENTS:
         return False
     return cache.dtype == dtype or has_scales(cache, head_dim)

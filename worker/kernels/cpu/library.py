@@ -75,7 +75,7 @@ class Kernels:
 
 
 def available(dtype: torch.dtype) -> bool:
-    """Whether the library can be used, and supports tensors of `dtype`. The first call may compile the library."""
+    """Returns whether the library can be used for tensors of `dtype`. The first call may compile the library."""
     return dtype in kernels()
 
 
@@ -85,7 +85,9 @@ def tier() -> str:
 
 
 def multiplies_bf16() -> bool:
-    """Whether the instruction set in use multiplies pairs of bf16 numbers directly, without converting them to fp32."""
+    """Returns whether the instruction set in use multiplies pairs of bf16 numbers directly, without converting them to
+    fp32.
+    """
     return tier() in ("avx512bf16", "amx")
 
 

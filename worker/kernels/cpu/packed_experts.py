@@ -147,7 +147,7 @@ class Arena:
 def pack_experts_in_c(
     experts: Iterable[Sequence[Tensor | QuantizedWeight]], bias: Tensor | None, *, count: int, dtype: torch.dtype
 ) -> CpuExperts:
-    """Packs the weights of `count` experts. experts: the parts of each weight [N, K], as for pack_weight
+    """Packs the weights of `count` experts. experts: for each expert the parts of its weight [N, K], as in pack_weight
 
     bias: [count, N]
     """

@@ -36,7 +36,7 @@ CODE_BLOCK = 16  # inputs of a block of codes
 # The kinds of numbers in weight.h. PLAIN: of the weight's dtype; INTEGER4, INTEGER8: codes that are multiplied as
 # integers; the other kinds: codes whose values are multiplied.
 PLAIN, TABLE4, INT8_VALUES, E4M3_VALUES, INTEGER4, INTEGER8 = range(6)
-KINDS = {INT8: INT8_VALUES, E4M3: E4M3_VALUES}  # other codes have four bits
+KINDS = {INT8: INT8_VALUES, E4M3: E4M3_VALUES}  # all other codes have four bits
 # Codes whose values are small integers or multiples of 0.5
 INTEGER_KINDS = {
     INT4: INTEGER4,
@@ -168,7 +168,7 @@ def pack_weight(
 
 def _pack_runs(parts: Sequence[Tensor | QuantizedWeight], dtype: torch.dtype, memory: Memory) -> Iterator[PackedPart]:
     """Packs parts. If all are tensors, they become one part. If all are quantized, adjacent parts in the same format
-    become one part. Otherwise, every part stays a part of its own.
+    become one part. In all other cases, every part stays a part of its own.
     """
     tensors = [part for part in parts if isinstance(part, Tensor)]
     quantized = [part for part in parts if isinstance(part, QuantizedWeight)]

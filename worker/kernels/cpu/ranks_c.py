@@ -42,7 +42,7 @@ class RanksC:
     ) -> None:
         """memory: `shared_bytes` bytes, zero at first, which all ranks map; the bytes stay mapped while this object
         exists
-        links: TCP connections to all other ranks, if some ranks are on other hosts; only this rank then maps `memory`
+        links: if some ranks are on other hosts, TCP connections to all other ranks; then only this rank maps `memory`
         """
         loaded = library()
         assert loaded is not None and 0 <= rank < count <= MOST_RANKS

@@ -224,7 +224,7 @@ class Checkpoint:
             for path in weight_files(folder):
                 self._add(path)
             if staging is not None:
-                self._open.callback(staging.close)  # runs before the staged files are closed
+                self._open.callback(staging.close)  # this callback runs before the staged files are closed
         except BaseException:
             self._open.close()
             raise

@@ -51,7 +51,7 @@ class GgufTensors:
                 ends = (entry.offset + entry.nbytes for entry in index.tensors.values() if entry.file == number)
                 self._add(path, max(ends, default=0))
             if staging is not None:
-                self._open.callback(staging.close)  # runs before the staged files are closed
+                self._open.callback(staging.close)  # this callback runs before the staged files are closed
         except BaseException:
             self._open.close()
             raise

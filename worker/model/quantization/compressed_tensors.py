@@ -109,7 +109,9 @@ class CompressedTensors:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Endings of tensors that are not read. Zero points are read only for asymmetric weights; others are all 0."""
+        """Endings of names of tensors that are not read. Zero points are read only for asymmetric weights: all others
+        are 0.
+        """
         return ".weight_shape", ".weight_zero_point"
 
     @property

@@ -15,7 +15,7 @@ from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.model.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors, check_finite
 from worker.model.quantization.codes import input_order, signed, unpack
 
-UNSET = -1  # the entries of a g_idx that compressed-tensors has not filled
+UNSET = -1  # in a g_idx that compressed-tensors has not filled, all entries have this value
 NOT_A_NUMBER = 0x7F  # NaN in E4M3, without the sign bit
 
 

@@ -86,8 +86,8 @@ typedef struct {
 
 typedef struct {
     char *x, *h, *projected, *gates, *q, *inner;
-    char *gathered, *own_columns; /* gathered: `inner` of all ranks; own_columns: this rank's columns of a product; both
-                                     only with ranks */
+    char *gathered, *own_columns; /* gathered: `inner` of all ranks; own_columns: this rank's columns of a product. Only
+                                     used with ranks */
     char *scratch;            /* for recurrent layers and for experts */
     char *inputs; /* [t][num_layers][input_size]: vectors that add_input adds to the rows; may be NULL */
 #include "step_columns.h"

@@ -115,8 +115,8 @@ def attend_block(
 ):  # fmt: skip
     """Adds the keys start .. start + BLOCK_N - 1 that are below `end` to the partial softmax of q.
 
-    q [M, D]: rows at query_positions [M] that see the keys up to last_keys [M]. For valid rows, both numbers are in
-        first_position .. last_position, and last_position < end.
+    q [M, D]: rows at query_positions [M] that see the keys up to last_keys [M]. For valid rows, query_positions and
+        last_keys are in first_position .. last_position, and last_position < end.
     cap_scale: None if there is no soft cap
     """
     d, key_positions = tl.arange(0, BLOCK_D), start + tl.arange(0, BLOCK_N)

@@ -20,8 +20,8 @@ def _attend(
 ):  # fmt: skip
     """Attends to the keys begin .. last_position, split by split. begin: a multiple of BLOCK_N
 
-    q [M, D]: rows at query_positions [M] that see the keys up to last_keys [M]. For valid rows, both numbers are in
-        first_position .. last_position.
+    q [M, D]: rows at query_positions [M] that see the keys up to last_keys [M]. For valid rows, query_positions and
+        last_keys are in first_position .. last_position.
     Returns two partial softmaxes: over all splits except the last one, and over the last split.
     """
     m_i, l_i, acc = empty_softmax(BLOCK_M, BLOCK_D)

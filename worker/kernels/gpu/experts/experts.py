@@ -99,7 +99,7 @@ def _multiply(h: Tensor, layer: Experts, count: int, numbers: Tensor, activation
 
 
 def _tile_rows(layer: Experts, slots: int, count: int, h: Tensor) -> int:
-    """Returns how many rows a tile may have so that it fits into shared memory in both products."""
+    """Returns how many rows a tile may have to fit into shared memory in the two products, gate_up and down."""
     rows = tiles.expert_tile_rows(slots, count, h.dtype)
     sizes = [_fitting_rows(layer.gate_up, rows, 2, h), _fitting_rows(layer.down, rows, 1, h)]
     return min(sizes)

@@ -73,7 +73,9 @@ def accumulate_gated_chain(
     EVEN: tl.constexpr, FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Computes the chains of gate and up over all of K, for the same tokens. Returns both [N, M], without scales."""
+    """Computes the chains of gate and up over all of K, for the same tokens. Returns the two chains, each [N, M],
+    without scales.
+    """
     gate = _zero_accumulator(x_ptrs, BLOCK_M, BLOCK_N)
     up = _zero_accumulator(x_ptrs, BLOCK_M, BLOCK_N)
     for at in range(0, depth, BLOCK_K):

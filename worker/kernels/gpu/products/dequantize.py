@@ -3,7 +3,7 @@
 worker/kernels/weights/quantized_weight.py defines the numbers: value * scale + minimum in float32, with each operation
 rounded, and then rounded once to the format of the tokens' activations. If the scale is exact in bfloat16, the tokens
 are bfloat16, and there is no minimum, then one multiplication in bfloat16 gives the same bits with half the
-instructions: the product of two such numbers is exact in float32.
+instructions: the product of two bfloat16 numbers is exact in float32.
 
 A word of 16 bits has the codes of two or four inputs (packed_codes.py). A thread holds words in pairs, because the
 tensor core reads numbers in pairs, and each instruction here works on the codes of both words. A cast would use

@@ -11,7 +11,8 @@
 
 #define MAX_CHUNK_STEPS 40     /* the most k-steps of a chunk; shorter chunks would store accumulators too often */
 #define CHUNK_BYTES (MAX_CHUNK_STEPS * K_STEP_BYTES)
-#define UNPACKED_STEPS 8       /* k-steps of a chunk of codes unpacked for a single strip: it stays in the L1 cache */
+#define UNPACKED_STEPS 8       /* how many k-steps of codes are unpacked at once for a single strip; they stay in the L1
+                                  cache */
 #define PREFETCH_DISTANCE 8192 /* with a single strip, how many bytes ahead a weight is prefetched */
 #define BLOCK_BYTES (256L << 10) /* the most bytes of inputs in a block of more than 64 rows */
 

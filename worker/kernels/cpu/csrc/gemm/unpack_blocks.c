@@ -54,7 +54,7 @@ USES_AVX2 static void q5_0(const uint8_t *block, uint8_t *codes, float *scale, f
 /* Q4_K and Q5_K have eight scales and eight minimums of six bits each, in 12 bytes. The first four scales are the low
  * six bits of bytes 0 to 3, and the first four minimums are the low six bits of bytes 4 to 7. The two high bits of
  * bytes 0 to 7 are the high bits of the other scales and minimums. Of bytes 8 to 11, the low halves are the low four
- * bits of these scales, and the high halves those of these minimums. */
+ * bits of these scales, and the high halves are the low four bits of these minimums. */
 USES_AVX2 static inline void k_scales(const uint8_t *block, float *scale, float *minimum) {
     const uint8_t *bytes = block + 4;
     float factor = half_at(block), below = -half_at(block + 2);

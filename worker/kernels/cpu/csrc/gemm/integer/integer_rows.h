@@ -61,8 +61,8 @@ INLINE int dropped_bits(const Weight *w) {
 /* Returns K, padded to whole blocks of codes. */
 INLINE long integer_depth(const Weight *w) { return ceil_div(w->k, CODE_BLOCK) * CODE_BLOCK; }
 
-/* Returns the block that begins at input `from`; at the end of K, the block is empty. part: the number of its first
- * part. */
+/* Returns the block that begins at input `from`; at the end of K, the block is empty. part: the number of the block's
+ * first part. */
 INLINE IntegerBlock block_at(const Weight *w, long from, long part) {
     IntegerBlock b = {.from = from, .group = from / w->group, .part = part};
     long most = MAX_INTEGER_BLOCK / w->group * w->group, group_left = (b.group + 1) * w->group - from;
