@@ -75,7 +75,7 @@ def _attend_batch(
     if sinks is not None:  # Appends a key and a value of zeros. The mask below adds the sink to the key's score, 0.
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
     longest = int(q_lens.max())
-    own_masks = sinks is not None or softcap > 0  # whether each head needs a mask of its own
+    own_masks = sinks is not None or softcap > 0  # if true, each head needs a mask of its own
     rows_at_once = max(1, MASK_ELEMENTS // (key_positions.numel() * (heads if own_masks else heads // kv_heads)))
     for start in range(0, longest, rows_at_once):
         end = min(start + rows_at_once, longest)

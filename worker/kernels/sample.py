@@ -18,7 +18,7 @@ from torch import Tensor
 from worker.kernels.params import EVERY, PlainParams, SampleParams, Stages
 
 ONE = 1 << 40  # integer weight of the most likely token; the sum of 2**18 of them fits in 63 bits
-KEY_LEVELS = (20, 10, 0)  # a 31-bit key is selected by its top 11, next 10 and last 10 bits
+KEY_LEVELS = (20, 10, 0)  # a 31-bit key is selected in three steps: by its top 11, next 10 and last 10 bits
 BINS = 2048
 LARGEST_KEY = 0x7FFFFFFF
 LOGPROB_CHUNK = 1 << 24  # the most logits whose log-probabilities are computed at once
@@ -116,7 +116,8 @@ def first_highest(logits: Tensor) -> Tensor:
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     """Returns a float64 in (0, 1) for each (seed, position): number `position` of the generator with this seed's hash.
 
-    It is Sebastiano Vigna's splitmix64 (https://prng.di.unimi.it/splitmix64.c). It uses integers, so all devices agree.
+    The generator is Sebastiano Vigna's splitmix64 (https://prng.di.unimi.it/splitmix64.c). It uses integers, so all
+    devices agree.
     """
     state = _mix(seeds + _GOLDEN) + (positions + 1) * _GOLDEN
     return ((_mix(state) >> 12 & (1 << 52) - 1).double() + 0.5) * 2.0**-52

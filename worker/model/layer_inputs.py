@@ -149,7 +149,7 @@ def vectors_of_layers(
 ) -> Tensor:
     """Returns the per-layer embeddings [T, L, P] of token_ids [T]. x [T, H]: the scaled embeddings of the tokens"""
     size = len(weights.norm)
-    scale = torch.tensor(size**0.5).to(x.dtype).item()  # rounded as in training
+    scale = torch.tensor(size**0.5).to(x.dtype).item()  # the scale is rounded as in training
     of_tokens = embedding(token_ids, weights.table).to(x.dtype).view(len(x), -1, size) * scale
     of_context = (linear(x, weights.projection) * x.shape[1] ** -0.5).view(len(x), -1, size)
     return (rms_norm(of_context, weights.norm, eps) + of_tokens) * 2**-0.5

@@ -17,7 +17,7 @@ from worker.kernels.cpu.packed_weight import CpuWeight
 
 @dataclass(frozen=True, slots=True)
 class PartC:
-    """The matrix B of some modules, whose outputs are consecutive columns of a linear.
+    """The matrix B of modules whose outputs are consecutive columns of a linear.
 
     b: maps `ranks` inputs, padded with zeros, to the columns
     first_rank, ranks: which outputs of A are the inputs of b

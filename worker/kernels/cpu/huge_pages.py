@@ -1,5 +1,5 @@
-"""Allocates memory in huge pages, which is read with few TLB misses. In pages of 4 KB, a weight is read up to a seventh
-slower.
+"""Allocates memory in huge pages, so that reading it causes few TLB misses. In pages of 4 KB, a weight is read up to a
+seventh slower.
 """
 
 import math

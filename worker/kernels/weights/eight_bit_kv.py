@@ -25,7 +25,8 @@ def has_scales(cache: Tensor, head_dim: int) -> bool:
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Quantizes rows x [..., D] to codes of `dtype`, rounded to nearest even. Returns bytes [..., D + 4]."""
     largest = x.float().abs().amax(-1, keepdim=True)
-    # a tensor, because torch divides a Python number by multiplying with the reciprocal, which rounds differently
+    # a tensor, because torch would divide a Python number by multiplying it with the reciprocal, which rounds
+    # differently
     limit = torch.full_like(largest, LARGEST[dtype])
     tiny = largest < TINY_ROW
     codes = (x.float() * torch.where(tiny, 0.0, limit / largest)).clamp(-limit, limit)

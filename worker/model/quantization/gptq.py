@@ -1,4 +1,4 @@
-"""Reads checkpoints with `quant_method: gptq`: unsigned codes of 4 or 8 bits, packed along the inputs; zero points.
+"""Reads checkpoints with `quant_method: gptq`: unsigned codes of 4 or 8 bits, packed along the inputs, and zero points.
 
 A weight [N, K] is stored as qweight [K / p, N], qzeros [groups, N / p] and scales [groups, N]; an int32 has p codes.
 g_idx [K] is the group of each input. It is not ascending if the inputs were reordered for quantization (`desc_act`).

@@ -178,7 +178,7 @@ def _assembled(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Weights:
 def _made(
     record: type, name: str, found: Mapping[str, Any], groups: Set[str], records: Mapping[str, type] = NO_RECORDS
 ) -> Any:
-    """Makes a record. Its fields are in `found` under its name, a dot and the field's name.
+    """Makes a record. Its fields are in `found` under the record's name, a dot and the field's name.
 
     groups: the names of all records with fields in `found`
     records: the record types of fields, by field name, where the field's type hint does not tell them

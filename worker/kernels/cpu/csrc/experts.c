@@ -25,8 +25,8 @@ typedef struct {
                                          of each place */
     int64_t *ends;                    /* [count]: for each expert, the end of its places */
     GemmJob *jobs;                    /* [count] */
-    char *narrow, *wide;              /* narrow: [slots, max(H, inner)] elements; wide: [slots], the larger of 2 inner
-                                         elements and H floats */
+    char *narrow, *wide;              /* narrow: [slots, max(H, inner)] elements; wide: for each slot, the larger of 2 *
+                                         inner elements and H floats */
     char *gathered, *mixed, *added;   /* only with ranks; in elements: gathered [slots, I], mixed and added [t, own] */
 } Call;
 

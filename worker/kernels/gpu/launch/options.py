@@ -47,7 +47,8 @@ class GpuOptions:
     # [ARRIVALS] int32: counts finished programs; None if no option needs it. All counters are zero whenever no kernel
     # runs: the last program that counts sets its counter back, so that replays of a CUDA graph find zeros, too.
     arrivals: Tensor | None = field(default=None, compare=False, repr=False)
-    branch: "torch.cuda.Stream | None" = field(default=None, compare=False, repr=False)  # the stream of prefetch_branch
+    # the stream on which prefetch_branch loads
+    branch: "torch.cuda.Stream | None" = field(default=None, compare=False, repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ def _load_weights(at, mask, k, depth, EVEN: tl.constexpr):
 
 @triton.jit
 def load_tokens(at, mask, k, depth, EVEN: tl.constexpr):
-    """Loads the numbers of a tile's tokens, [K, M]."""
+    """Loads the activations of a tile's tokens, [K, M]."""
     if EVEN:
         return tl.load(at, mask=mask[None, :], other=0.0)
     return tl.load(at, mask=mask[None, :] & (k < depth)[:, None], other=0.0)

@@ -63,7 +63,7 @@ INLINE void prefetch_pair(const char *step, long pair, long pairs, const int who
         return;
     }
     const char *next = step + pair * HALF_PANEL * 8;
-    if (pair * 2 >= pairs) next += (K_STEP / 2 - pairs) * HALF_PANEL * 4; /* the lines of the second half */
+    if (pair * 2 >= pairs) next += (K_STEP / 2 - pairs) * HALF_PANEL * 4; /* skips to the second half */
     prefetch(next);
     prefetch(next + HALF_PANEL * 4);
 }

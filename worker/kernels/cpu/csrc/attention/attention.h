@@ -113,7 +113,7 @@ INLINE size_t cache_slot(const AttentionArgs *a, int seq, long position, long *c
     return (size_t)a->page_table[seq * a->page_table_stride + page] * a->page_size + offset;
 }
 
-/* The bytes of one cached head of a token, and of all cached heads of a token. */
+/* head_bytes returns the bytes of one cached head of a token, token_bytes those of all cached heads of a token. */
 INLINE long head_bytes(const AttentionArgs *a) { return kv_row_bytes(a->kv_format, a->d, a->element_size); }
 INLINE long token_bytes(const AttentionArgs *a) { return a->kv_heads * head_bytes(a); }
 

@@ -11,8 +11,7 @@
 enum { PACKED, F32, BF16, INT8, FP8 };
 
 #define STEP (2 * SIMD_WIDTH) /* elements of a pair of registers together */
-#define CHUNK 8               /* how many elements of each key a pair of registers holds; it holds SIMD_WIDTH / 4
-                                 keys */
+#define CHUNK 8               /* a pair of registers holds this many elements of each of SIMD_WIDTH / 4 keys */
 
 INLINE int is_codes(const int format) { return format >= INT8; }
 INLINE long bytes_of(const int format) { return is_codes(format) ? 1 : format == BF16 ? 2 : 4; }

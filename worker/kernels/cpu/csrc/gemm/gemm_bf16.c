@@ -23,9 +23,9 @@ typedef struct {
     long advance, second;
 } Prefetch;
 
-/* Multiplies a strip of rows by some pairs of k of a panel. x: [k-steps][rows][32], from the first pair on. first:
- * whether sums start from zero and not from acc [rows][32]. If `end` is NULL, sums are stored in acc. Otherwise a group
- * is complete, and its sums are scaled and added to total [rows][32]. */
+/* Multiplies a strip of rows by some pairs of k of a panel. x: [k-steps][rows][32], from the first pair on. first: if
+ * true, sums start from zero, else from acc [rows][32]. If `end` is NULL, sums are stored in acc. Otherwise a group is
+ * complete, and its sums are scaled and added to total [rows][32]. */
 typedef void StripKernel(const char *x, const char *weight, long pairs, float *acc, int first, const Prefetch *prefetch,
                          const GroupEnd *end, float *total);
 

@@ -20,7 +20,7 @@ typedef struct {
 } Ahead;
 
 /* Multiplies a strip of rows by some inputs of a panel. x: [k / SIMD_WIDTH][rows][SIMD_WIDTH]; numbers: [k][32]; first:
- * whether sums start from zero and not from acc [rows][32]. If `end` is NULL, sums are stored in acc. Otherwise a group
+ * if true, sums start from zero, else from acc [rows][32]. If `end` is NULL, sums are stored in acc. Otherwise a group
  * is complete, and its sums are scaled and added to total [rows][32]. */
 typedef void StripKernel(const float *x, const float *numbers, long k, float *acc, int first, const GroupEnd *end,
                          float *total, Ahead ahead);

@@ -19,8 +19,8 @@ typedef struct {
     const int32_t *pairs, *starts;
     const float *scales, *input_sums;
     long stride;
-    const char *ahead, *ahead_end; /* the codes that the strip prefetches: `lines` cache lines with each part and
-                                      `registers` of columns */
+    const char *ahead, *ahead_end; /* the codes that the strip prefetches: `lines` cache lines before each part of each
+                                      group of columns */
     long lines;
 } StripRows;
 
