@@ -89,8 +89,7 @@ def logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Ten
     """Returns log-probabilities of the model, before penalties and temperature.
 
     logits [R, V] float32, ids [R] int64 -> (log p of ids [R], the `top` most likely ids [R, top], their log p
-    [R, top]). Log-probabilities are float32. The most likely token is first; among equally likely tokens, the one with
-    the lowest id.
+    [R, top]). Log-probabilities are float32. The most likely token is first; of equally likely tokens, the lowest id.
     """
     rows = max(1, LOGPROB_CHUNK // logits.shape[1])
     chunks = [_logprobs(*chunk, top) for chunk in zip(logits.split(rows), ids.split(rows), strict=True)]
@@ -116,8 +115,7 @@ def first_highest(logits: Tensor) -> Tensor:
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     """Returns a float64 in (0, 1) for each (seed, position): number `position` of the generator with this seed's hash.
 
-    The generator is Sebastiano Vigna's splitmix64 (https://prng.di.unimi.it/splitmix64.c). It uses integers, so all
-    devices agree.
+    It is Sebastiano Vigna's splitmix64 (https://prng.di.unimi.it/splitmix64.c). It uses integers, so all devices agree.
     """
     state = _mix(seeds + _GOLDEN) + (positions + 1) * _GOLDEN
     return ((_mix(state) >> 12 & (1 << 52) - 1).double() + 0.5) * 2.0**-52

@@ -92,7 +92,8 @@ class Loader:
     on_size: Callable[[WeightsSize], None] = lambda size: None
     share: Share | None = None
     stage: Stage | None = None
-    keep: Callable[[Layer], Layer] = lambda layer: layer  # called with each read layer; its result is put into Weights
+    # called with each layer that has been read; what it returns is put into Weights
+    keep: Callable[[Layer], Layer] = lambda layer: layer
     done: int = 0  # bytes
     total: int = 0  # bytes
     pieces: Pieces = field(default_factory=Pieces)  # the memory of packed linears, on a CPU

@@ -111,7 +111,7 @@ class StepAdaptersC:
     """The adapters of all rows of a step."""
 
     def __init__(self, rows: Sequence[RowsC]) -> None:
-        self._rows = rows  # kept because the library gets addresses of its tensors
+        self._rows = rows  # kept because the library gets the addresses of the tensors in `rows`
         dtype = rows[0].adapter.dtype
         functions, in_tiles = kernels()[dtype], instruction_sets(dtype)[1] == "amx"
         called = [ctypes.cast(getattr(functions, name), c_void_p) for name in KERNELS]

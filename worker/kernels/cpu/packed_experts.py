@@ -128,7 +128,8 @@ class Arena:
             self._used = 0
         begin, self._used = self._used, self._used + room
         self._of_this += room
-        self.pieces[-1][begin + nbytes : self._used].zero_()  # so that equal weights have equal pieces, gaps included
+        # zeros make the pieces of equal weights equal, gaps included
+        self.pieces[-1][begin + nbytes : self._used].zero_()
         return self.pieces[-1][begin : begin + nbytes].view(dtype).view(*shape)
 
     def end_expert(self) -> None:

@@ -173,7 +173,8 @@ def _make(
     shared = DenseWeights(gate_up=packed["gate_up"], down=packed["down"]) if "down" in packed else None
     if not of.beside_mlp:
         return MixtureWeights(experts=experts, shared=shared, shared_gate=packed.get("shared_gate"))
-    # The router's input is normed without a weight, then multiplied by a factor. That equals one norm with a weight.
+    # The router's input is normed without a weight, then multiplied by a factor. Together they equal one norm with a
+    # weight.
     (factor,), (scales,) = small["before_router"], small["scales"]
     before = (factor.float() / math.sqrt(spec.hidden_size)).to(factor.dtype)
     norms = BesideNorms(before_router=before, **{field: norm(spec, small[field]) for field in NORMS})

@@ -65,7 +65,7 @@ AS_STORED = Layout()
 
 
 def layout_of(name: str, rows: int, index: Index) -> Layout:
-    """Returns the layout of a tensor by its Hugging Face name. rows: the size of its first dimension."""
+    """Returns the layout of a tensor by its Hugging Face name. rows: the size of the tensor's first dimension."""
     # in a vision tower, the converter changes only one norm and the order of rotated rows
     if name.startswith(PREFIXES):
         if index.projector in PAIRED_TOWERS and PAIRED_OF_TOWER.fullmatch(name):

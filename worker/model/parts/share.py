@@ -18,7 +18,7 @@ from worker.spec import LayerSpec, ModelSpec
 
 MOST = 8  # the most processes that an error message recommends
 Section = tuple[int, int]  # (rows of a weight, the number of units, such as heads, that these rows form)
-Sections = Callable[[int, ModelSpec, LayerSpec], list[Section]]  # the number is the weight's number of rows
+Sections = Callable[[int, ModelSpec, LayerSpec], list[Section]]  # the int is the weight's number of rows
 
 
 class CannotShare(Exception):

@@ -86,7 +86,7 @@ def _has_rows(weight: QuantizedWeight) -> bool:
 def in_memory(stored: StoredQuantization | None, flag: str, device: torch.device) -> InMemory:
     """Returns how linears are kept in memory.
 
-    stored: how the checkpoint's linears are quantized; None: they are not
+    stored: how the checkpoint's linears are quantized; None: they are not quantized
     flag: the value of --quantization
 
     Raises ConfigError when the checkpoint and the flag name different formats.

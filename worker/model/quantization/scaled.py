@@ -47,7 +47,9 @@ class Block:
         return actual if fits else grid
 
     def for_rows(self, grid: Tensor, shape: Shape) -> Tensor:
-        """Repeats the rows of a stored grid, so that each row of a weight [N, K] has its own. Returns [N, groups]."""
+        """Repeats the rows of a stored grid, so that each row of a weight [N, K] has scales of its own. Returns [N,
+        groups].
+        """
         down, across = self.grid(shape)
         grid = grid.reshape(down, across)
         rows = grid.repeat_interleave(self.rows, 0)[: shape[0]] if self.rows else grid.expand(shape[0], across)

@@ -130,7 +130,7 @@ def _program(formula: str | None, bits: int, part: int, tokens: torch.dtype, min
 def dequantize(words, scale, minimum, table_ptr, dtype: tl.constexpr, FORMAT: tl.constexpr, PART: tl.constexpr):
     """Returns the weights [N, part_inputs] in `dtype` that part PART of the words encodes.
 
-    scale, minimum: [N] float32; if FORMAT.exact, `scale` is [N] int32, and each has a bfloat16 scale twice
+    scale, minimum: [N] float32; if FORMAT.exact, `scale` is [N] int32, and each int32 has a bfloat16 scale twice
     table_ptr: the code map's values
     """
     if COMPILED and dtype != tl.float32:

@@ -1,8 +1,8 @@
 """A Triton kernel for linear_add_norm: a product of few rows, whose last program adds the residual and norms the sum.
 
 A program stores its partial sums (split_k.py), and counts itself in `arrivals`. The last program, which finds all other
-programs counted, reads all partial sums from the L2 cache and computes the norm like the kernel of norm.py. It also sets
-the counter back for the next launch.
+programs counted, reads all partial sums from the L2 cache and computes the norm like the kernel of norm.py. It also
+sets the counter back for the next launch.
 
 The bits are the same as with two kernels. A norm adds the squares of a row in an order that depends on the number of
 warps, so this kernel has as many warps as the kernel of norm.py. The last program computes one row after another, so

@@ -52,7 +52,7 @@ typedef struct {
     AddProduct *add_product;
     MultiplyA *multiply_a;
     AddB *add_b;
-    int in_tiles; /* whether the matmul uses AMX tiles, which are faster than `add_b` for more than FEW_ROWS rows */
+    int in_tiles; /* if true, the matmul uses AMX tiles, which are faster than `add_b` for more than FEW_ROWS rows */
 } StepAdapters;
 
 /* Computes all jobs, and adds the adapters' products to their outputs. Returns 0, or 1 when memory is exhausted. */

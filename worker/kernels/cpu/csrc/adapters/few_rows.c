@@ -208,7 +208,7 @@ INLINE void add_strip(const Change *c, const ProductPart *part, long column, lon
     Sums sums;
     for (int r = 0; r < rows; r++) {
         x[r] = c->low + ((row + r) * c->product->a->n + part->first_rank) * size;
-        /* a row has lines of its own */
+        /* the outputs of different rows are in different cache lines */
         if (rows > 1) __builtin_prefetch(out + places[r] * row_bytes + column * size, 1, 3);
     }
     multiply_columns(part->b, column, x, part->ranks, &sums, rows, REGISTERS, is_bf16);

@@ -245,7 +245,8 @@ static long count_splits(const AttentionArgs *a) {
     return n;
 }
 
-/* Returns the number of heads of an item: all heads if there are enough sequences, to read the cache sequentially. */
+/* Returns the number of heads of an item: all heads if there are enough sequences, so that the cache is read
+ * sequentially. */
 INLINE long heads_per_item(const AttentionArgs *a, long rows, int threads) {
     long tiles = max_long(1, min_long(MAX_HEAD_TILES, (rows + TILE_ROWS - 1) / TILE_ROWS));
     return a->seqs < 4 * threads ? MIN_ITEM_HEADS : max_long(1, min_long(a->kv_heads, MAX_ITEM_TILES / tiles));

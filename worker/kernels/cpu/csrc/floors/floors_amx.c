@@ -1,4 +1,4 @@
-/* Measures the machine's peak rate of bf16 multiply-adds on AMX tiles. Python takes the time. */
+/* Measures the machine's peak rate of bf16 multiply-adds on AMX tiles. Python measures the time. */
 #define SUFFIX amx
 #include "../amx_tiles.h"
 #include "../simd.h"

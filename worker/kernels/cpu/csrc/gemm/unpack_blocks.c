@@ -102,7 +102,7 @@ USES_AVX2 static void mxfp4(const uint8_t *block, uint8_t *codes, float *scale, 
 
 static const struct {
     Unpack *unpack;
-    int numbers, bytes, groups, has_minimum; /* how many a block has of each; has_minimum: 1 if it has minimums */
+    int numbers, bytes, groups, has_minimum; /* how many of these a block has; has_minimum: 1 if it has minimums */
 } FORMATS[] = {
     {q8_0, 32, 34, 1, 0},   {q4_0, 32, 18, 1, 0},   {q4_1, 32, 20, 1, 1},    {q5_0, 32, 22, 1, 0},
     {q4_k, 256, 144, 8, 1}, {q5_k, 256, 176, 8, 1}, {q6_k, 256, 210, 16, 0}, {mxfp4, 32, 17, 1, 0},

@@ -147,7 +147,7 @@ INLINE float power_of_two(int biased_exponent) {
 }
 
 /* Returns the value of integer 1 in a block of `length` inputs. Sets *factor to the factor that converts inputs to
- * integers. dropped: how many bits fewer than 16 the integers have. */
+ * integers. dropped: by how many bits the integers are shorter than 16 bits. */
 INLINE float block_scale(const bf16 *x, long length, int dropped, float *factor) {
     bf16 largest = largest_magnitude(x, length);
     int exponent = max_long(largest >> 7, 15), finite = largest < 0x7f80;
