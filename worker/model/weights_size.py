@@ -21,7 +21,7 @@ class Keeper:
         return sum(self.nbytes_as(weight.shape, layout) for weight, layout in kept)
 
     def copies_head(self, layout: Layout | None) -> bool:
-        """Whether a tied head with this layout is kept in memory in addition to the embedding."""
+        """Returns whether a tied head with this layout is kept in memory in addition to the embedding."""
         return layout is not None or self._in_c
 
     def nbytes_as(self, shape: Shape, layout: Layout | None) -> int:

@@ -18,7 +18,7 @@ def row_elements(head_dim: int, dtype: torch.dtype, device: torch.device | str) 
 
 
 def has_scales(cache: Tensor, head_dim: int) -> bool:
-    """Whether each row of `cache` [..., D or D + 4] ends with its scale."""
+    """Returns whether each row of `cache` [..., D or D + 4] ends with its scale."""
     return cache.dtype in LARGEST and cache.shape[-1] == head_dim + SCALE_BYTES
 
 

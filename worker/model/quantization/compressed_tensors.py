@@ -24,7 +24,7 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A number format. kind: its name in logs; format: its name in checkpoints if codes are stored one per byte"""
+    """A number format. kind: its name; format: the format of stored tensors that have one code per byte"""
 
     kind: str
     code_map: CodeMap

@@ -48,7 +48,7 @@ PARTIAL_BYTES = 256 << 20  # memory for partial results; a sequence with one row
 SPLIT_PROGRAMS = 4  # programs of _split_kernel for each multiprocessor, which runs two of them at a time
 COMBINE_PROGRAMS = 32  # programs of _combine_kernel for each multiprocessor, which runs all 32 at a time
 SPLITS_AT_ONCE = 8  # how many partial results a program loads at once when it merges them
-# bytes of shared memory for which five stages are chosen: they take up to 132 KiB, three up to 99
+# with at least so many bytes of shared memory there are five stages, which take up to 132 KiB; three take up to 99 KiB
 FIVE_STAGES_FROM = 160 << 10
 NO_FP_FUSION = {"enable_fp_fusion": False}  # every kernel rounds multiplications and additions as written
 

@@ -64,7 +64,7 @@ class GpuOptions:
         overlap = self.softmax_overlap and capability[0] == HOPPER
         counts = self.last_combine or self.fused_norms
         arrivals = torch.zeros(ARRIVALS, dtype=torch.int32, device=device) if counts else None
-        # PyTorch captures CUDA graphs on a stream of normal priority, so the capture cannot use this stream.
+        # PyTorch captures CUDA graphs on a stream of normal priority, so that stream is never this one.
         branch = torch.cuda.Stream(device, priority=-1) if self.prefetch_branch and device.type == "cuda" else None
         prefetch = self.weight_prefetch and pdl
         return replace(

@@ -9,8 +9,7 @@
 /* For one head, s->k: [D / 2 padded to 16][BLOCK_KEYS][2]; s->v: [BLOCK_KEYS / 2][D padded to 16][2];
  * tile->q: [16][D padded to 32]; s->scores: [16][BLOCK_KEYS]; tile->weights: [16][BLOCK_KEYS] bf16 */
 
-#define MAX_ROWS_AT_ONCE 6 /* rows with 4 registers of scores or outputs for each row; only 3 rows fit with 8 registers
-                              for each row */
+#define MAX_ROWS_AT_ONCE 6 /* the most rows with 4 registers of scores or outputs each; with 8 registers each, 3 rows */
 
 static void begin_work(void) { flush_denormals(1); }
 static void end_work(void) { flush_denormals(0); }
