@@ -34,7 +34,7 @@ def attention_torch(
     sinks [Hq] float32: for each query head the unscaled logit of an additional key whose value is zero
     visible_to [T] int32: how many keys of its sequence each row sees. A row sees at least the keys up to its own, at
         least as many as the row before it, and at most seq_lens.
-    max_kv_len, next_weights: at least the largest of seq_lens; the next products' weights. Only GPUs use these two.
+    max_kv_len: at least the largest of seq_lens. next_weights: the next products' weights. Only GPUs use these two.
 
     Returns [T, Hq, D] in q's dtype. Decodes (sequences with one row) and other sequences are computed in separate
     padded batches, so that decodes are not padded to the length of chunks.

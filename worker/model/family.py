@@ -240,14 +240,14 @@ class FamilyExperts:
     state.
 
     size: the name of the setting for the experts' intermediate size
-    normalized: whether the weights of a row's experts add up to 1; None if the setting `norm_topk_prob` decides
+    normalized: if true, the weights of a row's experts add up to 1; None: the setting `norm_topk_prob` decides
     sparse: returns for each layer whether it has experts
-    sigmoid: whether the router's scores are sigmoids
+    sigmoid: if true, the router's scores are sigmoids
     factor: the name of the setting by which the experts' weights are multiplied; "" if there is none
-    choice_bias: whether experts are chosen by their scores plus a bias for each expert
+    choice_bias: returns whether experts are chosen by their scores plus a bias for each expert
     shared_size: the name of the setting for the shared expert's intermediate size; "" if there is no shared expert
-    shared_gated: whether the shared expert has a gate
-    beside_mlp: whether layers with experts also have the MLP
+    shared_gated: if true, the shared expert has a gate
+    beside_mlp: if true, layers with experts also have the MLP
     transposed: as in ExpertsSpec
     """
 
@@ -257,7 +257,7 @@ class FamilyExperts:
     sigmoid: bool = False
     factor: str = ""
     choice_bias: Callable[[Config], bool] = never
-    biases: bool = False  # whether the router and the experts have biases
+    biases: bool = False  # if true, the router and the experts have biases
     shared_size: str = ""
     shared_gated: bool = True
     beside_mlp: bool = False
@@ -273,7 +273,7 @@ class Family:
     # returns further fields of each LayerSpec
     layer_details: Callable[[Config, Sequence[str]], list[dict[str, Any]]] = every_layer_alike
     rotates: Callable[[Config], list[bool]] = every_layer_rotates
-    partial_rotary: bool = False  # whether a config may rotate only a part of each head
+    partial_rotary: bool = False  # if true, a config may rotate only a part of each head
     # if true, a rotated pair is two adjacent dimensions, not dimensions half a head apart
     rotates_neighbours: bool = False
     norm_offset: bool = False

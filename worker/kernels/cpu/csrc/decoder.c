@@ -97,7 +97,7 @@ typedef struct {
                                   tables */
     const int64_t *rope_rows;  /* [t] the row of the rotary tables for each row; NULL: the row of its position */
     const int64_t *added_rows; /* [added_count] the rows of x to which the vectors `added` are added, ascending */
-    const char *const *added;  /* [num_added]: vectors that are added to added_rows of x after each of the first layers */
+    const char *const *added;  /* [num_added]: vectors to add to added_rows of x after each of the first layers */
     long num_added, added_count;
     const char *first; /* [t][inputs]: the input of the first layer's projections; NULL: it is h */
     char *const *tapped; /* [num_layers]: where each layer's output for the output rows is copied, or NULL; `tapped` may

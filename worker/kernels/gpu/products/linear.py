@@ -8,7 +8,7 @@ the first chain). The division of work never affects the bits: one program may c
 chain has its own program, and the kernel that reads the result adds the partial sums (split_k.py). Inside a chain, K
 advances by the tensor core's step (16 for 16-bit numbers) for any BLOCK_K, zeros beyond the end add nothing, and the
 same instruction runs throughout. The weight's rows are always the instruction's M side, 64 per warp group. The tokens
-are its N side: an instruction has 8 to 256 tokens, and no token affects another token. So tiles may depend on the
+are the N side: an instruction has 8 to 256 tokens, and no token affects another token. So tiles may depend on the
 number of tokens, but chains must not. All of this relies on one assumption about the hardware: wgmma m64nNk16 (k32 for
 e4m3) gives an element the same bits for every N.
 
