@@ -208,8 +208,12 @@ def _ready_runner(
     if gpu is None:
         warn_about_cpu(worker, formats)
         _prepare_cpu_memory(cache)
-        shared = None if loaded.ranks is None else loaded.ranks.model(decoder, cache, size, on_progress)
-        return make_runner(shared or fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=False)
+        if loaded.ranks is None:
+            return make_runner(fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=False)
+        shared = loaded.ranks.model(decoder, cache, size, on_progress)
+        runner = make_runner(shared, cache, worker, vision, on_gpu=False)
+        runner.pipeline = shared.pipeline
+        return runner
     runner = make_runner(fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=True)
     runner.capture_graphs(on_progress)
     return runner

@@ -21,7 +21,7 @@ from worker.run.adapted import has_adapters, has_pictures, inputs_for, model_for
 from worker.run.graphs.graph_capture import EagerGraph, cuda_capture
 from worker.run.graphs.graph_shapes import Shapes
 from worker.run.graphs.graphs import StepGraphs
-from worker.run.in_flight import HostCopy, InFlightStep, ReadPooled, StepOutput, no_rows
+from worker.run.in_flight import AnyStep, HostCopy, InFlightStep, ReadPooled, StepOutput, UnfinishedStep, no_rows
 from worker.run.inputs import LogitsUse, build_inputs, dummy_sequence, pending_tokens, to_device
 from worker.run.sampler import is_plain, sample_rows
 from worker.schedule.sequence import Chunk, Plan, Row
@@ -37,7 +37,16 @@ if TYPE_CHECKING:  # features, which are imported at run time only when needed
 CHECKED_ROWS, CHECKED_ROWS_CPU = 64, 8
 
 
-class Model(Protocol):
+class Forward(Protocol):
+    """Computes steps; the methods of model/decoder.py that compute."""
+
+    def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
+    def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
+    @property
+    def logits(self) -> Callable[[Tensor], Tensor]: ...
+
+
+class Model(Forward, Protocol):
     """The interface of model/decoder.py and model/cpu_decoder.py."""
 
     spec: ModelSpec
@@ -45,11 +54,17 @@ class Model(Protocol):
     max_positions: int
     layers_started: c_uint64
 
-    def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
-    def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
-    def logits(self, h: Tensor) -> Tensor: ...
     def count_replayed(self) -> None: ...
     def with_operations(self, operations: Operations) -> "Model": ...
+
+
+class Pipeline(Protocol):
+    """A model in stages (worker/ranks/staged_model.py): it begins a step before earlier ones have ended."""
+
+    @property
+    def stages(self) -> int: ...
+    def begin(self, inputs: ForwardInputs) -> Forward:
+        """Begins a step. The result computes what is left of this step: it waits for the rows of the last stage."""
 
 
 class DeviceBroken(Exception):
@@ -83,6 +98,7 @@ class Runner:
     ) -> None:  # fmt: skip
         self._model, self._cache, self._device, self.vision = model, cache, cache.device, vision
         self.hidden_reader: Reader | None = None  # a drafter that reads hidden states
+        self.pipeline: Pipeline | None = None  # the model, if its layers are cut into stages
         self._grammar_mask: GrammarMask | None = None  # made when it is first needed
         self._overlap = overlap
         shapes = Shapes(max_batch_size, max_step_tokens, model.max_positions)
@@ -116,24 +132,38 @@ class Runner:
         return self.launch(plan).read()
 
     @torch.inference_mode()
-    def launch(self, plan: Plan, before: InFlightStep | None = None) -> InFlightStep:
+    def launch(self, plan: Plan, before: AnyStep | None = None) -> AnyStep:
         """Launches the chunks of a plan. Tokens that the host does not know yet come from the ids of step `before`."""
-        rows = plan.rows
+        rows, known = plan.rows, before if isinstance(before, InFlightStep) else None
+        replayed = self._replay(plan, rows, known)
+        if replayed is not None:
+            return self._finish(plan, rows, replayed)
+        inputs, use = self._inputs(plan, known)
+        if self.pipeline is not None:
+            begun = self.pipeline.begin(inputs)
+            return UnfinishedStep(
+                plan,
+                self.pipeline.stages - 1,
+                lambda: self._finish(plan, rows, self._computed(begun, inputs, plan, use)),
+            )
+        return self._finish(plan, rows, self._computed(model_for(self._model, plan, inputs), inputs, plan, use))
+
+    def _finish(self, plan: Plan, rows: list[Row], done: _Computed) -> InFlightStep:
+        """Samples the rows of a step that is computed, or is being computed on the device."""
         sequences = [sequence for sequence, _ in rows]
-        done = self._replay(plan, rows, before) or self._compute(plan, before)
         ids = done.ids
         if ids is None:
             ids = self._sample(done.sampled, rows) if rows else done.logits.new_empty(0).long()
         if any(sequence.sampling.logprobs is not None for sequence in sequences) or done.use.prompts:
             return self._with_logprobs(plan, done, ids)
         may_overlap = self._overlap and not plan.drafts and all(map(is_plain, sequences))
-        return InFlightStep(plan, may_overlap, ids, HostCopy(ids), read_pooled=done.read_pooled)
+        return InFlightStep(plan, int(may_overlap), ids, HostCopy(ids), read_pooled=done.read_pooled)
 
     def _with_logprobs(self, plan: Plan, done: _Computed, ids: Tensor) -> InFlightStep:
         from worker.run.logprobs import launch_logprobs
 
         logprobs = launch_logprobs(plan, done.use, done.logits, done.sampled, ids)
-        return InFlightStep(plan, False, ids, HostCopy(ids), logprobs, done.read_pooled)
+        return InFlightStep(plan, 0, ids, HostCopy(ids), logprobs, done.read_pooled)
 
     def _replay(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> _Computed | None:
         if self._graphs is None or has_adapters(plan) or (self.vision is not None and has_pictures(plan)):
@@ -144,19 +174,21 @@ class Runner:
         logits, ids = replayed
         return _Computed(logits, LogitsUse(list(range(len(logits))), []), logits, ids)
 
-    def _compute(self, plan: Plan, before: InFlightStep | None) -> _Computed:
+    def _inputs(self, plan: Plan, before: InFlightStep | None) -> tuple[ForwardInputs, LogitsUse]:
         inputs, use = build_inputs(plan.chunks, self._cache.page_size, self._device, recurrent=bool(self._cache.states))
         self._cache.reach(inputs.max_pages)
         if before is not None:
             self._fill_pending(inputs.token_ids, plan, before)
-        logits, pooled = self._outputs(inputs_for(inputs, plan, self.vision), plan, use)
+        return inputs_for(inputs, plan, self.vision), use
+
+    def _computed(self, model: Forward, inputs: ForwardInputs, plan: Plan, use: LogitsUse) -> _Computed:
+        logits, pooled = self._outputs(model, inputs, plan, use)
         picks = len(use.sampled) < len(logits)
         sampled = logits[to_device(np.array(use.sampled, np.int64), self._device)] if picks else logits
         return _Computed(logits, use, sampled, read_pooled=pooled)
 
-    def _outputs(self, inputs: ForwardInputs, plan: Plan, use: LogitsUse) -> tuple[Tensor, ReadPooled]:
+    def _outputs(self, model: Forward, inputs: ForwardInputs, plan: Plan, use: LogitsUse) -> tuple[Tensor, ReadPooled]:
         """Returns the logits [N, V] float32, and a function that returns the pooled rows."""
-        model = model_for(self._model, plan, inputs)
         if not use.pooled:
             if self.hidden_reader is not None:
                 return self.hidden_reader.logits(model, inputs, plan, self._cache), no_rows

@@ -51,6 +51,7 @@ class SchedulerState:
         self.paging = Paging(pools, config.prefix_cache, config.watermark, chunk, states)
         self.live: dict[Key, Sequence] = {}  # in order of arrival
         self.running: dict[Sequence, None] = {}  # from oldest to newest
+        self.outdated: dict[Sequence, int] = {}  # preempted sequences → tokens in flight whose results do not count
         self.prefix_waits = PrefixWaits(self.paging, self.running.keys())
         self.queue = WaitingQueue(reuses_pages, self.running.keys())
         self.preemptions = 0
@@ -81,6 +82,8 @@ class SchedulerState:
         """Moves a running sequence to the front of the queue. If an id is in flight for it, the id is sampled again."""
         del self.running[sequence]
         self.paging.free(sequence)
+        if sequence.in_flight_tokens:
+            self.outdated[sequence] = self.outdated.get(sequence, 0) + sequence.in_flight_tokens
         sequence.computed_tokens = sequence.in_flight_tokens = sequence.pending_outputs = 0
         sequence.history.preemptions += 1
         self.preemptions += 1

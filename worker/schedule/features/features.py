@@ -7,7 +7,10 @@ from worker.schedule.policy import SchedulerConfig
 
 if TYPE_CHECKING:
     from worker.schedule.features.speculation import Speculation
+    from worker.schedule.features.stages import StageShares
     from worker.schedule.features.states import States
+    from worker.schedule.state import SchedulerState
+    from worker.schedule.step_time import StepTimePolicy
 
 
 def states_of(config: SchedulerConfig, slots: PagePool | None, page_size: int) -> "States | None":
@@ -27,3 +30,12 @@ def speculation_of(config: SchedulerConfig, states: "States | None" = None) -> "
     from worker.schedule.features.speculation import Speculation
 
     return Speculation(config, states)
+
+
+def stages_of(config: SchedulerConfig, state: "SchedulerState", step_time: "StepTimePolicy") -> "StageShares | None":
+    """Returns the StageShares that limit steps if the model is cut into stages; None if it is not."""
+    if config.pipeline_parallel_size == 1:
+        return None
+    from worker.schedule.features.stages import StageShares
+
+    return StageShares(config, state, step_time)
