@@ -60,7 +60,7 @@ def main(orders: socket.socket, memory: int) -> None:
     begin = msgspec.msgpack.decode(receive(orders), type=Beginning)
     worker = begin.worker
     rows = {rank: socket.socket(fileno=file) for rank, file in begin.rows.items()}
-    stay_on_node(begin.rank % worker.tensor_parallel_size, worker.tensor_parallel_size)
+    stay_on_node(begin.rank, worker.ranks)
     torch.set_num_threads(threads_of(worker))
     files = find_model(begin.model, worker, torch.device("cpu"), prefer_cache=True)
     part = files.parts(worker)[begin.rank]

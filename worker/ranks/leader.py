@@ -95,7 +95,7 @@ class Leader:
         size = shared_bytes(round_bytes(stored.spec, worker.max_step_tokens))
         if elsewhere is None:
             self._exchange, self._followers = _start_all(parts, model, worker, size)
-            stay_on_node(0, self.part.lanes)
+            stay_on_node(0, len(parts))
         else:
             gathered = elsewhere.gather()
             self._exchange = Exchange.of(self.part, mmap.mmap(-1, size), gathered.rows, by_tcp=True)

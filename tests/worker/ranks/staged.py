@@ -78,11 +78,16 @@ def follow(computing: RankDecoder, orders: socket.socket, exchange: Exchange) ->
 
 @contextmanager
 def staged(
-    folder: Path, parts: tuple[Part, ...], dtype: torch.dtype, memory: InMemory = AS_STORED
+    folder: Path,
+    parts: tuple[Part, ...],
+    dtype: torch.dtype,
+    memory: InMemory = AS_STORED,
+    prepare: Callable[[list[RankDecoder]], None] = lambda ranks: None,
 ) -> Iterator[StagedModel]:
-    """The model as rank 0 sees it, while all other ranks compute in threads."""
+    """The model as rank 0 sees it, while all other ranks compute in threads. prepare: gets the decoders of all ranks"""
     with exchanges(parts) as found, ExitStack() as stack:
         (decoder, own), *others = [decoder_of(folder, one, dtype, memory) for one in found]
+        prepare([own, *(computing for _, computing in others)])
         orders = dict[Part, socket.socket]()
         for exchange, (_, computing) in zip(found[1:], others, strict=True):
             ours, theirs = socket.socketpair()

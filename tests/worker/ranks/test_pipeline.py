@@ -9,6 +9,7 @@ from collections import deque
 from ctypes import c_uint64
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,38 @@ def test_stages_hand_on_what_replaces_and_is_added_to_rows_of_pictures(checkpoin
     parts = tuple(Part(rank, 1, bounds) for rank in range(2))
     with staged(folder, parts, torch.float32) as one, torch.inference_mode():
         assert torch.equal(one.forward(inputs, cache), expected)
+
+
+@needs_library
+def test_a_stage_computes_a_step_while_the_stage_before_computes_the_next_one(checkpoints: Checkpoints) -> None:
+    """Stage 1 in its first step and stage 0 in its second one wait for each other."""
+    folder = checkpoints("llama")
+    model, cache = whole_model(folder, torch.float32, AS_STORED)
+    inputs = [pack([(row, 40)], cache.page_size) for row in rows_for(cache, prompts_of([40, 40]), 0)]
+    meet, met = threading.Barrier(2, timeout=PATIENCE_S), list[tuple[int, int]]()
+
+    def prepare(ranks: list[RankDecoder]) -> None:
+        for stage, waiting_step in enumerate([1, 0]):
+            decoder = ranks[stage]
+            assert isinstance(decoder, StageDecoder)
+            meet_in_step(decoder, stage, waiting_step)
+
+    def meet_in_step(decoder: StageDecoder, stage: int, waiting_step: int) -> None:
+        own, steps = decoder._own.hidden, count()
+
+        def hidden(*given: Any, **more: Any) -> Tensor:
+            if (step := next(steps)) == waiting_step:
+                meet.wait()
+                met.append((stage, step))
+            return own(*given, **more)
+
+        decoder._own.hidden = hidden  # type: ignore[method-assign]
+
+    with staged(folder, parts_for(spec_of(folder), 2), torch.float32, prepare=prepare) as one, torch.inference_mode():
+        begun = [one.begin(each) for each in inputs]
+        found = [step.forward(each, cache) for step, each in zip(begun, inputs, strict=True)]
+        assert all(torch.equal(logits, model.forward(each, cache)) for logits, each in zip(found, inputs, strict=True))
+    assert sorted(met) == [(0, 1), (1, 0)]
 
 
 def computes_until_its_end(exchange: Exchange, stage: RankDecoder, inputs: ForwardInputs) -> None:
