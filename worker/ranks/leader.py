@@ -152,9 +152,9 @@ class Leader:
         self._check_weights(loaded)
         if self._exchange.ring is None:
             return SharedModel(self._stored.spec, decoder, part, self)
-        others = [follower.orders for follower in self._followers]
-        returned = ReturnedRows(self._exchange.ring, others, decoder.layers_started)
-        return StagedModel(self._stored.spec, decoder, part, self.all, returned, self.part.stage.count)
+        others, stages = [follower.orders for follower in self._followers], self.part.stage.count
+        returned = ReturnedRows(self._exchange.ring, others, decoder.layers_started, stages)
+        return StagedModel(self._stored.spec, decoder, part, self.all, returned, stages)
 
     def _own_checksums(self, decoder: Decoder, on_progress: Callable[[], None]) -> Loaded:
         if not self._worker.rank_check_weights:

@@ -33,26 +33,29 @@ class OrderAll(Protocol):
 class ReturnedRows:
     """The rows that come back to rank 0 from the last stage, in the order in which the steps were begun."""
 
-    def __init__(self, ring: Ring, others: Sequence[socket.socket], layers_started: c_uint64) -> None:
+    def __init__(
+        self, ring: Ring, others: Sequence[socket.socket], layers_started: c_uint64, most_in_flight: int
+    ) -> None:
         """others: the connections on which other ranks tell their progress.
 
         layers_started: the count of rank 0. It also grows while rank 0 waits for rows and other ranks tell their
         progress (tell_progress). Otherwise a step that takes long in other stages would look like a hang.
+        most_in_flight: how many steps may be in flight, without a dummy step that checks the device meanwhile.
         """
         self._ring, self._others, self._layers_started = ring, others, layers_started
-        self._taken = 0  # how many steps' rows were taken
+        self._most_in_flight = most_in_flight
+        self._rows: dict[int, Tensor] = {}  # by the number of the step, of steps that nobody has asked for yet
+        self._returned = 0  # how many steps' rows have come back
 
     def of_step(self, number: int) -> Tensor:
-        """Waits for the rows of a step. Raises RankLost.
-
-        number: how many steps were begun before this one. The rows of earlier steps that nobody asked for are dropped:
-        these steps were discarded, because another one had failed.
-        """
-        while True:
-            rows = self._next()
-            self._taken += 1
-            if self._taken > number:
-                return rows
+        """Waits for the rows of a step. Raises RankLost. number: how many steps were begun before this one"""
+        while self._returned <= number:
+            self._rows[self._returned] = self._next()
+            self._returned += 1
+        rows = self._rows.pop(number)
+        for old in [other for other in self._rows if other <= number - self._most_in_flight]:
+            del self._rows[old]  # nobody will ask for it: the step was discarded because another one had failed
+        return rows
 
     def _next(self) -> Tensor:
         while True:
@@ -89,10 +92,7 @@ class StagedModel:
         return self
 
     def begin(self, inputs: ForwardInputs) -> "BegunStep":
-        """Begins a step: computes the layers of the first stage, and hands the rows to the next one. Raises RankLost.
-
-        Rows of later steps may be asked for only after those of earlier ones.
-        """
+        """Begins a step: computes the first stage, and hands the rows to the next one. Raises RankLost."""
         self._order_all(HIDDEN, inputs, lambda checked: self._part.hidden(inputs, checked=checked))
         self._begun += 1
         return BegunStep(self._begun - 1, self._returned, self.logits)

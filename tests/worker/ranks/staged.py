@@ -95,9 +95,9 @@ def staged(
             threading.Thread(target=follow, args=(computing, theirs, exchange), daemon=True).start()
         ring = found[0].ring
         assert ring is not None
-        returned = ReturnedRows(ring, list(orders.values()), decoder.layers_started)
-        order_all = partial(_order_all, orders)
-        yield StagedModel(spec_of(folder), decoder, own, order_all, returned, parts[0].stage.count)
+        stages, order_all = parts[0].stage.count, partial(_order_all, orders)
+        returned = ReturnedRows(ring, list(orders.values()), decoder.layers_started, stages)
+        yield StagedModel(spec_of(folder), decoder, own, order_all, returned, stages)
 
 
 def _order_all(

@@ -287,7 +287,7 @@ def test_rank_0_sees_that_another_stage_goes_on_or_is_gone() -> None:
     seen, computed, found = c_uint64(), c_uint64(7), list[Tensor]()
     threading.Thread(target=tell_progress, args=(computed, theirs), daemon=True).start()
     with before, last, ours:
-        returned = ReturnedRows(Ring(before, before), [ours], seen)
+        returned = ReturnedRows(Ring(before, before), [ours], seen, 2)
         waits = threading.Thread(target=lambda: found.append(returned.of_step(0)))
         waits.start()
         deadline = time.monotonic() + PATIENCE_S
@@ -307,13 +307,16 @@ def test_rank_0_sees_that_another_stage_goes_on_or_is_gone() -> None:
             returned.of_step(1)
 
 
-def test_rows_of_discarded_steps_are_dropped() -> None:
+def test_rows_are_kept_for_every_step_in_flight_and_not_for_discarded_ones() -> None:
+    """A dummy step that checks the device is read before the steps in flight. Steps 4 to 6 are discarded."""
     before, last = socket.socketpair()
     with before, last:
-        returned = ReturnedRows(Ring(before, before), [], c_uint64())
-        for number in range(5):
+        returned = ReturnedRows(Ring(before, before), [], c_uint64(), 3)
+        for number in range(12):
             send(last, rows_frame(torch.full((2, 3), number)))
-        assert [int(returned.of_step(number)[0, 0]) for number in (0, 3, 4)] == [0, 3, 4]
+        asked = (0, 3, 1, 2, 7, 8, 9, 10, 11)
+        assert [int(returned.of_step(number)[0, 0]) for number in asked] == [*asked]
+        assert not returned._rows
 
 
 def test_steps_with_rows_larger_than_the_buffers_of_connections_do_not_wait_for_each_other() -> None:

@@ -64,8 +64,12 @@ class StagedBench(DrainedBench):
 
 
 def served(bench: StagedBench, requests: list[m.Submit]) -> dict[int, tuple[list[int], m.Outcome]]:
-    """Returns output and outcome of each request. Waits for grammars, which are compiled in another thread."""
-    bench.send(*requests)
+    """Returns output and outcome of each request. Waits for grammars, which are compiled in another thread.
+
+    A request that was sent before is not sent again.
+    """
+    if not bench.plans:
+        bench.send(*requests)
     while len(bench.received()[1]) < len(requests):
         bench.drain()
     outputs, ends = bench.received()
@@ -180,6 +184,17 @@ def test_step_that_fails_when_it_is_finished_fails_only_the_culprit(engines: Eng
         del bench.runner._sample
     assert found.pop(culprit) == (expected[culprit][0][:7], m.Outcome.ERROR)
     assert found == {id: one for id, one in expected.items() if id != culprit}
+
+
+def test_device_is_checked_while_steps_are_in_flight(engines: Engines) -> None:
+    """As when a picture cannot be encoded."""
+    expected = served(StagedBench(engines("llama", 1)), submits())
+    bench = StagedBench(engines("llama", 3))
+    bench.send(*submits())
+    bench.iterate(5)
+    assert bench.loop.in_flight == 2
+    bench.runner.check_device()
+    assert served(bench, submits()) == expected
 
 
 def test_sequence_alone_has_one_step_in_flight(engines: Engines) -> None:
