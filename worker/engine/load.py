@@ -40,7 +40,8 @@ from worker.run.checks.bits_check import keeps_bits
 from worker.run.checks.kernel_check import choose_operations
 from worker.run.checks.library_check import with_equal_library_products
 from worker.run.checks.option_check import with_sound_options
-from worker.run.runner import Model, Runner
+from worker.run.model import Model
+from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.spec import ModelSpec

@@ -1,9 +1,8 @@
 """The compute loop. An iteration receives messages, plans and launches one step, applies results, and publishes them.
 
-If steps may overlap, an iteration launches a step and then applies the results of the previous step. The device then
-computes the new step while the worker publishes the ids of the previous step and plans the next one. Otherwise, the
-iteration that launches a step also applies its results. A pipeline of P stages has up to P steps in flight, which share
-no sequence that waits for an id (worker/schedule/features/stages.py).
+If steps may overlap, an iteration launches a step and then applies the results of the oldest step in flight: of the
+previous step or, in a pipeline, of one before it. The device then computes while the worker publishes ids and plans the
+next step. Otherwise, the iteration that launches a step also applies its results.
 
 How failures are isolated:
 - A step that raises is bisected until one sequence is left. Only that sequence fails, and only after the device has
@@ -174,12 +173,9 @@ class Loop:
     # sequences that make steps fail or workers crash
 
     def _compute_suspects(self, chunks: list[Chunk]) -> None:
-        """Computes each sequence that is suspected of having crashed a worker in a step of its own.
-
-        If steps are in flight, it only applies their results, and the chunks are planned again.
-        """
+        """Computes each sequence that is suspected of having crashed a worker in a step of its own."""
         if self._in_flight:
-            return self._drain()
+            return self._drain()  # the chunks are planned again when no other step is in flight
         for step in isolate_suspects(chunks):
             self._launch(Plan(step))
             self._drain()

@@ -167,13 +167,10 @@ class RequestTable:
             builder.started.append(m.Started(id, _timings(sequence, sequence.history.first_token)))
 
     def add_extras(self, output: StepOutput) -> None:
-        """Adds the log-probabilities and pooled rows of a step. Call it before add_tokens() and end().
-
-        Leaves out log-probabilities of ids that were not added to the sequence, because it was preempted meanwhile.
-        """
+        """Adds the log-probabilities and pooled rows of a step. Call it before add_tokens() and end()."""
         for sequence, logprobs in output.logprobs:
             record = self._records.get(sequence.key)
-            if record is not None and record.end is None and (logprobs.prompt or logprobs.start < sequence.output_len):
+            if record is not None and record.expects(logprobs):
                 record.logprobs.append(logprobs)
                 self._builders[sequence.key[0]].logprobs.append(logprobs)
         for sequence, start, rows in output.pooled:

@@ -83,19 +83,19 @@ class StagedModel:
         self.stages = stages
         self.spec, self.operations, self.max_positions = spec, decoder.operations, decoder.max_positions
         self.layers_started, self.count_replayed = decoder.layers_started, decoder.count_replayed
-        self._part, self._order_all, self._returned = part, order_all, returned
+        self._part, self._order_all, self.returned = part, order_all, returned
         self._begun = 0  # how many steps were begun
 
     @property
     def pipeline(self) -> "StagedModel":
-        """The hook of the runner, see Pipeline in worker/run/runner.py."""
+        """The hook of the runner, see Pipeline in worker/run/model.py."""
         return self
 
     def begin(self, inputs: ForwardInputs) -> "BegunStep":
         """Begins a step: computes the first stage, and hands the rows to the next one. Raises RankLost."""
         self._order_all(HIDDEN, inputs, lambda checked: self._part.hidden(inputs, checked=checked))
         self._begun += 1
-        return BegunStep(self._begun - 1, self._returned, self.logits)
+        return BegunStep(self._begun - 1, self)
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
         return self.begin(inputs).forward(inputs, cache)
@@ -112,18 +112,20 @@ class StagedModel:
 
 @dataclass(frozen=True, slots=True)
 class BegunStep:
-    """A step that was begun, as a model: it computes this step only, and is called once.
+    """A step that was begun, as a model that computes only what is left of this step.
 
-    number: how many steps were begun before. logits: see Decoder.
+    number: how many steps were begun before
     """
 
     number: int
-    returned: ReturnedRows
-    logits: Callable[[Tensor], Tensor]
+    model: StagedModel
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
         return self.logits(self.hidden(inputs, cache))
 
     def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
-        """Waits for the result of Decoder.hidden of the step that was begun. Raises RankLost."""
-        return self.returned.of_step(self.number)
+        """Waits for the result of Decoder.hidden of this step. Raises RankLost. Call it once."""
+        return self.model.returned.of_step(self.number)
+
+    def logits(self, h: Tensor) -> Tensor:
+        return self.model.logits(h)

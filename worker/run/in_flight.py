@@ -73,7 +73,7 @@ class InFlightStep:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedStep:
-    """A step in flight whose last part, from the LM head on, is computed when it is read: see Pipeline in runner.py.
+    """A step in flight whose last part, from the LM head on, is computed when it is read: see Pipeline in model.py.
 
     finish: computes this part. It reads the sequences of the step, which must be as they were at the launch.
     """

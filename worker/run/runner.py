@@ -5,16 +5,15 @@ The runner works on tensors and plans and makes no decisions. Prefill, chunked p
 
 import sys
 from collections.abc import Callable
-from ctypes import c_uint64
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shared.messages import Sampling
-from worker.kernels.operations import Operations
 from worker.kv_cache.tensors import KVCache
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.run.adapted import has_adapters, has_pictures, inputs_for, model_for
@@ -23,9 +22,9 @@ from worker.run.graphs.graph_shapes import Shapes
 from worker.run.graphs.graphs import StepGraphs
 from worker.run.in_flight import AnyStep, HostCopy, InFlightStep, ReadPooled, StepOutput, UnfinishedStep, no_rows
 from worker.run.inputs import LogitsUse, build_inputs, dummy_sequence, pending_tokens, to_device
+from worker.run.model import Forward, Model, Pipeline
 from worker.run.sampler import is_plain, sample_rows
 from worker.schedule.sequence import Chunk, Plan, Row
-from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.run.drafters.hidden_rows import Reader
@@ -35,36 +34,6 @@ if TYPE_CHECKING:  # features, which are imported at run time only when needed
 # The number of rows that are sampled together if answers are checked. A row needs several arrays as long as the
 # vocabulary, and on the CPU, sampling is four times as fast if the arrays of all rows fit in the caches.
 CHECKED_ROWS, CHECKED_ROWS_CPU = 64, 8
-
-
-class Forward(Protocol):
-    """Computes steps; the methods of model/decoder.py that compute."""
-
-    def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
-    def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
-    @property
-    def logits(self) -> Callable[[Tensor], Tensor]: ...
-
-
-class Model(Forward, Protocol):
-    """The interface of model/decoder.py and model/cpu_decoder.py."""
-
-    spec: ModelSpec
-    operations: Operations
-    max_positions: int
-    layers_started: c_uint64
-
-    def count_replayed(self) -> None: ...
-    def with_operations(self, operations: Operations) -> "Model": ...
-
-
-class Pipeline(Protocol):
-    """A model in stages (worker/ranks/staged_model.py): it begins a step before earlier ones have ended."""
-
-    @property
-    def stages(self) -> int: ...
-    def begin(self, inputs: ForwardInputs) -> Forward:
-        """Begins a step. The result computes what is left of this step: it waits for the rows of the last stage."""
 
 
 class DeviceBroken(Exception):
@@ -135,18 +104,13 @@ class Runner:
     def launch(self, plan: Plan, before: AnyStep | None = None) -> AnyStep:
         """Launches the chunks of a plan. Tokens that the host does not know yet come from the ids of step `before`."""
         rows, known = plan.rows, before if isinstance(before, InFlightStep) else None
-        replayed = self._replay(plan, rows, known)
-        if replayed is not None:
+        if (replayed := self._replay(plan, rows, known)) is not None:
             return self._finish(plan, rows, replayed)
         inputs, use = self._inputs(plan, known)
         if self.pipeline is not None:
-            begun = self.pipeline.begin(inputs)
-            return UnfinishedStep(
-                plan,
-                self.pipeline.stages - 1,
-                lambda: self._finish(plan, rows, self._computed(begun, inputs, plan, use)),
-            )
-        return self._finish(plan, rows, self._computed(model_for(self._model, plan, inputs), inputs, plan, use))
+            rest = partial(self._run, self.pipeline.begin(inputs), inputs, plan, rows, use)
+            return UnfinishedStep(plan, self.pipeline.stages - 1, rest)
+        return self._run(model_for(self._model, plan, inputs), inputs, plan, rows, use)
 
     def _finish(self, plan: Plan, rows: list[Row], done: _Computed) -> InFlightStep:
         """Samples the rows of a step that is computed, or is being computed on the device."""
@@ -181,11 +145,11 @@ class Runner:
             self._fill_pending(inputs.token_ids, plan, before)
         return inputs_for(inputs, plan, self.vision), use
 
-    def _computed(self, model: Forward, inputs: ForwardInputs, plan: Plan, use: LogitsUse) -> _Computed:
+    def _run(self, model: Forward, inputs: ForwardInputs, plan: Plan, rows: list[Row], use: LogitsUse) -> InFlightStep:
         logits, pooled = self._outputs(model, inputs, plan, use)
         picks = len(use.sampled) < len(logits)
         sampled = logits[to_device(np.array(use.sampled, np.int64), self._device)] if picks else logits
-        return _Computed(logits, use, sampled, read_pooled=pooled)
+        return self._finish(plan, rows, _Computed(logits, use, sampled, read_pooled=pooled))
 
     def _outputs(self, model: Forward, inputs: ForwardInputs, plan: Plan, use: LogitsUse) -> tuple[Tensor, ReadPooled]:
         """Returns the logits [N, V] float32, and a function that returns the pooled rows."""

@@ -38,7 +38,7 @@ class Planner:
         self.step_time = step_time_policy(config)
         self._config, self._state = config, state
         self._states, self._speculation = states, speculation
-        self._stages = stages_of(config, state, self.step_time)
+        self._stages = stages_of(config, state.running, state.queue, self.step_time, state.paging.most_in_flight)
         self._batching = batching
         self._chunking = chunk_policy(config)
         self._order = order_policy(config)
@@ -49,8 +49,6 @@ class Planner:
         admit_starved(self._state, self._config.max_batch_size, plan.preempted, now)
         decodes, prompts = self._running_work(plan.preempted, now)
         budget, limits = self._config.max_step_tokens, self._stages or self.step_time
-        if self._stages is not None:
-            decodes = self._stages.decodes(decodes)
         reserved = min(len(decodes), self._order.reserve(budget))
         prefill_budget = min(budget - reserved, limits.prefill_budget(len(decodes)))
         prefills = self._prefill_chunks(prompts, prefill_budget, now, admit=not plan.preempted)
@@ -75,9 +73,7 @@ class Planner:
         prompts: list[Sequence] = []
         running, budget = self._state.running, self._config.max_step_tokens
         for sequence in list(running):
-            if preempted and sequence not in running:
-                continue
-            if self._stages is not None and not self._stages.may_plan(sequence):
+            if (preempted and sequence not in running) or (self._stages and not self._stages.may_plan(sequence)):
                 continue
             start = sequence.computed_tokens + sequence.in_flight_tokens
             length = len(sequence.tokens) + sequence.pending_outputs
@@ -96,7 +92,7 @@ class Planner:
                 continue
             elif start < sequence.room or self._add_pages(sequence, start + 1, preempted, now):
                 decodes.append(sequence)
-        return decodes, prompts
+        return self._stages.share_of(decodes) if self._stages else decodes, prompts
 
     def _add_pages(self, sequence: Sequence, end: int, preempted: list[Sequence], now: float) -> bool:
         """Gives a sequence pages for its first `end` tokens, and preempts the newest sequences if necessary.

@@ -180,31 +180,19 @@ class Scheduler:
             raise ValueError(f"the plan samples {rows} tokens, but {len(ids)} ids were passed")
         self._step_time.computed(now)
         updates: list[SequenceUpdate] = []
-        sampled, running = iter(ids), self.state.running
+        sampled = iter(ids)
         for chunk in plan.chunks:
             own = [next(sampled)] if chunk.samples else []
             if chunk.drafts:
                 own = accepted_ids([*own, *islice(sampled, len(chunk.drafts))], chunk.drafts)
-            if chunk.sequence not in running or chunk.sequence in self.state.outdated:
-                self._skip(chunk)
-                continue
+            if self.state.is_outdated(chunk):
+                continue  # the sequence has left, or was preempted (and may run again)
             update = self._apply(chunk, own, now)
             if update is not None:
                 updates.append(update)
         # Output that is compared with an answer counts as prompt tokens. _count_drafts() has counted the drafts.
         self._generation_tokens += sum([chunk.samples for chunk in plan.chunks if chunk.sequence.check is None])
         return updates
-
-    def _skip(self, chunk: Chunk) -> None:
-        """Notes that the result of a chunk does not count: its sequence has left, or was preempted (and may run again).
-
-        A preempted sequence has the tokens of all its chunks that were in flight then in `outdated`.
-        """
-        outdated = self.state.outdated
-        if chunk.sequence in outdated:
-            outdated[chunk.sequence] -= chunk.length
-            if not outdated[chunk.sequence]:
-                del outdated[chunk.sequence]
 
     def _apply(self, chunk: Chunk, ids: list[int], now: float) -> SequenceUpdate | None:
         """Applies the result of one chunk: its sampled ids. Returns None if the prompt is not complete yet."""
