@@ -49,6 +49,7 @@ from worker.ranks.frames import (
     rows_of,
     send,
 )
+from worker.ranks.inbox import Inbox
 from worker.ranks.nodes import stay_on_node
 from worker.ranks.pipeline import RankDecoder, tell_progress
 
@@ -59,7 +60,7 @@ def main(orders: socket.socket, memory: int) -> None:
     begin = msgspec.msgpack.decode(receive(orders), type=Beginning)
     worker = begin.worker
     rows = {rank: socket.socket(fileno=file) for rank, file in begin.rows.items()}
-    stay_on_node(begin.rank % worker.tensor_parallel_size, worker.tensor_parallel_size)
+    stay_on_node(begin.rank, worker.ranks)
     torch.set_num_threads(threads_of(worker))
     files = find_model(begin.model, worker, torch.device("cpu"), prefer_cache=True)
     part = files.parts(worker)[begin.rank]
@@ -83,10 +84,10 @@ def compute(part: RankDecoder, orders: socket.socket) -> NoReturn:
         LOGITS: lambda given: part.logits(rows_of(given)),
         BOTH: lambda given: part.logits(hidden(given)),
     }
-    decoder = msgspec.msgpack.Decoder(Order)
+    decoder, inbox = msgspec.msgpack.Decoder(Order), Inbox(orders)
     with torch.inference_mode():
         while True:
-            given = decoder.decode(receive(orders))
+            given = decoder.decode(inbox.take())
             by_name[given.compute](given)
 
 
