@@ -49,9 +49,8 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
 
 def _check_ranks(settings: Settings) -> None:
     """Raises ConfigError for what is not computed by several processes together."""
-    model, worker = settings.model, settings.worker
+    worker = settings.worker
     given = {
-        "--lora-modules": model.lora_modules, "--allow-runtime-lora": model.allow_runtime_lora,
         "--weights-cache": worker.weights_cache, "--expert-metrics": worker.expert_metrics,
     }  # fmt: skip
     if wrong := next((flag for flag, value in given.items() if value), ""):

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 import msgspec
@@ -33,17 +34,20 @@ from worker.model.device import threads_of
 from worker.model.layer import Weights
 from worker.model.parts.part import Part
 from worker.model.weights import load
+from worker.ranks.adapters import OwnAdapters
 from worker.ranks.checks import checksums, checksums_from_checkpoint
 from worker.ranks.exchange import Exchange
 from worker.ranks.frames import (
     BOTH,
     HIDDEN,
     LOGITS,
+    AdapterFrame,
     Beginning,
     Free,
     Loaded,
     Order,
     Sizes,
+    adapters_of,
     inputs_of,
     receive,
     rows_of,
@@ -72,22 +76,35 @@ def main(orders: socket.socket, memory: int) -> None:
     compute(load_part(files, worker, orders, exchange, on_weights=tell_free), orders)
 
 
-def compute(part: RankDecoder, orders: socket.socket) -> NoReturn:
+@dataclass(frozen=True, slots=True)
+class LoadedPart:
+    """What this rank has of the model, and of its adapters."""
+
+    decoder: RankDecoder
+    adapters: OwnAdapters
+
+
+def compute(loaded: LoadedPart, orders: socket.socket) -> NoReturn:
     """Computes the orders of rank 0. Raises EOFError when rank 0 has ended, and RankLost if another rank is gone."""
+    part = loaded.decoder
 
     def hidden(given: Order) -> Tensor:
-        return part.hidden(inputs_of(given), checked=given.checked)
+        used = loaded.adapters.rows(adapters_of(given)) if given.adapters else ()
+        return part.with_adapters(used).hidden(inputs_of(given), checked=given.checked)
 
     by_name: dict[str, Callable[[Order], object]] = {
         HIDDEN: hidden,
         LOGITS: lambda given: part.logits(rows_of(given)),
         BOTH: lambda given: part.logits(hidden(given)),
     }
-    decoder = msgspec.msgpack.Decoder(Order)
+    decoder = msgspec.msgpack.Decoder(Order | AdapterFrame)
     with torch.inference_mode():
         while True:
-            given = decoder.decode(receive(orders))
-            by_name[given.compute](given)
+            match decoder.decode(receive(orders)):
+                case Order() as given:
+                    by_name[given.compute](given)
+                case frame:
+                    loaded.adapters.take(frame)
 
 
 def load_part(
@@ -98,7 +115,7 @@ def load_part(
     content: Callable[[], str] = str,
     on_size: Callable[[WeightsSize], None] = lambda size: None,
     on_weights: Callable[[], None] = lambda: None,
-) -> RankDecoder:
+) -> LoadedPart:
     """Loads the part of this rank, and tells rank 0 when it is ready. Raises CheckpointError and CannotShare.
 
     content: returns the hash of the weight files, which rank 0 compares with its own; "" if both read the same files.
@@ -123,7 +140,7 @@ def load_part(
         threading.Thread(
             target=tell_progress, args=(decoder.layers_started, orders), name="progress", daemon=True
         ).start()
-    return computing
+    return LoadedPart(computing, OwnAdapters(files.folder, files.spec, weights, part, worker.max_lora_rank))
 
 
 def _loaded(files: ModelFiles, worker: WorkerConfig, weights: Weights, part: Part) -> Loaded:

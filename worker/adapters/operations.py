@@ -26,7 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """The rows of a step with one adapter. of_all: indices among all T rows; of_logits: among the R with logits."""
+    """The rows of a step with one adapter. of_all: their indices among all T rows, ascending"""
+
+    adapter: LoadedAdapter
+    scale: float
+    of_all: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfStep:
+    """The same as AdapterRows, and of_logits: the indices of these rows among the R rows with logits"""
 
     adapter: LoadedAdapter
     scale: float
@@ -34,19 +43,23 @@ class AdapterRows:
     of_logits: Tensor
 
 
-def rows_of_adapters(chunks: Sequence[Chunk], inputs: ForwardInputs) -> list[AdapterRows]:
+def rows_of_adapters(chunks: Sequence[Chunk], device: torch.device) -> list[AdapterRows]:
     """Returns the rows of each adapter of a step."""
     chunk_of_row = torch.repeat_interleave(torch.tensor([chunk.length for chunk in chunks]))
     uses = [chunk.sequence.adapter for chunk in chunks]
     keys = [None if use is None else (id(use.loaded), use.adapter.scale) for use in uses]
     adapters = {key: use for key, use in zip(keys, uses, strict=True) if use is not None}
-    device, logits = inputs.positions.device, inputs.logits_indices
     found = []
     for key, use in adapters.items():
         has = torch.tensor([one == key for one in keys])[chunk_of_row].to(device)
-        rows = has.nonzero().flatten(), has[logits].nonzero().flatten()
-        found.append(AdapterRows(use.loaded, use.adapter.scale, *rows))
+        found.append(AdapterRows(use.loaded, use.adapter.scale, has.nonzero().flatten()))
     return found
+
+
+def _with_logits(one: AdapterRows, inputs: ForwardInputs) -> RowsOfStep:
+    has = torch.zeros_like(inputs.positions, dtype=torch.bool)
+    has[one.of_all] = True
+    return RowsOfStep(one.adapter, one.scale, one.of_all, has[inputs.logits_indices].nonzero().flatten())
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +70,7 @@ class OperationsWithAdapters(Operations):
     """
 
     plain: Operations
-    rows: Sequence[AdapterRows]
+    rows: Sequence[RowsOfStep]
     total: int
 
     def in_c(self) -> StepAdaptersC | None:
@@ -67,6 +80,11 @@ class OperationsWithAdapters(Operations):
             if one.adapter.in_c is not None
         ]
         return StepAdaptersC(found) if len(found) == len(self.rows) else None
+
+    @property
+    def adapters(self) -> list[AdapterRows]:
+        """The adapters of the step, without the rows with logits."""
+        return [AdapterRows(one.adapter, one.scale, one.of_all) for one in self.rows]
 
     def rows_of(self, x: Tensor) -> list[tuple[Tensor, LoadedAdapter, float]]:
         """Returns (indices of rows, adapter, scale) for each adapter of the rows of x [T, K]."""
@@ -89,6 +107,11 @@ class OperationsWithAdapters(Operations):
 
 def operations_with_adapters(plain: Operations, chunks: Sequence[Chunk], inputs: ForwardInputs) -> Operations:
     """Returns the operations for a step whose chunks have adapters."""
+    return operations_of_rows(plain, rows_of_adapters(chunks, inputs.positions.device), inputs)
+
+
+def operations_of_rows(plain: Operations, adapters: Sequence[AdapterRows], inputs: ForwardInputs) -> Operations:
+    """Returns the operations for a step in which some rows have adapters."""
 
     def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
         changing = made.changing(x, packed)
@@ -125,7 +148,7 @@ def operations_with_adapters(plain: Operations, chunks: Sequence[Chunk], inputs:
 
     bound = {item.name: getattr(plain, item.name) for item in fields(Operations)}
     bound |= {"linear": linear, "gated_linear": gated_linear}
-    rows, on_gpu = rows_of_adapters(chunks, inputs), _on_gpu(plain, inputs.positions)
+    rows, on_gpu = [_with_logits(one, inputs) for one in adapters], _on_gpu(plain, inputs.positions)
     if any([one.adapter.of_experts for one in rows]):
         from worker.adapters.experts import experts_with_adapters
 

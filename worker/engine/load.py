@@ -46,6 +46,7 @@ from worker.schedule.scheduler import Scheduler
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # features, which are imported at run time only when needed
+    from worker.ranks.adapters import AdaptersOfRanks
     from worker.ranks.hosts.rendezvous import Hosts
     from worker.vision.vision import Tower, Vision
 
@@ -78,6 +79,7 @@ class Engine:
     folder: Path = Path()  # the folder of the checkpoint
     weights: Weights | None = None
     ranks: tuple[int, ...] = ()  # the process ids of the ranks that compute the model together, if there are several
+    adapters_of_ranks: "AdaptersOfRanks | None" = None  # gives adapters to the other ranks, if there are several
     stages: int = 1  # how many pipeline stages these processes form
     tower: "Tower | None" = None  # the vision tower; None if config.json has none
 
@@ -164,6 +166,7 @@ def build_engine(
         ),
         expert_loads=dict if loads is None else _counting(loads, spec),
         ranks=() if loaded.ranks is None else loaded.ranks.pids,
+        adapters_of_ranks=None if loaded.ranks is None else loaded.ranks.adapters,
         stages=worker.pipeline_parallel_size,
     )
 

@@ -10,6 +10,7 @@ hosts/              lets ranks on several hosts find each other (worker/host_fol
 frames              the messages between rank 0 and the other ranks, and the rows that stages pass on, as bytes
 exchange            the ranks with which a rank exchanges rows
 part                the decoder of a rank that has a part of each layer
+adapters            LoRA adapters: each rank keeps its part of them
 pipeline            the decoder of a rank that has some of the layers
 checks              compares the ranks: their residual streams, and at start their weights
 metrics             counts ranks that had wrong numbers

@@ -6,6 +6,7 @@ Both ends run the same version of this program: on one machine, or on hosts that
 import errno
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -78,7 +79,15 @@ class Rows(msgspec.Struct, frozen=True):
     rows: TensorBytes
 
 
-class Order(msgspec.Struct, frozen=True, array_like=True):
+class StepAdapter(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter of a step. number: see NewAdapter; rows: the indices of its rows among all rows of the step"""
+
+    number: int
+    scale: float
+    rows: TensorBytes
+
+
+class Order(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One frame for each step. columns: the fields of ForwardInputs; for LOGITS, the rows of the output head's input.
 
     checked: whether ranks compare their residual streams after this step.
@@ -87,12 +96,48 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     compute: str
     columns: list[TensorBytes | list[TensorBytes | int] | int | None]
     checked: bool = False
+    adapters: list[StepAdapter] = []
 
 
-def order(compute: str, inputs: ForwardInputs | Tensor, *, checked: bool = False) -> Order:
+class NewAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Announces the files of a LoRA adapter (AdapterFiles). `nbytes` bytes of AdapterPiece follow, between orders.
+
+    number: by which later frames name the adapter
+    """
+
+    number: int
+    config: bytes | None
+    nbytes: int
+
+
+class AdapterPiece(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The next bytes of an adapter's weights."""
+
+    number: int
+    data: bytes
+
+
+class AdapterGone(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """No later step uses the adapter."""
+
+    number: int
+
+
+AdapterFrame = NewAdapter | AdapterPiece | AdapterGone
+
+
+def order(
+    compute: str,
+    inputs: ForwardInputs | Tensor,
+    *,
+    checked: bool = False,
+    adapters: Sequence[tuple[int, float, Tensor]] = (),
+) -> Order:
+    """adapters: number, scale and rows of each StepAdapter"""
     if isinstance(inputs, Tensor):
         return Order(compute, [_bytes_of(inputs)])
-    return Order(compute, [_packed(getattr(inputs, name)) for name in FIELDS], checked)
+    used = [StepAdapter(number, scale, _bytes_of(rows)) for number, scale, rows in adapters]
+    return Order(compute, [_packed(getattr(inputs, name)) for name in FIELDS], checked, used)
 
 
 def inputs_of(given: Order) -> ForwardInputs:
@@ -103,6 +148,11 @@ def rows_of(given: Order) -> Tensor:
     (rows,) = given.columns
     assert isinstance(rows, TensorBytes)
     return _tensor_of(rows)
+
+
+def adapters_of(given: Order) -> list[tuple[int, float, Tensor]]:
+    """Returns number, scale and rows of each adapter of a step."""
+    return [(one.number, one.scale, _tensor_of(one.rows)) for one in given.adapters]
 
 
 def rows_frame(rows: Tensor) -> Rows:

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from ctypes import c_uint64
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -27,6 +29,7 @@ from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.parts.part import Part
 from worker.model.parts.share import CannotShare, largest_inner
+from worker.ranks.adapters import AdaptersOfRanks
 from worker.ranks.checks import RankDiffers, Stored, check_slices, checksums, checksums_from_checkpoint
 from worker.ranks.exchange import Exchange
 from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Free, Loaded, Sizes, order, receive, send
@@ -35,6 +38,9 @@ from worker.ranks.hosts.rendezvous import Gathered
 from worker.ranks.nodes import stay_on_node
 from worker.ranks.pipeline import RankDecoder, wait_for_rows
 from worker.spec import ModelSpec
+
+if TYPE_CHECKING:  # a feature, which is imported at run time only when needed
+    from worker.adapters.operations import AdapterRows
 
 log = logging.getLogger("sluice.ranks")
 
@@ -91,6 +97,7 @@ class Leader:
             raise ConfigError(f"{worker.ranks_flag} above 1 is for the CPU so far; use 1, or --device cpu")
         self.part, self._stored, self._worker, self._elsewhere = parts[0], stored, worker, elsewhere
         self._steps = 0
+        self._sending = threading.Lock()  # held while a frame is sent to the ranks: frames must not mix
         self._differs: RankDiffers | None = None
         size = shared_bytes(round_bytes(stored.spec, worker.max_step_tokens))
         if elsewhere is None:
@@ -110,6 +117,11 @@ class Leader:
     def pids(self) -> tuple[int, ...]:
         """The process ids of all ranks, in order."""
         return os.getpid(), *(follower.pid for follower in self._followers)
+
+    @property
+    def adapters(self) -> AdaptersOfRanks:
+        """The way by which the other ranks get LoRA adapters."""
+        return AdaptersOfRanks(self.part, self.tell_all)
 
     def free(self, on_progress: Callable[[], None]) -> int | None:
         """Waits until all ranks have loaded their weights. Returns how many bytes are free for the pool on all hosts.
@@ -173,15 +185,23 @@ class Leader:
             self._end(error)
             raise
 
-    def all(self, compute: str, inputs: ForwardInputs | Tensor, own: Callable[[bool], Tensor]) -> Tensor:
+    def all(
+        self,
+        compute: str,
+        inputs: ForwardInputs | Tensor,
+        own: Callable[[bool], Tensor],
+        adapters: Sequence["AdapterRows"] = (),
+    ) -> Tensor:
         """Lets all ranks compute a step. Raises RankLost, and passes on every exception of `own`.
 
         own: computes the step on this rank, and compares residual streams with other ranks if its argument is true.
+        adapters: those of the step.
         After an error, ranks may wait for one another forever, so no rank computes any more.
         """
         checked = compute != LOGITS and self._is_checked()
         try:
-            frame = order(compute, inputs, checked=checked)
+            used = [(one.adapter.number, one.scale, one.of_all) for one in adapters]
+            frame = order(compute, inputs, checked=checked, adapters=used)
             self._tell(frame, [one for one in self._followers if compute != LOGITS or not one.part.stage.index])
             return own(checked)
         except BaseException as error:
@@ -200,14 +220,19 @@ class Leader:
             log.error("%s: all ranks end", error)
         self._exchange.end()
 
+    def tell_all(self, frame: msgspec.Struct) -> None:
+        """Sends a frame to all other ranks. Any thread may call it. Raises RankLost."""
+        self._tell(frame, self._followers)
+
     def _tell(self, frame: msgspec.Struct, followers: Sequence[Follower]) -> None:
         if self._differs is not None:
             raise self._differs
         if self._exchange.lost:
             raise RankLost("a process that computes a part of the model has died")
         try:
-            for follower in followers:
-                send(follower.orders, frame)
+            with self._sending:
+                for follower in followers:
+                    send(follower.orders, frame)
         except OSError as error:
             raise RankLost(f"a process that computes a part of the model does not listen: {error.strerror}") from error
 
@@ -243,19 +268,32 @@ class SharedModel:
         self.spec, self.operations, self.max_positions = spec, decoder.operations, decoder.max_positions
         self.layers_started, self.count_replayed = decoder.layers_started, decoder.count_replayed
         self._part, self._leader = part, leader
+        self._adapters: Sequence[AdapterRows] = ()
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
         part = self._part
-        return self._leader.all(BOTH, inputs, lambda checked: part.logits(part.hidden(inputs, checked=checked)))
+
+        def own(checked: bool) -> Tensor:
+            return part.logits(part.hidden(inputs, checked=checked))
+
+        return self._leader.all(BOTH, inputs, own, self._adapters)
 
     def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
-        return self._leader.all(HIDDEN, inputs, lambda checked: self._part.hidden(inputs, checked=checked))
+        part = self._part
+        return self._leader.all(HIDDEN, inputs, lambda checked: part.hidden(inputs, checked=checked), self._adapters)
 
     def logits(self, h: Tensor) -> Tensor:
         return self._leader.all(LOGITS, h, lambda checked: self._part.logits(h))
 
-    def with_operations(self, operations: Operations) -> Decoder:
-        raise NotImplementedError("settings_check.py refuses what needs other operations with several ranks")
+    def with_operations(self, operations: Operations) -> "SharedModel":
+        """Returns the model for a step with adapters: only such steps have other operations."""
+        from worker.adapters.operations import OperationsWithAdapters
+
+        assert isinstance(operations, OperationsWithAdapters)
+        other = copy(self)
+        other._adapters = operations.adapters
+        other._part = self._part.with_adapters(other._adapters)
+        return other
 
 
 def round_bytes(spec: ModelSpec, tokens: int) -> int:

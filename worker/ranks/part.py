@@ -1,7 +1,9 @@
 """The decoder of one rank. It has a part of the model, and computes each step together with the other ranks."""
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,7 +16,11 @@ from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.parts.share import CannotShare
+from worker.ranks.adapters import with_adapters
 from worker.ranks.checks import RankDiffers, checksum, differing
+
+if TYPE_CHECKING:  # a feature, which is imported at run time only when needed
+    from worker.adapters.operations import AdapterRows
 
 
 class PartDecoder:
@@ -29,7 +35,14 @@ class PartDecoder:
         if not isinstance(layers, CpuDecoder):
             raise CannotShare("--tensor-parallel-size needs the C library, which does not compute this model here")
         self._layers, self._cache, self._ranks, self._first = layers, cache, ranks, first
+        self._adapters: Sequence[AdapterRows] = ()
         self._head = decoder.with_operations(replace(FAST, linear=self._whole_linear))
+
+    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "PartDecoder":
+        """Returns the decoder for a step in which some rows have adapters."""
+        other = copy(self)
+        other._adapters = adapters
+        return other
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
         """Computes the same as Decoder.hidden of the whole model. Raises RankLost.
@@ -38,7 +51,9 @@ class PartDecoder:
             rank 0 raises RankDiffers.
         """
         self._cache.reach(inputs.max_pages)
-        h = self._layers.hidden(inputs, self._cache)
+        layers = with_adapters(self._layers, self._adapters, inputs)
+        assert isinstance(layers, CpuDecoder)  # the loop in Python does not gather rows
+        h = layers.hidden(inputs, self._cache)
         if checked:
             self._compare(checksum(h, checksum(self._layers.residual(len(inputs.token_ids)))))
         return h

@@ -10,9 +10,10 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from ctypes import c_uint64
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +24,11 @@ from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.parts.stages import Stage
+from worker.ranks.adapters import with_adapters
 from worker.ranks.frames import receive, rows_frame, rows_in, send
+
+if TYPE_CHECKING:  # a feature, which is imported at run time only when needed
+    from worker.adapters.operations import AdapterRows
 
 PROGRESS_S, PROGRESS_BYTES = 0.2, 4096  # pause between two progress bytes; most bytes read at once
 LOST = "a process that computes other layers of the model has died"
@@ -34,6 +39,7 @@ class RankDecoder(Protocol):
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor: ...
     def logits(self, h: Tensor) -> Tensor: ...
+    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "RankDecoder": ...
 
 
 class AllHeads:
@@ -41,11 +47,18 @@ class AllHeads:
 
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
         self._layers, self._cache = fastest_decoder(decoder, cache), cache
+        self._adapters: Sequence[AdapterRows] = ()
+
+    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "AllHeads":
+        """Returns the decoder for a step in which some rows have adapters."""
+        other = copy(self)
+        other._adapters = adapters
+        return other
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
         """Does the same as Decoder.hidden. checked: has no effect, because no other rank has the same numbers."""
         self._cache.reach(inputs.max_pages)
-        return self._layers.hidden(inputs, self._cache)
+        return with_adapters(self._layers, self._adapters, inputs).hidden(inputs, self._cache)
 
     def logits(self, h: Tensor) -> Tensor:
         return self._layers.logits(h)
@@ -117,6 +130,12 @@ class StageDecoder:
             return given
         self._wait(ring.before)
         return ring.take()
+
+    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "StageDecoder":
+        """Returns the decoder for a step in which some rows have adapters."""
+        other = copy(self)
+        other._own = self._own.with_adapters(adapters)
+        return other
 
     def logits(self, h: Tensor) -> Tensor:
         """Does the same as Decoder.logits. Only the first stage has the LM head; ranks of other stages return h."""
