@@ -82,6 +82,7 @@ def test_stage_with_other_weights_is_found_before_it_serves(stages: Server, expe
         ("qwen3_5", 3, 1, ()),
         ("qwen2-moe", 2, 1, ("--quantization", "int4-g32", "--dtype", "bfloat16")),
         ("qwen3_5", 2, 2, ()),
+        ("gemma4-inputs", 3, 1, ()),
     ],
 )
 def test_every_kind_of_model_gives_the_bytes_of_one_process(
@@ -106,7 +107,7 @@ def test_every_kind_of_model_gives_the_bytes_of_one_process(
     ("kind", "words"),
     [
         ("llama", "--pipeline-parallel-size 4 is more than the model's 3 layers"),
-        ("gemma4", "--pipeline-parallel-size 4: stages do not hand over per-layer embeddings yet"),
+        ("gemma4", "--pipeline-parallel-size 4: this model can be cut into 2 stages at most"),
     ],
 )
 def test_what_cannot_be_cut_ends_the_start_with_one_sentence(checkpoints: Checkpoints, kind: str, words: str) -> None:

@@ -59,7 +59,7 @@ class CpuDecoder:
             x *= decoder.embed_scale
         if inputs.replaced is not None:
             x.index_copy_(0, *inputs.replaced)
-        own = decoder.layer_inputs(inputs.token_ids, x)
+        own = decoder.layer_inputs(inputs, x)
         count = len(self.spec.layers)
         of_all = 1 + self.spec.last_kept if inputs.few_logits else count
         tables = None if inputs.rotary is None else rope.at_columns(decoder.ropes, inputs.rotary)[0]

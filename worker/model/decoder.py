@@ -49,12 +49,8 @@ class Decoder:
         do, spec, last = self.operations, self.spec, len(self.weights.layers) - 1
         kept = spec.last_kept if inputs.few_logits else last
         eps, offset, scale = spec.norm_eps, spec.norm_offset, spec.residual_scale
-        x = embedding(inputs.token_ids, self.weights.embed)  # [T, H]
-        if self.embed_scale != 1.0:
-            x = x * self.embed_scale
-        if inputs.replaced is not None:
-            x = x.index_copy(0, *inputs.replaced)
-        own = self.layer_inputs(inputs.token_ids, x)
+        x = self.embedded(inputs)
+        own = self.layer_inputs(inputs, x)
         h = x if self.norms[0] is None else do.rms_norm(x, self.norms[0], eps, offset=offset)
         h = h if inputs.first is None else inputs.first
         step = Step(do, spec, rope.at_columns(self.ropes, inputs.rotary), self.query_scales, inputs, cache)
@@ -85,12 +81,19 @@ class Decoder:
                 h = do.rms_norm(x, weight, eps, offset=offset)
         return h
 
-    def layer_inputs(self, token_ids: Tensor, x: Tensor) -> Tensor | None:
+    def embedded(self, inputs: ForwardInputs) -> Tensor:
+        """Returns the scaled embeddings of all rows, [T, H], or what replaces them."""
+        x = embedding(inputs.token_ids, self.weights.embed)
+        if self.embed_scale != 1.0:
+            x = x * self.embed_scale
+        return x if inputs.replaced is None else x.index_copy(0, *inputs.replaced)
+
+    def layer_inputs(self, inputs: ForwardInputs, x: Tensor) -> Tensor | None:
         """Returns the vectors of all layers [T, L, P], None if the model has none. x [T, H]: scaled embeddings."""
         weights, do = self.weights.layer_inputs, self.operations
-        if weights is None:
-            return None
-        return vectors_of_layers(weights, token_ids, x, self.spec.norm_eps, do.linear, do.rms_norm)
+        if weights is None or inputs.of_layers is not None:
+            return inputs.of_layers
+        return vectors_of_layers(weights, inputs.token_ids, x, self.spec.norm_eps, do.linear, do.rms_norm)
 
     def logits(self, h: Tensor) -> Tensor:
         """Computes the logits [R, vocab] float32. h: the normed output of the last layer [R, H]."""

@@ -292,7 +292,7 @@ class Loader:
         first = stage is None or not stage.index
         if first:
             yield self.embed, None
-        if self.inputs is not None:
+        if self.inputs is not None and first:
             yield self.inputs.table, None
             yield from self.weights_of(self.inputs.projection, self.prefix)
             yield self.inputs.norm, None

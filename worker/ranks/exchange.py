@@ -43,7 +43,7 @@ class Exchange:
         own = self._of_stage(decoder, cache)
         if self.ring is None:
             return own
-        return StageDecoder(own, self.part.stage, decoder.weights.embed, self.ring, wait)
+        return StageDecoder(own, self.part.stage, decoder, self.ring, wait)
 
     def _of_stage(self, decoder: Decoder, cache: KVCache) -> RankDecoder:
         if self.lanes is None:

@@ -26,6 +26,7 @@ from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.parts.stages import Stage
 from worker.ranks.adapters import with_adapters
 from worker.ranks.frames import receive, rows_frame, rows_in, send
+from worker.ranks.layer_vectors import LayerVectors, handed_on
 
 if TYPE_CHECKING:  # a feature, which is imported at run time only when needed
     from worker.adapters.operations import AdapterRows
@@ -101,15 +102,16 @@ class StageDecoder:
         self,
         own: RankDecoder,
         stage: Stage,
-        like: Tensor,
+        decoder: Decoder,
         ring: Ring,
         wait: Callable[[socket.socket], None] = lambda before: None,
     ) -> None:
-        """own: the decoder of this stage's layers. like: a tensor [..., H] with the dtype of the residual stream.
+        """own: the decoder of this rank. decoder: has the same layers and weights.
 
         wait: called on ranks of the first stage before they receive rows from the last stage.
         """
-        self._own, self._stage, self._like, self._ring, self._wait = own, stage, like, ring, wait
+        self._own, self._stage, self._like, self._ring, self._wait = own, stage, decoder.weights.embed, ring, wait
+        self._vectors = LayerVectors(decoder, stage)
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
         """Waits for the rows of the stage before, computes the layers of this stage, and sends the rows on.
@@ -118,13 +120,13 @@ class StageDecoder:
         they have sent. Raises RankLost.
         """
         stage, ring = self._stage, self._ring
-        if stage.index:
-            inputs = _continued(inputs, ring.take())
+        inputs, later = self._vectors.take(inputs, ring.take()) if stage.index else self._vectors.begin(inputs)
         if stage.is_last:
             given = self._own.hidden(inputs, checked=checked)
         else:
-            given = self._like.new_empty(len(inputs.token_ids), self._like.shape[-1])
-            self._own.hidden(_all_rows(inputs, ((len(stage) - 1, given),)), checked=checked)
+            stream = self._like.new_empty(len(inputs.token_ids), self._like.shape[-1])
+            self._own.hidden(_all_rows(inputs, ((len(stage) - 1, stream),)), checked=checked)
+            given = handed_on(stream, later)
         ring.give(given)
         if stage.index:
             return given
@@ -172,12 +174,6 @@ def tell_progress(layers_started: c_uint64, orders: socket.socket) -> None:
             if (started := layers_started.value) != told:
                 told = started
                 orders.sendall(b"+")
-
-
-def _continued(inputs: ForwardInputs, rows: Tensor) -> ForwardInputs:
-    """Returns inputs in which the rows of the stage before replace the embeddings."""
-    all_rows = torch.arange(len(rows))
-    return replace(inputs, token_ids=torch.zeros_like(inputs.token_ids), replaced=(all_rows, rows), added=())
 
 
 def _all_rows(inputs: ForwardInputs, tapped: tuple[tuple[int, Tensor], ...]) -> ForwardInputs:

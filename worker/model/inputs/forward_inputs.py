@@ -50,6 +50,7 @@ class ForwardInputs:
     replaced: tuple[Tensor, Tensor] | None = None  # rows [N], with vectors [N, H] in place of their embeddings
     added: tuple[Tensor, ...] = ()  # vectors [N, H] that these rows gain after each of the first layers
     first: Tensor | None = None  # [T, K]: what the first layer mixes, in place of its normed inputs
+    of_layers: Tensor | None = None  # [T, L, P]: per-layer embeddings that another process has computed
     tapped: tuple[tuple[int, Tensor], ...] = ()  # layers, and where their outputs of logits_indices are written [R, H]
 
     @property
