@@ -50,7 +50,7 @@ class Decoder:
         kept = spec.last_kept if inputs.few_logits else last
         eps, offset, scale = spec.norm_eps, spec.norm_offset, spec.residual_scale
         x = self.embedded(inputs)
-        own = self.layer_inputs(inputs, x)
+        own = vectors_of_layers(self.weights.layer_inputs, inputs, x, eps, do)
         h = x if self.norms[0] is None else do.rms_norm(x, self.norms[0], eps, offset=offset)
         h = h if inputs.first is None else inputs.first
         step = Step(do, spec, rope.at_columns(self.ropes, inputs.rotary), self.query_scales, inputs, cache)
@@ -87,13 +87,6 @@ class Decoder:
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
         return x if inputs.replaced is None else x.index_copy(0, *inputs.replaced)
-
-    def layer_inputs(self, inputs: ForwardInputs, x: Tensor) -> Tensor | None:
-        """Returns the vectors of all layers [T, L, P], None if the model has none. x [T, H]: scaled embeddings."""
-        weights, do = self.weights.layer_inputs, self.operations
-        if weights is None or inputs.of_layers is not None:
-            return inputs.of_layers
-        return vectors_of_layers(weights, inputs.token_ids, x, self.spec.norm_eps, do.linear, do.rms_norm)
 
     def logits(self, h: Tensor) -> Tensor:
         """Computes the logits [R, vocab] float32. h: the normed output of the last layer [R, H]."""

@@ -1,6 +1,6 @@
 """Per-layer embeddings: a vector of every token for each layer, from a table and from the embedded token (Gemma 4)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,16 +133,13 @@ def in_c(own: OwnInput) -> dict[str, Any]:
 
 
 def vectors_of_layers(
-    weights: LayerInputs,
-    token_ids: Tensor,
-    x: Tensor,
-    eps: float,
-    linear: Callable[[Tensor, PackedLinear], Tensor],
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor],
-) -> Tensor:
-    """Returns the vectors [T, L, P] of tokens [T], whose scaled embeddings are x [T, H]."""
+    weights: LayerInputs | None, inputs: ForwardInputs, x: Tensor, eps: float, do: Operations
+) -> Tensor | None:
+    """Returns the vectors of all rows [T, L, P]; None if the model has none. x [T, H]: the scaled embeddings."""
+    if weights is None or inputs.of_layers is not None:
+        return inputs.of_layers
     size = len(weights.norm)
     scale = torch.tensor(size**0.5).to(x.dtype).item()  # rounded as in training
-    of_tokens = embedding(token_ids, weights.table).to(x.dtype).view(len(x), -1, size) * scale
-    of_context = (linear(x, weights.projection) * x.shape[1] ** -0.5).view(len(x), -1, size)
-    return (rms_norm(of_context, weights.norm, eps) + of_tokens) * 2**-0.5
+    of_tokens = embedding(inputs.token_ids, weights.table).to(x.dtype).view(len(x), -1, size) * scale
+    of_context = (do.linear(x, weights.projection) * x.shape[1] ** -0.5).view(len(x), -1, size)
+    return (do.rms_norm(of_context, weights.norm, eps) + of_tokens) * 2**-0.5

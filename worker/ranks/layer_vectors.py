@@ -11,6 +11,7 @@ from torch import Tensor
 
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.model.layer_inputs import vectors_of_layers
 from worker.model.parts.stages import Stage
 
 
@@ -26,9 +27,11 @@ class LayerVectors:
 
     def begin(self, inputs: ForwardInputs) -> tuple[ForwardInputs, Tensor | None]:
         """Returns the inputs of the first stage with the vectors of its layers, and the vectors of later stages."""
-        if self.decoder.weights.layer_inputs is None:
+        decoder, weights = self.decoder, self.decoder.weights.layer_inputs
+        if weights is None:
             return inputs, None
-        return self._divided(inputs, self.decoder.layer_inputs(inputs, self.decoder.embedded(inputs)))
+        x = decoder.embedded(inputs)
+        return self._divided(inputs, vectors_of_layers(weights, inputs, x, decoder.spec.norm_eps, decoder.operations))
 
     def take(self, inputs: ForwardInputs, rows: Tensor) -> tuple[ForwardInputs, Tensor | None]:
         """Does the same for another stage. rows: those that the stage before has handed on"""
