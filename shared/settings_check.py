@@ -50,11 +50,8 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
 def _check_ranks(settings: Settings) -> None:
     """Raises ConfigError for what is not computed by several processes together."""
     worker = settings.worker
-    given = {
-        "--weights-cache": worker.weights_cache, "--expert-metrics": worker.expert_metrics,
-    }  # fmt: skip
-    if wrong := next((flag for flag, value in given.items() if value), ""):
-        raise ConfigError(f"{wrong} does not work with {worker.ranks_flag} above 1")
+    if worker.expert_metrics:
+        raise ConfigError(f"--expert-metrics does not work with {worker.ranks_flag} above 1")
     if worker.rank_group == "local":
         return
     if worker.ranks == 1:

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -25,6 +26,7 @@ from torch import Tensor
 from shared.config import WorkerConfig
 from shared.machine import available_bytes
 from worker.engine.load_model import ModelFiles, find_model
+from worker.engine.load_weights import through_cache
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import huge_pages
 from worker.kv_cache.sizing import WeightsSize
@@ -44,6 +46,7 @@ from worker.ranks.frames import (
     AdapterFrame,
     Beginning,
     Free,
+    KeepWeights,
     Loaded,
     Order,
     Sizes,
@@ -78,10 +81,11 @@ def main(orders: socket.socket, memory: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPart:
-    """What this rank has of the model, and of its adapters."""
+    """What this rank has of the model, and of its adapters. keep_weights: writes its weights to --weights-cache"""
 
     decoder: RankDecoder
     adapters: OwnAdapters
+    keep_weights: Callable[[], None]
 
 
 def compute(loaded: LoadedPart, orders: socket.socket) -> NoReturn:
@@ -97,12 +101,14 @@ def compute(loaded: LoadedPart, orders: socket.socket) -> NoReturn:
         LOGITS: lambda given: part.logits(rows_of(given)),
         BOTH: lambda given: part.logits(hidden(given)),
     }
-    decoder = msgspec.msgpack.Decoder(Order | AdapterFrame)
+    decoder = msgspec.msgpack.Decoder(Order | AdapterFrame | KeepWeights)
     with torch.inference_mode():
         while True:
             match decoder.decode(receive(orders)):
                 case Order() as given:
                     by_name[given.compute](given)
+                case KeepWeights():  # steps go on meanwhile
+                    threading.Thread(target=loaded.keep_weights, name="weights", daemon=True).start()
                 case frame:
                     loaded.adapters.take(frame)
 
@@ -122,10 +128,11 @@ def load_part(
     on_size: see load() of worker/model/weights.py. on_weights: called when the weights are loaded.
     """
     part, device, formats = exchange.part, files.device, files.formats
-    weights = load(
-        files.folder, files.spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
+    read = partial(
+        load, files.folder, files.spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
         on_size=on_size, share=part.share, stage=part.stage,
     )  # fmt: skip
+    weights, keep = through_cache(read, worker, files.folder, formats, part)
     on_weights()
     size = msgspec.msgpack.decode(receive(orders), type=Sizes).size
     spec, groups = part.spec(files.spec), part.stage.groups(size.groups)
@@ -140,7 +147,7 @@ def load_part(
         threading.Thread(
             target=tell_progress, args=(decoder.layers_started, orders), name="progress", daemon=True
         ).start()
-    return LoadedPart(computing, OwnAdapters(files.folder, files.spec, weights, part, worker.max_lora_rank))
+    return LoadedPart(computing, OwnAdapters(files.folder, files.spec, weights, part, worker.max_lora_rank), keep)
 
 
 def _loaded(files: ModelFiles, worker: WorkerConfig, weights: Weights, part: Part) -> Loaded:

@@ -26,7 +26,7 @@ from tests.shared.harness import parse, refuse
         ("--no-use-chunked-prefill --target-step-s 0.1", ("--target-step-s", "--no-use-chunked-prefill")),
         ("--batching-mode static --target-step-s 0.1", ("--target-step-s", "--batching-mode")),
         ("--scheduler-policy prefill_first --target-step-s 0.1", ("--target-step-s", "--scheduler-policy")),
-        ("--tensor-parallel-size 2 --weights-cache here", ("--weights-cache", "--tensor-parallel-size")),
+        ("--tensor-parallel-size 2 --expert-metrics", ("--expert-metrics", "--tensor-parallel-size")),
         ("--rank-group lws", ("--rank-group lws", "--tensor-parallel-size")),
         ("--rank-group lws --tensor-parallel-size 2 --workers 2", ("--rank-group lws", "one worker")),
         ("--pipeline-parallel-size 2 --expert-metrics", ("--expert-metrics", "--pipeline-parallel-size")),

@@ -79,6 +79,10 @@ class Rows(msgspec.Struct, frozen=True):
     rows: TensorBytes
 
 
+class KeepWeights(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Sent when the weights of all ranks have been compared: each rank may write its own to --weights-cache."""
+
+
 class StepAdapter(msgspec.Struct, frozen=True, array_like=True):
     """An adapter of a step. number: see NewAdapter; rows: the indices of its rows among all rows of the step"""
 

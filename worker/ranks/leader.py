@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.hf_hub import Progress
 from shared.machine import available_bytes
 from worker.kernels.cpu.ranks_c import RankLost, shared_bytes
 from worker.kernels.operations import Operations
@@ -32,7 +33,7 @@ from worker.model.parts.share import CannotShare, largest_inner
 from worker.ranks.adapters import AdaptersOfRanks
 from worker.ranks.checks import RankDiffers, Stored, check_slices, checksums, checksums_from_checkpoint
 from worker.ranks.exchange import Exchange
-from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Free, Loaded, Sizes, order, receive, send
+from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Free, KeepWeights, Loaded, Sizes, order, receive, send
 from worker.ranks.hosts.links import wait_for_end
 from worker.ranks.hosts.rendezvous import Gathered
 from worker.ranks.nodes import stay_on_node
@@ -96,6 +97,7 @@ class Leader:
         if device.type != "cpu":
             raise ConfigError(f"{worker.ranks_flag} above 1 is for the CPU so far; use 1, or --device cpu")
         self.part, self._stored, self._worker, self._elsewhere = parts[0], stored, worker, elsewhere
+        self.keep: Callable[[Progress], None] = lambda on_progress: None  # writes the weights to --weights-cache
         self._steps = 0
         self._sending = threading.Lock()  # held while a frame is sent to the ranks: frames must not mix
         self._differs: RankDiffers | None = None
@@ -160,6 +162,8 @@ class Leader:
             raise ConfigError(str(error)) from error
         self._check_content(loaded, on_progress)
         self._check_weights(loaded)
+        self.tell_all(KeepWeights())
+        self.keep(lambda done, total: on_progress())
         return SharedModel(self._stored.spec, decoder, part, self)
 
     def _own_checksums(self, decoder: Decoder, on_progress: Callable[[], None]) -> Loaded:
