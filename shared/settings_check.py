@@ -48,12 +48,15 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
 
 
 def _check_ranks(settings: Settings) -> None:
-    """Raises ConfigError for what is not computed by several processes together."""
+    """Raises ConfigError for what several processes of a worker do not do together."""
     worker = settings.worker
-    if worker.expert_metrics:
-        raise ConfigError(f"--expert-metrics does not work with {worker.ranks_flag} above 1")
     if worker.rank_group == "local":
         return
+    if worker.expert_metrics and worker.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"--expert-metrics with --pipeline-parallel-size needs --rank-group local, not {worker.rank_group}: "
+            "stages on other hosts do not report their counts"
+        )
     if worker.ranks == 1:
         raise ConfigError(
             f"--rank-group {worker.rank_group} needs --tensor-parallel-size or --pipeline-parallel-size: both "

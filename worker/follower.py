@@ -39,6 +39,7 @@ from worker.model.weights import load
 from worker.ranks.adapters import OwnAdapters
 from worker.ranks.checks import checksums, checksums_from_checkpoint
 from worker.ranks.exchange import Exchange
+from worker.ranks.expert_loads import own_loads
 from worker.ranks.frames import (
     BOTH,
     HIDDEN,
@@ -76,7 +77,8 @@ def main(orders: socket.socket, memory: int) -> None:
         if part.stage.count > 1:
             send(orders, Free(available_bytes()))
 
-    compute(load_part(files, worker, orders, exchange, on_weights=tell_free), orders)
+    loads = own_loads(begin.loads, files.spec, part)
+    compute(load_part(files, worker, orders, exchange, on_weights=tell_free, loads=loads), orders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +123,13 @@ def load_part(
     content: Callable[[], str] = str,
     on_size: Callable[[WeightsSize], None] = lambda size: None,
     on_weights: Callable[[], None] = lambda: None,
+    loads: Tensor | None = None,
 ) -> LoadedPart:
     """Loads the part of this rank, and tells rank 0 when it is ready. Raises CheckpointError and CannotShare.
 
     content: returns the hash of the weight files, which rank 0 compares with its own; "" if both read the same files.
     on_size: see load() of worker/model/weights.py. on_weights: called when the weights are loaded.
+    loads: see Decoder.count_loads; None: this rank counts nothing.
     """
     part, device, formats = exchange.part, files.device, files.formats
     read = partial(
@@ -141,6 +145,8 @@ def load_part(
         huge_pages(tensor)
     cache.prefault_ahead(bindings.touch_pages)
     decoder = Decoder(spec, weights, size.max_seq_len)
+    if loads is not None:
+        decoder.count_loads(loads)
     computing = exchange.decoder(decoder, cache)
     send(orders, msgspec.structs.replace(_loaded(files, worker, weights, part), content=content()))
     if part.stage.index and not part.lane:

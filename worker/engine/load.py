@@ -131,7 +131,7 @@ def build_engine(
     with explain_out_of_memory(loaded.gpu):
         decoder, cache, size, invariant = _fit_into_memory(loaded, model, worker, on_progress)
     worker = _resolve_speculation(replace(worker, batch_invariant=invariant), files.folder, formats, device)
-    loads = decoder.count_loads() if worker.expert_metrics else None
+    loads = _count_loads(decoder, loaded) if worker.expert_metrics else None
     vision = _vision(loaded.tower, decoder, worker)
     runner = _ready_runner(decoder, cache, loaded, worker, size, vision, on_progress)
     pools, slots = size.pools(), size.slots()
@@ -216,6 +216,10 @@ def _ready_runner(
     runner = make_runner(fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=True)
     runner.capture_graphs(on_progress)
     return runner
+
+
+def _count_loads(decoder: Decoder, loaded: LoadedModel) -> Tensor:
+    return decoder.count_loads() if loaded.ranks is None else loaded.ranks.count_loads(decoder)
 
 
 def _counting(loads: Tensor, spec: ModelSpec) -> Callable[[], ExpertLoads]:

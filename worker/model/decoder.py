@@ -102,11 +102,12 @@ class Decoder:
         """Counts the layers of a forward that a CUDA graph replayed: a replay does not run forward()."""
         self.layers_started.value += len(self.weights.layers)
 
-    def count_loads(self) -> Tensor:
-        """Counts from now on how many rows choose each expert: returns [layers, E] int64, to which every step adds."""
+    def count_loads(self, loads: Tensor | None = None) -> Tensor:
+        """Counts from now on how many rows choose each expert: returns `loads` [layers, E] int64 (None: new zeros)."""
         layers, spec = self.weights.layers, self.spec.experts
-        shape = (len(layers), 0 if spec is None else spec.count)
-        loads = torch.zeros(shape, dtype=torch.int64, device=self.weights.embed.device)
+        if loads is None:
+            shape = (len(layers), 0 if spec is None else spec.count)
+            loads = torch.zeros(shape, dtype=torch.int64, device=self.weights.embed.device)
         counting = [
             replace(layer, feed_forward=feed_forward(layer.feed_forward.kind).counting(layer.feed_forward, load))
             for layer, load in zip(layers, loads, strict=True)

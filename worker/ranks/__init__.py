@@ -13,6 +13,7 @@ part                the decoder of a rank that has a part of each layer
 adapters            LoRA adapters: each rank keeps its part of them
 pipeline            the decoder of a rank that has some of the layers
 layer_vectors       per-layer embeddings, which stages hand on
+expert_loads        counts how many rows choose each expert, in memory that all stages map
 checks              compares the ranks: their residual streams, and at start their weights
 metrics             counts ranks that had wrong numbers
 nodes               keeps a rank on the processors of one NUMA node

@@ -30,6 +30,7 @@ class Beginning(msgspec.Struct, frozen=True):
 
     memory: bytes of the memory that all ranks of a stage share
     rows: the file descriptors of the connections to ranks of other stages, by rank
+    loads: the file descriptor of the counts of experts (expert_loads.py); -1 without them
     """
 
     model: ModelConfig
@@ -37,6 +38,7 @@ class Beginning(msgspec.Struct, frozen=True):
     rank: int
     memory: int
     rows: dict[int, int] = {}
+    loads: int = -1
 
 
 class Sizes(msgspec.Struct, frozen=True):

@@ -33,6 +33,7 @@ from worker.model.parts.share import CannotShare, largest_inner
 from worker.ranks.adapters import AdaptersOfRanks
 from worker.ranks.checks import RankDiffers, Stored, check_slices, checksums, checksums_from_checkpoint
 from worker.ranks.exchange import Exchange
+from worker.ranks.expert_loads import make_loads, map_loads, own_loads
 from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Free, KeepWeights, Loaded, Sizes, order, receive, send
 from worker.ranks.hosts.links import wait_for_end
 from worker.ranks.hosts.rendezvous import Gathered
@@ -102,8 +103,10 @@ class Leader:
         self._sending = threading.Lock()  # held while a frame is sent to the ranks: frames must not mix
         self._differs: RankDiffers | None = None
         size = shared_bytes(round_bytes(stored.spec, worker.max_step_tokens))
+        counted = elsewhere is None and worker.expert_metrics and self.part.stage.count > 1
+        self._loads = make_loads(stored.spec) if counted else -1
         if elsewhere is None:
-            self._exchange, self._followers = _start_all(parts, model, worker, size)
+            self._exchange, self._followers = _start_all(parts, model, worker, size, self._loads)
             stay_on_node(0, self.part.lanes)
         else:
             gathered = elsewhere.gather()
@@ -124,6 +127,11 @@ class Leader:
     def adapters(self) -> AdaptersOfRanks:
         """The way by which the other ranks get LoRA adapters."""
         return AdaptersOfRanks(self.part, self.tell_all)
+
+    def count_loads(self, decoder: Decoder) -> Tensor:
+        """Counts how many rows choose each expert: returns [layers, E] int64 for all layers. decoder: of this rank"""
+        own = decoder.count_loads(own_loads(self._loads, self._stored.spec, self.part))
+        return own if self._loads < 0 else map_loads(self._loads, self._stored.spec)
 
     def free(self, on_progress: Callable[[], None]) -> int | None:
         """Waits until all ranks have loaded their weights. Returns how many bytes are free for the pool on all hosts.
@@ -307,15 +315,15 @@ def round_bytes(spec: ModelSpec, tokens: int) -> int:
 
 
 def _start_all(
-    parts: Sequence[Part], model: ModelConfig, worker: WorkerConfig, size: int
+    parts: Sequence[Part], model: ModelConfig, worker: WorkerConfig, size: int, loads: int
 ) -> tuple[Exchange, list[Follower]]:
-    """Starts all ranks but this one. size: bytes that the ranks of a stage share."""
+    """Starts all ranks but this one. size: bytes that the ranks of a stage share. loads: see Beginning"""
     shared = [os.memfd_create("sluice-ranks", os.MFD_CLOEXEC) for _ in range(parts[0].stage.count)]
     for memory in shared:
         os.ftruncate(memory, size)
     rows = _connected(parts)
     followers = [
-        _start(part, Beginning(model, worker, part.rank, size), shared[part.stage.index], rows[part.rank])
+        _start(part, Beginning(model, worker, part.rank, size, loads=loads), shared[part.stage.index], rows[part.rank])
         for part in parts[1:]
     ]
     exchange = Exchange.of(parts[0], mmap.mmap(shared[0], size), rows[0], by_tcp=False)
@@ -339,7 +347,7 @@ def _start(part: Part, begin: Beginning, shared: int, rows: Mapping[int, socket.
         sys.executable, *FOLLOWER, str(os.getpid()), str(theirs.fileno()), str(shared),
     )  # fmt: skip
     files = {rank: link.fileno() for rank, link in rows.items()}
-    passed = (theirs.fileno(), shared, *files.values())
+    passed = (theirs.fileno(), shared, *files.values(), *([begin.loads] if begin.loads >= 0 else []))
     process = subprocess.Popen(words, pass_fds=passed, stdin=subprocess.DEVNULL)
     send(ours, msgspec.structs.replace(begin, rows=files))
     for link in (theirs, *rows.values()):
