@@ -57,6 +57,7 @@ from worker.ranks.frames import (
     rows_of,
     send,
 )
+from worker.ranks.inbox import Inbox
 from worker.ranks.nodes import stay_on_node
 from worker.ranks.pipeline import RankDecoder, tell_progress
 
@@ -67,7 +68,7 @@ def main(orders: socket.socket, memory: int) -> None:
     begin = msgspec.msgpack.decode(receive(orders), type=Beginning)
     worker = begin.worker
     rows = {rank: socket.socket(fileno=file) for rank, file in begin.rows.items()}
-    stay_on_node(begin.rank % worker.tensor_parallel_size, worker.tensor_parallel_size)
+    stay_on_node(begin.rank, worker.ranks)
     torch.set_num_threads(threads_of(worker))
     files = find_model(begin.model, worker, torch.device("cpu"), prefer_cache=True)
     part = files.parts(worker)[begin.rank]
@@ -103,10 +104,10 @@ def compute(loaded: LoadedPart, orders: socket.socket) -> NoReturn:
         LOGITS: lambda given: part.logits(rows_of(given)),
         BOTH: lambda given: part.logits(hidden(given)),
     }
-    decoder = msgspec.msgpack.Decoder(Order | AdapterFrame | KeepWeights)
+    decoder, inbox = msgspec.msgpack.Decoder(Order | AdapterFrame | KeepWeights), Inbox(orders)
     with torch.inference_mode():
         while True:
-            match decoder.decode(receive(orders)):
+            match decoder.decode(inbox.take()):
                 case Order() as given:
                     by_name[given.compute](given)
                 case KeepWeights():  # steps go on meanwhile

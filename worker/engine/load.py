@@ -40,7 +40,8 @@ from worker.run.checks.bits_check import keeps_bits
 from worker.run.checks.kernel_check import choose_operations
 from worker.run.checks.library_check import with_equal_library_products
 from worker.run.checks.option_check import with_sound_options
-from worker.run.runner import Model, Runner
+from worker.run.model import Model
+from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.spec import ModelSpec
@@ -211,8 +212,12 @@ def _ready_runner(
     if gpu is None:
         warn_about_cpu(worker, formats)
         _prepare_cpu_memory(cache)
-        shared = None if loaded.ranks is None else loaded.ranks.model(decoder, cache, size, on_progress)
-        return make_runner(shared or fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=False)
+        if loaded.ranks is None:
+            return make_runner(fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=False)
+        shared = loaded.ranks.model(decoder, cache, size, on_progress)
+        runner = make_runner(shared, cache, worker, vision, on_gpu=False)
+        runner.pipeline = shared.pipeline
+        return runner
     runner = make_runner(fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=True)
     runner.capture_graphs(on_progress)
     return runner

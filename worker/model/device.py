@@ -101,4 +101,4 @@ def threads_of(worker: WorkerConfig, ranks: int = 0) -> int:
     ranks: how many are on this machine; 0: all of them.
     """
     cores = worker.threads or len(os.sched_getaffinity(0))
-    return max(1, cores // (ranks or worker.tensor_parallel_size))
+    return max(1, cores // (ranks or worker.ranks))

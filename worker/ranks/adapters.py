@@ -20,6 +20,7 @@ from torch import Tensor
 
 from shared.adapters.files import AdapterFiles
 from worker.kernels.cpu.ranks_c import RankLost
+from worker.kernels.operations import Operations
 from worker.model.cpu_decoder import CpuDecoder
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
@@ -130,3 +131,11 @@ def with_adapters(
     from worker.adapters.operations import operations_of_rows
 
     return layers.with_operations(operations_of_rows(layers.operations, changing, inputs))
+
+
+def adapters_in(operations: Operations) -> "Sequence[AdapterRows]":
+    """Returns the adapters that the operations of a step add. Only steps with adapters have other operations."""
+    from worker.adapters.operations import OperationsWithAdapters
+
+    assert isinstance(operations, OperationsWithAdapters)
+    return operations.adapters

@@ -2,7 +2,7 @@
 
 import mmap
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from worker.kernels.cpu.ranks_c import RanksC
@@ -33,17 +33,10 @@ class Exchange:
         ring = Ring(rows[part.before], rows[part.after]) if part.stage.count > 1 else None
         return cls(part, lanes, ring)
 
-    def decoder(
-        self, decoder: Decoder, cache: KVCache, wait: Callable[[socket.socket], None] = lambda before: None
-    ) -> RankDecoder:
-        """Returns the decoder of this rank. decoder: has the rank's spec and weights. wait: see StageDecoder.
-
-        Raises CannotShare.
-        """
+    def decoder(self, decoder: Decoder, cache: KVCache) -> RankDecoder:
+        """Returns the decoder of this rank. decoder: has the rank's spec and weights. Raises CannotShare."""
         own = self._of_stage(decoder, cache)
-        if self.ring is None:
-            return own
-        return StageDecoder(own, self.part.stage, decoder, self.ring, wait)
+        return own if self.ring is None else StageDecoder(own, self.part, decoder, self.ring)
 
     def _of_stage(self, decoder: Decoder, cache: KVCache) -> RankDecoder:
         if self.lanes is None:

@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from ctypes import c_uint64
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,7 +29,7 @@ from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.parts.part import Part
 from worker.model.parts.share import CannotShare, largest_inner
-from worker.ranks.adapters import AdaptersOfRanks
+from worker.ranks.adapters import AdaptersOfRanks, adapters_in
 from worker.ranks.checks import RankDiffers, Stored, check_slices, checksums, checksums_from_checkpoint
 from worker.ranks.exchange import Exchange
 from worker.ranks.expert_loads import make_loads, map_loads, own_loads
@@ -38,7 +37,8 @@ from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Free, KeepWeigh
 from worker.ranks.hosts.links import wait_for_end
 from worker.ranks.hosts.rendezvous import Gathered
 from worker.ranks.nodes import stay_on_node
-from worker.ranks.pipeline import RankDecoder, wait_for_rows
+from worker.ranks.pipeline import RankDecoder
+from worker.ranks.staged_model import ReturnedRows, StagedModel
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # a feature, which is imported at run time only when needed
@@ -107,7 +107,7 @@ class Leader:
         self._loads = make_loads(stored.spec) if counted else -1
         if elsewhere is None:
             self._exchange, self._followers = _start_all(parts, model, worker, size, self._loads)
-            stay_on_node(0, self.part.lanes)
+            stay_on_node(0, len(parts))
         else:
             gathered = elsewhere.gather()
             self._exchange = Exchange.of(self.part, mmap.mmap(-1, size), gathered.rows, by_tcp=True)
@@ -151,14 +151,16 @@ class Leader:
         free = {self.part: available_bytes() // self._elsewhere.here} | others
         return min(part.whole_kv(nbytes, self._stored.spec) for part, nbytes in free.items())
 
-    def model(self, decoder: Decoder, cache: KVCache, size: PoolSize, on_progress: Callable[[], None]) -> "SharedModel":
+    def model(
+        self, decoder: Decoder, cache: KVCache, size: PoolSize, on_progress: Callable[[], None]
+    ) -> "SharedModel | StagedModel":
         """Waits until all ranks have loaded their parts. Returns the model for the runner.
 
         decoder, cache: those of this rank. Raises ConfigError if another rank cannot load its part, and RankLost if a
         rank on another host has ended.
         """
         try:
-            part = self._exchange.decoder(decoder, cache, partial(self._wait_for_rows, decoder.layers_started))
+            part = self._exchange.decoder(decoder, cache)
             self._tell(Sizes(size), self._followers)
             own = self._own_checksums(decoder, on_progress)
             loaded = [own, *(self._wait_until_ready(follower, on_progress) for follower in self._followers)]
@@ -172,7 +174,11 @@ class Leader:
         self._check_weights(loaded)
         self.tell_all(KeepWeights())
         self.keep(lambda done, total: on_progress())
-        return SharedModel(self._stored.spec, decoder, part, self)
+        if self._exchange.ring is None:
+            return SharedModel(self._stored.spec, decoder, part, self)
+        others, stages = [follower.orders for follower in self._followers], self.part.stage.count
+        returned = ReturnedRows(self._exchange.ring, others, decoder.layers_started, stages)
+        return StagedModel(self._stored.spec, decoder, part, self.all, returned, stages)
 
     def _own_checksums(self, decoder: Decoder, on_progress: Callable[[], None]) -> Loaded:
         if not self._worker.rank_check_weights:
@@ -264,9 +270,6 @@ class Leader:
             raise ConfigError(f"rank {follower.rank}: {answer.problem}")
         return answer
 
-    def _wait_for_rows(self, layers_started: c_uint64, before: socket.socket) -> None:
-        wait_for_rows(before, [follower.orders for follower in self._followers], layers_started)
-
     def _watch(self, follower: Follower) -> None:
         how = follower.wait_for_end()
         log.error("rank %d (process %d): %s", follower.rank, follower.pid, how)
@@ -274,7 +277,9 @@ class Leader:
 
 
 class SharedModel:
-    """A model that all ranks compute together. It has the interface of Decoder."""
+    """A model of which each rank has a part of each layer. It has the interface of Decoder."""
+
+    pipeline: None = None  # no step is begun before the last one has ended
 
     def __init__(self, spec: ModelSpec, decoder: Decoder, part: RankDecoder, leader: Leader) -> None:
         self.spec, self.operations, self.max_positions = spec, decoder.operations, decoder.max_positions
@@ -298,12 +303,9 @@ class SharedModel:
         return self._leader.all(LOGITS, h, lambda checked: self._part.logits(h))
 
     def with_operations(self, operations: Operations) -> "SharedModel":
-        """Returns the model for a step with adapters: only such steps have other operations."""
-        from worker.adapters.operations import OperationsWithAdapters
-
-        assert isinstance(operations, OperationsWithAdapters)
+        """Returns the model for a step with adapters."""
         other = copy(self)
-        other._adapters = operations.adapters
+        other._adapters = adapters_in(operations)
         other._part = self._part.with_adapters(other._adapters)
         return other
 

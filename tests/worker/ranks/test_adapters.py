@@ -1,9 +1,10 @@
 """LoRA adapters of a model that several ranks compute, each in a thread: the bits of the whole model."""
 
-import mmap
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,12 @@ from tests.worker.adapters.harness import use
 from tests.worker.adapters.test_loaded import rewritten
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.model.harness import CPU, Row, advance, cache_for, pack, prompts_of, rows_for
-from tests.worker.ranks.test_pipeline import parts_for, spec_of
+from tests.worker.ranks.staged import decoder_of, exchanges, parts_for, spec_of, staged
 from tests.worker.ranks.threads import together
 from worker.adapters.loaded import LoadedAdapter, load_adapter
-from worker.adapters.operations import AdapterRows, operations_with_adapters, rows_of_adapters
+from worker.adapters.operations import operations_with_adapters, rows_of_adapters
 from worker.adapters.sites import sites_of
-from worker.kernels.cpu.ranks_c import RankLost, shared_bytes
+from worker.kernels.cpu.ranks_c import RankLost
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
@@ -35,12 +36,8 @@ from worker.model.parts.part import Part
 from worker.model.quantization.in_memory import AS_STORED, InMemory, in_memory
 from worker.model.weights import load
 from worker.ranks.adapters import PIECE_BYTES, AdaptersOfRanks, OwnAdapters
-from worker.ranks.exchange import Exchange
 from worker.ranks.frames import AdapterFrame, Order, adapters_of, order, receive, send
-from worker.ranks.leader import _connected
-from worker.ranks.pipeline import RankDecoder
-from worker.schedule.sequence import Chunk
-from worker.schedule.sequence import Sequence as Answer
+from worker.schedule.sequence import Chunk, Sequence
 
 pytestmark = needs_library
 LENGTHS = [35, 5, 36, 50, 40, 70]
@@ -49,28 +46,9 @@ SCALES = (1.0, 1.0, 1.0, 0.5, 1.0, 1.0)
 FEW = ("v_proj", "down_proj", "out_proj")  # so that some columns and some linears stay as they are
 
 
-def loaded(folder: Path, weights: Any, files: Sequence[Path], part: Part | None = None) -> list[LoadedAdapter]:
+def loaded(folder: Path, weights: Any, files: list[Path], part: Part | None = None) -> list[LoadedAdapter]:
     sites = sites_of(folder, spec_of(folder), weights, part)
     return [load_adapter(read_files(str(one)), sites, weights.embed.dtype, CPU, 64) for one in files]
-
-
-class Rank:
-    """A rank, with its parts of the adapters."""
-
-    def __init__(
-        self, folder: Path, part: Part, exchange: Exchange, dtype: torch.dtype, memory: InMemory, files: Sequence[Path]
-    ) -> None:
-        spec = spec_of(folder)
-        weights = load(folder, spec, dtype, CPU, invariant=True, memory=memory, share=part.share, stage=part.stage)
-        decoder = Decoder(part.spec(spec), weights, 512)
-        self.decoder: RankDecoder = exchange.decoder(decoder, cache_for(decoder, tokens=512))
-        self.adapters = loaded(folder, weights, files, part)
-
-    def forward(self, inputs: ForwardInputs, rows: Sequence[AdapterRows], whole: list[LoadedAdapter]) -> Tensor:
-        own = [AdapterRows(self.adapters[whole.index(one.adapter)], one.scale, one.of_all) for one in rows]
-        with torch.inference_mode():
-            decoder = self.decoder.with_adapters(own)
-            return decoder.logits(decoder.hidden(inputs))
 
 
 def check_bits(
@@ -82,34 +60,78 @@ def check_bits(
     cache = cache_for(whole, tokens=512)
     model, adapters = fastest_decoder(whole, cache), loaded(folder, whole.weights, files)
     rows = rows_for(cache, prompts_of(LENGTHS), 0)
-    answers = [Answer((b"f", i), row.tokens, len(row.tokens), Sampling(1), 0) for i, row in enumerate(rows)]
-    for answer, owner, scale in zip(answers, OWNERS, SCALES, strict=True):
-        answer.adapter = None if owner is None else use(adapters[owner], scale)
-    shared = [mmap.mmap(-1, shared_bytes(4096)) for _ in range(parts[0].stage.count)]
-    links = _connected(parts)
-    exchanges = [Exchange.of(part, shared[part.stage.index], links[part.rank], by_tcp=False) for part in parts]
-    ranks = [Rank(folder, *pair, dtype, memory, files) for pair in zip(parts, exchanges, strict=True)]
     changed = False
-    for number, chunk in enumerate([33, 1, 1, 15]):
-        steps = advance(rows, chunk)
-        inputs = pack(steps, cache.page_size, all_rows=number == 2)
-        chunks = [Chunk(answers[rows.index(row)], row.computed, length, True) for row, length in steps]
-        used = rows_of_adapters(chunks, CPU)
-        with torch.inference_mode():
-            plain = model.forward(inputs, cache)
-            expected = model.with_operations(operations_with_adapters(model.operations, chunks, inputs)).forward(
-                inputs, cache
-            )
-        changed |= not torch.equal(plain, expected)
-        found = together([partial(one.forward, inputs, used, adapters) for one in ranks])
-        for part, logits in zip(parts, found, strict=True):
-            assert torch.is_tensor(logits), logits
-            assert part.stage.index or torch.equal(logits, expected)
-        for row, length in steps:
-            row.advance(length)
+    with (staged_ranks if parts[0].stage.count > 1 else sharing_ranks)(folder, parts, dtype, memory, files) as compute:
+        for number, chunk in enumerate([33, 1, 1, 15]):
+            steps = advance(rows, chunk)
+            inputs = pack(steps, cache.page_size, all_rows=number == 2)
+            owners = [rows.index(row) for row, _ in steps]
+
+            def chunks(own: list[LoadedAdapter], steps: Any = steps, owners: Any = owners) -> list[Chunk]:
+                return [_chunk(own, *one) for one in zip(steps, owners, strict=True)]
+
+            with torch.inference_mode():
+                plain = model.forward(inputs, cache)
+                operations = operations_with_adapters(model.operations, chunks(adapters), inputs)
+                expected = model.with_operations(operations).forward(inputs, cache)
+            changed |= not torch.equal(plain, expected)
+            assert torch.equal(compute(inputs, chunks), expected)
+            for row, length in steps:
+                row.advance(length)
     assert changed
-    for link in {link for each in links for link in each.values()}:
-        link.close()
+
+
+def _chunk(adapters: list[LoadedAdapter], step: tuple[Row, int], index: int) -> Chunk:
+    (row, length), owner = step, OWNERS[index]
+    sequence = Sequence((b"f", index), row.tokens, len(row.tokens), Sampling(1), 0)
+    sequence.adapter = None if owner is None else use(adapters[owner], SCALES[index])
+    return Chunk(sequence, row.computed, length, True)
+
+
+Compute = Callable[[ForwardInputs, Callable[[list[LoadedAdapter]], list[Chunk]]], Tensor]
+
+
+@contextmanager
+def sharing_ranks(
+    folder: Path, parts: tuple[Part, ...], dtype: torch.dtype, memory: InMemory, files: list[Path]
+) -> Iterator[Compute]:
+    """A function that computes a step by ranks that share every layer. Its second argument makes the step's chunks."""
+    with exchanges(parts) as found:
+        ranks = [decoder_of(folder, one, dtype, memory) for one in found]
+        adapters = [
+            loaded(folder, decoder.weights, files, part) for (decoder, _), part in zip(ranks, parts, strict=True)
+        ]
+
+        def forward(index: int, inputs: ForwardInputs, chunks: Callable[[list[LoadedAdapter]], list[Chunk]]) -> Tensor:
+            decoder = ranks[index][1].with_adapters(rows_of_adapters(chunks(adapters[index]), CPU))
+            with torch.inference_mode():
+                return decoder.logits(decoder.hidden(inputs))
+
+        def compute(inputs: ForwardInputs, chunks: Callable[[list[LoadedAdapter]], list[Chunk]]) -> Tensor:
+            first, *others = together([partial(forward, index, inputs, chunks) for index in range(len(parts))])
+            assert all(torch.is_tensor(other) and torch.equal(first, other) for other in others), (first, others)
+            assert isinstance(first, Tensor)
+            return first
+
+        yield compute
+
+
+@contextmanager
+def staged_ranks(
+    folder: Path, parts: tuple[Part, ...], dtype: torch.dtype, memory: InMemory, files: list[Path]
+) -> Iterator[Compute]:
+    """The same, by ranks in stages that have got the adapters from rank 0."""
+    with staged(folder, parts, dtype, memory, adapters=files) as model:
+        own: Any = model._part
+        weights = own._vectors.decoder.weights
+        numbered = [replace(one, number=at) for at, one in enumerate(loaded(folder, weights, files, parts[0]), 1)]
+
+        def compute(inputs: ForwardInputs, chunks: Callable[[list[LoadedAdapter]], list[Chunk]]) -> Tensor:
+            operations = operations_with_adapters(model.operations, chunks(numbered), inputs)
+            with torch.inference_mode():
+                return model.with_operations(operations).begin(inputs).forward(inputs, None)  # type: ignore[arg-type]
+
+        yield compute
 
 
 def two(base: Path, folder: Path) -> list[Path]:

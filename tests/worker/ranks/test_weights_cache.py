@@ -11,7 +11,7 @@ from shared.config import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.model.harness import CPU
-from tests.worker.ranks.test_pipeline import parts_for, spec_of
+from tests.worker.ranks.staged import parts_for, spec_of
 from worker.engine.formats import choose_formats
 from worker.engine.load_weights import through_cache
 from worker.model.layer import Weights
