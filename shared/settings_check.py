@@ -215,10 +215,6 @@ def _speculative_config(settings: Settings, explicit: Collection[str]) -> dict[s
         raise ConfigError("--speculative-config has no effect with --speculation off")
     if "max_draft_tokens" in explicit and worker.max_draft_tokens != config.drafts:
         raise ConfigError(f"--max-draft-tokens {worker.max_draft_tokens} contradicts --speculative-config")
-    if config.runs_a_model and settings.worker.ranks > 1:
-        raise ConfigError(
-            f"--speculative-config with {config.method} does not work with {settings.worker.ranks_flag} above 1"
-        )
     return {"speculation": "ngram", "max_draft_tokens": config.drafts}
 
 

@@ -84,10 +84,14 @@ def main(orders: socket.socket, memory: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPart:
-    """What this rank has of the model, and of its adapters. keep_weights: writes its weights to --weights-cache"""
+    """What this rank has of the model, and of its adapters.
+
+    like: a tensor [..., H] with the dtype of the residual stream. keep_weights: writes the weights to --weights-cache.
+    """
 
     decoder: RankDecoder
     adapters: OwnAdapters
+    like: Tensor
     keep_weights: Callable[[], None]
 
 
@@ -97,7 +101,7 @@ def compute(loaded: LoadedPart, orders: socket.socket) -> NoReturn:
 
     def hidden(given: Order) -> Tensor:
         used = loaded.adapters.rows(adapters_of(given)) if given.adapters else ()
-        return part.with_adapters(used).hidden(inputs_of(given), checked=given.checked)
+        return part.with_adapters(used).hidden(inputs_of(given, loaded.like), checked=given.checked)
 
     by_name: dict[str, Callable[[Order], object]] = {
         HIDDEN: hidden,
@@ -154,7 +158,8 @@ def load_part(
         threading.Thread(
             target=tell_progress, args=(decoder.layers_started, orders), name="progress", daemon=True
         ).start()
-    return LoadedPart(computing, OwnAdapters(files.folder, files.spec, weights, part, worker.max_lora_rank), keep)
+    adapters = OwnAdapters(files.folder, files.spec, weights, part, worker.max_lora_rank)
+    return LoadedPart(computing, adapters, weights.embed, keep)
 
 
 def _loaded(files: ModelFiles, worker: WorkerConfig, weights: Weights, part: Part) -> Loaded:

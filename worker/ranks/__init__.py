@@ -15,6 +15,7 @@ part                the decoder of a rank that has a part of each layer
 adapters            LoRA adapters: each rank keeps its part of them
 pipeline            the decoder of a rank that has some of the layers
 layer_vectors       per-layer embeddings, which stages hand on
+taps                outputs of inner layers for a drafter, which stages hand on
 staged_model        the model in stages as rank 0 sees it, with several steps in flight
 expert_loads        counts how many rows choose each expert, in memory that all stages map
 checks              compares the ranks: their residual streams, and at start their weights

@@ -7,7 +7,7 @@ import errno
 import socket
 import struct
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from worker.kv_cache.sizing import PoolSize
 from worker.model.inputs.forward_inputs import ForwardInputs
 
 HIDDEN, LOGITS, BOTH = "hidden", "logits", "both"  # values of Order.compute
-FIELDS = [field.name for field in fields(ForwardInputs)]
+FIELDS = [field.name for field in fields(ForwardInputs) if field.name != "tapped"]  # only its layers are sent
 LENGTH = struct.Struct("<Q")
 RECEIVED = 1 << 20  # the maximum bytes of one recv()
 MOST_BYTES = 1 << 30  # the maximum bytes of a frame
@@ -96,13 +96,14 @@ class StepAdapter(msgspec.Struct, frozen=True, array_like=True):
 class Order(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One frame for each step. columns: the fields of ForwardInputs; for LOGITS, the rows of the output head's input.
 
-    checked: whether ranks compare their residual streams after this step.
+    checked: whether ranks compare their residual streams after this step. tapped: the layers in ForwardInputs.tapped.
     """
 
     compute: str
     columns: list[TensorBytes | list[TensorBytes | int] | int | None]
     checked: bool = False
     adapters: list[StepAdapter] = []
+    tapped: list[int] = []
 
 
 class NewAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -143,11 +144,15 @@ def order(
     if isinstance(inputs, Tensor):
         return Order(compute, [_bytes_of(inputs)])
     used = [StepAdapter(number, scale, _bytes_of(rows)) for number, scale, rows in adapters]
-    return Order(compute, [_packed(getattr(inputs, name)) for name in FIELDS], checked, used)
+    columns, tapped = [_packed(getattr(inputs, name)) for name in FIELDS], [layer for layer, _ in inputs.tapped]
+    return Order(compute, columns, checked, used, tapped)
 
 
-def inputs_of(given: Order) -> ForwardInputs:
-    return ForwardInputs(**{name: _unpacked(value) for name, value in zip(FIELDS, given.columns, strict=True)})
+def inputs_of(given: Order, like: Tensor) -> ForwardInputs:
+    """Returns the inputs of a step. like: a tensor [..., H] with the dtype of the residual stream"""
+    inputs = ForwardInputs(**{name: _unpacked(value) for name, value in zip(FIELDS, given.columns, strict=True)})
+    shape = len(inputs.logits_indices), like.shape[-1]
+    return replace(inputs, tapped=tuple((layer, like.new_empty(shape)) for layer in given.tapped))
 
 
 def rows_of(given: Order) -> Tensor:

@@ -34,7 +34,7 @@ class LayerVectors:
         return self._divided(inputs, vectors_of_layers(weights, inputs, x, decoder.spec.norm_eps, decoder.operations))
 
     def take(self, inputs: ForwardInputs, rows: Tensor) -> tuple[ForwardInputs, Tensor | None]:
-        """Does the same for another stage. rows: those that the stage before has handed on"""
+        """Does the same for another stage. rows: the residual stream of the stage before, and vectors beside it"""
         spec = self.decoder.spec
         stream, vectors = rows[:, : spec.hidden_size].contiguous(), rows[:, spec.hidden_size :]
         inputs = _continued(inputs, stream)
@@ -46,11 +46,6 @@ class LayerVectors:
             return inputs, None
         own = len(self.stage)
         return replace(inputs, of_layers=vectors[:, :own].contiguous()), vectors[:, own:]
-
-
-def handed_on(stream: Tensor, later: Tensor | None) -> Tensor:
-    """Returns the rows for the next stage: the residual stream [T, H], and the vectors of later stages beside it."""
-    return stream if later is None else torch.cat((stream, later.flatten(1)), dim=1)
 
 
 def _continued(inputs: ForwardInputs, stream: Tensor) -> ForwardInputs:

@@ -176,9 +176,9 @@ class Leader:
         self.keep(lambda done, total: on_progress())
         if self._exchange.ring is None:
             return SharedModel(self._stored.spec, decoder, part, self)
-        others, stages = [follower.orders for follower in self._followers], self.part.stage.count
-        returned = ReturnedRows(self._exchange.ring, others, decoder.layers_started, stages)
-        return StagedModel(self._stored.spec, decoder, part, self.all, returned, stages)
+        others, stage = [follower.orders for follower in self._followers], self.part.stage
+        returned = ReturnedRows(self._exchange.ring, others, decoder.layers_started, stage.count)
+        return StagedModel(self._stored.spec, decoder, part, self.all, returned, stage)
 
     def _own_checksums(self, decoder: Decoder, on_progress: Callable[[], None]) -> Loaded:
         if not self._worker.rank_check_weights:

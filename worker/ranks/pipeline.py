@@ -29,7 +29,8 @@ from worker.model.parts.part import Part
 from worker.ranks.adapters import with_adapters
 from worker.ranks.frames import rows_frame, rows_in, send
 from worker.ranks.inbox import Inbox
-from worker.ranks.layer_vectors import LayerVectors, handed_on
+from worker.ranks.layer_vectors import LayerVectors
+from worker.ranks.taps import StageTaps, joined
 
 if TYPE_CHECKING:  # a feature, which is imported at run time only when needed
     from worker.adapters.operations import AdapterRows
@@ -128,13 +129,19 @@ class StageDecoder:
         of the last stage are the result of Decoder.hidden. Raises RankLost.
         """
         stage, ring = self._part.stage, self._ring
-        inputs, later = self._vectors.take(inputs, ring.take()) if stage.index else self._vectors.begin(inputs)
-        if stage.is_last:
-            computed = self._own.hidden(inputs, checked=checked)
+        taps, earlier = StageTaps(inputs.tapped, stage, self._like), None
+        if stage.index:
+            rows, earlier = taps.apart(ring.take())
+            inputs, later = self._vectors.take(inputs, rows)
         else:
-            stream = self._like.new_empty(len(inputs.token_ids), self._like.shape[-1])
-            self._own.hidden(_all_rows(inputs, ((len(stage) - 1, stream),)), checked=checked)
-            computed = handed_on(stream, later)
+            inputs, later = self._vectors.begin(inputs)
+        wanted = inputs if stage.is_last else _all_rows(inputs)
+        outputs = taps.buffers(len(wanted.logits_indices))
+        result = self._own.hidden(replace(wanted, tapped=tuple(outputs.items())), checked=checked)
+        stream = result if stage.is_last else outputs[len(stage) - 1]
+        vectors = [] if later is None else [later.flatten(1)]
+        onward = taps.onward(earlier, outputs, inputs.logits_indices)
+        computed = joined([stream, *([] if stage.is_last else vectors), *onward])
         if not stage.is_last or not self._part.lane:
             ring.give(computed)
         return computed
@@ -161,6 +168,6 @@ def tell_progress(layers_started: c_uint64, orders: socket.socket) -> None:
                 orders.sendall(b"+")
 
 
-def _all_rows(inputs: ForwardInputs, tapped: tuple[tuple[int, Tensor], ...]) -> ForwardInputs:
+def _all_rows(inputs: ForwardInputs) -> ForwardInputs:
     """Returns inputs that request logits for all rows, because the last layer would drop other rows."""
-    return replace(inputs, logits_indices=torch.arange(len(inputs.token_ids)), tapped=tapped)
+    return replace(inputs, logits_indices=torch.arange(len(inputs.token_ids)))

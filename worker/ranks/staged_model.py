@@ -18,9 +18,11 @@ from worker.kernels.operations import Operations
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.model.parts.stages import Stage
 from worker.ranks.adapters import adapters_in
 from worker.ranks.frames import HIDDEN, LOGITS
 from worker.ranks.pipeline import PROGRESS_S, RankDecoder, Ring
+from worker.ranks.taps import write_returned
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # a feature, which is imported at run time only when needed
@@ -93,10 +95,10 @@ class StagedModel:
 
     def __init__(
         self, spec: ModelSpec, decoder: Decoder, part: RankDecoder, order_all: OrderAll, returned: ReturnedRows,
-        stages: int,
+        first: Stage,
     ) -> None:  # fmt: skip
-        """spec: of the whole model. decoder, part: those of rank 0. stages: how many the model has."""
-        self.stages = stages
+        """spec: of the whole model. decoder, part: those of rank 0. first: the first stage, which is rank 0's."""
+        self.first, self.stages = first, first.count
         self.spec, self.operations, self.max_positions = spec, decoder.operations, decoder.max_positions
         self.layers_started, self.count_replayed = decoder.layers_started, decoder.count_replayed
         self._part, self._order_all, self.returned = part, order_all, returned
@@ -142,7 +144,7 @@ class BegunStep:
 
     def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
         """Waits for the result of Decoder.hidden of this step. Raises RankLost. Call it once."""
-        return self.model.returned.of_step(self.number)
+        return write_returned(self.model.returned.of_step(self.number), inputs.tapped, self.model.first)
 
     def logits(self, h: Tensor) -> Tensor:
         return self.model.logits(h)

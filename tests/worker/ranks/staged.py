@@ -106,14 +106,14 @@ def staged(
             given.give(number, read_files(str(one)))
         ring = found[0].ring
         assert ring is not None
-        stages, order_all = parts[0].stage.count, partial(_order_all, orders)
-        returned = ReturnedRows(ring, list(orders.values()), decoder.layers_started, stages)
-        yield StagedModel(spec_of(folder), decoder, own, order_all, returned, stages)
+        stage, order_all = parts[0].stage, partial(_order_all, orders)
+        returned = ReturnedRows(ring, list(orders.values()), decoder.layers_started, stage.count)
+        yield StagedModel(spec_of(folder), decoder, own, order_all, returned, stage)
 
 
 def loaded_part(folder: Path, part: Part, decoder: Decoder, computing: RankDecoder) -> LoadedPart:
     own = OwnAdapters(folder, spec_of(folder), decoder.weights, part, 64)
-    return LoadedPart(computing, own, lambda: None)
+    return LoadedPart(computing, own, decoder.weights.embed, lambda: None)
 
 
 def _order_all(
