@@ -25,6 +25,7 @@ from worker.kernels.linear import PackedLinear, linear, pack
 
 NOT_OF_TEXT = ("vision", "visual", "audio")  # words in the names of encoders' modules, which adapters cannot change
 IN_LAYER = re.compile(r"(?:.*\.)?layers\.(\d{1,6})\.(.+)")
+Gather = Callable[[Tensor], Tensor]  # returns the columns of all ranks [T, N] for those of one of them
 RANK_STEP = 32  # the input of B is padded with zeros to a multiple of this, because kernels need it
 
 
@@ -107,8 +108,6 @@ def load_adapter(
             raise AdapterError(f"the adapter has the same module twice: as {other} and as {module}")
         for rows in found:
             _check_shape(module, stored, rows)
-            if rows.expert is not None and sites.are_shared:
-                raise AdapterError(f"{module}: adapters of experts do not work with --tensor-parallel-size above 1")
             if rows.linear is None:
                 stored.check(stored_factors)
             else:

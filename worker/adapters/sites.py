@@ -50,15 +50,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """All modules of a model that an adapter can change.
-
-    rows: (layer number, module name in the layer) → its rows
-    are_shared: whether several processes share each layer (tensor parallelism)
-    """
+    """All modules of a model that an adapter can change. rows: (layer number, module name in the layer) → its rows"""
 
     spec: ModelSpec
     rows: Mapping[tuple[int, str], tuple[Rows, ...]]
-    are_shared: bool = False
 
 
 def sites_of(folder: Path, spec: ModelSpec, weights: Weights, part: Part | None = None) -> Sites:
@@ -83,7 +78,7 @@ def sites_of(folder: Path, spec: ModelSpec, weights: Weights, part: Part | None 
         ):
             for module, rows in chain(_of_linears(half, names), _of_experts(half, names).items()):
                 found[index, module] = (*found.get((index, module), ()), rows)
-    return Sites(spec, found, share is not None)
+    return Sites(spec, found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,18 +119,22 @@ class OwnAdapters:
 
 
 def with_adapters(
-    layers: Decoder | CpuDecoder, adapters: "Sequence[AdapterRows]", inputs: ForwardInputs
+    layers: Decoder | CpuDecoder,
+    adapters: "Sequence[AdapterRows]",
+    inputs: ForwardInputs,
+    gather: Callable[[Tensor], Tensor] | None = None,
 ) -> Decoder | CpuDecoder:
     """Returns the decoder of this rank's layers for a step in which some rows have adapters.
 
-    inputs: those of this rank. Adapters that change no layer of this rank are left out.
+    inputs: those of this rank. gather: see operations_of_rows; None if this rank has whole layers. Adapters that change
+    no layer of this rank are left out.
     """
     changing = [one for one in adapters if not one.adapter.is_empty]
     if not changing:
         return layers
     from worker.adapters.operations import operations_of_rows
 
-    return layers.with_operations(operations_of_rows(layers.operations, changing, inputs))
+    return layers.with_operations(operations_of_rows(layers.operations, changing, inputs, gather))
 
 
 def adapters_in(operations: Operations) -> "Sequence[AdapterRows]":

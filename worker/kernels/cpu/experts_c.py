@@ -45,9 +45,12 @@ class CExperts:
     normalized: bool
     activation: int  # position in ACTIVATIONS of act_and_mul.py
 
-    def struct(self, ranks: RanksC | None = None) -> ExpertsStruct:
-        """Returns a struct that is valid as long as this record. ranks: those with other rows of gate_up and down."""
-        parts = 1 if ranks is None else ranks.count
+    def struct(self, ranks: RanksC | None = None, parts: int = 0) -> ExpertsStruct:
+        """Returns a struct that is valid as long as this record.
+
+        ranks: those with other rows of gate_up and down. parts: how many ranks have rows of them; 0: all of `ranks`.
+        """
+        parts = parts or (1 if ranks is None else ranks.count)
         count, hidden, inner = self.gate_up.count, self.gate_up.k, self.down.k
         assert self.router.n == self.down.count == count and 0 < self.chosen <= min(count, MAX_CHOSEN)
         assert self.router.k == parts * self.down.n == hidden and parts * self.gate_up.n == 2 * inner
@@ -111,7 +114,8 @@ def experts(
 def choose(logits: Tensor, layer: CExperts) -> tuple[Tensor, Tensor]:
     """Returns the experts that `experts` chooses by logits [T, E] float32, and their weights: [T, chosen] int32 and
     float32."""
-    found, struct, shape = library(), layer.struct(), (len(logits), layer.chosen)
+    parts = layer.router.k // layer.down.n  # other ranks may have the other parts of gate_up and down, not read here
+    found, struct, shape = library(), layer.struct(parts=parts), (len(logits), layer.chosen)
     assert found is not None and logits.shape[1] == layer.router.n
     assert logits.dtype == torch.float32 and logits.is_contiguous()
     numbers, weights = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
