@@ -33,8 +33,13 @@ class StageShares:
         return not sequence.pending_outputs and sequence.in_flight_tokens <= self._most_in_flight
 
     def share_of(self, ready: list[Sequence]) -> list[Sequence]:
-        """Returns the decodes of this step: the oldest ones of those that could be computed."""
-        return ready[: self._share(len(self._running))]
+        """Returns the decodes of this step: the oldest ones of those that could be computed.
+
+        They are shared among the steps that can still be launched before one is read. No step has more than its share
+        of all sequences, so that batches stay about equal when sequences come and go.
+        """
+        free = max(1, self._stages - self._step_time.in_flight)
+        return ready[: min(-(-len(ready) // free), self._share(len(self._running)))]
 
     def prefill_budget(self, decodes: int) -> int:
         """Returns how many prompt tokens the step may have. decodes: how many decodes it has

@@ -25,7 +25,9 @@ def decoding(rig: Rig, count: int) -> list[Sequence]:
     return found
 
 
-@pytest.mark.parametrize(("count", "shares"), [(4, (2, 2)), (5, (3, 2)), (7, (3, 3, 1)), (2, (1, 1)), (1, (1,))])
+@pytest.mark.parametrize(
+    ("count", "shares"), [(4, (2, 2)), (5, (3, 2)), (7, (3, 2, 2)), (4, (2, 1, 1)), (2, (1, 1)), (1, (1,))]
+)
 def test_decodes_are_shared_among_steps_in_flight(count: int, shares: tuple[int, ...]) -> None:
     rig = Rig(stages=max(2, len(shares)))
     found = decoding(rig, count)
@@ -34,6 +36,19 @@ def test_decodes_are_shared_among_steps_in_flight(count: int, shares: tuple[int,
     assert not rig.plan(), "the next token of each is unknown"
     rig.finish_steps(keep=len(shares) - 1)
     assert members(rig.plan()) == batches[0]
+
+
+def test_batches_become_equal_again_when_sequences_have_left() -> None:
+    rig = Rig(stages=2)
+    found = decoding(rig, 8)
+    assert [members(launched(rig)) for _ in range(2)] == [found[:4], found[4:]]
+    for sequence in found[1:4]:
+        rig.scheduler.abort(sequence.key)
+    sizes = []
+    for _ in range(6):
+        rig.finish_steps(keep=1)
+        sizes.append(len(members(launched(rig))))
+    assert sizes == [1, 3, 2, 3, 2, 3]
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
