@@ -48,7 +48,7 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
 
 
 def _check_ranks(settings: Settings) -> None:
-    """Raises ConfigError for what several processes of a worker do not do together."""
+    """Raises ConfigError for settings that several processes computing one model together do not support."""
     worker = settings.worker
     if worker.rank_group == "local":
         return
@@ -83,7 +83,7 @@ def _check_values(settings: Settings) -> None:
         raise ConfigError("--model must not be empty")
     if "," in settings.model.model and not (settings.model.served_model_name or settings.many):
         raise ConfigError("--served-model-name must be given, because --model has a comma, which separates names")
-    if any("\ud800" <= letter <= "\udfff" for letter in "".join(settings.model.names)):  # bytes that are not UTF-8
+    if any("\ud800" <= letter <= "\udfff" for letter in "".join(settings.model.names)):  # surrogates: not UTF-8
         raise ConfigError("--served-model-name must be valid UTF-8: clients send it as the model's name")
 
 
@@ -177,7 +177,7 @@ def _target(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
 
 
 def _budget(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
-    """Checks that a step can hold one chunk, and one decode of every running sequence."""
+    """Checks that a step can hold a whole chunk, and that it can hold a decode of every running sequence."""
     worker = settings.worker
     sizes = {"max_batch_size": worker.max_batch_size}
     if worker.use_chunked_prefill:
@@ -191,7 +191,8 @@ def _budget(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
 def _speculation(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
     """Switches overlap off for drafting, and checks that answers cannot change.
 
-    Draft tokens follow a token that must have been read, and are computed in a batch.
+    Drafts continue the last sampled token, so the token must be read before the next step is planned. They are computed
+    in one batch, so kernels must give a row the same bits in every batch.
     """
     worker = settings.worker
     if worker.speculation == "off" and "max_draft_tokens" in explicit:
@@ -208,7 +209,7 @@ def _speculation(settings: Settings, explicit: Collection[str]) -> dict[str, Any
 
 
 def _speculative_config(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
-    """Returns the settings that --speculative-config states."""
+    """Returns the settings with the values that --speculative-config states."""
     worker = settings.worker
     config = read_speculative_config(worker.speculative_config, worker.max_draft_tokens)
     if worker.speculation == "off":

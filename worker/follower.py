@@ -2,8 +2,8 @@
 
 Rank 0 starts it. PARENT is the process id of rank 0. SOCKET and MEMORY are file descriptors.
 
-It loads its part of the model and computes the steps that rank 0 orders. It ends when rank 0 ends, or at its first
-error. After an error the whole worker is restarted, as after every crash.
+The process loads its part of the model and computes the steps that rank 0 orders. It ends when rank 0 ends, or at its
+first error. After an error, the whole worker is restarted, as after every crash.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ class LoadedPart:
 
 
 def compute(loaded: LoadedPart, orders: socket.socket) -> NoReturn:
-    """Computes the orders of rank 0. Raises EOFError when rank 0 has ended, and RankLost if another rank is gone."""
+    """Computes the orders of rank 0. Raises EOFError when rank 0 has ended, and RankLost when another rank has died."""
     part = loaded.decoder
 
     def hidden(given: Order) -> Tensor:
@@ -132,9 +132,11 @@ def load_part(
 ) -> LoadedPart:
     """Loads the part of this rank, and tells rank 0 when it is ready. Raises CheckpointError and CannotShare.
 
-    content: returns the hash of the weight files, which rank 0 compares with its own; "" if both read the same files.
-    on_size: see load() of worker/model/weights.py. on_weights: called when the weights are loaded.
-    loads: see Decoder.count_loads; None: this rank counts nothing.
+    content: returns the hash of the weight files, which rank 0 compares with its own hash; "" if both ranks read the
+        same files
+    on_size: as for load() of worker/model/weights.py
+    on_weights: called when the weights are loaded
+    loads: as for Decoder.count_loads; None: this rank counts nothing
     """
     part, device, formats = exchange.part, files.device, files.formats
     read = partial(
@@ -171,14 +173,14 @@ def _loaded(files: ModelFiles, worker: WorkerConfig, weights: Weights, part: Par
 
 
 def _end_with_parent() -> None:
-    """Lets the system kill this process when rank 0 ends for any reason."""
+    """Makes the kernel kill this process when rank 0 ends for any reason."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C reaches all processes, and rank 0 drains first
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C reaches all processes, but rank 0 must drain first
         signal.signal(number, signal.SIG_IGN)
 
 
 def start(words: Sequence[str]) -> None:
-    """words: PARENT, SOCKET and MEMORY."""
+    """Runs the process. words: the arguments PARENT, SOCKET and MEMORY"""
     parent, source, shared = map(int, words)
     _end_with_parent()
     if os.getppid() == parent:  # otherwise, rank 0 has died already

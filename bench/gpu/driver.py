@@ -22,9 +22,9 @@ from bench.client.server import BenchError
 from bench.gpu.sections import COMPILING, NOTE, Options, Task
 from bench.gpu.tables import Table
 
-GRACE_S = 10.0  # seconds by which a task may exceed the budget, so that it can finish
+GRACE_S = 10.0  # a task may exceed the time budget by these seconds, so that it can finish
 STDERR = 2
-START_S = 120.0  # how long a process may take until its first event
+START_S = 120.0  # time limit for the first event of a process
 
 
 def _task_message(task: Task) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""CPU time that each server spends per streamed token outside of the model, measured with a model of one tiny layer.
+"""Measures the CPU time that each server spends per streamed token outside of the model, on a model of one tiny layer.
 
 The process that listens on the port carries the streams; the other processes compute, schedule and supervise.
 """
@@ -15,17 +15,15 @@ from bench.peers.catalog import Peer
 from bench.peers.servers import PeerServer, started_peers
 
 PROMPT = "def main"
-MORE_SEQUENCES = {
-    "sluice": ["--max-batch-size", "256"],
-    "vllm": ["--max-num-seqs", "256"],
-}  # flags added to the catalog's, which they override
+# flags added to the catalog's flags, which they override
+MORE_SEQUENCES = {"sluice": ["--max-batch-size", "256"], "vllm": ["--max-num-seqs", "256"]}
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU µs per token."""
+    """A server's CPU time in µs per token."""
 
-    front: float  # the process that clients connect to
+    front: float  # CPU time of the process that clients connect to
     rest: float  # CPU time of all other processes together
 
 

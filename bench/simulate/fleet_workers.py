@@ -19,7 +19,7 @@ POOL_TOKENS = 40_000  # tokens that a worker's K/V pool holds
 
 @dataclass(eq=False)
 class SimulatedStream:
-    """A running request, with the attributes that a router reads. lost_at: when its worker died; reset on resuming"""
+    """A running request, with the attributes that a router reads. lost_at: when its worker died; None once resumed"""
 
     submit: Submit
     prompt: list[int]
@@ -73,7 +73,7 @@ class SimulatedWorker:
         return b"%04d" % stream.frontend, stream.submit.id
 
     def begin(self, now: float) -> float | None:
-        """Begins a step, and returns when it ends; None if there is nothing to compute now."""
+        """Begins a step. Returns the time at which the step ends; None if there is nothing to compute now."""
         plan = self.scheduler.plan(now)
         while not plan and plan.preempted:
             plan = self.scheduler.plan(now)

@@ -1,6 +1,6 @@
 """Well-known flags of vLLM, SGLang and llama.cpp's server that Sluice does not have, and what to use instead.
 
-A table, so that someone who brings a command line of another server is told more than that a flag is unknown.
+For users who bring a command line of another server, the error then says more than "unknown flag".
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from shared.config import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Flags of other servers that mean the same. A server's flags are separated by spaces."""
+    """Flags of other servers with the same meaning. A server's field holds the server's flags, separated by spaces."""
 
     advice: str  # the end of the error message, after "is a flag of vLLM: "
     vllm: str = ""
@@ -20,7 +20,7 @@ class Foreign:
 
     @property
     def servers(self) -> Mapping[str, Sequence[str]]:
-        """Returns the names of the servers that have each flag."""
+        """Flag → the names of the servers that have this flag."""
         by_server = {"vLLM": self.vllm, "SGLang": self.sglang, "llama.cpp": self.llama_cpp}
         found: dict[str, list[str]] = {}
         for server, flags in by_server.items():

@@ -22,14 +22,14 @@ from dynamo.common.backend.worker import WorkerConfig
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "repetition_penalty",
 )  # fmt: skip
-STOPPING = ("max_tokens", "min_tokens", "ignore_eos", "stop_token_ids")  # Dynamo's frontend looks for stop texts itself
+STOPPING = ("max_tokens", "min_tokens", "ignore_eos", "stop_token_ids")  # not stop texts: Dynamo's frontend finds these
 REFUSED = ("multi_modal_data", "prefill_result", "bootstrap_info", "encoder_result")
 CONNECT_S = 10.0
 LINE_BYTES = 1 << 24  # limit on the bytes of one event of a stream
 
 
 def body_of(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the body of `/v1/completions` for a request of Dynamo. Raises ValueError for fields not passed on."""
+    """Returns the body of `/v1/completions` for a request of Dynamo. Raises ValueError for unsupported fields."""
     sampling, stopping = request.get("sampling_options") or {}, request.get("stop_conditions") or {}
     output = request.get("output_options") or {}
     for name in REFUSED:
@@ -51,7 +51,7 @@ def body_of(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def chunks_of(lines: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """Yields Dynamo's chunks of a stream of events. Raises RuntimeError if the stream has an error, or no end."""
+    """Turns a stream of events into Dynamo's chunks. Raises RuntimeError if the stream has an error, or no end."""
     reason: str | None = None
     usage: dict[str, Any] | None = None
     async for line in lines:

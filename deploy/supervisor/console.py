@@ -25,7 +25,7 @@ class Sink(Protocol):
 
 
 class LineSplitter:
-    """Splits arbitrary chunks of bytes into lines. If a line is redrawn with \\r, only its last state is kept."""
+    """Splits arbitrary chunks of bytes into lines. Of a line that is redrawn with \\r, only the last state is kept."""
 
     def __init__(self, limit: int = 1 << 16) -> None:
         self._rest = b""
@@ -45,7 +45,7 @@ class LineSplitter:
 
 
 class Console:
-    """Writes whole lines; on a terminal in colours, with a progress bar that stays below them."""
+    """Writes whole lines. On a terminal, the lines have colours, and a progress bar stays below the lines."""
 
     def __init__(
         self, stream: Sink, names: tuple[str, ...] = (), data: Sink | None = None, *, as_json: bool = False
@@ -54,7 +54,7 @@ class Console:
 
         names: the names of all processes, which determine the width and the colours of labels.
         data: receives lines of JSON, which are for programs; stdout if None.
-        as_json: whether log lines are JSON, which get a field with the name of the process, as the other lines do.
+        as_json: whether log lines are JSON; all lines then get a field with the name of the process.
         """
         self._as_json = as_json
         self._stream = stream
@@ -91,7 +91,7 @@ class Console:
     def progress(self, fraction: float, reason: str) -> None:
         """Shows progress: a bar on a terminal, elsewhere a line for every 10 %.
 
-        fraction: from 0 to 1.
+        fraction: the progress, from 0 to 1.
         """
         percent = round(100 * min(max(fraction, 0.0), 1.0))
         activity = re.sub(r"\s*\d+\s*%", "", reason)  # the percentage is added below

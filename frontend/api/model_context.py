@@ -28,7 +28,7 @@ class ModelContext:
     style: ModelFormat = field(default_factory=ModelFormat)  # how the model writes reasoning and tool calls
     recommended: Mapping[str, Any] = field(default_factory=dict)  # defaults of sampling, from generation_config.json
     names: frozenset[str] = frozenset()  # the model's other names
-    any_name: bool = False  # accept every name as this model's
+    any_name: bool = False  # whether every name is accepted as this model's
     task: Task = GENERATE
     hidden_size: int = 0  # dimensions of an embedding; 0: no worker has reported it yet
     trusts_templates: bool = False  # whether a request may bring its own chat template
@@ -69,7 +69,7 @@ class ModelContext:
         return replace(self, template=self.template.at(seconds))
 
     def within(self, limits: Limits | None) -> Self:
-        """Returns the context with a worker's limits; the same context if no worker has reported any."""
+        """Returns the context with a worker's limits; an unchanged context if no worker has reported limits."""
         if limits is None:
             return self
         return replace(

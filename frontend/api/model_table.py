@@ -95,7 +95,7 @@ class ServedModel:
         return replace(self.base._context, model=self.name, names=frozenset(self.names), adapter=self.adapter)
 
     def adapted(self, adapter: Adapter, *names: str) -> "ServedModel":
-        """Returns this model with an adapter, under `names` if there are any and else under its own names."""
+        """Returns this model with an adapter, under `names` or, if none are given, under its own names."""
         return replace(self, names=names or self.names, adapter=adapter, base=self)
 
 
@@ -141,7 +141,7 @@ class ModelTable:
     def scaled(self, scales: Mapping[int, float]) -> ServedModel:
         """Returns the first model, with the adapter whose scale is not 0 if there is one.
 
-        scales: by the index of the adapter. Raises Unprocessable for an unknown index, and if several scales are not 0.
+        scales: by adapter index. Raises Unprocessable for an unknown index, and if several scales are not 0.
         """
         known = [] if self.registry is None else [*self.registry.adapters.values()]
         used = scaled_adapter(known, scales, "lora")
@@ -161,9 +161,9 @@ class ModelTable:
         return self._adapters[adapter]
 
     def find(self, name: str | None) -> ServedModel:
-        """Returns the model of this name, or the first model if there is none.
+        """Returns the model of this name, or the first model if no model has this name.
 
-        It never refuses a name. The API formats do that (`check_model`), because each has its own error message.
+        No name is refused here. The API formats refuse names (`check_model`), because each has its own error message.
         """
         name = name or ""
         found = (self.get(written) for written in (name, name.removesuffix(TAG), name + TAG))
@@ -211,7 +211,7 @@ class ModelTable:
         raise BadRequest(text, code="not_allowed")
 
     async def reload(self) -> None:
-        """Reads the table of models again, where models are loaded on demand. Raises BadRequest if it cannot."""
+        """Reads the table of models again, if models are loaded on demand. Raises BadRequest if this fails."""
 
     @property
     def readiness(self) -> Readiness:
@@ -251,7 +251,7 @@ class ModelTable:
 
 
 def scaled_adapter(known: Sequence[Adapter], scales: Mapping[int, float], field: str) -> Adapter | None:
-    """Returns the one adapter whose scale is not 0; None if there is none. scales: by index in `known`
+    """Returns the one adapter whose scale is not 0; None if there is none. scales: index in `known` → scale
 
     field: the request field, for errors. Raises Unprocessable for an unknown index, and if several scales are not 0.
     """

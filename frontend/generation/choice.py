@@ -18,11 +18,11 @@ FINISH = {
     Outcome.CHECKED: Finish.CHECKED,
 }  # fmt: skip
 
-Extra = Callable[["Choice", Delta], None]  # may change a delta; a delta that is empty afterwards is dropped
+Extra = Callable[["Choice", Delta], None]  # may change the delta, which is dropped if it is empty afterwards
 
 
 class Choice:
-    """Turns batches into deltas until it is `done`. Then `finish` says how the choice ended; None after a failure."""
+    """Turns batches into deltas until `done`. Then `finish` says how the choice ended; None after a failure."""
 
     __slots__ = (
         "_brought", "_extras", "_index", "done", "finish", "first_at", "last_at", "logprobs", "prompt", "stream",
@@ -40,7 +40,7 @@ class Choice:
         self.last_at = 0.0  # when the last tokens arrived; 0 before the first
         self.prompt = request.prompts[index // request.n]
         self.text = text
-        self.logprobs: list[Logprobs] = []  # those that arrived and that no extra has taken yet
+        self.logprobs: list[Logprobs] = []  # log-probabilities that no extra has taken yet
         self._brought = request.brought
         self._extras = extras
         self._index = index

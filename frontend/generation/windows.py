@@ -1,7 +1,7 @@
 """A request with many prompts, which are submitted a few at a time so that they fit in a worker's queue.
 
 A request that generates text is admitted as a whole, before its response begins. A request for vectors or
-log-probabilities is answered only when all of them are computed, so it may also be refused halfway.
+log-probabilities is answered only when all its prompts are computed, so it may also be refused halfway.
 """
 
 from collections.abc import AsyncGenerator
@@ -11,7 +11,7 @@ from frontend.generation.choice import Choice
 from frontend.generation.service import Service
 from frontend.request import Delta, GenerationRequest
 
-WINDOW = 256  # prompts at a time; the default of --max-waiting-requests leaves room for several such requests
+WINDOW = 256  # prompts submitted at a time; the default of --max-waiting-requests leaves room for several windows
 
 
 class Windows:
@@ -20,7 +20,7 @@ class Windows:
     Each has the next WINDOW prompts, or fewer if the workers have less room.
 
     choices, reason: the same as in a Generation, for all generations that have begun
-    fingerprint: that of the workers, the same for all prompts; empty before the first prompts are admitted
+    fingerprint: the workers' fingerprint, the same for all prompts; empty before the first prompts are admitted
     """
 
     def __init__(self, service: Service, request: GenerationRequest, arrived_at: float) -> None:

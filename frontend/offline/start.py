@@ -40,7 +40,7 @@ OpenRunner = Callable[[], AbstractAsyncContextManager[BatchRunner]]
 
 
 def runner_of(model: str, settings_by_name: Mapping[str, Any]) -> OpenRunner:
-    """Checks the settings, and returns what starts the worker and ends it. Raises ConfigError or CannotStart."""
+    """Checks the settings. Returns a function that starts and later ends a worker. Raises ConfigError, CannotStart."""
     if unknown := settings_by_name.keys() - SETTINGS.keys():
         raise ConfigError(f"there is no setting {', '.join(sorted(unknown))}")
     values = {name: _typed(SETTINGS[name], value) for name, value in settings_by_name.items()}
@@ -78,7 +78,7 @@ async def _open(settings: Settings, adapters: Mapping[str, Adapter]) -> AsyncIte
 async def _tokenizer(settings: Settings) -> Tokenizer:
     """Loads the tokenizer while the worker starts.
 
-    The thread is our own, as asyncio's threads cannot be ended while Python exits.
+    Starts a thread for it, because asyncio's threads cannot be ended while Python exits.
     """
     template, task = settings.frontend.chat_template, settings.model.task
     with ThreadPoolExecutor(1) as thread:

@@ -33,7 +33,7 @@ class Framing:
 
 
 SERVER_SENT_EVENTS = Framing("text/event-stream", b": keep-alive\n\n")
-JSON_LINES = Framing("application/x-ndjson", b"")  # clients fail on a line that is not JSON
+JSON_LINES = Framing("application/x-ndjson", b"")  # no keep-alive: clients fail on a line that is not JSON
 
 
 class DeltaSource(Protocol):
@@ -115,7 +115,7 @@ class EventStream(EventSourceResponse):
         self._close = close
         self._send = send
         self._direct = direct
-        self._wakeup = asyncio.Event()  # wakes the task
+        self._wakeup = asyncio.Event()  # wakes the task that writes
         self._sending = False  # whether the task holds bytes that are not written yet
         self._ended = False
         self._written_at = time.monotonic()

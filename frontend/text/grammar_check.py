@@ -19,7 +19,7 @@ from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Ra
 from shared.processes.fair_queue import FairQueue
 
 CHILDREN = 2
-MAX_WAITING = 64  # requests of one tenant that may wait
+MAX_WAITING = 64  # limit on the waiting requests of one tenant
 
 tenant: ContextVar[str] = ContextVar("tenant", default="")  # the tenant of the request that this task handles
 # When all checks of a request must have ended. 0: no deadline yet. Negative: only cached results may be used.
@@ -32,7 +32,7 @@ class Unknown(Exception):
 
 @lru_cache(maxsize=64)
 def error(grammar: str) -> str:
-    """Returns why a grammar is not valid; empty if it is. Blocks for up to the time limit.
+    """Returns why a grammar is not valid; empty if it is valid. Blocks for up to the time limit.
 
     Raises:
         TookTooLong, Killed: the check failed; not cached, because the next try may succeed.

@@ -1,4 +1,4 @@
-"""Answers go on from every place in them, and are scored, with the bits of their decode."""
+"""Continuations of an answer from any position, and the answer's scores, have the same bits as the answer's decode."""
 
 from typing import Any
 

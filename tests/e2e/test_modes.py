@@ -1,4 +1,7 @@
-"""Every mode, selected by flags, gives the default's text; contradicting flags are refused, and both are named."""
+"""Every mode, selected by flags, gives the default mode's text.
+
+The refusal of two contradicting flags names both flags.
+"""
 
 import subprocess
 import sys

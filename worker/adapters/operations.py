@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """The rows of a step with one adapter. of_all: their indices among all T rows, ascending"""
+    """The rows of a step with one adapter. of_all: the indices of these rows among all T rows of the step, ascending"""
 
     adapter: LoadedAdapter
     scale: float

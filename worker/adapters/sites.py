@@ -139,7 +139,7 @@ def _of_experts(half: Half, names: LayerNames) -> Mapping[str, Rows]:
 
 
 def _places(stacked: StackedLinear) -> list[Tensor]:
-    """Returns for each module the rows in memory of its rows, see Rows.places."""
+    """Returns Rows.places for each module: the row in memory of each row of the module."""
     found, start = [], 0
     for rows, order in zip(stacked.rows, stacked.orders(torch.device("cpu")), strict=True):
         in_memory = torch.arange(rows)[order]

@@ -45,7 +45,7 @@ class RequestTable:
         adapters: "AdapterStore | None" = None, task: Task = GENERATE,
         give_pictures: Callable[[Sequence, m.Submit], None] = no_pictures,
     ) -> None:  # fmt: skip
-        """task: of the model; requests for text need `generate`. give_pictures: checks pictures; raises Refused."""
+        """task: the model's task, which is `generate` for text. give_pictures: checks pictures; raises Refused."""
         self.draining = False
         self.crash_journal = crash_journal or CrashJournal()
         self._scheduler = scheduler
@@ -87,7 +87,7 @@ class RequestTable:
 
     def _submit(self, sender: bytes, submit: m.Submit, now: float) -> None:
         key = (sender, submit.id)
-        if key in self._records:  # the frontend sent it again because the answer was lost
+        if key in self._records:  # the frontend repeats a Submit whose answer was lost
             self._resync(sender, submit.id, len(submit.generated) // 4)
         elif key not in self._preparing:  # a request that is still being prepared is answered later
             try:

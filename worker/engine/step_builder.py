@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from shared import messages as m
 from shared.wire.codec import pack_u32
 
-MAX_LOGPROB_BYTES = 16 << 20  # per message, unless one request alone has more; a quarter of the socket's message limit
+MAX_LOGPROB_BYTES = 16 << 20  # for a message, unless one request alone has more; a quarter of a message's limit
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class StepBuilder:
 
 
 def _grouped(logprobs: list[m.Logprobs]) -> tuple[list[StepBuilder], dict[int, StepBuilder]]:
-    """Divides log-probabilities among builders. Returns the builders, and a map from request id to builder."""
+    """Distributes log-probabilities over builders. Returns the builders, and a map from request id to builder."""
     of_request: dict[int, list[m.Logprobs]] = {}
     for one in logprobs:
         of_request.setdefault(one.id, []).append(one)

@@ -6,7 +6,7 @@ from shared.messages import ThinkingBudget
 
 
 class Thinking:
-    """The state of one output in its budget for reasoning."""
+    """How much of its budget for reasoning one output has used, and whether the output is reasoning now."""
 
     __slots__ = ("_budget", "_left", "_matched", "_may_open", "_open", "due")
 
@@ -15,7 +15,7 @@ class Thinking:
         self._budget = budget
         self._left = budget.tokens
         self._open = budget.begun
-        self._matched = 0  # how many ids of the opening the output begins with
+        self._matched = 0  # how many ids of the opening the output begins with, after blanks
         self._may_open = not budget.begun or budget.blanks is None
         self._end_when_used_up()
 
@@ -30,7 +30,10 @@ class Thinking:
         return not (self._open or self._may_open or self.due)
 
     def accept(self, output: Sequence[int]) -> None:
-        """Counts the last token of `output`. output: the whole output, or its end, at least as long as `opening`."""
+        """Counts the last token of the output.
+
+        output: the whole output, or at least its last len(opening) tokens
+        """
         token, budget = output[-1], self._budget
         if self.due and token == self.due[0]:
             self._open, self.due = False, self.due[1:]
@@ -45,7 +48,7 @@ class Thinking:
         self._end_when_used_up()
 
     def _begins_to_open(self, token: int) -> bool:
-        """Whether the output up to this token has only blanks, or the first ids of those that open the reasoning."""
+        """Whether the output so far, with this token, is blanks and then possibly the first ids of the opening."""
         budget = self._budget
         if token == budget.opening[self._matched]:
             self._matched += 1

@@ -48,7 +48,8 @@ class Paging:
         self._chunk = chunk
         self._windowed = [(group, pool) for group, pool in enumerate(pools) if pool.window]
         self._watermarks = [self._watermark(pool, watermark) for pool in pools]
-        self._last_refused: tuple[Sequence | None, list[int]] = (None, [])  # with the pages available at that time
+        # the sequence that was refused last, and how many pages of each pool were available then
+        self._last_refused: tuple[Sequence | None, list[int]] = (None, [])
 
     @property
     def most_in_flight(self) -> float:
@@ -70,7 +71,7 @@ class Paging:
         Pages of a cached prefix are shared, and their tokens count as computed.
 
         Returns False and changes nothing if fewer pages than the watermark would be left, or if there are too few
-        slots. alone: no other sequence runs, so the watermark is ignored.
+        slots. alone: whether no other sequence runs; the watermark is then ignored.
         """
         if not self._claim(sequence, sequence.cacheable_tokens, alone=alone):
             return False
@@ -225,7 +226,7 @@ class Paging:
         """Returns how many pages of a pool claim() leaves free.
 
         A windowed group whose pool is smaller than that of every group without a window also needs free pages for the
-        later chunks of prompts, because claim() gives it only pages for a window or the first chunk.
+        later chunks of prompts, because claim() gives only pages for a window or the first chunk there.
         """
         pages = ceil(share * pool.usable)
         if not pool.window or any(pool.usable >= other.usable for other in self.pools if not other.window):

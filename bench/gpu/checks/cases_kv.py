@@ -19,7 +19,8 @@ from worker.kernels.rowwise.store_kv import store_kv_torch
 HEADS = ((24, 8, 128, 16), (32, 8, 64, 64), (4, 1, 256, 1), (6, 2, 96, 256), (32, 8, 128, 32))  # Hq, Hk, D, page size
 GPT_OSS_HEADS = (64, 8, 64, 32)
 MIXED = ((1, 1), (1, 37), (5, 5), (1, 513), (17, 640), (3, 99), (1, 2), (130, 1100))  # rows, keys
-PROMPTS = ((700, 900), (1, 300), (400, 400))  # many query rows, which select the kernel that does not split keys
+# (rows, keys): many query rows, which select the kernel that does not split keys
+PROMPTS = ((700, 900), (1, 300), (400, 400))
 MIXES = (MIXED, PROMPTS, ((1, 1500),), tuple((1, 64 + 7 * i) for i in range(64)))
 WINDOWS = (0, 24, 512)
 
@@ -32,7 +33,7 @@ def _cache_dtype(env: Environment) -> torch.dtype:
 def rotary_cases(env: Environment) -> Iterator[Case]:
     random = RandomTensors(env)
     for tokens, (q_heads, kv_heads, dim, _) in zip((1, 7, 300, 16, 65), HEADS, strict=True):
-        both = random(tokens, q_heads + kv_heads, dim)  # strided, as in the qkv projection
+        both = random(tokens, q_heads + kv_heads, dim)  # q and k are strided slices, as of the qkv projection's output
         cos, sin = random(512, dim, dtype=torch.float32).cos(), random(512, dim, dtype=torch.float32).sin()
         yield _rotary(both[:, :q_heads], both[:, q_heads:], cos, sin, random.ids(tokens, 512))
 

@@ -25,7 +25,8 @@ class Segment:
 Document: TypeAlias = tuple[Segment, ...]
 
 
-# First words of questions (ASKING) and of commands (TELLING). Texts with other first words are not put into frames.
+# Only a question that begins with a word of ASKING, or a command that begins with a word of TELLING, is put into a
+# frame such as "Tell me: …".
 ASKING = (
     "What", "What's", "Which", "Where", "When", "Who", "Why", "How", "Is", "Are", "Do", "Does", "On", "In",
     "At", "Of",
@@ -60,7 +61,7 @@ PREFACES = (
 
 
 def casual(rng: Random, question: str) -> str:
-    """Rewrites the question as people type it: with another opening, in another case, or without punctuation."""
+    """Rewrites the question as people type: with another opening, in another case, or without punctuation."""
     text = _wrap(rng, question) if rng.random() < 0.3 else question
     roll = rng.random()
     if roll < 0.18:
@@ -157,7 +158,7 @@ def _about_country(rng: Random) -> str:
 
 
 def _about_things(rng: Random) -> str:
-    """Returns an answer without its question, as a statement."""
+    """Returns the answer to a random question, chosen so that it makes sense as a statement alone."""
     while True:
         answer = draw(rng, exclude=tale).answer
         if answer[-1] == "." and not answer.startswith(("Yes", "No", "I ")) and "I am" not in answer:
@@ -178,7 +179,7 @@ def _lists(rng: Random) -> str:
 
 
 def plain(rng: Random) -> Document:
-    """Returns text without chat markup. All of it is learnt, so that the model continues raw prompts sensibly."""
+    """Returns text without chat markup. The model learns to write all of it, so that it can continue raw prompts."""
     roll = rng.random()
     if roll < 0.15:
         text = tale(rng).answer
@@ -213,7 +214,7 @@ def questionnaire(rng: Random) -> Document:
 
 
 def document(rng: Random) -> Document:
-    """Returns a short document; most have well under 300 tokens."""
+    """Returns a short document, usually well under 300 tokens."""
     roll = rng.random()
     if roll < 0.5:
         return one_turn(rng)
@@ -225,7 +226,7 @@ def document(rng: Random) -> Document:
 
 
 def documents(seed: int) -> Iterator[Document]:
-    """Yields documents without end; the same seed gives the same documents."""
+    """Yields documents for ever; the same seed gives the same documents."""
     rng = Random(seed)
     while True:
         yield document(rng)

@@ -52,8 +52,8 @@ def check_calls(messages: Sequence[ChatMessage], style: ModelFormat, *, answered
     answered: whether an answer follows the last message
     param: the request field that holds the messages
 
-    Raises Unprocessable for the result of an unknown call. If an answer follows, it also does so for calls in the last
-    message, because they have no result.
+    Raises Unprocessable for the result of an unknown call. If an answer follows, also raises it for calls in the
+    last message, because these have no result.
     """
     known: set[str] = set()
     for i, one in enumerate(messages):
@@ -106,7 +106,7 @@ async def render_prompt(
 
 
 async def encoded(rendered: Rendered, context: ModelContext, param: str = "messages") -> Prompt:
-    """Tokenizes a conversation. Raises BadRequest if it has no tokens, ContextLengthExceeded if it cannot fit."""
+    """Tokenizes a conversation. Raises BadRequest if it has no tokens, ContextLengthExceeded if it is too long."""
     check_characters(param, rendered.text, context)
     if rendered.pictures:
         from frontend.api.chat.picture_prompt import with_pictures

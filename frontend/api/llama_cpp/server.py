@@ -19,7 +19,7 @@ from shared.wire.codec import unpack_u32
 
 
 def props(context: ModelContext, slots: int) -> types.LlamaCppProps:
-    """Returns the properties of the server. slots: how many it lists"""
+    """Returns the properties of the server. slots: how many slots the server lists"""
     named = context.tokenizer.named_tokens
     return types.LlamaCppProps(
         default_generation_settings=types.LlamaCppDefaults(n_ctx=context.max_seq_len, params=_defaults(context)),
@@ -41,7 +41,7 @@ def _defaults(context: ModelContext) -> types.LlamaCppSettings:
 
 
 def slots(context: ModelContext, total: int, streams: Sequence[Stream]) -> list[types.LlamaCppSlot]:
-    """Lists the slots. streams: the requests that the client may see, as busy slots; all others look idle"""
+    """Lists the slots. streams: the requests that the client may see, as busy slots; other slots look idle"""
     busy = [
         types.LlamaCppSlot(
             id=id,

@@ -24,7 +24,7 @@ from frontend.server.sse import SERVER_SENT_EVENTS
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
 
-LONGEST_S = 5.0  # between two comments
+LONGEST_S = 5.0  # longest pause between two comments
 Waiting = Callable[["asyncio.Task[object] | None"], str]
 
 
@@ -114,7 +114,7 @@ class _Exchange:
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _send_answer(self, message: Message) -> None:
-        """Sends the app's messages. If there were comments, the headers are already sent, so the app's are dropped."""
+        """Sends the app's messages. After a comment, drops the app's headers, because headers are already sent."""
         if not self._answered:
             async with self._sending:
                 self._answered = True

@@ -14,7 +14,7 @@ log = logging.getLogger("sluice.frontend")
 
 STRICT_PATHS = frozenset({"/v1/completions"})  # the paths for which the policy `auto` refuses
 MAX_HEADER_CHARS = 1024
-MAX_LOGGED = 1000  # field names; a client could otherwise fill the log with made-up names
+MAX_LOGGED = 1000  # limit on logged field names: a client could otherwise fill the log with made-up names
 MORE = ", ..."
 _INDEX = re.compile(r"\[\d+\]")
 
@@ -38,7 +38,7 @@ class UnknownFields:
             return refuse_unknown
 
         def ignore(field: str) -> None:
-            name = quote(_INDEX.sub("[]", field), safe="[]")  # a header value is ASCII, separated by commas
+            name = quote(_INDEX.sub("[]", field), safe="[]")  # in a header, names must be ASCII without commas
             ignored[name] = None
             self._log(name)
 

@@ -1,4 +1,4 @@
-"""What well-known clients send without being asked to, field by field, is taken; seen on the wire of each."""
+"""Fields that well-known clients send by default, recorded from each client, are accepted."""
 
 from typing import Any
 
@@ -81,7 +81,8 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-SDK_TYPES: list[tuple[type[RequestModel], Any, set[str]]] = [  # the last: parameters that are sent as headers
+# (request type, parameters of the SDK, parameters that the SDK sends as headers)
+SDK_TYPES: list[tuple[type[RequestModel], Any, set[str]]] = [
     (ChatRequest, chat_params.CompletionCreateParamsBase, set()),
     (CompletionRequest, completion_params.CompletionCreateParamsBase, set()),
     (ResponseRequest, response_params.ResponseCreateParamsBase, set()),
@@ -134,7 +135,7 @@ async def test_messages_with_the_headers_and_fields_of_anthropics_package(tokeni
 
 
 async def test_messages_of_claude_code(tokenizer: Tokenizer) -> None:
-    """Its tools are left out: the template here has no place for any."""
+    """Leaves out Claude Code's tools, because the template of this test has no place for tools."""
     said = {"type": "text", "text": "hi"}
     body = {
         "messages": [
@@ -150,7 +151,7 @@ async def test_messages_of_claude_code(tokenizer: Tokenizer) -> None:
 
 
 async def test_responses_of_codex(tokenizer: Tokenizer) -> None:
-    """Its tools are left out: the template here has no place for any."""
+    """Leaves out Codex's tools, because the template of this test has no place for tools."""
     said = [{"type": "input_text", "text": "hi"}]
     body = {
         "stream": True, "tool_choice": "auto", "parallel_tool_calls": True, "store": False,

@@ -1,4 +1,4 @@
-"""Pages of other sites over HTTP: who is refused, and what browsers are told, on streams and errors, too."""
+"""Which requests from pages of other sites are refused, and the CORS headers of answers, streams and errors."""
 
 from pathlib import Path
 

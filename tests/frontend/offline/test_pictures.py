@@ -1,4 +1,4 @@
-"""Images of Pillow and paths in `LLM.chat`."""
+"""`LLM.chat` accepts pictures as Pillow's images and as paths."""
 
 import base64
 import io

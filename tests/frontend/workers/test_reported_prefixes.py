@@ -1,4 +1,4 @@
-"""frontend/workers/reported_prefixes.py. The reports of workers are in tests/worker/kv_events/test_prefix_report.py."""
+"""What a frontend knows of workers' prefixes. tests/worker/kv_events/test_prefix_report.py tests workers' reports."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_sweep_mends_what_a_lost_report_broke_and_a_broken_sweep_changes_nothing
         CachedPrefixes(check=2 ^ 4 ^ 8, first=at, end=at + 1, total=3, part=pack_u32([key]))
         for at, key in enumerate((2, 4, 8))
     ]
-    known.take("a", parts[1])  # the sweep began before
+    known.take("a", parts[1])  # a part of a sweep whose beginning was missed
     known.take("a", parts[2])
     known.take("a", parts[0])
     known.take("a", parts[2])  # the second part was lost

@@ -1,4 +1,4 @@
-"""Whole decoders compute the same bits with instruction sets that say so."""
+"""Whole decoders compute the same bits with all instruction sets that promise the same bits."""
 
 from pathlib import Path
 

@@ -24,7 +24,7 @@ from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig
 
 MAX_SEQ_LEN = 128
-SLOTS = 60  # for recurrent states
+SLOTS = 60  # slots for recurrent states
 
 
 @cache
@@ -62,7 +62,7 @@ class RunnerBench(DrainedBench):
         chunk: int = 64,
         **options: bool,
     ) -> None:
-        """pages: of each group of layers; chunk: the most tokens of a sequence in a step."""
+        """pages: number of pages of each group of layers; chunk: the most tokens of a sequence in a step."""
         groups = cache_groups(decoder.spec, MAX_SEQ_LEN, paged=True)
         dtype = decoder.weights.embed.dtype
         cache = KVCache(decoder.spec, [pages] * len(groups), 16, dtype, "cpu", groups, SLOTS, dtype)

@@ -1,4 +1,4 @@
-"""Cuts the layers of a model into stages, one for each process or each group of them (pipeline parallelism).
+"""Cuts the layers of a model into stages, one for each process or group of processes (pipeline parallelism).
 
 A stage has consecutive layers, with their K/V and states. The first stage also has the embedding and the LM head.
 Stages hand over the residual stream unchanged, so answers have the same bits with any number of stages.
@@ -16,7 +16,9 @@ from worker.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The layers bounds[index] .. bounds[index + 1] - 1. bounds: each stage's first layer, and the number of layers"""
+    """The layers bounds[index] .. bounds[index + 1] - 1. bounds: each stage's first layer, and then the number of all
+    layers
+    """
 
     index: int
     bounds: tuple[int, ...]
@@ -64,10 +66,10 @@ def bounds_of_stages(
     """Cuts a model into stages so that the largest one has as few bytes as possible.
 
     layers: the bytes of each layer
-    beside: the bytes of the embedding and everything else that the first stage has beside its layers
+    beside: the bytes of the embedding and everything else that the first stage has in addition to its layers
     for_pictures: how many of the first layers get vectors of pictures; the first stage has all of these layers
 
-    Returns the first layer of each stage, and then the number of layers. Raises CannotShare.
+    Returns the first layer of each stage, and then the number of layers. Raises CannotShare if the model cannot be cut.
     """
     flag, total = f"--pipeline-parallel-size {count}", len(layers)
     if count > total:
@@ -85,7 +87,7 @@ def _can_cut(spec: ModelSpec, cut: int) -> bool:
     """Returns whether a stage may begin with layer `cut`.
 
     Layers that read the same K/V stay together. If the model has recurrent layers, the first stage must have at least
-    one, because the runner looks only there to see whether steps need slots for states.
+    one, because the runner looks only at the first stage to see whether steps need slots for states.
     """
     if any(layer.shares is not None and layer.shares < cut for layer in spec.layers[cut:]):
         return False
@@ -97,7 +99,7 @@ def _balanced(layers: Sequence[int], beside: int, count: int, cuts: Sequence[int
 
     @cache
     def best(first: int, stages: int) -> tuple[float, tuple[int, ...]]:
-        """Cuts the layers from `first` on. Returns the bytes of the largest stage, and the end of each stage."""
+        """Cuts the layers from `first` on into stages. Returns the largest stage's bytes, and the end of each stage."""
         own = 0 if first else beside
         if stages == 1:
             return own + sum(layers[first:]), (end,)

@@ -2,8 +2,8 @@
 
 The options change how kernels wait for one another. A kernel that does not wait long enough reads old values of an
 earlier step, but only if kernels follow one another closely. The check therefore captures a few dummy steps of the
-whole model as CUDA graphs with the options, and replays each many times, with two sets of tokens in turn. All logits
-must have the same bits as the step without options and without a graph.
+whole model as CUDA graphs with the options, and replays each graph many times, with two sets of tokens in turn. All
+logits must have the same bits as the step without options and without a graph.
 """
 
 import logging
@@ -30,7 +30,7 @@ from worker.schedule.sequence import Chunk, Sequence
 log = logging.getLogger("sluice.load")
 
 REPLAYS = 20  # replays of each step
-# For each step: the computed tokens of its sequences, and how many tokens the first sequence computes (the others: 1).
+# For each step: how many tokens each sequence has computed before, and how many the first one computes (the others: 1).
 Steps = tuple[tuple[tuple[int, ...], int], ...]
 STEPS: Steps = (((700,), 1), ((700, 3, 300, 64), 1), ((64, 700, 3), 40))
 LONG_PROMPT: Steps = (((300,), 2048),)  # enough rows that the kernel for prefill attention computes them

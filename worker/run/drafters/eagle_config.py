@@ -27,7 +27,7 @@ class EagleConfig:
     read: the indices of the layers of the served model whose outputs the head reads.
     draft_vocab_size: how many tokens the head's output has logits for.
     norms_before: the names of the norms before `fc`. Each is applied to an equal part of the hidden states.
-    residual_normed: whether the residual stream begins with the normed hidden state. normed: see Head.
+    residual_normed: whether the residual stream begins with the normed hidden state. normed: as in Head.
     """
 
     spec: ModelSpec
@@ -84,7 +84,8 @@ def _spec(stated: Mapping[str, Any], layer: Mapping[str, Any], served: ModelSpec
 def _layers_read(stated: Any, count: int) -> tuple[int, ...]:
     """Returns the layers whose outputs are read. count: how many layers the served model has.
 
-    There are two published conventions. A list that begins with 1 names each layer by its output, other lists by input.
+    There are two published conventions. A list that begins with 1 has the indices of these layers; any other list has
+    these indices plus 1.
     """
     ids = [2, count // 2, count - 3] if stated is None else stated
     if not isinstance(ids, list) or not all(type(id) is int for id in ids):

@@ -9,7 +9,7 @@ from worker.schedule.features.speculation import Acceptance, Drafter, NgramDraft
 from worker.schedule.records.prediction import Prediction
 
 EXPECTED_ACCEPTANCE = 0.7  # the acceptance rate that is assumed before the first draft
-LONGEST_MATCH, SHORTEST_MATCH = 4, 2  # how many last tokens are looked up to find the place, the longest first
+LONGEST_MATCH, SHORTEST_MATCH = 4, 2  # numbers of last output tokens to look up in the prediction, the longest first
 
 
 class PredictedDrafter:
@@ -61,7 +61,7 @@ class PredictedDrafter:
     def _found(self, tokens: list[int], end: int, before: int) -> int | None:
         """Looks up the tokens before `end` in the prediction. Returns the index after the match, or None.
 
-        Of several matches, it takes the first one that ends at `before` or later, or if there is none, the first one.
+        Of several matches, it takes the first one that ends at `before` or later. If none does, it takes the first.
         """
         for length in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
             if end - length < self._begin:

@@ -1,6 +1,6 @@
 """Makes a VisionSpec from the files of a checkpoint and the row of its family.
 
-A config leaves out settings that equal the defaults of its class in transformers, so each family states them here.
+A config leaves out settings that equal the defaults of its class in transformers, so the rows state these defaults.
 """
 
 import json
@@ -62,14 +62,15 @@ class VisionFamily:
     defaults: Config
     bucketed: bool = False
     bidirectional: bool = False
-    names: Config = field(default_factory=dict)  # the names of the sizes in its config
+    names: Config = field(default_factory=dict)  # the names of the sizes in the family's config
     activation: str = "gelu_pytorch_tanh"
     layout: Layout = "siglip"
     gated: bool = False
     sections: tuple[int, int, int] = (11, 11, 10)  # VisionSpec.sections if the config leaves it out
     sections_alternate: bool = True
     any_size: bool = False  # whether a picture may have any size that consists of whole squares of patches
-    # for an any_size family without M-RoPE: from config.json, its vision_config and the processor's settings
+    # For an any_size family without M-RoPE: makes fields of VisionSpec from config.json, its vision_config, and the
+    # image processor's settings.
     fields: Callable[[Config, Config, Config], dict[str, Any]] | None = None
     normalizes: bool = True  # the default if the processor's settings do not say whether it normalizes
     towerless: bool = False  # whether there is no tower; `fields` then returns all fields
@@ -217,7 +218,7 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
 
 
 def _of_any_size(family: VisionFamily, config: Config, vision: Config, text_size: int) -> dict[str, Any]:
-    """Returns the fields of a tower with rotary positions. The MLP of its connector has the text model's width."""
+    """Returns the fields of a tower with rotary positions. The connector's MLP has the text model's width."""
     if _size(vision, "out_hidden_size", 0) != text_size:
         raise UnsupportedModel(f"vision_config: out_hidden_size {vision['out_hidden_size']} is not {text_size}")
     text = config.get("text_config") or config
@@ -301,7 +302,7 @@ def _processor(folder: Path) -> Config:
 def _channels(
     processor: Config, name: str, default: tuple[float, float, float], off: tuple[float, float, float]
 ) -> tuple[float, float, float]:
-    """Returns the values of the three colours. off: their values without normalization"""
+    """Returns a setting's values for the three colours. off: the values if pictures are not normalized"""
     if not processor.get("do_normalize", True):
         return off
     values = processor.get(name) or default

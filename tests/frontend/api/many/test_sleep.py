@@ -1,4 +1,4 @@
-"""Sleep and wake: who may ask for it, what requests are told meanwhile, and that the answers are true."""
+"""Sleep and wake: who may ask for them, how requests are answered meanwhile, and that /is_sleeping tells the truth."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Where each format has the receipt, and what of a request it tells."""
+"""The place of the receipt in each API format, and the facts about a request in it."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def receipt_in(event: dict[str, Any]) -> Any:
-    """Returns the receipt from the place where this format puts it, or None."""
+    """Returns the receipt from the place where the event's API format puts it, or None."""
     holders = [event, *event.get("choices", ()), event.get("response")]
     found = [holder["receipt"] for holder in holders if isinstance(holder, dict) and "receipt" in holder]
     return found[0] if found else None

@@ -1,4 +1,4 @@
-"""Codes for small integers: tiles add exactly, so products have the bits of integer instructions."""
+"""Weights in small integers: AMX tiles add exactly, so products have the bits of integer instructions."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def drawn(code_map: CodeMap, n: int, k: int, group: int, minimum: bool) -> Quant
 
 
 def inputs(k: int) -> Tensor:
-    """Rows of all magnitudes: two that reach the largest integers, and some with values that are not finite."""
+    """Returns rows of all magnitudes: two reach the largest integers, and some have values that are not finite."""
     x = torch.randn(ROWS, k) * torch.logspace(-6, 3, ROWS)[:, None]
     x[1], x[2] = 255.0, -255.0
     x[5, 3], x[9, 7], x[11] = float("inf"), float("nan"), 0.0
@@ -63,7 +63,7 @@ def test_tiles_give_the_bits_of_integers(code_map: CodeMap, group: int, minimum:
 @pytest.mark.parametrize("minimum", [False, True])
 @pytest.mark.parametrize("group", [16, 32])
 def test_eight_bits_have_the_same_bits_in_tiles_and_in_few_rows(group: int, minimum: bool) -> None:
-    """With AMX, inputs are rounded to fewer bits, so the bits differ from those of other instruction sets."""
+    """With AMX, inputs are rounded to fewer bits, so products differ from those of other instruction sets."""
     torch.manual_seed(group)
     for n, k in ((96, 256), (64, 160), (40, 48), (70, 1024), (33, 32)):
         weight, x = drawn(INT8, n, k, group, minimum), inputs(k)

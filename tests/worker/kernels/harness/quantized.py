@@ -1,4 +1,4 @@
-"""Makes random weights in few bits for tests of kernels."""
+"""Makes random quantized weights for tests of kernels."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ CODE_MAPS = [INT4, INT8, E4M3, E2M1, NF4, IQ4_NL]
 def quantized(
     code_map: CodeMap, n: int = 6, k: int = 80, group_size: int = 32, *, minimum: bool = False
 ) -> QuantizedWeight:
-    """Returns a weight [n, k] whose scales and minimums fit sixteen bits, so that every kernel keeps them exactly."""
+    """Returns a weight [n, k] whose scales and minimums are exact in sixteen bits, so that every kernel keeps them."""
     generator = torch.Generator().manual_seed(n * k + group_size)
     codes = torch.randint(0, 1 << code_map.bits, (n, k), generator=generator, dtype=torch.uint8)
     if code_map is E4M3:
@@ -24,7 +24,7 @@ def quantized(
 
 
 def with_scales(weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedWeight:
-    """Returns the weight with scales and minimums that `dtype` holds exactly, and no smaller format does."""
+    """Returns the weight with scales and minimums that are exact in `dtype`, but in no smaller format."""
     factor = 1 + 2**-20 if dtype == torch.float32 else 1 + 2**-10 if dtype == torch.float16 else 1.0
     scale = (weight.scale.bfloat16().float() * factor).to(dtype).float()
     minimum = None if weight.minimum is None else (weight.minimum.bfloat16().float() * factor).to(dtype).float()

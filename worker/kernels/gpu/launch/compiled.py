@@ -1,6 +1,7 @@
-"""Tells kernels whether they are compiled, or run by Triton's interpreter."""
+"""A constant that tells kernels whether they are compiled, or run by Triton's interpreter."""
 
 import triton
 import triton.language as tl
 
-COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)  # inline assembly needs a GPU
+# false in the interpreter, which cannot run inline assembly
+COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
