@@ -15,6 +15,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -24,6 +26,7 @@ from torch import Tensor
 from shared.config import WorkerConfig
 from shared.machine import available_bytes
 from worker.engine.load_model import ModelFiles, find_model
+from worker.engine.load_weights import through_cache
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import huge_pages
 from worker.kv_cache.sizing import WeightsSize
@@ -33,17 +36,22 @@ from worker.model.device import threads_of
 from worker.model.layer import Weights
 from worker.model.parts.part import Part
 from worker.model.weights import load
+from worker.ranks.adapters import OwnAdapters
 from worker.ranks.checks import checksums, checksums_from_checkpoint
 from worker.ranks.exchange import Exchange
+from worker.ranks.expert_loads import own_loads
 from worker.ranks.frames import (
     BOTH,
     HIDDEN,
     LOGITS,
+    AdapterFrame,
     Beginning,
     Free,
+    KeepWeights,
     Loaded,
     Order,
     Sizes,
+    adapters_of,
     inputs_of,
     receive,
     rows_of,
@@ -70,25 +78,46 @@ def main(orders: socket.socket, memory: int) -> None:
         if part.stage.count > 1:
             send(orders, Free(available_bytes()))
 
-    compute(load_part(files, worker, orders, exchange, on_weights=tell_free), orders)
+    loads = own_loads(begin.loads, files.spec, part)
+    compute(load_part(files, worker, orders, exchange, on_weights=tell_free, loads=loads), orders)
 
 
-def compute(part: RankDecoder, orders: socket.socket) -> NoReturn:
+@dataclass(frozen=True, slots=True)
+class LoadedPart:
+    """What this rank has of the model, and of its adapters.
+
+    like: a tensor [..., H] with the dtype of the residual stream. keep_weights: writes the weights to --weights-cache.
+    """
+
+    decoder: RankDecoder
+    adapters: OwnAdapters
+    like: Tensor
+    keep_weights: Callable[[], None]
+
+
+def compute(loaded: LoadedPart, orders: socket.socket) -> NoReturn:
     """Computes the orders of rank 0. Raises EOFError when rank 0 has ended, and RankLost when another rank has died."""
+    part = loaded.decoder
 
     def hidden(given: Order) -> Tensor:
-        return part.hidden(inputs_of(given), checked=given.checked)
+        used = loaded.adapters.rows(adapters_of(given)) if given.adapters else ()
+        return part.with_adapters(used).hidden(inputs_of(given, loaded.like), checked=given.checked)
 
     by_name: dict[str, Callable[[Order], object]] = {
         HIDDEN: hidden,
         LOGITS: lambda given: part.logits(rows_of(given)),
         BOTH: lambda given: part.logits(hidden(given)),
     }
-    decoder, inbox = msgspec.msgpack.Decoder(Order), Inbox(orders)
+    decoder, inbox = msgspec.msgpack.Decoder(Order | AdapterFrame | KeepWeights), Inbox(orders)
     with torch.inference_mode():
         while True:
-            given = decoder.decode(inbox.take())
-            by_name[given.compute](given)
+            match decoder.decode(inbox.take()):
+                case Order() as given:
+                    by_name[given.compute](given)
+                case KeepWeights():  # steps go on meanwhile
+                    threading.Thread(target=loaded.keep_weights, name="weights", daemon=True).start()
+                case frame:
+                    loaded.adapters.take(frame)
 
 
 def load_part(
@@ -99,19 +128,22 @@ def load_part(
     content: Callable[[], str] = str,
     on_size: Callable[[WeightsSize], None] = lambda size: None,
     on_weights: Callable[[], None] = lambda: None,
-) -> RankDecoder:
+    loads: Tensor | None = None,
+) -> LoadedPart:
     """Loads the part of this rank, and tells rank 0 when it is ready. Raises CheckpointError and CannotShare.
 
     content: returns the hash of the weight files, which rank 0 compares with its own hash; "" if both ranks read the
         same files
     on_size: as for load() of worker/model/weights.py
     on_weights: called when the weights are loaded
+    loads: as for Decoder.count_loads; None: this rank counts nothing
     """
     part, device, formats = exchange.part, files.device, files.formats
-    weights = load(
-        files.folder, files.spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
+    read = partial(
+        load, files.folder, files.spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
         on_size=on_size, share=part.share, stage=part.stage,
     )  # fmt: skip
+    weights, keep = through_cache(read, worker, files.folder, formats, part)
     on_weights()
     size = msgspec.msgpack.decode(receive(orders), type=Sizes).size
     spec, groups = part.spec(files.spec), part.stage.groups(size.groups)
@@ -120,13 +152,16 @@ def load_part(
         huge_pages(tensor)
     cache.prefault_ahead(bindings.touch_pages)
     decoder = Decoder(spec, weights, size.max_seq_len)
+    if loads is not None:
+        decoder.count_loads(loads)
     computing = exchange.decoder(decoder, cache)
     send(orders, msgspec.structs.replace(_loaded(files, worker, weights, part), content=content()))
     if part.stage.index and not part.lane:
         threading.Thread(
             target=tell_progress, args=(decoder.layers_started, orders), name="progress", daemon=True
         ).start()
-    return computing
+    adapters = OwnAdapters(files.folder, files.spec, weights, part, worker.max_lora_rank)
+    return LoadedPart(computing, adapters, weights.embed, keep)
 
 
 def _loaded(files: ModelFiles, worker: WorkerConfig, weights: Weights, part: Part) -> Loaded:

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
 
@@ -60,11 +60,12 @@ def follow(settings: Settings, hosts: Hosts) -> None:
     stop = _Stop.install(worker.drain_timeout)
     room = mmap.mmap(-1, shared_bytes(round_bytes(files.spec, joined.worker.max_step_tokens)))
     exchange = Exchange.of(part, room, joined.rows, by_tcp=True)
+    own_settings = replace(joined.worker, weights_cache=worker.weights_cache)  # a folder on this host
     log.info("rank %d of %d has found all others", group.rank, group.count)
     try:
         with _told(joined.orders):
             computing = load_part(
-                files, joined.worker, joined.orders, exchange, partial(content_of, hashes),
+                files, own_settings, joined.orders, exchange, partial(content_of, hashes),
                 lambda size: check_host_of_several(size, 0, group.machines, memory()),
                 lambda: send(joined.orders, Free(available_bytes() // group.here)),
             )  # fmt: skip
