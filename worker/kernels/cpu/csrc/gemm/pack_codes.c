@@ -91,8 +91,15 @@ USES_AVX2 static void pack_block(const Weight *w, Strip strip, long input, char 
 /* Stores a group's scales or minimums, one for each column, divided by the weight's factor (a power of two). Stores
  * zeros beyond the last column. */
 USES_AVX2 static void pack_numbers(const Weight *w, const float *numbers, char *to, long column, long group) {
+    const __m256i eight = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i of_columns = _mm256_mullo_epi32(_mm256_set1_epi32(group_count(w)), eight);
+    const float *from = numbers + column * group_count(w) + group;
     float panel[PANEL] = {0};
-    for (long c = 0; c < PANEL && column + c < w->n; c++) panel[c] = numbers[(column + c) * group_count(w) + group];
+    if (column + PANEL <= w->n)
+        for (long c = 0; c < PANEL; c += 8)
+            _mm256_storeu_ps(panel + c, _mm256_i32gather_ps(from + c * group_count(w), of_columns, 4));
+    else
+        for (long c = 0; column + c < w->n; c++) panel[c] = from[c * group_count(w)];
     for (long c = 0; c < PANEL; c++) panel[c] /= w->factor;
     if (w->scale_bytes == 4)
         memcpy(to, panel, sizeof(panel));
