@@ -93,7 +93,6 @@ class StreamReaders:
         fails."""
         self._poll = select.epoll()
         self._sockets: dict[int, socket.socket] = {}
-        self._due: dict[int, int] = {}  # events still to come
         self._tails: dict[int, bytes] = {}
         for i in range(streams):
             socket_ = socket.create_connection(("127.0.0.1", ports[i % len(ports)]), TIMEOUT_S)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from frontend.api.chat.samplers import PLAIN
 from frontend.api.llama_cpp import response_types as types
 from frontend.api.llama_cpp.options import Options, Wanted
 from frontend.api.llama_cpp.probabilities import told
@@ -18,7 +19,6 @@ from frontend.errors import SluiceError
 from frontend.request import Delta, Finish, TokenLogprob, Usage
 from shared.messages import Sampling, Timings, WindowPenalties
 
-PLAIN = ("penalties", "temperature", "top_k", "top_p", "min_p")  # the samplers of a request without a chain
 CHAIN = (  # fields of SamplerChain that have the same names in llama.cpp
     "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "typical_p", "xtc_probability",
     "xtc_threshold", "min_keep", "mirostat", "mirostat_tau", "mirostat_eta",

@@ -27,9 +27,9 @@ def header(columns: Mapping[str, Column]) -> str:
 
 
 def _field(name: str, column: Column) -> str:
-    each, pointers = ("each group of layers: ", "*const *") if column.grouped else ("", "*")
+    each, pointers = (" for each group of layers", "*const *") if column.grouped else ("", "*")
     none = "; NULL without recurrent layers" if column.recurrent else ""
-    return f"const {TYPES[column.dtype]} {pointers}{name}; /* {each}[{column.extent}]{none} */\n"
+    return f"const {TYPES[column.dtype]} {pointers}{name}; /* [{column.extent}]{each}{none} */\n"
 
 
 def columns_struct(columns: Mapping[str, Column]) -> type[Structure]:
