@@ -12,6 +12,8 @@ import pytest
 from tests.adapters import draw_adapter
 from tests.checkpoints import Checkpoints
 from tests.e2e.server import Server, read_events, serving
+from tests.e2e.test_rank_hosts import two_hosts
+from tests.e2e.test_ranks import FLAGS
 
 PROMPT, TOKENS = "A small boat waits", 40
 NAMES = ("m", "one", "two")  # the base model, an adapter of the start, and one that is loaded at run time
@@ -22,11 +24,10 @@ class Files:
     base: Path
     adapters: Path
 
+    @property
     def flags(self) -> tuple[str, ...]:
-        return (
-            "--lora-modules", f"one={self.adapters / 'a0'}", "--allow-runtime-lora", str(self.adapters),
-            "--max-cpu-loras", "2", "--dtype", "float32", "--kv-cache-gb", "0.05", "--speculation", "ngram",
-        )  # fmt: skip
+        named, folder = f"one={self.adapters / 'a0'}", str(self.adapters)
+        return "--lora-modules", named, "--allow-runtime-lora", folder, "--max-cpu-loras", "2"
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def answers(server: Server, files: Files) -> dict[str, list[int | None]]:
 
 @pytest.fixture(scope="module")
 def expected(files: Files, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int | None]]:
-    with serving(files.base, tmp_path_factory.mktemp("one") / "log", *files.flags()) as server:
+    with serving(files.base, tmp_path_factory.mktemp("one") / "log", *FLAGS, *files.flags) as server:
         found = answers(server, files)
     assert len({tuple(ids) for ids in found.values()}) == 4 and found["one again"] == found["one"]
     return found
@@ -74,7 +75,7 @@ def expected(files: Files, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 def test_several_processes_give_the_bytes_of_one(
     files: Files, expected: dict[str, list[int | None]], tmp_path: Path, several: str
 ) -> None:
-    with serving(files.base, tmp_path / "log", *files.flags(), several, "2", held=True) as server:
+    with serving(files.base, tmp_path / "log", *FLAGS, *files.flags, several, "2", held=True) as server:
         assert answers(server, files) == expected
         ranks = server.stats()["workers"][0]["ranks"]
         assert len(ranks) == 2
@@ -84,3 +85,11 @@ def test_several_processes_give_the_bytes_of_one(
             os.kill(ranks[1]["pid"], signal.SIGKILL)
             server.hold.release()
             assert running.result() == expected["one"], "the next worker loads the adapter again"
+
+
+def test_rank_on_another_host_needs_no_flags_and_no_files_of_adapters(
+    files: Files, expected: dict[str, list[int | None]], tmp_path: Path
+) -> None:
+    with two_hosts(files.base, tmp_path, first=files.flags) as (server, host):
+        assert not {"--lora-modules", "--allow-runtime-lora"} & {*host.command}
+        assert answers(server, files) == expected

@@ -76,8 +76,12 @@ def two_hosts(
     within: tuple[str, ...] = (),
     stall_s: int = 5,
     ranks: tuple[str, ...] = GROUP,
+    first: tuple[str, ...] = (),
 ) -> Iterator[tuple[Server, Host]]:
-    """Yields a server with rank 0, and the host of rank 1. within: prefix of commands that run on the second host"""
+    """Yields a server with rank 0, and the host of rank 1. within: prefix of commands that run on the second host
+
+    ranks: flags of both ranks. first: further flags of rank 0.
+    """
     assert main(["keygen", str(folder / "keys")]) == 0
     port, group = free_ports(2), (*ranks, "--curve-dir", str(folder / "keys"))
     words = [sys.executable, "-m", "deploy.cli.main", "worker", str(model), "--threads", "1", *FLAGS[:2], *group]
@@ -85,7 +89,8 @@ def two_hosts(
     with pytest.MonkeyPatch.context() as patch, Host([*within, *second], folder / "rank-1").running() as host:
         for name, value in environment(0, address, port).items():
             patch.setenv(name, value)
-        with serving(model, folder / "log", *FLAGS, *group, "--stall-timeout", str(stall_s), held=True) as server:
+        flags = (*FLAGS, *group, "--stall-timeout", str(stall_s), *first)
+        with serving(model, folder / "log", *flags, held=True) as server:
             yield server, host
 
 
