@@ -4,7 +4,7 @@ The result of a row is the sum of its experts' results, each times its weight, f
 So it depends on that row only: not on the rows that chose the same experts.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
@@ -24,6 +24,7 @@ from worker.kernels.weights.quantize import dequantize
 from worker.kernels.weights.quantized_weight import QuantizedWeight
 
 Item = TypeVar("Item")
+Gather = Callable[[Tensor], Tensor]  # [T, own columns] → [T, columns of all ranks]
 LEAST_SUM = 1e-20  # is added to the sum of a row's sigmoids, which may all be zero (csrc/experts.c has it, too)
 CLEAR = 1e-3  # how much two logits must differ, as a share of the largest, for rounding not to exchange them
 
@@ -185,17 +186,23 @@ def experts(
     *,
     normalized: bool,
     sigmoid: bool = False,
+    gather: Gather | None = None,
     **rows: Tensor | None,
 ) -> Tensor:
-    """Computes experts_torch: in C if all weights are packed for it, in Triton on a GPU. rows: its last arguments."""
-    packed = in_c(layer, chosen, activation, normalized=normalized, sigmoid=sigmoid)
+    """Computes experts_torch: in C if all weights are packed for it, in Triton on a GPU. rows: its last arguments.
+
+    With `gather`, PyTorch computes it on the CPU: the C library exchanges columns in its own loop over layers only.
+    """
+    packed = None if gather else in_c(layer, chosen, activation, normalized=normalized, sigmoid=sigmoid)
     if packed is not None:
         return experts_c.experts(h, packed, **rows)
     if h.is_cuda:
         from worker.kernels.gpu.experts.experts import experts_triton
 
-        return experts_triton(h, layer, chosen, activation, normalized=normalized, sigmoid=sigmoid, **rows)
-    return experts_torch(h, layer, chosen, activation, normalized=normalized, sigmoid=sigmoid, **rows)
+        return experts_triton(
+            h, layer, chosen, activation, normalized=normalized, sigmoid=sigmoid, gather=gather, **rows
+        )
+    return experts_torch(h, layer, chosen, activation, normalized=normalized, sigmoid=sigmoid, gather=gather, **rows)
 
 
 def experts_torch(
@@ -209,10 +216,13 @@ def experts_torch(
     router_input: Tensor | None = None,
     add: Tensor | None = None,
     add_gate: Tensor | None = None,
+    gather: Gather | None = None,
 ) -> Tensor:
     """Returns the sum over each row's experts of weight * down(act_and_mul(gate_up(h))), plus `add`, in h's dtype.
 
-    router_input [T, H]: what the router reads, h by default.
+    router_input [T, H]: what the router reads, h by default. gather: given on a rank, whose experts have some rows of
+    each weight: it is called once with the inputs of all `down` [T * chosen, I / ranks]. `add` and the result then have
+    the columns of this rank.
     h, `add` (the output of the shared expert) and the result are [T, H]. add_gate [T, 1] float32: `add` is multiplied
     by its sigmoid. The router's logits, the weights, the outputs of `down` and the sum are float32.
     """
@@ -222,11 +232,15 @@ def experts_torch(
     )
     if layer.loads is not None:
         layer.loads.add_(numbers.flatten().bincount(minlength=len(layer.loads)))
-    out = torch.empty(*numbers.shape, h.shape[1], device=h.device)  # [T, chosen, H]
-    for expert in numbers.unique().tolist():
-        rows, slots = (numbers == expert).nonzero(as_tuple=True)
-        inner = act_and_mul_torch(_linear(h[rows], layer.gate_up, expert), activation)
-        out[rows, slots] = _linear(inner, layer.down, expert, fp32_out=True)
+    places = {expert: (numbers == expert).nonzero(as_tuple=True) for expert in numbers.unique().tolist()}
+    inner = torch.cat([
+        act_and_mul_torch(_linear(h[rows], layer.gate_up, expert), activation) for expert, (rows, _) in places.items()
+    ])  # fmt: skip
+    parts = (inner if gather is None else gather(inner)).split([len(rows) for rows, _ in places.values()])
+    results = [_linear(part, layer.down, expert, fp32_out=True) for expert, part in zip(places, parts, strict=True)]
+    out = torch.empty(*numbers.shape, results[0].shape[1], device=h.device)  # [T, chosen, H]
+    for place, result in zip(places.values(), results, strict=True):
+        out[place] = result
     return combine_torch(out, weights, add, add_gate, h.dtype)
 
 

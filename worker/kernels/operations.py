@@ -68,9 +68,21 @@ class Operations:
             return self.add_rms_norm(x, residual, weight, eps, **how)
         return self.linear_add_norm(x, packed, residual, weight, eps, **how)
 
+    def gather(self, x: Tensor) -> Tensor:
+        """Returns the columns of all ranks, where x [T, N] has those of this rank. Without other ranks, returns x."""
+        return x
+
     def in_c(self) -> StepAdaptersC | None:
         """Returns the adapters of a step for the loop in C, if these operations only add adapters to the usual ones."""
         return None
+
+
+Exchange = Callable[[Operations], Operations]
+
+
+def alone(operations: Operations) -> Operations:
+    """The exchange of a decoder that has all weights: it adds nothing to its operations."""
+    return operations
 
 
 @dataclass(frozen=True, slots=True)

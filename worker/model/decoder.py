@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from worker.kernels.operations import FAST, Operations
+from worker.kernels.operations import FAST, Exchange, Operations, alone
 from worker.kv_cache.tensors import KVCache
 from worker.model import rope
 from worker.model.feed_forward.kinds import feed_forward
@@ -27,9 +27,17 @@ from worker.spec import ModelSpec
 class Decoder:
     """A model that is ready to run. The state of sequences is in the cache, not in the decoder."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, max_positions: int, operations: Operations = FAST) -> None:
-        """max_positions: the rotary tables cover positions 0 .. max_positions - 1."""
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, max_positions: int, operations: Operations = FAST,
+        exchange: Exchange = alone,
+    ) -> None:  # fmt: skip
+        """max_positions: the rotary tables cover positions 0 .. max_positions - 1.
+
+        exchange: of a rank, which has a part of the weights: returns the operations that also gather the columns of
+        the other ranks.
+        """
         self.spec, self.weights, self.operations, self.max_positions = spec, weights, operations, max_positions
+        self.exchange = exchange
         self.layers_started = c_uint64()  # counts over all steps: shows that a long step makes progress
         self.ropes = [rope.tables(table, spec.head_dim, max_positions, weights.embed.device) for table in spec.ropes]
         self.query_scales = rope.query_scales(spec.query_scaling, max_positions, weights.embed.device)
@@ -46,7 +54,7 @@ class Decoder:
 
     def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
         """Does the same without the head: returns the output of the final norm, [R, H]."""
-        do, spec, last = self.operations, self.spec, len(self.weights.layers) - 1
+        do, spec, last = self.exchange(self.operations), self.spec, len(self.weights.layers) - 1
         kept = spec.last_kept if inputs.few_logits else last
         eps, offset, scale = spec.norm_eps, spec.norm_offset, spec.residual_scale
         x = embedding(inputs.token_ids, self.weights.embed)  # [T, H]
@@ -96,7 +104,8 @@ class Decoder:
         """Computes the logits [R, vocab] float32. h: the normed output of the last layer [R, H]."""
         if not len(h):
             return h.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
-        logits = self.operations.linear(h, self.weights.head, fp32_out=True)
+        do = self.exchange(self.operations)
+        logits = do.gather(do.linear(h, self.weights.head, fp32_out=True))
         if self.spec.logit_scale != 1.0:
             logits *= self.spec.logit_scale
         cap = self.spec.logit_softcap

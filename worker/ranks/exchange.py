@@ -4,6 +4,7 @@ import mmap
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from worker.kernels.cpu.ranks_c import RanksC
 from worker.kv_cache.tensors import KVCache
@@ -12,16 +13,31 @@ from worker.model.parts.part import Part
 from worker.ranks.part import PartDecoder
 from worker.ranks.pipeline import AllHeads, RankDecoder, Ring, StageDecoder
 
+if TYPE_CHECKING:  # only ranks on GPUs import torch.distributed
+    from worker.ranks.gpu.lanes import Lanes
+
 Links = Mapping[int, socket.socket]  # connections to other ranks
+
+
+class Connections(Protocol):
+    """Connections to other ranks."""
+
+    @property
+    def lost(self) -> bool: ...
+    def end(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The connections of a rank. lanes: to ranks that share its layers, or None; ring: to other stages, or None"""
+    """The connections of a rank. lanes: to ranks that share its layers, or None; ring: to other stages, or None
+
+    sharing: makes the decoder of a rank that shares layers from a Decoder, its cache, `lanes` and their first rank
+    """
 
     part: Part
-    lanes: RanksC | None
+    lanes: Connections | None
     ring: Ring | None
+    sharing: Callable[[Decoder, KVCache, Any, int], RankDecoder] = PartDecoder
 
     @classmethod
     def of(cls, part: Part, memory: mmap.mmap, rows: Links, *, by_tcp: bool) -> "Exchange":
@@ -30,8 +46,14 @@ class Exchange:
         if part.lanes > 1:
             links = {other - own: link for other, link in rows.items() if own <= other < own + part.lanes}
             lanes = RanksC(memory, part.lane, part.lanes, links if by_tcp else None)
-        ring = Ring(rows[part.before], rows[part.after]) if part.stage.count > 1 else None
-        return cls(part, lanes, ring)
+        return cls(part, lanes, _ring(part, rows))
+
+    @classmethod
+    def on_gpu(cls, part: Part, lanes: "Lanes | None", rows: Links) -> "Exchange":
+        """lanes: the ranks that share the layers, which have not joined yet. rows: see `of`."""
+        from worker.ranks.gpu.part import GatheringDecoder
+
+        return cls(part, lanes, _ring(part, rows), GatheringDecoder)
 
     def decoder(
         self, decoder: Decoder, cache: KVCache, wait: Callable[[socket.socket], None] = lambda before: None
@@ -48,7 +70,7 @@ class Exchange:
     def _of_stage(self, decoder: Decoder, cache: KVCache) -> RankDecoder:
         if self.lanes is None:
             return AllHeads(decoder, cache)
-        return PartDecoder(decoder, cache, self.lanes, self.part.rank - self.part.lane)
+        return self.sharing(decoder, cache, self.lanes, self.part.rank - self.part.lane)
 
     @property
     def lost(self) -> bool:
@@ -60,3 +82,7 @@ class Exchange:
         for one in (self.lanes, self.ring):
             if one is not None:
                 one.end()
+
+
+def _ring(part: Part, rows: Links) -> Ring | None:
+    return Ring(rows[part.before], rows[part.after]) if part.stage.count > 1 else None

@@ -116,7 +116,7 @@ class StageDecoder:
         if stage.index:
             return given
         self._wait(ring.before)
-        return ring.take()
+        return ring.take().to(given.device)
 
     def logits(self, h: Tensor) -> Tensor:
         """Does the same as Decoder.logits. Only the first stage has the LM head; ranks of other stages return h."""
@@ -157,10 +157,12 @@ def tell_progress(layers_started: c_uint64, orders: socket.socket) -> None:
 
 def _continued(inputs: ForwardInputs, rows: Tensor) -> ForwardInputs:
     """Returns inputs in which the rows of the stage before replace the embeddings."""
-    all_rows = torch.arange(len(rows))
+    rows = rows.to(inputs.token_ids.device)
+    all_rows = torch.arange(len(rows), device=rows.device)
     return replace(inputs, token_ids=torch.zeros_like(inputs.token_ids), replaced=(all_rows, rows), added=())
 
 
 def _all_rows(inputs: ForwardInputs, tapped: tuple[tuple[int, Tensor], ...]) -> ForwardInputs:
     """Returns inputs that request logits for all rows, because the last layer would drop other rows."""
-    return replace(inputs, logits_indices=torch.arange(len(inputs.token_ids)), tapped=tapped)
+    every = torch.arange(len(inputs.token_ids), device=inputs.token_ids.device)
+    return replace(inputs, logits_indices=every, tapped=tapped)

@@ -37,6 +37,7 @@ def first_layers(decoder: Decoder, length: int, operations: Operations, least: i
         replace(weights, layers=[weights.layers[index] for index in chosen]),
         length,
         operations,
+        decoder.exchange,
     )
 
 

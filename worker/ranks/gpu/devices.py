@@ -1,0 +1,39 @@
+"""Chooses the GPU of a rank: on each machine, the first rank has the first GPU, and so on."""
+
+import os
+
+import torch
+
+from shared.config import ConfigError, WorkerConfig
+
+
+def device_of_rank(device: torch.device, worker: WorkerConfig, place: int = 0, here: int = 0) -> torch.device:
+    """Returns the device of one of several ranks, and makes it the current one of this thread.
+
+    place: the index of the rank among the `here` ranks of this machine; here 0: all ranks are on it. On the CPU, ranks
+    share the device. Raises ConfigError if there are fewer GPUs than ranks.
+    """
+    if device.type != "cuda":
+        return device
+    check_count(worker, torch.cuda.device_count(), here)
+    torch.cuda.set_device(place)
+    return torch.device("cuda", place)
+
+
+def check_count(worker: WorkerConfig, found: int, here: int = 0) -> None:
+    """Raises ConfigError if there are fewer GPUs on this machine than ranks. See device_of_rank."""
+    needed = here or worker.ranks
+    if found >= needed:
+        return
+    sizes = {
+        "--tensor-parallel-size": worker.tensor_parallel_size,
+        "--pipeline-parallel-size": worker.pipeline_parallel_size,
+    }
+    flags = " times ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+    there = " on this machine" if here else ""
+    raise ConfigError(
+        f"{flags} needs {needed} GPUs{there}, one for each process, and there {'is' if found == 1 else 'are'} "
+        f"{found}{named}; use fewer processes, or --device cpu"
+    )
