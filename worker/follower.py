@@ -8,7 +8,6 @@ error. After an error the whole worker is restarted, as after every crash.
 
 import contextlib
 import ctypes
-import mmap
 import os
 import signal
 import socket
@@ -21,26 +20,30 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shared.config import WorkerConfig
+from shared.config import ModelConfig, WorkerConfig
 from shared.machine import available_bytes
 from worker.engine.load_model import ModelFiles, find_model
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import huge_pages
+from worker.kernels.operations import FAST, Operations
 from worker.kv_cache.sizing import WeightsSize
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
-from worker.model.device import threads_of
+from worker.model.device import pick_device, threads_of
 from worker.model.layer import Weights
 from worker.model.parts.part import Part
 from worker.model.weights import load
 from worker.ranks.checks import checksums, checksums_from_checkpoint
-from worker.ranks.exchange import Exchange
+from worker.ranks.exchange import Exchange, exchange_of_machine
 from worker.ranks.frames import (
     BOTH,
+    CPU,
     HIDDEN,
+    IN_C,
     LOGITS,
     Beginning,
     Free,
+    Joining,
     Loaded,
     Order,
     Sizes,
@@ -49,6 +52,7 @@ from worker.ranks.frames import (
     rows_of,
     send,
 )
+from worker.ranks.gpu.devices import device_of_rank
 from worker.ranks.nodes import stay_on_node
 from worker.ranks.pipeline import RankDecoder, tell_progress
 
@@ -61,26 +65,51 @@ def main(orders: socket.socket, memory: int) -> None:
     rows = {rank: socket.socket(fileno=file) for rank, file in begin.rows.items()}
     stay_on_node(begin.rank % worker.tensor_parallel_size, worker.tensor_parallel_size)
     torch.set_num_threads(threads_of(worker))
-    files = find_model(begin.model, worker, torch.device("cpu"), prefer_cache=True)
+    device = CPU if begin.exchange == IN_C else device_of_rank(pick_device(worker.device), worker, begin.rank)
+    files = find_model(begin.model, worker, device, prefer_cache=True)
     part = files.parts(worker)[begin.rank]
-    exchange = Exchange.of(part, mmap.mmap(memory, begin.memory), rows, by_tcp=False)
+    exchange = exchange_of_machine(part, begin.exchange, memory, begin.memory, rows, device)
 
-    def tell_free() -> None:
+    def ready(weights: Weights) -> Operations:
+        join(exchange, orders)
+        if device.type == "cuda":
+            return measured_on_gpu(files, begin.model, worker, part, orders, weights)
         if part.stage.count > 1:
             send(orders, Free(available_bytes()))
+        return FAST
 
-    compute(load_part(files, worker, orders, exchange, on_weights=tell_free), orders)
+    compute(load_part(files, worker, orders, exchange, on_weights=ready), orders, device)
 
 
-def compute(part: RankDecoder, orders: socket.socket) -> NoReturn:
+def join(exchange: Exchange, orders: socket.socket) -> None:
+    """Connects this rank to others, if it is on a GPU. Raises RankLost."""
+    if exchange.join is not None:
+        send(orders, Joining())
+        exchange.join()
+
+
+def measured_on_gpu(
+    files: ModelFiles, model: ModelConfig, worker: WorkerConfig, part: Part, orders: socket.socket, weights: Weights
+) -> Operations:
+    """Checks the GPU of this rank, and tells rank 0 how much memory is left. Returns the operations to compute with."""
+    from worker.engine.features.ranks_on_gpu import measure
+    from worker.kv_cache.gpu_memory import GpuMemoryReader
+
+    gpu = GpuMemoryReader(files.device, worker.gpu_memory_utilization)
+    operations, free = measure(part, files, weights, model, worker, gpu, lambda: None)
+    send(orders, free)
+    return operations
+
+
+def compute(part: RankDecoder, orders: socket.socket, device: torch.device = CPU) -> NoReturn:
     """Computes the orders of rank 0. Raises EOFError when rank 0 has ended, and RankLost if another rank is gone."""
 
     def hidden(given: Order) -> Tensor:
-        return part.hidden(inputs_of(given), checked=given.checked)
+        return part.hidden(inputs_of(given, device), checked=given.checked)
 
     by_name: dict[str, Callable[[Order], object]] = {
         HIDDEN: hidden,
-        LOGITS: lambda given: part.logits(rows_of(given)),
+        LOGITS: lambda given: part.logits(rows_of(given, device)),
         BOTH: lambda given: part.logits(hidden(given)),
     }
     decoder = msgspec.msgpack.Decoder(Order)
@@ -97,28 +126,31 @@ def load_part(
     exchange: Exchange,
     content: Callable[[], str] = str,
     on_size: Callable[[WeightsSize], None] = lambda size: None,
-    on_weights: Callable[[], None] = lambda: None,
+    on_weights: Callable[[Weights], Operations] = lambda weights: FAST,
 ) -> RankDecoder:
     """Loads the part of this rank, and tells rank 0 when it is ready. Raises CheckpointError and CannotShare.
 
     content: returns the hash of the weight files, which rank 0 compares with its own; "" if both read the same files.
-    on_size: see load() of worker/model/weights.py. on_weights: called when the weights are loaded.
+    on_size: see load() of worker/model/weights.py. on_weights: called when the weights are loaded; returns the
+    operations to compute with.
     """
     part, device, formats = exchange.part, files.device, files.formats
     weights = load(
         files.folder, files.spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
         on_size=on_size, share=part.share, stage=part.stage,
     )  # fmt: skip
-    on_weights()
+    operations = on_weights(weights)
+    loaded = _loaded(files, worker, weights, part)
     size = msgspec.msgpack.decode(receive(orders), type=Sizes).size
     spec, groups = part.spec(files.spec), part.stage.groups(size.groups)
     cache = KVCache(spec, size.pages, size.page_size, formats.kv_dtype, device, groups, size.state_slots, formats.dtype)
-    for tensor in (*cache.k, *cache.v):
-        huge_pages(tensor)
-    cache.prefault_ahead(bindings.touch_pages)
-    decoder = Decoder(spec, weights, size.max_seq_len)
+    if device.type == "cpu":
+        for tensor in (*cache.k, *cache.v):
+            huge_pages(tensor)
+        cache.prefault_ahead(bindings.touch_pages)
+    decoder = Decoder(spec, weights, size.max_seq_len, operations)
     computing = exchange.decoder(decoder, cache)
-    send(orders, msgspec.structs.replace(_loaded(files, worker, weights, part), content=content()))
+    send(orders, msgspec.structs.replace(loaded, content=content()))
     if part.stage.index and not part.lane:
         threading.Thread(
             target=tell_progress, args=(decoder.layers_started, orders), name="progress", daemon=True
@@ -130,7 +162,7 @@ def _loaded(files: ModelFiles, worker: WorkerConfig, weights: Weights, part: Par
     if not worker.rank_check_weights:
         return Loaded()
     following = part.next
-    read = checksums_from_checkpoint(files.stored(worker), following.share, lambda: None, following.stage)
+    read = checksums_from_checkpoint(files.stored(worker), following.share, lambda: None, following.stage, files.device)
     return Loaded(checksums(weights, part.stage.first), read)
 
 

@@ -102,6 +102,10 @@ def load_engine(
         DeviceBroken: a kernel has left the GPU unusable.
     """
     device = pick_device(worker.device)
+    if worker.ranks > 1:
+        from worker.ranks.gpu.devices import device_of_rank
+
+        device = device_of_rank(device, worker, *(() if hosts is None else (hosts.group.place, hosts.group.here)))
     worker = _settings_on(device, worker)
     files = find_model(model, worker, device, on_download, prefer_cache=prefer_cache)
     compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
@@ -172,22 +176,48 @@ def _fit_into_memory(
     loaded: LoadedModel, model: ModelConfig, worker: WorkerConfig, on_progress: Callable[[], None]
 ) -> tuple[Decoder, KVCache, PoolSize, bool]:
     """Returns a decoder, its cache, the sizes of the pools, and whether bits are batch-invariant on this device."""
-    spec, formats, weights, gpu = loaded.files.spec, loaded.files.formats, loaded.weights, loaded.gpu
-    free = None if loaded.ranks is None else loaded.ranks.free(on_progress)
-    size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, on_progress, free)
-    groups = size.groups
-    if loaded.ranks is not None:
-        spec = loaded.part
-        decoder = Decoder(spec, weights, size.max_seq_len)
-        groups = loaded.ranks.part.stage.groups(size.groups)
-    invariant = worker.batch_invariant
-    if gpu is not None:  # this check must run before the cache takes the memory
-        invariant = keeps_bits(decoder, worker, size.max_seq_len, gpu.name)
+    formats, weights = loaded.files.formats, loaded.weights
+    if loaded.ranks is None:
+        decoder, size, invariant = _fit(loaded, model, worker, on_progress)
+    else:
+        decoder, size, invariant = _fit_ranks(loaded, model, worker, on_progress)
+    groups = size.groups if loaded.ranks is None else loaded.ranks.part.stage.groups(size.groups)
     cache = KVCache(
-        spec, size.pages, size.page_size, formats.kv_dtype, weights.embed.device, groups, size.state_slots,
+        decoder.spec, size.pages, size.page_size, formats.kv_dtype, weights.embed.device, groups, size.state_slots,
         formats.dtype,
     )  # fmt: skip
     return decoder, cache, size, invariant
+
+
+def _fit(
+    loaded: LoadedModel, model: ModelConfig, worker: WorkerConfig, on_progress: Callable[[], None]
+) -> tuple[Decoder, PoolSize, bool]:
+    """Returns the same without the cache, for a model that one process computes."""
+    formats, gpu, invariant = loaded.files.formats, loaded.gpu, worker.batch_invariant
+    size, decoder = size_pool_and_decoder(
+        loaded.files.spec, loaded.weights, formats.kv_dtype, model, worker, gpu, on_progress
+    )
+    if gpu is not None:  # this check must run before the cache takes the memory
+        invariant = keeps_bits(decoder, worker, size.max_seq_len, gpu.name)
+    return decoder, size, invariant
+
+
+def _fit_ranks(
+    loaded: LoadedModel, model: ModelConfig, worker: WorkerConfig, on_progress: Callable[[], None]
+) -> tuple[Decoder, PoolSize, bool]:
+    """Returns the same without the cache, for rank 0 of several. The sizes are of the whole model."""
+    if loaded.gpu is not None:
+        from worker.engine.features.ranks_on_gpu import fit
+
+        found = fit(loaded, model, worker, on_progress)
+        warn_if_capped(found[1], worker)
+        return found
+    assert loaded.ranks is not None
+    free, formats = loaded.ranks.free(on_progress), loaded.files.formats
+    size, _ = size_pool_and_decoder(
+        loaded.files.spec, loaded.weights, formats.kv_dtype, model, worker, None, on_progress, free
+    )
+    return Decoder(loaded.part, loaded.weights, size.max_seq_len), size, worker.batch_invariant
 
 
 def _ready_runner(
@@ -208,9 +238,8 @@ def _ready_runner(
     if gpu is None:
         warn_about_cpu(worker, formats)
         _prepare_cpu_memory(cache)
-        shared = None if loaded.ranks is None else loaded.ranks.model(decoder, cache, size, on_progress)
-        return make_runner(shared or fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=False)
-    runner = make_runner(fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=True)
+    shared = None if loaded.ranks is None else loaded.ranks.model(decoder, cache, size, on_progress)
+    runner = make_runner(shared or fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=gpu is not None)
     runner.capture_graphs(on_progress)
     return runner
 
@@ -223,9 +252,15 @@ def _counting(loads: Tensor, spec: ModelSpec) -> Callable[[], ExpertLoads]:
 
 
 def _settings_on(device: torch.device, worker: WorkerConfig) -> WorkerConfig:
-    """Returns the settings with the sizes and switches that fit the device."""
-    on_gpu = device.type == "cuda"
-    return with_default_sizes(replace(worker, overlap=worker.overlap and on_gpu), on_gpu=on_gpu)
+    """Returns the settings with the sizes and switches that fit the device.
+
+    Ranks on GPUs wait for each step before they launch the next one, and capture no CUDA graphs.
+    """
+    on_gpu, alone = device.type == "cuda", worker.ranks == 1
+    if on_gpu and not alone and worker.cuda_graphs:
+        log.info("steps run without CUDA graphs and do not overlap, because several processes compute the model")
+    worker = replace(worker, overlap=worker.overlap and on_gpu and alone, cuda_graphs=worker.cuda_graphs and alone)
+    return with_default_sizes(worker, on_gpu=on_gpu)
 
 
 def _resolve_speculation(worker: WorkerConfig, folder: Path, formats: Formats, device: torch.device) -> WorkerConfig:

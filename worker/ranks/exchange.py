@@ -1,15 +1,20 @@
 """How a rank exchanges rows with ranks that have other heads of the same layers, and with ranks of other layers."""
 
 import mmap
+import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from worker.kernels.cpu.ranks_c import RanksC
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.parts.part import Part
+from worker.ranks.frames import IN_C
+from worker.ranks.gpu.devices import exchange_on
 from worker.ranks.part import PartDecoder
 from worker.ranks.pipeline import AllHeads, RankDecoder, Ring, StageDecoder
 
@@ -32,12 +37,14 @@ class Exchange:
     """The connections of a rank. lanes: to ranks that share its layers, or None; ring: to other stages, or None
 
     sharing: makes the decoder of a rank that shares layers from a Decoder, its cache, `lanes` and their first rank
+    join: connects ranks on GPUs once all have loaded their weights; raises RankLost
     """
 
     part: Part
     lanes: Connections | None
     ring: Ring | None
     sharing: Callable[[Decoder, KVCache, Any, int], RankDecoder] = PartDecoder
+    join: Callable[[], None] | None = None
 
     @classmethod
     def of(cls, part: Part, memory: mmap.mmap, rows: Links, *, by_tcp: bool) -> "Exchange":
@@ -53,7 +60,8 @@ class Exchange:
         """lanes: the ranks that share the layers, which have not joined yet. rows: see `of`."""
         from worker.ranks.gpu.part import GatheringDecoder
 
-        return cls(part, lanes, _ring(part, rows), GatheringDecoder)
+        join = (lambda: None) if lanes is None else lanes.join
+        return cls(part, lanes, _ring(part, rows), GatheringDecoder, join)
 
     def decoder(
         self, decoder: Decoder, cache: KVCache, wait: Callable[[socket.socket], None] = lambda before: None
@@ -86,3 +94,26 @@ class Exchange:
 
 def _ring(part: Part, rows: Links) -> Ring | None:
     return Ring(rows[part.before], rows[part.after]) if part.stage.count > 1 else None
+
+
+def exchange_of_machine(
+    part: Part, exchanged: str, memory: int, size: int, rows: Links, device: torch.device
+) -> Exchange:
+    """Returns the exchange of a rank whose stage is on one machine.
+
+    exchanged: see Beginning.exchange. memory: the file descriptor of `size` bytes that the ranks of the stage share.
+    """
+    if exchanged == IN_C:
+        return Exchange.of(part, mmap.mmap(memory, size), rows, by_tcp=False)
+    from worker.ranks.gpu.lanes import lanes_in_memory
+
+    return Exchange.on_gpu(part, lanes_in_memory(part, os.dup(memory), device), rows)
+
+
+def exchange_of_hosts(part: Part, size: int, rows: Links, address: tuple[str, int], device: torch.device) -> Exchange:
+    """Returns the exchange of a rank of --rank-group. size: see RanksC; address: host and port of rank 0."""
+    if exchange_on(device) == IN_C:
+        return Exchange.of(part, mmap.mmap(-1, size), rows, by_tcp=True)
+    from worker.ranks.gpu.lanes import lanes_over_tcp
+
+    return Exchange.on_gpu(part, lanes_over_tcp(part, *address, device), rows)

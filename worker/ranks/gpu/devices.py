@@ -5,6 +5,7 @@ import os
 import torch
 
 from shared.config import ConfigError, WorkerConfig
+from worker.ranks.frames import IN_C, ON_GPUS
 
 
 def device_of_rank(device: torch.device, worker: WorkerConfig, place: int = 0, here: int = 0) -> torch.device:
@@ -37,3 +38,8 @@ def check_count(worker: WorkerConfig, found: int, here: int = 0) -> None:
         f"{flags} needs {needed} GPUs{there}, one for each process, and there {'is' if found == 1 else 'are'} "
         f"{found}{named}; use fewer processes, or --device cpu"
     )
+
+
+def exchange_on(device: torch.device) -> str:
+    """Returns how ranks with this device exchange columns: a value of Beginning.exchange (frames.py)."""
+    return ON_GPUS if device.type == "cuda" else IN_C

@@ -9,16 +9,15 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # names of its API
 
 from worker.kernels.cpu.ranks_c import RankLost
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+from worker.model.parts.part import Part
 
 JOIN_S = 120  # how long ranks wait for each other at start
 STEP_S = 600  # after this time in one exchange, torch.distributed gives up; --stall-timeout ends the worker before
@@ -30,7 +29,7 @@ LOST = "a process that computes a part of the model has died"
 class Lanes:
     """The ranks that share the layers of a stage, as one of them sees it. A process has one such group at most."""
 
-    def __init__(self, rank: int, count: int, store: Callable[[], "Store"], device: torch.device) -> None:
+    def __init__(self, rank: int, count: int, store: Callable[[], Store], device: torch.device) -> None:
         """Exchanges nothing before join(). store: opens the store in which the `count` ranks find each other."""
         self.rank, self.count, self._store, self._device = rank, count, store, device
         self._lost = threading.Event()
@@ -109,3 +108,25 @@ def _all_gather(into: Tensor, own: Tensor) -> None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def lanes_in_memory(part: Part, memory: int, device: torch.device) -> Lanes | None:
+    """Returns the ranks of one machine that share the layers of `part`; None if it has all heads.
+
+    memory: the file descriptor of empty memory that these ranks share, in which they find each other
+    """
+    return _lanes(part, device, lambda: FileStore(f"/proc/self/fd/{memory}", part.lanes))
+
+
+def lanes_over_tcp(part: Part, host: str, port: int, device: torch.device) -> Lanes | None:
+    """Does the same for ranks on several hosts. host, port: of rank 0, which listens there from join() on."""
+
+    def store() -> Store:
+        shared = TCPStore(host, port, is_master=not part.rank, timeout=timedelta(seconds=JOIN_S))
+        return PrefixStore(f"stage {part.stage.index}", shared)
+
+    return _lanes(part, device, store)
+
+
+def _lanes(part: Part, device: torch.device, store: Callable[[], Store]) -> Lanes | None:
+    return Lanes(part.lane, part.lanes, store, device) if part.lanes > 1 else None

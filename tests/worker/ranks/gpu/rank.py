@@ -28,8 +28,8 @@ from worker.model.weights import load
 from worker.ranks.gpu.lanes import Lanes
 from worker.ranks.gpu.part import GatheringDecoder
 
-LENGTHS = [1, 5, 17, 40]
-CHUNKS = [33, 1, 33]  # prompts, and decodes beside a prompt
+LENGTHS = [1, 17, 40]
+CHUNKS = [33, 1, 33]  # prompts; a decode alone; the end of a prompt
 CHECKED = 1  # the step after which ranks compare
 # Ranks gather between the products of experts, which the C library cannot do outside its own loop over the layers.
 OPERATIONS = replace(FAST, experts=experts_torch)
