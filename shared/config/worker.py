@@ -39,13 +39,13 @@ class WorkerConfig:
     )  # fmt: skip
     threads: int = setting(0, "compute threads on the CPU; 0: one per core", unit="threads", at_least=0, at_most=1024)
     tensor_parallel_size: int = setting(
-        1, "processes that compute the model together on the CPU, each with a part of its weights and of the K/V; they "
-        "divide --threads, and answers have the same bytes with any number of them",
+        1, "processes that compute the model together, each with a part of its weights and of the K/V; on GPUs, each "
+        "has a GPU of its own, on the CPU they divide --threads; answers have the same bytes with any number of them",
         unit="processes", at_least=1, at_most=8,
     )  # fmt: skip
     pipeline_parallel_size: int = setting(
-        1, "stages that compute the model one after another on the CPU, each a process with the weights and the K/V of "
-        "some layers, for a model that is too large for one machine; a step goes through all stages before the next "
+        1, "stages that compute the model one after another, each a process with the weights and the K/V of some "
+        "layers, for a model that is too large for one machine or GPU; a step goes through all stages before the next "
         "one begins, so it is no faster; with --tensor-parallel-size, each stage has that many processes",
         unit="stages", at_least=1, at_most=16,
     )  # fmt: skip
