@@ -72,6 +72,10 @@ class Operations:
         """Returns the columns of all ranks, where x [T, N] has those of this rank. Without other ranks, returns x."""
         return x
 
+    def whole_linear(self, x: Tensor, packed: PackedLinear, **how: Any) -> Tensor:
+        """Returns linear(x, packed) with the columns of all ranks. x has them already."""
+        return self.gather(self.linear(x, packed, **how))
+
     def in_c(self) -> StepAdaptersC | None:
         """Returns the adapters of a step for the loop in C, if these operations only add adapters to the usual ones."""
         return None

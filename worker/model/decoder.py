@@ -27,17 +27,10 @@ from worker.spec import ModelSpec
 class Decoder:
     """A model that is ready to run. The state of sequences is in the cache, not in the decoder."""
 
-    def __init__(
-        self, spec: ModelSpec, weights: Weights, max_positions: int, operations: Operations = FAST,
-        exchange: Exchange = alone,
-    ) -> None:  # fmt: skip
-        """max_positions: the rotary tables cover positions 0 .. max_positions - 1.
-
-        exchange: of a rank, which has a part of the weights: returns the operations that also gather the columns of
-        the other ranks.
-        """
+    def __init__(self, spec: ModelSpec, weights: Weights, max_positions: int, operations: Operations = FAST) -> None:
+        """max_positions: the rotary tables cover positions 0 .. max_positions - 1."""
         self.spec, self.weights, self.operations, self.max_positions = spec, weights, operations, max_positions
-        self.exchange = exchange
+        self.exchange: Exchange = alone  # makes operations gather the columns of other ranks, if there are any
         self.layers_started = c_uint64()  # counts over all steps: shows that a long step makes progress
         self.ropes = [rope.tables(table, spec.head_dim, max_positions, weights.embed.device) for table in spec.ropes]
         self.query_scales = rope.query_scales(spec.query_scaling, max_positions, weights.embed.device)
@@ -58,8 +51,7 @@ class Decoder:
         kept = spec.last_kept if inputs.few_logits else last
         eps, offset, scale = spec.norm_eps, spec.norm_offset, spec.residual_scale
         x = embedding(inputs.token_ids, self.weights.embed)  # [T, H]
-        if self.embed_scale != 1.0:
-            x = x * self.embed_scale
+        x = x if self.embed_scale == 1.0 else x * self.embed_scale
         if inputs.replaced is not None:
             x = x.index_copy(0, *inputs.replaced)
         own = self.layer_inputs(inputs.token_ids, x)
@@ -104,8 +96,7 @@ class Decoder:
         """Computes the logits [R, vocab] float32. h: the normed output of the last layer [R, H]."""
         if not len(h):
             return h.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
-        do = self.exchange(self.operations)
-        logits = do.gather(do.linear(h, self.weights.head, fp32_out=True))
+        logits = self.exchange(self.operations).whole_linear(h, self.weights.head, fp32_out=True)
         if self.spec.logit_scale != 1.0:
             logits *= self.spec.logit_scale
         cap = self.spec.logit_softcap

@@ -59,7 +59,9 @@ def measure(
     """
     length = longest_sequence(files.spec, model, worker)
     spec, weights = _with_tokens(part, part.spec(files.spec), weights)
-    decoder = with_sound_options(Decoder(spec, weights, length, exchange=rehearsing(part.lanes)), worker, length)
+    decoder = Decoder(spec, weights, length)
+    decoder.exchange = rehearsing(part.lanes)
+    decoder = with_sound_options(decoder, worker, length)
     decoder = with_equal_library_products(decoder, worker)
     decoder, budget = choose_operations(decoder, worker, length, gpu, on_progress)
     kernels, invariant = kernels_name(decoder, files.formats.dtype), keeps_bits(decoder, worker, length, gpu.name)
