@@ -254,12 +254,14 @@ def _counting(loads: Tensor, spec: ModelSpec) -> Callable[[], ExpertLoads]:
 def _settings_on(device: torch.device, worker: WorkerConfig) -> WorkerConfig:
     """Returns the settings with the sizes and switches that fit the device.
 
-    Ranks on GPUs wait for each step before they launch the next one, and capture no CUDA graphs.
+    With ranks on GPUs, a step is launched when the last one has been read, and without what was never tried beside
+    their exchanges: CUDA graphs, and options that let kernels run ahead of others.
     """
-    on_gpu, alone = device.type == "cuda", worker.ranks == 1
-    if on_gpu and not alone and worker.cuda_graphs:
-        log.info("steps run without CUDA graphs and do not overlap, because several processes compute the model")
-    worker = replace(worker, overlap=worker.overlap and on_gpu and alone, cuda_graphs=worker.cuda_graphs and alone)
+    on_gpu = device.type == "cuda"
+    worker = replace(worker, overlap=worker.overlap and on_gpu)
+    if on_gpu and worker.ranks > 1:
+        log.info("several GPUs compute the model: steps run one by one, without CUDA graphs and --gpu-options")
+        worker = replace(worker, overlap=False, cuda_graphs=False, gpu_options="")
     return with_default_sizes(worker, on_gpu=on_gpu)
 
 

@@ -22,8 +22,6 @@ from worker.ranks.frames import Free
 from worker.ranks.gpu.operations import rehearsing
 from worker.run.checks.bits_check import keeps_bits
 from worker.run.checks.kernel_check import choose_operations
-from worker.run.checks.library_check import with_equal_library_products
-from worker.run.checks.option_check import with_sound_options
 from worker.spec import ModelSpec
 
 TOKENS = 256  # the vocabulary of checks on a rank that has no embedding
@@ -61,8 +59,6 @@ def measure(
     spec, weights = _with_tokens(part, part.spec(files.spec), weights)
     decoder = Decoder(spec, weights, length)
     decoder.exchange = rehearsing(part.lanes)
-    decoder = with_sound_options(decoder, worker, length)
-    decoder = with_equal_library_products(decoder, worker)
     decoder, budget = choose_operations(decoder, worker, length, gpu, on_progress)
     kernels, invariant = kernels_name(decoder, files.formats.dtype), keeps_bits(decoder, worker, length, gpu.name)
     return decoder.operations, Free(budget.nbytes, kernels, invariant)

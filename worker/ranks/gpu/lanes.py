@@ -18,6 +18,7 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 
 from worker.kernels.cpu.ranks_c import RankLost
 from worker.model.parts.part import Part
+from worker.ranks.gpu.operations import side_by_side
 
 JOIN_S = 120  # how long ranks wait for each other at start
 STEP_S = 600  # after this time in one exchange, torch.distributed gives up; --stall-timeout ends the worker before
@@ -64,7 +65,7 @@ class Lanes:
             _all_gather(parts.view(torch.uint8).view(-1), own.view(torch.uint8).view(-1))
         except RuntimeError as error:
             raise RankLost(f"{LOST}: {_first_line(error)}") from error
-        return parts.transpose(0, 1).reshape(rows, self.count * columns)
+        return side_by_side(parts)
 
     def settle(self) -> None:
         """Waits until the device has computed all that was launched. Raises RankLost if the exchange has ended.

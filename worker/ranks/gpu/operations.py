@@ -49,9 +49,16 @@ def gathering(rank: int, count: int, columns: Gather) -> Exchange:
 def rehearsing(count: int) -> Exchange:
     """Returns an exchange that asks no other rank: each rank's columns stand in for those of all `count` ranks.
 
-    Checks and measurements before serving use it, because each rank does them in its own time.
+    Checks and measurements before serving use it, because each rank does them in its own time. It takes as much memory
+    as the exchange does.
     """
-    return gathering(0, count, lambda x: x.repeat(1, count))
+    return gathering(0, count, lambda own: side_by_side(own.repeat(count, 1, 1)))
+
+
+def side_by_side(parts: Tensor) -> Tensor:
+    """Returns the columns of all ranks [T, ranks * N], which come as [ranks, T, N]."""
+    ranks, rows, columns = parts.shape
+    return parts.transpose(0, 1).reshape(rows, ranks * columns)
 
 
 def _experts(

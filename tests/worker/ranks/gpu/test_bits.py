@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.checkpoints import Checkpoints
+from tests.e2e.server import free_port
 from tests.patience import PATIENCE_S
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.model.quantized_checkpoints import gptq, rewrite
@@ -44,7 +45,8 @@ def expected(models: dict[str, Model]) -> dict[str, list[Tensor]]:
 
 def computed(models: list[Model], count: int, folder: Path) -> list[list[list[Tensor]]]:
     """Returns the logits of each step, of each model, of each rank."""
-    jobs = [Job(models, rank, count, str(folder / "store"), str(folder / f"{rank}.pt")) for rank in range(count)]
+    port = free_port()
+    jobs = [Job(models, rank, count, port, str(folder / f"{rank}.pt")) for rank in range(count)]
     words = [[sys.executable, "-m", "tests.worker.ranks.gpu.rank", msgspec.json.encode(job).decode()] for job in jobs]
     processes = [subprocess.Popen(each, cwd=ROOT, stderr=subprocess.PIPE, text=True) for each in words]
     for process in processes:
