@@ -29,7 +29,7 @@ from worker.kernels.operations import FAST, Operations
 from worker.kv_cache.sizing import WeightsSize
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
-from worker.model.device import pick_device, threads_of
+from worker.model.device import threads_of
 from worker.model.layer import Weights
 from worker.model.parts.part import Part
 from worker.model.weights import load
@@ -65,7 +65,7 @@ def main(orders: socket.socket, memory: int) -> None:
     rows = {rank: socket.socket(fileno=file) for rank, file in begin.rows.items()}
     stay_on_node(begin.rank % worker.tensor_parallel_size, worker.tensor_parallel_size)
     torch.set_num_threads(threads_of(worker))
-    device = CPU if begin.exchange == IN_C else device_of_rank(pick_device(worker.device), worker, begin.rank)
+    device = CPU if begin.exchange == IN_C else device_of_rank(worker, begin.rank)
     files = find_model(begin.model, worker, device, prefer_cache=True)
     part = files.parts(worker)[begin.rank]
     exchange = exchange_of_machine(part, begin.exchange, memory, begin.memory, rows, device)

@@ -27,7 +27,7 @@ from worker.kernels.operations import FAST, Operations
 from worker.kv_cache.host_memory import check_host_of_several
 from worker.model.checkpoint.checkpoint import CheckpointError, weight_files
 from worker.model.checkpoint.content_hash import ContentHashes
-from worker.model.device import pick_device, threads_of
+from worker.model.device import threads_of
 from worker.model.layer import Weights
 from worker.model.parts.share import CannotShare
 from worker.ranks.exchange import Exchange, exchange_of_hosts
@@ -52,7 +52,7 @@ def follow(settings: Settings, hosts: Hosts) -> None:
     group, worker = hosts.group, settings.worker
     stay_on_node(group.place, group.here)
     torch.set_num_threads(threads_of(worker, group.here))
-    device = device_of_rank(pick_device(worker.device), worker, group.place, group.here)
+    device = device_of_rank(worker, group.place, group.here)
     files = find_model(settings.model, worker, device, prefer_cache=True)
     try:
         part = files.parts(worker)[group.rank]

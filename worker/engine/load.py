@@ -101,11 +101,7 @@ def load_engine(
         CheckpointError: the checkpoint cannot be loaded.
         DeviceBroken: a kernel has left the GPU unusable.
     """
-    device = pick_device(worker.device)
-    if worker.ranks > 1:
-        from worker.ranks.gpu.devices import device_of_rank
-
-        device = device_of_rank(device, worker, *(() if hosts is None else (hosts.group.place, hosts.group.here)))
+    device = _device(worker, hosts)
     worker = _settings_on(device, worker)
     files = find_model(model, worker, device, on_download, prefer_cache=prefer_cache)
     compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
@@ -114,6 +110,14 @@ def load_engine(
     if drafter is not None and engine.scheduler.speculation is not None:
         drafter.add_to(engine.runner, engine.scheduler.speculation, loaded.weights, engine.size.max_seq_len)
     return engine
+
+
+def _device(worker: WorkerConfig, hosts: "Hosts | None") -> torch.device:
+    if worker.ranks == 1:
+        return pick_device(worker.device)
+    from worker.ranks.gpu.devices import device_of_rank
+
+    return device_of_rank(worker) if hosts is None else device_of_rank(worker, hosts.group.place, hosts.group.here)
 
 
 def build_engine(

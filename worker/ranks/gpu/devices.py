@@ -5,19 +5,22 @@ import os
 import torch
 
 from shared.config import ConfigError, WorkerConfig
+from worker.model.device import pick_device
 from worker.ranks.frames import IN_C, ON_GPUS
 
 
-def device_of_rank(device: torch.device, worker: WorkerConfig, place: int = 0, here: int = 0) -> torch.device:
-    """Returns the device of one of several ranks, and makes it the current one of this thread.
+def device_of_rank(worker: WorkerConfig, place: int = 0, here: int = 0) -> torch.device:
+    """Returns the device of one of several ranks. A GPU becomes the current one of this thread.
 
     place: the index of the rank among the `here` ranks of this machine; here 0: all ranks are on it. On the CPU, ranks
-    share the device. Raises ConfigError if there are fewer GPUs than ranks.
+    share the device. Raises ConfigError if there are fewer GPUs than ranks, and what pick_device() raises.
     """
+    if worker.device != "cpu" and place < torch.cuda.device_count():
+        torch.cuda.set_device(place)  # first of all: pick_device() takes memory of the current GPU
+    device = pick_device(worker.device)
     if device.type != "cuda":
         return device
     check_count(worker, torch.cuda.device_count(), here)
-    torch.cuda.set_device(place)
     return torch.device("cuda", place)
 
 

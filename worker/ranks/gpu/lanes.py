@@ -48,6 +48,8 @@ class Lanes:
                 timeout=timedelta(seconds=STEP_S), device_id=self._device if on_gpu else None,
             )  # fmt: skip
             atexit.register(self._leave)
+            if self.lost:  # end() may have found no group yet
+                _abort()
             self.gather(torch.zeros(1, 1, device=self._device))
         except RuntimeError as error:
             raise RankLost(f"the ranks of a stage do not find each other: {_first_line(error)}") from error
@@ -58,6 +60,8 @@ class Lanes:
 
         On a GPU, this only launches the exchange: see settle(). Raises RankLost.
         """
+        if self.lost:
+            raise RankLost(LOST)
         own = own.contiguous()
         rows, columns = own.shape
         parts = own.new_empty(self.count, rows, columns)

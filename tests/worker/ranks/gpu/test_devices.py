@@ -4,12 +4,22 @@ import pytest
 import torch
 
 from shared.config import ConfigError, WorkerConfig
+from worker.ranks.gpu import devices
 from worker.ranks.gpu.devices import check_count, device_of_rank
 
 
 def test_ranks_on_the_cpu_share_it() -> None:
-    worker = WorkerConfig(tensor_parallel_size=8)
-    assert device_of_rank(torch.device("cpu"), worker, 7) == torch.device("cpu")
+    assert device_of_rank(WorkerConfig(device="cpu", tensor_parallel_size=8), 7) == torch.device("cpu")
+
+
+def test_a_rank_tries_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that tries another GPU takes memory of it for good."""
+    done: list[object] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", done.append)
+    monkeypatch.setattr(devices, "pick_device", lambda name: done.append(name) or torch.device("cuda"))
+    assert device_of_rank(WorkerConfig(tensor_parallel_size=4), 3) == torch.device("cuda", 3)
+    assert done == [3, "auto"]
 
 
 @pytest.mark.parametrize(
